@@ -117,7 +117,7 @@ def test_the_samples_of_a_file_are_a_correct_one_a_wrong_one_and_the_largest_con
     with run.trajectories(1).open("ab") as file:
         file.write(b'{"version":1,"trajectory":{"id":"1/0/9"')  # being written
     (samples,) = SampleReader(run).read()
-    assert [(one.id, one.chosen) for one in samples.trajectories] == [
+    assert [(one.figures.id, one.chosen) for one in samples.trajectories] == [
         ("1/0/0", "the first correct"),
         ("1/0/2", "the first not correct"),
         ("1/0/4", "the largest context"),

@@ -1,16 +1,17 @@
 """Three trajectories of each evaluation and training step, short enough for a page."""
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from condensegrpo.core.errors import TrajectoryFileError
+from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import SpanStatus
 from condensegrpo.core.wording import counted
+from condensegrpo.storage.codec import decode
 from condensegrpo.storage.credit import Credit, read_credit
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import read_trajectory
@@ -21,8 +22,7 @@ LONGEST_TEXT = 3_000  # characters of one message
 MOST_BYTES = 16 << 20  # of a file, from which the trajectories are chosen; of larger files, from evenly spaced parts
 PARTS = 8
 
-_ID = re.compile(rb'"trajectory":\s*{\s*"id":\s*"([^"]*)"')
-_SCORE = b'"score":'  # in a text its quotes would be escaped
+_FIGURES = b'"figures":'  # in a text its quotes would be escaped
 
 T = TypeVar("T")
 
@@ -44,16 +44,11 @@ class SampleTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleTrajectory:
-    """One trajectory, and why it was chosen."""
+    """The figures of one trajectory, its texts, and why it was chosen."""
 
     chosen: str
-    id: str
-    correct: float
-    score: float
-    stop: str
+    figures: TrajectoryFigures
     detail: str
-    replies: int
-    context_tokens: int
     question: str | None
     ground_truth: str | None
     answer: str | None
@@ -71,9 +66,7 @@ class SampleSet:
 
 
 class _Candidate(NamedTuple):
-    id: str
-    correct: float
-    context_tokens: int
+    figures: TrajectoryFigures
     line: bytes
 
 
@@ -110,7 +103,7 @@ def spread(items: Sequence[T], most: int) -> tuple[T, ...]:
 
 def _samples(run: RunFolder, file: Path) -> SampleSet | None:
     """The samples of a file; None: it holds no whole trajectory."""
-    candidates = sorted(_candidates(file), key=lambda candidate: _numbers(candidate.id))
+    candidates = sorted(_candidates(file), key=lambda candidate: _numbers(candidate.figures.id))
     if not candidates:
         return None
     step = int("".join(filter(str.isdecimal, file.stem if file.parent == run.trajectory_folder else file.parent.name)))
@@ -123,7 +116,7 @@ def _samples(run: RunFolder, file: Path) -> SampleSet | None:
         except TrajectoryFileError:  # the inspector names the fault; a report shows the rest
             continue
         evaluation = provenance.evaluation if provenance else None
-        chosen.append(_sample(reason, scored, known.get(candidate.id)))
+        chosen.append(_sample(reason, scored, known.get(candidate.figures.id)))
     with file.open("rb") as lines:
         count = sum(line.endswith(b"\n") for line in lines)
     return SampleSet(step=step, evaluation=evaluation, count=count, trajectories=tuple(chosen))
@@ -132,17 +125,17 @@ def _samples(run: RunFolder, file: Path) -> SampleSet | None:
 def _chosen(candidates: Sequence[_Candidate]) -> Iterable[tuple[str, _Candidate]]:
     """A correct one, one that is not, and that of the largest context, if there are."""
     wanted = (
-        ("the first correct", [each for each in candidates if each.correct >= 1]),
-        ("the first not correct", [each for each in candidates if each.correct < 1]),
-        ("the largest context", sorted(candidates, key=lambda each: -each.context_tokens)),
+        ("the first correct", [each for each in candidates if each.figures.correct >= 1]),
+        ("the first not correct", [each for each in candidates if each.figures.correct < 1]),
+        ("the largest context", sorted(candidates, key=lambda each: -each.figures.context_tokens)),
         ("another", list(candidates)),
         ("another", list(candidates)),
     )
     taken: dict[str, tuple[str, _Candidate]] = {}
     for reason, some in wanted:
-        free = [each for each in some if each.id not in taken]
+        free = [each for each in some if each.figures.id not in taken]
         if free and len(taken) < 3:
-            taken[free[0].id] = (reason, free[0])
+            taken[free[0].figures.id] = (reason, free[0])
     return taken.values()
 
 
@@ -161,15 +154,11 @@ def _candidates(file: Path) -> Iterator[_Candidate]:
 
 
 def _candidate(line: bytes) -> _Candidate | None:
-    """What a line says of its trajectory at its beginning and end, without reading what lies between.
-
-    None: the line is damaged.
-    """
-    name = _ID.search(line)
+    """A line with its figures, which stand at its beginning: the rest is not parsed. None: the line is damaged."""
     try:
-        score = json.loads(line[line.rindex(_SCORE) + len(_SCORE) : line.rindex(b"}")])
-        return _Candidate(name[1].decode(), score["correct"], score["context_tokens"], line) if name else None
-    except (ValueError, KeyError, TypeError):
+        figures, _ = json.JSONDecoder().raw_decode(line[line.index(_FIGURES) + len(_FIGURES) :].decode())
+        return _Candidate(decode(TrajectoryFigures, figures), line)
+    except ValueError:
         return None
 
 
@@ -178,7 +167,7 @@ def _numbers(name: str) -> tuple[int, ...]:
 
 
 def _sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> SampleTrajectory:
-    trajectory, score = scored.trajectory, scored.score
+    trajectory = scored.trajectory
     turns = tuple(_turns(scored, credit))
     used, shown = 0, []
     for turn in turns:
@@ -187,13 +176,8 @@ def _sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> Sam
             shown.append(turn)
     return SampleTrajectory(
         chosen=reason,
-        id=trajectory.id,
-        correct=score.correct,
-        score=score.total,
-        stop=trajectory.stop.value,
+        figures=scored.figures,
         detail=_short(trajectory.detail),
-        replies=trajectory.replies,
-        context_tokens=score.context_tokens,
         question=_known(trajectory.question),
         ground_truth=_known(trajectory.ground_truth),
         answer=_known(trajectory.answer),

@@ -273,11 +273,12 @@ function show(step, evaluation, scroll) {
 }
 
 function sample(trajectory, open) {
-  const verdict = trajectory.correct >= 1 ? h("b", { class: "good" }, "✓ correct") : trajectory.correct > 0 ? h("b", { class: "warn" }, `◐ ${digits(trajectory.correct)} correct`) : h("b", { class: "bad" }, "✗ wrong");
-  const figures = [trajectory.id, `score ${digits(trajectory.score)}`, counted(trajectory.replies, "turn", "turns"), `largest context ${counted(trajectory.context_tokens, "token", "tokens")}`, trajectory.stop.replaceAll("_", " ")];
+  const { figures } = trajectory;
+  const verdict = figures.correct >= 1 ? h("b", { class: "good" }, "✓ correct") : figures.correct > 0 ? h("b", { class: "warn" }, `◐ ${digits(figures.correct)} correct`) : h("b", { class: "bad" }, "✗ wrong");
+  const parts = [figures.id, `score ${digits(figures.total)}`, counted(figures.replies, "turn", "turns"), `largest context ${counted(figures.context_tokens, "token", "tokens")}`, figures.stop.replaceAll("_", " ")];
   const asked = [["question", trajectory.question], ["ground truth", trajectory.ground_truth], ["answer", trajectory.answer]].filter(([, text]) => text !== null);
   const node = h("details", { class: "sample", open, ontoggle: fillTurns },
-    h("summary", {}, verdict, h("span", { class: "dim" }, trajectory.chosen), figures.map((text) => h("span", {}, text)), h("span", { class: "asked" }, asked.map(([name, text]) => `${name}: ${text}`).join(" · "))));
+    h("summary", {}, verdict, h("span", { class: "dim" }, trajectory.chosen), parts.map((text) => h("span", {}, text)), h("span", { class: "asked" }, asked.map(([name, text]) => `${name}: ${text}`).join(" · "))));
   function fillTurns() { // only when it is opened: long trajectories are many elements
     if (!node.open || node.children.length > 1) return;
     const failure = trajectory.detail && h("div", { class: "turn" }, h("div", { class: "about" }, "failure"), h("pre", { class: "bad" }, trajectory.detail));

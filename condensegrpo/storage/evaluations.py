@@ -131,10 +131,9 @@ def correctness(run: RunFolder, step: int, name: str) -> Correct:
     by_problem: dict[str, list[float]] = {}
     for number, line in read_lines(path)[0] if path.is_file() else ():
         try:
-            trajectory, score = line["trajectory"], line["score"]  # type: ignore[index]
-            problem = f"{trajectory['problem_id']} {trajectory.get('question')}"
-            by_problem.setdefault(problem, []).append(float(score["correct"]))
-        except (KeyError, TypeError, ValueError) as error:
+            figures, question = line["figures"], line["trajectory"].get("question")  # type: ignore[index]
+            by_problem.setdefault(f"{figures['problem_id']} {question}", []).append(float(figures["correct"]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"reading {path}, line {number}: it is no scored trajectory. Remove the line.") from error
     return by_problem
 
