@@ -82,6 +82,30 @@ class SummaryRefused(RolloutError):
 class SamplerError(RolloutError):
     """The sampler failed."""
 
+    @classmethod
+    def no_model(cls, path: str, error: Exception) -> Self:
+        """The error for a folder or Hub id that holds no model."""
+        return cls(
+            f"loading the sampler's model from {path!r}: {error} Wanted a Hugging Face folder or Hub id of a causal "
+            f"language model."
+        )
+
+    @classmethod
+    def empty_request(cls, *, tokens: int, max_tokens: int, temperature: float) -> Self:
+        """The error for a request without a prompt or a reply, or with a negative temperature."""
+        return cls(
+            f"sampling a reply: found a prompt of {tokens} tokens, max_tokens={max_tokens} and "
+            f"temperature={temperature}; wanted at least one token of each and a temperature of at least 0."
+        )
+
+    @classmethod
+    def not_numbers(cls, sampled: str) -> Self:
+        """The error for logits that are infinite or not numbers."""
+        return cls(
+            f"sampling {sampled}: the model's logits are not numbers, nothing can be drawn. The weights have probably "
+            f"diverged: look at the last optimiser steps, lower the learning rate."
+        )
+
 
 class ServerUnreachable(SamplerError):
     """A sampler's server cannot be reached, or fails: it may be asked again."""

@@ -148,10 +148,7 @@ def _trimmed(picker: _Picker, stopper: _Stopper) -> tuple[Generation, ...]:
     replies = []
     for tokens, logprobs, (length, stopped, full) in zip(tokens_BT, logprobs_BT, ends, strict=True):
         if not all(map(math.isfinite, logprobs[:length])):
-            raise SamplerError(
-                f"sampling {len(tokens_BT)} replies: the model's logits are not numbers, nothing can be drawn. "
-                f"The weights have probably diverged: look at the last optimiser steps, lower the learning rate."
-            )
+            raise SamplerError.not_numbers(f"{len(tokens_BT)} replies")
         finish = Finish.STOP if stopped else Finish.LENGTH if full else Finish.ABORT
         replies.append(Generation(token_ids=tuple(tokens[:length]), logprobs=tuple(logprobs[:length]), finish=finish))
     return tuple(replies)

@@ -189,10 +189,7 @@ class ContinuousBatch:
         )
         tokens, logprobs = (column[: len(ready), 0].tolist() for column in picked)
         if not all(map(math.isfinite, logprobs)):
-            raise SamplerError(
-                f"sampling {len(ready)} replies: the model's logits are not numbers, nothing can be drawn. "
-                f"The weights have probably diverged: look at the last optimiser steps, lower the learning rate."
-            )
+            raise SamplerError.not_numbers(f"{len(ready)} replies")
         for (_, reply), token, logprob in zip(ready, tokens, logprobs, strict=True):
             reply.output.append(token)
             reply.logprobs.append(logprob)

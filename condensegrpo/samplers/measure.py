@@ -44,10 +44,10 @@ def cut(lengths: Sequence[int], most: int) -> Iterator[slice]:
     Lengths 3 4 9 2 and at most 9 ─▶ 0:2, 2:3, 3:4
     """
     start = longest = 0
-    for place, length in enumerate(lengths):
-        if place > start and max(longest, length) * (place - start + 1) > most:
-            yield slice(start, place)
-            start, longest = place, 0
+    for row, length in enumerate(lengths):
+        if row > start and max(longest, length) * (row - start + 1) > most:
+            yield slice(start, row)
+            start, longest = row, 0
         longest = max(longest, length)
     if lengths:
         yield slice(start, len(lengths))

@@ -48,12 +48,12 @@ class Rows(NamedTuple):
 
     slots: Tensor | slice  # (S,) a slice is read in place
     tokens: Tensor  # (P, S) where the tokens are in the pass; N: nowhere, its result is not used
-    hidden: Tensor  # (P, S, 1, L) 0 where a token attends, minus infinity elsewhere
+    mask: Tensor  # (P, S, 1, L) 0 where a token attends, minus infinity elsewhere
 
     def to(self, device: torch.device) -> Self:
         """The same on a device."""
         slots = self.slots if isinstance(self.slots, slice) else self.slots.to(device)
-        return self._replace(slots=slots, tokens=self.tokens.to(device), hidden=self.hidden.to(device))
+        return self._replace(slots=slots, tokens=self.tokens.to(device), mask=self.mask.to(device))
 
 
 class Block(NamedTuple):
@@ -61,11 +61,11 @@ class Block(NamedTuple):
 
     slot: int
     first: int  # where they are in the pass
-    hidden: Tensor  # (P, 1, L)
+    mask: Tensor  # (P, 1, L)
 
     def to(self, device: torch.device) -> Self:
         """The same on a device."""
-        return self._replace(hidden=self.hidden.to(device))
+        return self._replace(mask=self.mask.to(device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Pass:
     slots: Slots
     ids: Tensor  # (1, N)
     position: Tensor  # (1, N)
-    slot: Tensor  # of every token but the padding behind them
+    slot: Tensor  # of every token but the padding after them
     last: Tensor  # the last token of every chunk, padded to a multiple of 8
     rows: tuple[Rows, ...]
     blocks: tuple[Block, ...]
@@ -114,8 +114,8 @@ class Pass:
         )
 
 
-def _hidden(position: Tensor) -> Tensor:
-    """(…, L): 0 up to a position, minus infinity behind it."""
+def _causal_mask(position: Tensor) -> Tensor:
+    """(…, L): 0 up to a position, minus infinity after it."""
     length = up(max(int(position.max()) + 1, SHORTEST), ALIGNED)  # torch computes tiny products without BLAS
     return torch.zeros(*position.shape, length).masked_fill_(torch.arange(length) > position[..., None], -torch.inf)
 
@@ -126,7 +126,7 @@ def _in_place(chunks: Sequence[tuple[int, Chunk]], nowhere: int) -> Rows:
     tokens, position = [nowhere] * span, [0] * span
     for first, chunk in chunks:
         tokens[chunk.slot], position[chunk.slot] = first, chunk.start
-    return Rows(slice(0, span), torch.tensor([tokens]), _hidden(torch.tensor([position]))[:, :, None])
+    return Rows(slice(0, span), torch.tensor([tokens]), _causal_mask(torch.tensor([position]))[:, :, None])
 
 
 def _together(chunks: Sequence[tuple[int, Chunk]], heads: int) -> bool:
@@ -146,13 +146,13 @@ def _gathered(chunks: Sequence[tuple[int, Chunk]], nowhere: int) -> Rows:
     lengths = torch.tensor([len(chunk.ids) for _, chunk in chunks])
     position_PS = starts + torch.minimum(torch.arange(longest)[:, None], lengths - 1)
     slots = torch.tensor([chunk.slot for _, chunk in chunks])
-    return Rows(slots, torch.tensor(tokens).T.contiguous(), _hidden(position_PS)[:, :, None])
+    return Rows(slots, torch.tensor(tokens).T.contiguous(), _causal_mask(position_PS)[:, :, None])
 
 
 def _blocks(first: int, chunk: Chunk) -> Iterator[Block]:
     for done in range(0, len(chunk.ids), BLOCK):
         positions = torch.arange(chunk.start + done, chunk.start + min(done + BLOCK, len(chunk.ids)))
-        yield Block(chunk.slot, first + done, _hidden(positions)[:, None])
+        yield Block(chunk.slot, first + done, _causal_mask(positions)[:, None])
 
 
 def attention(
@@ -174,43 +174,41 @@ def attention(
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
         return plain
     keys, values = packed.slots.of(int(module.layer_idx), key, value)  # type: ignore[arg-type]  # nn.Module types its attributes as Tensor | Module
-    written, places = packed.slot, packed.position[0, : len(packed.slot)]
-    keys[written, :, places, : key.shape[-1]] = key[0, :, : len(written)].transpose(0, 1)
-    values[written, :, places, : value.shape[-1]] = value[0, :, : len(written)].transpose(0, 1)
+    written, positions = packed.slot, packed.position[0, : len(packed.slot)]
+    keys[written, :, positions, : key.shape[-1]] = key[0, :, : len(written)].transpose(0, 1)
+    values[written, :, positions, : value.shape[-1]] = value[0, :, : len(written)].transpose(0, 1)
     scale = float(others.get("scaling") or query.shape[-1] ** -0.5)
     exact = query.dtype == torch.float32 and query.device.type == "cpu"
     each, block = (_each, _block) if exact else (_each_fused, _block_fused)
     query_Nhd = functional.pad(query[0].transpose(0, 1), (0, keys.shape[-1] - query.shape[-1]))
     output = query.new_zeros(query.shape[2] + 1, query.shape[1], values.shape[-1])
     for rows in packed.rows:
-        length = rows.hidden.shape[-1]
+        length = rows.mask.shape[-1]
         keys_SgLd, values_SgLd = keys[rows.slots, :, :length], values[rows.slots, :, :length]
-        for tokens_S, hidden_S1L in zip(rows.tokens, rows.hidden, strict=True):
+        for tokens_S, mask_S1L in zip(rows.tokens, rows.mask, strict=True):
             query_Shd = query_Nhd[tokens_S.clamp(max=len(query_Nhd) - 1)]
-            output[tokens_S] = each(query_Shd, keys_SgLd, values_SgLd, hidden_S1L, scale)
-    for slot, first, hidden_P1L in packed.blocks:
-        inside, length = slice(first, first + len(hidden_P1L)), hidden_P1L.shape[-1]
-        output[inside] = block(query_Nhd[inside], keys[slot, :, :length], values[slot, :, :length], hidden_P1L, scale)
+            output[tokens_S] = each(query_Shd, keys_SgLd, values_SgLd, mask_S1L, scale)
+    for slot, first, mask_P1L in packed.blocks:
+        inside, length = slice(first, first + len(mask_P1L)), mask_P1L.shape[-1]
+        output[inside] = block(query_Nhd[inside], keys[slot, :, :length], values[slot, :, :length], mask_P1L, scale)
     return output[None, :-1, :, : value.shape[-1]], None
 
 
-def _each(query_Shd: Tensor, keys_SgLd: Tensor, values_SgLd: Tensor, hidden_S1L: Tensor, scale: float) -> Tensor:
+def _each(query_Shd: Tensor, keys_SgLd: Tensor, values_SgLd: Tensor, mask_S1L: Tensor, scale: float) -> Tensor:
     """One query for each of S slots: (S, h, d)."""
     (count, heads, size), groups = query_Shd.shape, keys_SgLd.shape[1]
     shared = heads // groups  # query heads of a key head
     query_SgGd = query_Shd.view(count, groups, shared, size)
     keys, values = keys_SgLd.flatten(0, 1).transpose(1, 2), values_SgLd.flatten(0, 1)
-    hidden = hidden_S1L.repeat_interleave(groups, dim=0)
+    mask = mask_S1L.repeat_interleave(groups, dim=0)
     outputs = [
-        _one(query_SgGd[:, :, head].reshape(count * groups, 1, size), keys, values, hidden, scale).view(
-            count, groups, -1
-        )
+        _one(query_SgGd[:, :, head].reshape(count * groups, 1, size), keys, values, mask, scale).view(count, groups, -1)
         for head in range(shared)
     ]
     return torch.stack(outputs, dim=2).view(count, heads, -1)
 
 
-def _block(query_Phd: Tensor, keys_gLd: Tensor, values_gLd: Tensor, hidden_P1L: Tensor, scale: float) -> Tensor:
+def _block(query_Phd: Tensor, keys_gLd: Tensor, values_gLd: Tensor, mask_P1L: Tensor, scale: float) -> Tensor:
     """P queries of one slot: (P, h, d)."""
     count, heads = query_Phd.shape[:2]
     shared = heads // keys_gLd.shape[0]
@@ -219,7 +217,7 @@ def _block(query_Phd: Tensor, keys_gLd: Tensor, values_gLd: Tensor, hidden_P1L: 
             query_Phd[:, head, None],
             keys_gLd[head // shared].T.expand(count, -1, -1),
             values_gLd[head // shared].expand(count, -1, -1),
-            hidden_P1L,
+            mask_P1L,
             scale,
         )
         for head in range(heads)
@@ -227,19 +225,19 @@ def _block(query_Phd: Tensor, keys_gLd: Tensor, values_gLd: Tensor, hidden_P1L: 
     return torch.cat(outputs, dim=1)
 
 
-def _one(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float) -> Tensor:
-    """Vector times matrix: queries (·, 1, d), keys (·, d, L), values (·, L, d), hidden (·, 1, L)."""
-    return torch.bmm(torch.baddbmm(hidden, query, keys, alpha=scale).softmax(dim=-1), values)
+def _one(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Vector times matrix: queries (·, 1, d), keys (·, d, L), values (·, L, d), mask (·, 1, L)."""
+    return torch.bmm(torch.baddbmm(mask, query, keys, alpha=scale).softmax(dim=-1), values)
 
 
-def _each_fused(query_Shd: Tensor, keys_SgLd: Tensor, values_SgLd: Tensor, hidden_S1L: Tensor, scale: float) -> Tensor:
-    mask = hidden_S1L[:, None].to(query_Shd.dtype)
+def _each_fused(query_Shd: Tensor, keys_SgLd: Tensor, values_SgLd: Tensor, mask_S1L: Tensor, scale: float) -> Tensor:
+    mask = mask_S1L[:, None].to(query_Shd.dtype)
     fused = functional.scaled_dot_product_attention
     return fused(query_Shd[:, :, None], keys_SgLd, values_SgLd, attn_mask=mask, scale=scale, enable_gqa=True)[:, :, 0]
 
 
-def _block_fused(query_Phd: Tensor, keys_gLd: Tensor, values_gLd: Tensor, hidden_P1L: Tensor, scale: float) -> Tensor:
-    query, mask = query_Phd.transpose(0, 1)[None], hidden_P1L[None].transpose(1, 2).to(query_Phd.dtype)
+def _block_fused(query_Phd: Tensor, keys_gLd: Tensor, values_gLd: Tensor, mask_P1L: Tensor, scale: float) -> Tensor:
+    query, mask = query_Phd.transpose(0, 1)[None], mask_P1L[None].transpose(1, 2).to(query_Phd.dtype)
     fused = functional.scaled_dot_product_attention
     return fused(query, keys_gLd[None], values_gLd[None], attn_mask=mask, scale=scale, enable_gqa=True)[0].transpose(
         0, 1

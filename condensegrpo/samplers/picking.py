@@ -1,4 +1,4 @@
-"""Draws the next token of every row from its logits, with a random number of the row's own stream.
+"""Draws the next token of every row from its logits, with a random number of the row's stream.
 
 Legend: _B rows, _V vocabulary.
 """

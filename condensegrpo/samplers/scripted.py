@@ -50,7 +50,7 @@ class ScriptedSampler:
         prompt = tuple(prompt_ids)
         reply = tuple(self._agent(prompt))  # before the wait: replies of a list follow the order of the calls
         await asyncio.sleep(self._seconds(prompt) if callable(self._seconds) else self._seconds)
-        stop = next((place for place, token in enumerate(reply) if token in params.stop_ids), None)
+        stop = next((index for index, token in enumerate(reply) if token in params.stop_ids), None)
         output = reply[: params.max_tokens] if stop is None else reply[: min(stop + 1, params.max_tokens)]
         stopped = len(output) < params.max_tokens or (stop is not None and stop < params.max_tokens)
         return Generation(
@@ -66,7 +66,7 @@ class ScriptedSampler:
         self.version = version
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to free."""
 
 
 def _read_out(replies: Iterator[Sequence[int]]) -> Agent:

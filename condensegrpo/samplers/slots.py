@@ -46,17 +46,17 @@ class Slots:
 
         There must be fewer than ``most`` busy ones.
         """
-        own = self._own(trajectory)
-        place = self._unused() if own is None else own
-        slot = self.slots[place]
-        kept = _shared(slot.ids, prompt) if own is not None else 0
+        idle = self._idle(trajectory)
+        index = self._unused() if idle is None else idle
+        slot = self.slots[index]
+        kept = 0 if idle is None else _common_prefix(slot.ids, prompt)
         slot.busy, slot.trajectory = True, trajectory
-        return place, kept
+        return index, kept
 
-    def release(self, place: int, ids: Sequence[int]) -> None:
+    def release(self, index: int, ids: Sequence[int]) -> None:
         """End the use of a slot, which holds ``ids``: they stay for its trajectory's next prompt, if it has one."""
         self._clock += 1
-        slot = self.slots[place]
+        slot = self.slots[index]
         slot.busy, slot.used, slot.ids = False, self._clock, ids if slot.trajectory else ()
 
     def reserve(self, length: int, limit: int) -> None:
@@ -77,12 +77,12 @@ class Slots:
             self.layers[layer] = (self._new(key), self._new(value))
         return self.layers[layer]
 
-    def swap(self, place: int, other: int) -> None:
+    def swap(self, index: int, other: int) -> None:
         """Exchange two slots and what they hold."""
-        self.slots[place], self.slots[other] = self.slots[other], self.slots[place]
+        self.slots[index], self.slots[other] = self.slots[other], self.slots[index]
         for tensors in self.layers.values():
             for tensor in tensors:
-                tensor[[place, other]] = tensor[[other, place]]
+                tensor[[index, other]] = tensor[[other, index]]
 
     def clear(self) -> None:
         """Free everything. No slot may be busy."""
@@ -90,21 +90,24 @@ class Slots:
         self.layers.clear()
         self.length = 0
 
-    def _own(self, trajectory: str) -> int | None:
+    def _idle(self, trajectory: str) -> int | None:
         """The idle slot of a trajectory."""
         if not trajectory:
             return None
-        return next((at for at, slot in enumerate(self.slots) if slot.trajectory == trajectory and not slot.busy), None)
+        slots = enumerate(self.slots)
+        return next((index for index, slot in slots if slot.trajectory == trajectory and not slot.busy), None)
 
     def _unused(self) -> int:
         """The first free slot, else a new one, else that of the trajectory that was idle the longest."""
-        free = next((at for at, slot in enumerate(self.slots) if not slot.busy and not slot.trajectory), None)
+        slots = enumerate(self.slots)
+        free = next((index for index, slot in slots if not slot.busy and not slot.trajectory), None)
         if free is None and len(self.slots) < self.most:
             more = min(self.most, max(len(self.slots) + 1, int(len(self.slots) * (1 + MORE))))
             free = len(self.slots)
             self.slots.extend(Slot() for _ in range(free, more))
         if free is None:
-            free = min((at for at, slot in enumerate(self.slots) if not slot.busy), key=lambda at: self.slots[at].used)
+            idle = [index for index, slot in enumerate(self.slots) if not slot.busy]
+            free = min(idle, key=lambda index: self.slots[index].used)
         return free
 
     def _new(self, like: Tensor) -> Tensor:
@@ -116,9 +119,9 @@ class Slots:
         return grown
 
 
-def _shared(held: Sequence[int], prompt: Sequence[int]) -> int:
+def _common_prefix(kept: Sequence[int], prompt: Sequence[int]) -> int:
     """Tokens that both begin with, the last one of the prompt excepted."""
-    most = min(len(held), len(prompt) - 1)
-    if tuple(held[:most]) == tuple(prompt[:most]):
+    most = min(len(kept), len(prompt) - 1)
+    if tuple(kept[:most]) == tuple(prompt[:most]):
         return most
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(held[:most], prompt[:most], strict=True)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(kept[:most], prompt[:most], strict=True)))

@@ -1,6 +1,6 @@
 """The sampler that needs nothing but transformers: replies join and leave its batch between forward passes.
 
-It holds its own copy of the model. It runs everywhere and is exact; for throughput use vLLM.
+It has a copy of the model. It runs everywhere and is exact; for throughput use vLLM.
 """
 
 from collections.abc import Iterator, Sequence
@@ -131,12 +131,12 @@ class TransformersSampler:
         Raises:
             SamplerError: a name is unknown or missing, or a shape differs. Matching tensors have been copied.
         """
-        own: dict[str, Tensor] = self._model.state_dict()
+        weights: dict[str, Tensor] = self._model.state_dict()
         check = UpdateCheck.of(self._model)
         with self._paused(), torch.no_grad():
             for name, tensor in named_tensors:
                 if check.takes(name, tensor):
-                    own[name].copy_(tensor)
+                    weights[name].copy_(tensor)
         check.complete()
         self.version = version
 
@@ -169,9 +169,8 @@ class TransformersSampler:
     def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         length, room = len(prompt_ids), self._positions
         if not length or params.max_tokens < 1 or params.temperature < 0:
-            raise SamplerError(
-                f"sampling a reply: found a prompt of {length} tokens, max_tokens={params.max_tokens} and "
-                f"temperature={params.temperature}; wanted at least one token of each and a temperature of at least 0."
+            raise SamplerError.empty_request(
+                tokens=length, max_tokens=params.max_tokens, temperature=params.temperature
             )
         if room is not None and length + params.max_tokens > room:
             raise SamplerError(
@@ -256,10 +255,7 @@ def _load(path: str, dtype: torch.dtype, device: str) -> Any:  # noqa: ANN401  t
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     except (OSError, ValueError, SafetensorError) as error:
-        raise SamplerError(
-            f"loading the sampler's model from {path!r}: {error} Wanted a Hugging Face folder or Hub id of a causal "
-            f"language model."
-        ) from error
+        raise SamplerError.no_model(path, error) from error
     model.generation_config = GenerationConfig()  # the folder's defaults would change the distribution
     return model.to(device).eval().requires_grad_(False)
 

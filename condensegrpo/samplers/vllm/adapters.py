@@ -32,10 +32,10 @@ def native_rank(lora: LoraSettings | None, *, dtype: str, unsupported: Callable[
     Args:
         lora: of the run; None: it trains all weights, or none.
         dtype: of the sampler. In fp32 the merge loses nothing, and costs nothing a token.
-        unsupported: asked why vLLM cannot compute adapters of this model; "": it can.
+        unsupported: returns why vLLM cannot compute adapters of this model; "": it can.
 
     Raises:
-        SamplerError: native adapters were asked for, and vLLM cannot compute them.
+        SamplerError: native adapters were requested, and vLLM cannot compute them.
     """
     if lora is None or lora.sampler == "merged" or (lora.sampler == "auto" and dtype != "bfloat16"):
         return None

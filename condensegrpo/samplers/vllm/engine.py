@@ -43,6 +43,12 @@ SETTINGS = {  # environment variables, unless the user set them
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_NO_USAGE_STATS": "1",  # no telemetry
 }
+READ_PROMPT = {  # vLLM's parameters for the log-probabilities of the given tokens alone
+    "max_tokens": 1,
+    "temperature": 0.0,
+    "prompt_logprobs": 0,
+    "detokenize": False,
+}
 _NOISE = (  # deprecations in torch that vLLM triggers on import and on its first model
     (DeprecationWarning, r"`torch\.jit\.script_method` is deprecated"),
     (DeprecationWarning, r"`torch\.jit\.script` is deprecated"),
@@ -108,45 +114,20 @@ class VllmEngine:
         sizes = self._engine.vllm_config.scheduler_config
         self.batches = f"up to {sizes.max_num_seqs} requests and {sizes.max_num_batched_tokens} tokens in a step"
 
-    def add(self, name: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        """Add a request. Errors of vLLM are not caught: they concern this request alone."""
-        stops = list(params.stop_strings)
+    def add(self, name: str, prompt_ids: Sequence[int], params: SamplingParams | None) -> None:
+        """Add a request; without ``params`` for the log-probabilities of the prompt itself, at temperature 1.
+
+        Errors of vLLM are not caught: they concern this request alone. Log-probabilities of a prompt, all but those of
+        its first token, are computed without the prefix cache, and vLLM samples one token behind them.
+        """
         self._engine.add_request(
             name,
             {"prompt_token_ids": list(prompt_ids)},
             self._vllm.SamplingParams(
-                max_tokens=params.max_tokens,
-                temperature=params.temperature,
-                seed=params.seed,
-                stop_token_ids=list(params.stop_ids),
-                stop=stops or None,
-                include_stop_str_in_output=True,  # the token that completes a stop string is kept whole
-                skip_special_tokens=False,  # a stop string may contain one
-                detokenize=bool(stops),
+                flat_logprobs=True,
                 ignore_eos=True,  # only the request's own stops end it
-                logprobs=0,  # of the sampled token alone
-                flat_logprobs=True,
                 output_kind=self._final,
-            ),
-            lora_request=self.adapters and self.adapters.request,
-        )
-
-    def add_reading(self, name: str, token_ids: Sequence[int]) -> None:
-        """Add a request for the log-probabilities of given tokens (all but the first), at temperature 1.
-
-        vLLM computes them without its prefix cache, and samples one token behind them.
-        """
-        self._engine.add_request(
-            name,
-            {"prompt_token_ids": list(token_ids)},
-            self._vllm.SamplingParams(
-                max_tokens=1,
-                temperature=0.0,
-                prompt_logprobs=0,  # of the given tokens alone
-                flat_logprobs=True,
-                detokenize=False,
-                ignore_eos=True,
-                output_kind=self._final,
+                **(READ_PROMPT if params is None else _sampling(params)),
             ),
             lora_request=self.adapters and self.adapters.request,
         )
@@ -237,6 +218,22 @@ class VllmEngine:
         self._final = RequestOutputKind.FINAL_ONLY
 
 
+def _sampling(params: SamplingParams) -> dict[str, object]:
+    """vLLM's parameters for a reply."""
+    stops = list(params.stop_strings)
+    return {
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "seed": params.seed,
+        "stop_token_ids": list(params.stop_ids),
+        "stop": stops or None,
+        "include_stop_str_in_output": True,  # the token that completes a stop string is kept whole
+        "skip_special_tokens": False,  # a stop string may contain one
+        "detokenize": bool(stops),
+        "logprobs": 0,  # of the sampled token alone
+    }
+
+
 def _create(settings: EngineSettings, **options: object) -> Any:  # noqa: ANN401  vLLM's classes are untyped
     import vllm
 
@@ -265,7 +262,7 @@ def _create(settings: EngineSettings, **options: object) -> Any:  # noqa: ANN401
 
 
 def usage_context(*, on_gpu: bool) -> Any:  # noqa: ANN401  vLLM's classes are untyped
-    """What vLLM is told it is used for: only for some answers it sizes batches by the kind and memory of the device."""
+    """The use that vLLM is told of: for some of them only, it sizes batches by the kind and memory of the device."""
     from vllm.usage.usage_lib import UsageContext
 
     return UsageContext.LLM_CLASS if on_gpu else UsageContext.ENGINE_CONTEXT
@@ -296,10 +293,7 @@ def _result(output: Any) -> Generation | SamplerError:  # noqa: ANN401  vLLM's c
 
 def _generation(token_ids: Sequence[int], logprobs: Sequence[float], finish: Finish) -> Generation | SamplerError:
     if not all(map(math.isfinite, logprobs)):
-        return SamplerError(
-            f"sampling {len(logprobs)} tokens: the model's logits are not numbers, nothing can be drawn. The weights "
-            f"have probably diverged: look at the last optimiser steps, lower the learning rate."
-        )
+        return SamplerError.not_numbers(f"{len(logprobs)} tokens")
     return Generation(token_ids=tuple(token_ids), logprobs=tuple(logprobs), finish=finish)
 
 
@@ -342,10 +336,10 @@ def check_ranks(machines: Sequence[str], sharing: int) -> None:
 
 def _remove_shared_memory(sharing: int) -> None:
     """Remove the file over which ranks on a CPU share a model: its name is fixed, and vLLM refuses one that exists."""
-    place = distributed.get_rank() % sharing
-    first = distributed.get_rank() - place
+    index = distributed.get_rank() % sharing
+    first = distributed.get_rank() - index
     group = "-".join(map(str, range(first, first + sharing)))
-    for path in Path("/dev/shm").glob(f"-tp:*-[[]{group}]-cpushm_{place}"):
+    for path in Path("/dev/shm").glob(f"-tp:*-[[]{group}]-cpushm_{index}"):
         path.unlink(missing_ok=True)
 
 

@@ -99,26 +99,16 @@ class EngineDriver:
         for name in abandoned:
             yield self._requests.pop(name), ABANDONED
         for request in new:
-            fault = self._add(request)
-            if fault is not None:
-                yield request, fault
+            name = next(self._names)
+            try:
+                self._engine.add(name, *request.value)
+            except Exception as error:  # the boundary to vLLM: a refusal ends this request alone
+                yield request, refused(request.value[0], error)
+            else:
+                self._requests[name] = request
         if self._requests:
             for name, outcome in self._engine.step().items():
                 yield self._requests.pop(name), outcome
-
-    def _add(self, request: _Request) -> SamplerError | None:
-        """Put a request into the engine; an error of vLLM ends this request alone and is returned."""
-        name = next(self._names)
-        prompt_ids, params = request.value
-        try:
-            if params is None:
-                self._engine.add_reading(name, prompt_ids)
-            else:
-                self._engine.add(name, prompt_ids, params)
-        except Exception as error:  # the boundary to vLLM
-            return refused(prompt_ids, error)
-        self._requests[name] = request
-        return None
 
 
 def _begin_thread(use_device: Callable[[], None]) -> None:

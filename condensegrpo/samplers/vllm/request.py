@@ -24,10 +24,7 @@ def check_request(prompt_ids: Sequence[int], params: SamplingParams, *, room: in
     """
     length, temperature = len(prompt_ids), params.temperature
     if not length or params.max_tokens < 1 or not temperature >= 0:
-        raise SamplerError(
-            f"sampling a reply: found a prompt of {length} tokens, max_tokens={params.max_tokens} and "
-            f"temperature={temperature}; wanted at least one token of each and a temperature of at least 0."
-        )
+        raise SamplerError.empty_request(tokens=length, max_tokens=params.max_tokens, temperature=temperature)
     if 0 < temperature < MIN_TEMPERATURE or temperature > MAX_TEMPERATURE:
         raise SamplerError(
             f"sampling a reply: found temperature={temperature}, and vLLM supports 0 or {MIN_TEMPERATURE} to "

@@ -1,23 +1,25 @@
-"""Tensor parallel in process: the ranks that share a copy of the model step it together, each with its own requests.
+"""Tensor parallel in process: the ranks with one copy of the model step it together, each with its requests.
 
     rank 0   a, b ─┐                 ┌─▶ add 0/a 0/b 1/c, step ─▶ replies to a and b
                    ├─▶ every round ──┤
     rank 1   c    ─┘                 └─▶ add 0/a 0/b 1/c, step ─▶ reply to c
 
 vLLM schedules by what was added and in which order (its ``external_launcher``), so all ranks compute the same step. A
-thread takes part in the rounds also while its own rank has no request.
+thread takes part in the rounds also while its rank has no request.
 """
 
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from torch import distributed
 
+from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
@@ -72,7 +74,8 @@ class LockstepEngine:
         self._failure: SamplerError | None = None
         self._pausing = threading.Event()
         self._exclusive = False
-        self._use_device = on_this_device()
+        self._thread = DaemonThread("vllm lockstep")
+        self._thread.submit(on_this_device())
         self._resume()
 
     @property
@@ -80,13 +83,11 @@ class LockstepEngine:
         """The parts that sleep."""
         return self._engine.asleep
 
-    def add(self, name: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        """Add a request in the next round."""
-        self._add(_Request(name, prompt_ids, params))
-
-    def add_reading(self, name: str, token_ids: Sequence[int]) -> None:
-        """Add a request for log-probabilities in the next round."""
-        self._add(_Request(name, token_ids, None))
+    def add(self, name: str, prompt_ids: Sequence[int], params: SamplingParams | None) -> None:
+        """As ``VllmEngine``, in the next round."""
+        self._waiting.add(name)
+        with self._lock:
+            self._added.append(_Request(name, prompt_ids, params))
 
     def abort(self, names: Sequence[str]) -> None:
         """Remove requests in the next round; no reply to them comes any more."""
@@ -114,7 +115,7 @@ class LockstepEngine:
     def exclusive(self) -> Iterator[None]:
         """No rank steps the engine."""
         self._pausing.set()
-        self._thread.join()
+        wait([self._rounds])
         if self._failure is not None:
             raise self._failure
         self._exclusive = True
@@ -125,7 +126,7 @@ class LockstepEngine:
             self._resume()
 
     def load(self, named_tensors: NamedTensors) -> None:
-        """As ``VllmEngine``; every rank keeps its share of the weights."""
+        """As ``VllmEngine``; every rank keeps its part of the weights."""
         self._engine.load(named_tensors)
 
     def sleep(self, *, keep_weights: bool) -> None:
@@ -141,22 +142,15 @@ class LockstepEngine:
     def close(self) -> None:
         """End the thread and free the engine. If other ranks failed, both are left to the end of the process."""
         self._pausing.set()
-        self._thread.join(CLOSE_SECONDS)
-        if not self._thread.is_alive():
+        self._thread.close()
+        if self._thread.join(CLOSE_SECONDS):
             self._engine.close()
-
-    def _add(self, request: _Request) -> None:
-        self._waiting.add(request.name)
-        with self._lock:
-            self._added.append(request)
 
     def _resume(self) -> None:
         self._pausing.clear()
-        self._thread = threading.Thread(target=self._run, name="vllm lockstep", daemon=True)
-        self._thread.start()
+        self._rounds = self._thread.submit(self._run)
 
     def _run(self) -> None:
-        self._use_device()
         try:
             while self._round():
                 pass
@@ -193,10 +187,7 @@ class LockstepEngine:
         for part in PARTS:
             self._engine.wake(part)
         try:
-            if request.params is None:
-                self._engine.add_reading(name, request.prompt_ids)
-            else:
-                self._engine.add(name, request.prompt_ids, request.params)
+            self._engine.add(name, request.prompt_ids, request.params)
         except Exception as error:  # the boundary to vLLM
             self._deliver({name: refused(request.prompt_ids, error)})
         else:

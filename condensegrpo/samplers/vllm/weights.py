@@ -27,10 +27,7 @@ class ExpectedWeights:
             with torch.device("meta"):
                 model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
         except (OSError, ValueError) as error:
-            raise SamplerError(
-                f"loading the sampler's model from {model_path!r}: {error} Wanted a Hugging Face folder or Hub id of "
-                f"a causal language model."
-            ) from error
+            raise SamplerError.no_model(model_path, error) from error
         self._model = model  # on the meta device
         self.architectures: tuple[str, ...] = tuple(config.architectures or ())
         text = config.get_text_config().to_dict()

@@ -53,14 +53,14 @@ def join_nccl(meeting: Mapping[str, object]) -> Wire:
     """Join on the current GPU, as rank 0; waits for the others, five minutes at most."""
     from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
-    # vLLM gives the thread a stream of its own: the caller's is restored
+    # vLLM gives the thread another stream: the caller's is restored
     with torch.cuda.stream(torch.cuda.current_stream()):
         return _OnCurrentStream(trainer_init(dict(meeting)))
 
 
 @dataclass(frozen=True)
 class _OnCurrentStream:
-    """vLLM's communicator on the caller's stream, which packed the bytes; by default it would use its own stream."""
+    """vLLM's communicator on the caller's stream, which packed the bytes; by default it would use another stream."""
 
     communicator: Any  # vLLM's PyNcclCommunicator, untyped
 
@@ -249,8 +249,8 @@ def _invitations(
     """The settings of the group for each server: its workers' ranks follow those of the servers before it."""
     first = 1
     for member in members:
-        own = {"rank_offset": first, "packed": True, "packed_buffer_size_bytes": part_bytes}
-        yield {"init_info": {**meeting, **own}}
+        packing = {"packed": True, "packed_buffer_size_bytes": part_bytes}
+        yield {"init_info": {**meeting, "rank_offset": first, **packing}}
         first += member.workers
 
 

@@ -69,9 +69,9 @@ def environment(token: str, *, device: str | None = None) -> dict[str, str]:
     Args:
         device: its ``CUDA_VISIBLE_DEVICES``.
     """
-    own = {TOKEN_VARIABLE: token, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    required = {TOKEN_VARIABLE: token, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     if device is not None:
-        own[DEVICES_VARIABLE] = device
+        required[DEVICES_VARIABLE] = device
     quiet = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # seconds; short ones may end a connection as a request starts
@@ -83,7 +83,7 @@ def environment(token: str, *, device: str | None = None) -> dict[str, str]:
     inherited = {
         name: value for name, value in os.environ.items() if name not in LAUNCHED and not name.startswith(ELASTIC)
     }
-    return {**quiet, **inherited, **own}
+    return {**quiet, **inherited, **required}
 
 
 def _sizes(model: ServedModel, settings: ServerSettings) -> Iterator[str]:

@@ -59,7 +59,7 @@ class FolderPublisher:
         return weights
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to free."""
 
 
 def publish_on_first_rank(publish: Callable[[], WeightsLabel], named_tensors: NamedTensors) -> WeightsLabel:

@@ -1,4 +1,4 @@
-"""The sampler that asks vLLM servers over HTTP: servers of its own, or any that ``condensegrpo serve`` started.
+"""Samples from vLLM servers over HTTP: servers that it starts, or any that ``condensegrpo serve`` started.
 
     trajectory ─▶ its replica (which caches its prefix) ─▶ reply + the label of its weights ─▶ checked
                         │ gone: another replica, while this one is brought up and given the weights
@@ -34,10 +34,7 @@ from condensegrpo.samplers.vllm.weights import ExpectedWeights
 from condensegrpo.samplers.vllm_server.nccl import NcclPublisher
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.process import ServerProcess, check_installed, devices_of
-from condensegrpo.samplers.vllm_server.publish import (
-    FolderPublisher,
-    publish_on_first_rank,
-)
+from condensegrpo.samplers.vllm_server.publish import FolderPublisher, publish_on_first_rank
 from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE, shape_of
 from condensegrpo.samplers.vllm_server.settings import NCCL, TEMPORARY, RequestSettings, ServedModel, ServerSettings

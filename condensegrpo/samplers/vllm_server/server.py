@@ -40,9 +40,9 @@ Application = Callable[[Event, Receive, Send], Awaitable[None]]
 def main() -> None:
     """Serve until a signal ends the process."""
     if "--watched" in sys.argv:
-        place = sys.argv.index("--watched")
-        folder = sys.argv[place + 1]
-        del sys.argv[place : place + 2]
+        index = sys.argv.index("--watched")
+        folder = sys.argv[index + 1]
+        del sys.argv[index : index + 2]
         threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
@@ -64,12 +64,13 @@ class RequireToken:
         if not token:
             raise ValueError(f"guarding a vLLM server: {TOKEN_VARIABLE} is empty, wanted the token of the server")
         self._app = app
-        self._wanted = f"Bearer {token}".encode()
+        self._expected = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
         """Forward a request with the token, and refuse any other."""
-        given = next((value for name, value in scope.get("headers", ()) if name == b"authorization"), b"")
-        if scope["type"] == "lifespan" or scope.get("path") in OPEN or hmac.compare_digest(given, self._wanted):
+        authorization = next((value for name, value in scope.get("headers", ()) if name == b"authorization"), b"")
+        free = scope["type"] == "lifespan" or scope.get("path") in OPEN
+        if free or hmac.compare_digest(authorization, self._expected):
             await self._app(scope, receive, send)
             return
         if scope["type"] == "websocket":

@@ -19,7 +19,7 @@ SHARD_BYTES = 2 << 30  # of one file: the memory needed besides the learner's ow
 
 def free_bytes(folder: Path) -> int:
     """Free bytes where a folder lies or will lie."""
-    existing = next((place for place in (folder, *folder.parents) if place.is_dir()), Path())
+    existing = next((path for path in (folder, *folder.parents) if path.is_dir()), Path())
     return shutil.disk_usage(existing).free
 
 
@@ -79,8 +79,8 @@ def shards(
     shard: dict[str, Tensor] = {}
     size = 0
     for name, tensor in named_tensors:
-        wanted = dtype if tensor.is_floating_point() else tensor.dtype
-        copy = tensor.detach().to(device, wanted, copy=True, memory_format=torch.contiguous_format)
+        sent = dtype if tensor.is_floating_point() else tensor.dtype
+        copy = tensor.detach().to(device, sent, copy=True, memory_format=torch.contiguous_format)
         if shard and (size + copy.nbytes > most or copy.dtype != next(iter(shard.values())).dtype):
             yield shard
             shard, size = {}, 0
