@@ -45,7 +45,7 @@ def test_the_message_with_the_answer_is_among_the_neighbours_that_an_episode_sen
         messages = problem.data["messages"]
         assert len(messages) == 2
         assert messages == said[(first := said.index(messages[0])) : first + 2]
-        assert str(problem.answer) in messages[problem.data["place"]]
+        assert str(problem.answer) in messages[problem.data["index"]]
 
     async def play() -> None:
         environment = task.environment(problem)

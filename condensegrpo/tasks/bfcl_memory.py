@@ -96,20 +96,20 @@ class BfclMemory:
     def _problem(self, question: MemoryQuestion, said: Sequence[str]) -> Problem | None:
         """The question with some neighbouring messages; None if no message has its answer."""
         asked = set(question.question.casefold().split())
-        places = [place for place, text in enumerate(said) if stands(question.answers, text)]
-        if not places:
+        indices = [index for index, text in enumerate(said) if stands(question.answers, text)]
+        if not indices:
             return None
-        place = max(places, key=lambda place: len(asked & set(said[place].casefold().split())))
+        index = max(indices, key=lambda index: len(asked & set(said[index].casefold().split())))
         before = random.Random(question.id).randrange(self.messages)
-        first = max(min(place - before, len(said) - self.messages), 0)
+        first = max(min(index - before, len(said) - self.messages), 0)
         return Problem(
             id=question.id,
             question=question.question,
-            answer=next(answer for answer in question.answers if stands((answer,), said[place])),
+            answer=next(answer for answer in question.answers if stands((answer,), said[index])),
             data={
                 "messages": list(said[first : first + self.messages]),
                 "aliases": list(question.answers),
-                "place": place - first,
+                "index": index - first,
             },
         )
 
@@ -120,13 +120,13 @@ def _pinned(problem: Problem) -> tuple[Message, ...]:
 
 def _demonstrated_notes(problem: Problem) -> list[str]:
     """The replies of the turns before the answer: nothing is noted until the message with the answer came."""
-    place, said = problem.data["place"], problem.data["messages"]
-    noted = f"{NOTED}{_excerpt(said[place], str(problem.answer))}"
-    return [f"{NOTED}{NOTHING}"] * (place + 1) + [noted] * (len(said) - place)
+    index, said = problem.data["index"], problem.data["messages"]
+    noted = f"{NOTED}{_excerpt(said[index], str(problem.answer))}"
+    return [f"{NOTED}{NOTHING}"] * (index + 1) + [noted] * (len(said) - index)
 
 
 def _excerpt(text: str, answer: str) -> str:
-    """The words around the place of an answer.
+    """The words around an answer.
 
     an answer of 1 word at the 20th of 40 words, EXCERPT=12  ─▶  words 15 to 26
     """

@@ -1,6 +1,7 @@
 """What the tasks that draw their problems share: training problems by index, a held-out share, replies in one tag."""
 
 import hashlib
+import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import overload
 
 from condensegrpo.core.protocols import Problem
 
+Draw = Callable[[random.Random, str], Problem]  # a problem with a label
 EVAL_SHARE = 8  # one problem in so many is kept for evaluation, by the hash of its content
 
 
@@ -38,16 +40,47 @@ def is_held_out(content: str) -> bool:
     return int.from_bytes(digest, "big") % EVAL_SHARE == 0
 
 
-def drawn_held_out(draw: Callable[[str], Problem], content: Callable[[Problem], str], *, most: int) -> list[Problem]:
-    """Up to ``most`` held-out problems of different contents, labelled eval-0, eval-1, …, in the order of drawing."""
-    chosen: dict[str, Problem] = {}
-    for _ in range(100 * EVAL_SHARE * most):
-        problem = draw(f"eval-{len(chosen)}")
+def drawn_for_training(draw: Draw, content: Callable[[Problem], str], *, size: int, seed: str) -> DrawnProblems:
+    """Problems that are not held out, labelled train-0, train-1, …, each drawn from the random numbers of its index.
+
+    Args:
+        draw: makes a problem, held out or not.
+        content: of a problem, which decides whether it is held out.
+        size: length of the virtual sequence.
+    """
+
+    def problem_of(index: int) -> Problem:
+        rng = random.Random(f"{seed} {index}")
+        while True:  # seven draws in eight are for training
+            problem = draw(rng, f"train-{index}")
+            if not is_held_out(content(problem)):
+                return problem
+
+    return DrawnProblems(size=size, draw=problem_of)
+
+
+def drawn_held_out(
+    draw: Draw, content: Callable[[Problem], str], *, count: int, seed: str, described: str, cure: str
+) -> list[Problem]:
+    """Held-out problems of different contents, labelled eval-0, eval-1, …, in the order of drawing.
+
+    Args:
+        draw: makes a problem, held out or not.
+        content: of a problem.
+        described: what is drawn, for the error.
+        cure: what the user can do about the error.
+
+    Raises:
+        ValueError: ``count`` different problems were not found.
+    """
+    rng, chosen = random.Random(seed), dict[str, Problem]()
+    for _ in range(100 * EVAL_SHARE * count):
+        problem = draw(rng, f"eval-{len(chosen)}")
         if is_held_out(content(problem)):
             chosen.setdefault(content(problem), problem)
-        if len(chosen) == most:
-            break
-    return list(chosen.values())
+        if len(chosen) == count:
+            return list(chosen.values())
+    raise ValueError(f"holding out {count} different {described}: found {len(chosen)}; {cure}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +99,8 @@ class Tags:
             return None
         content = tuple(words[1:-1])
         return None if any(self.pattern.fullmatch(word) for word in content) else content
+
+    def answer(self, words: Sequence[str]) -> str | None:
+        """The words between the tags ``answer``, with single spaces; ``None`` unless that is the whole reply."""
+        content = self.inside(words, "answer")
+        return None if content is None else " ".join(content)

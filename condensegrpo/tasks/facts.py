@@ -25,7 +25,7 @@ from annotated_types import Ge, Gt, Le
 
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
-from condensegrpo.tasks.drawn import DrawnProblems, Tags, drawn_held_out, is_held_out
+from condensegrpo.tasks.drawn import Tags, drawn_for_training, drawn_held_out
 
 KEYS = ("red", "blue", "green", "black", "white", "gold", "pink", "grey")  # asked for in this order
 NOISE = ("boat", "cave", "dust", "farm", "gate", "hill", "lake", "moon", "path", "rain", "road", "sand", "snow", "tree",
@@ -68,15 +68,15 @@ class FactsTask:
             ValueError: so many different evaluation problems were not found.
         """
         if split == "train":
-            return DrawnProblems(size=self.train_problems, draw=self._training_problem)
-        rng = random.Random(f"facts eval {self.pages} {self.facts} {self.asked} {self.words} {self.early}")
-        drawn = drawn_held_out(lambda label: self.draw(rng, label), _content, most=self.eval_problems)
-        if len(drawn) < self.eval_problems:
-            raise ValueError(
-                f"holding out {self.eval_problems} different problems of {self.pages} pages: found {len(drawn)}; "
-                f"lower eval_problems or raise pages"
-            )
-        return drawn
+            return drawn_for_training(self.draw, _content, size=self.train_problems, seed=f"facts train {self.seed}")
+        return drawn_held_out(
+            self.draw,
+            _content,
+            count=self.eval_problems,
+            seed=f"facts eval {self.pages} {self.facts} {self.asked} {self.words} {self.early}",
+            described=f"problems of {self.pages} pages",
+            cure="lower eval_problems or raise pages",
+        )
 
     def environment(self, problem: Problem) -> "FactsEnvironment":
         """A fresh episode."""
@@ -86,8 +86,8 @@ class FactsTask:
         """A random problem, held out or not."""
         facts = {key: str(rng.randrange(10)) for key in sorted(rng.sample(KEYS, self.facts), key=KEYS.index)}
         pages = [rng.choices(NOISE, k=self.words) for _ in range(self.pages)]
-        for place, (key, value) in zip(rng.sample(range(self._early_pages), self.facts), facts.items(), strict=True):
-            pages[place][rng.randrange(self.words)] = f"{key}:{value}"
+        for page, (key, value) in zip(rng.sample(range(self._early_pages), self.facts), facts.items(), strict=True):
+            pages[page][rng.randrange(self.words)] = f"{key}:{value}"
         asked = sorted(rng.sample(list(facts), self.asked), key=KEYS.index)
         return Problem(
             id=f"{label}:{'+'.join(asked)}",
@@ -126,7 +126,7 @@ class FactsTask:
             return page == due.newest + 1
         if due.answer is None:
             return page is not None and page <= self.pages and page not in due.shown
-        return _answer(words) == due.answer
+        return _TAGS.answer(words) == due.answer
 
     def corpus(self) -> Iterable[str]:
         """Every word of the task."""
@@ -134,13 +134,6 @@ class FactsTask:
         yield " ".join(NOISE)
         yield from (_asks(number) for number in range(1, self.pages + 1))
         yield f"{_says(REPORT)} {NOT_YET}"
-
-    def _training_problem(self, index: int) -> Problem:
-        rng = random.Random(f"facts train {self.seed} {index}")
-        while True:  # seven draws in eight are for training
-            problem = self.draw(rng, f"train-{index}")
-            if not is_held_out(_content(problem)):
-                return problem
 
     @property
     def _early_pages(self) -> int:
@@ -187,7 +180,7 @@ class FactsEnvironment:
         words = _TAGS.words(reply.text)
         page = _page(words)
         if page is None:
-            return Step(done=True, answer=_answer(words) if self._pages_read == len(self.pages) else None)
+            return Step(done=True, answer=_TAGS.answer(words) if self._pages_read == len(self.pages) else None)
         if page > min(self._pages_read + 1, len(self.pages)):
             return Step(observations=(_result(NOT_YET),))
         self._pages_read = max(self._pages_read, page)
@@ -260,11 +253,6 @@ def _page(words: Sequence[str]) -> int | None:
     content = _TAGS.inside(words, "read")
     number = _PAGE.fullmatch(content[0]) if content is not None and len(content) == 1 else None
     return int(number[1]) if number else None
-
-
-def _answer(words: Sequence[str]) -> str | None:
-    content = _TAGS.inside(words, "answer")
-    return None if content is None else " ".join(content)
 
 
 def _content(problem: Problem) -> str:

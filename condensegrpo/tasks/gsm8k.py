@@ -54,7 +54,7 @@ class _Sum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Lesson:
+class _Solution:
     """One problem solved with the calculator."""
 
     problem: Problem
@@ -93,16 +93,16 @@ class Gsm8k(QuestionTask):
         Raises:
             DataError: no worked answer marks sums that the calculator agrees with and that end in its answer.
         """
-        lessons = list(self._lessons())
-        if not lessons:
+        solutions = list(self._solutions())
+        if not solutions:
             raise DataError(
                 "making demonstrations: no training answer holds marks like <<48/2=24>> that are right and the last of "
                 "which gives the answer, or tool_format is code. Use the original GSM8K, or set warm_start.steps=0"
             )
         rng = random.Random(f"gsm8k demonstrations {seed}")
         while True:
-            lesson = rng.choice(lessons)
-            yield self._turn(lesson, rng.randrange(len(lesson.sums) + 1))
+            solution = rng.choice(solutions)
+            yield self._turn(solution, rng.randrange(len(solution.sums) + 1))
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply is well formed: one call of the calculator that can be parsed, or one answer."""
@@ -113,24 +113,26 @@ class Gsm8k(QuestionTask):
         """The system message, every training question, and every turn of every demonstration."""
         yield self.system or ""
         yield from (problem.question for problem in self.problems("train"))
-        for lesson in self._lessons():
-            turns = [self._unit(at, each) for at, each in enumerate(lesson.sums)]
+        for solution in self._solutions():
+            turns = [self._unit(at, each) for at, each in enumerate(solution.sums)]
             yield from (message.text for unit in turns for message in unit.messages)
-            yield _final(lesson.problem)
+            yield _final(solution.problem)
 
-    def _lessons(self) -> Iterator[_Lesson]:
+    def _solutions(self) -> Iterator[_Solution]:
         """The training problems whose answer is the result of the last sum of their worked answer."""
         for problem in self.problems("train") if self.tool_format != "code" else ():
             sums = _sums(problem.data["worked"])
             if sums and _agree(sums[-1].result, str(problem.answer)):
-                yield _Lesson(problem=problem, sums=sums)
+                yield _Solution(problem=problem, sums=sums)
 
-    def _turn(self, lesson: _Lesson, turn: int) -> Demonstration:
-        units = tuple(self._unit(at, each) for at, each in enumerate(lesson.sums[:turn]))
+    def _turn(self, solution: _Solution, turn: int) -> Demonstration:
+        units = tuple(self._unit(at, each) for at, each in enumerate(solution.sums[:turn]))
         shown = units[max(0, turn - self.keep_last) :]
-        context = History(pinned=head(system=self.system or "", question=lesson.problem.question), units=shown).messages
-        reply = _final(lesson.problem) if turn == len(lesson.sums) else self._reply(lesson.sums[turn])
-        return Demonstration(context=context, reply=reply, problem=lesson.problem)
+        context = History(
+            pinned=head(system=self.system or "", question=solution.problem.question), units=shown
+        ).messages
+        reply = _final(solution.problem) if turn == len(solution.sums) else self._reply(solution.sums[turn])
+        return Demonstration(context=context, reply=reply, problem=solution.problem)
 
     def _unit(self, turn: int, use: _Sum) -> Unit:
         result = self._format.result("call_0", TOOL, use.result)

@@ -19,8 +19,8 @@ from annotated_types import Ge, Le
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols import EnvironmentTool, Problem, Split, Step
 from condensegrpo.tasks.answers import read_answer
-from condensegrpo.tasks.drawn import DrawnProblems, drawn_held_out, is_held_out
-from condensegrpo.tasks.notes import NAMES, NUMBERS, THINGS
+from condensegrpo.tasks.drawn import drawn_for_training, drawn_held_out
+from condensegrpo.tasks.notes import NAMES, NUMBERS, THINGS, content, fact_of, question_of
 
 INSTRUCTION = (
     "You will get messages, one at a time, and then a question about one of them. Earlier messages may be left out: "
@@ -41,31 +41,28 @@ class Notebook:
     def problems(self, split: Split) -> Sequence[Problem]:
         """Training problems are made when asked for; the evaluation problems are a list."""
         if split == "train":
-            return DrawnProblems(size=self.train_problems, draw=self._training_problem)
-        rng = random.Random(f"notebook eval {self.facts}")
-        return drawn_held_out(lambda label: self._drawn(rng, label), _content, most=self.eval_problems)
+            return drawn_for_training(
+                self._draw, content, size=self.train_problems, seed=f"notebook train {self.facts}"
+            )
+        return drawn_held_out(
+            self._draw,
+            content,
+            count=self.eval_problems,
+            seed=f"notebook eval {self.facts}",
+            described="problems",
+            cure="lower eval_problems",
+        )
 
     def environment(self, problem: Problem) -> "NotebookEnvironment":
         """A fresh episode with an empty notebook."""
         return NotebookEnvironment(messages=tuple(problem.data["messages"]))
 
-    def _training_problem(self, index: int) -> Problem:
-        rng = random.Random(f"notebook train {self.facts} {index}")
-        while True:
-            problem = self._drawn(rng, f"train-{index}")
-            if not is_held_out(_content(problem)):
-                return problem
-
-    def _drawn(self, rng: random.Random, label: str) -> Problem:
+    def _draw(self, rng: random.Random, label: str) -> Problem:
         facts = [(name, rng.choice(THINGS), rng.choice(NUMBERS)) for name in rng.sample(NAMES, self.facts)]
         name, thing, number = rng.choice(facts)
-        question = f"Which number is {name}'s {thing}?"
-        messages = (*(f"{who}'s {what} is number {value}." for who, what, value in facts), question)
+        question = question_of(name, thing)
+        messages = (*(fact_of(*fact) for fact in facts), question)
         return Problem(id=label, question=question, answer=str(number), data={"messages": messages})
-
-
-def _content(problem: Problem) -> str:
-    return "\n".join(problem.data["messages"])
 
 
 @dataclass(slots=True, kw_only=True)

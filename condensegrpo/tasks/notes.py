@@ -13,7 +13,6 @@ notes, any text counts as one, and the answer is the first number of the last re
 lose their oldest fact: training can still learn to keep it.
 """
 
-import itertools
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +23,7 @@ from annotated_types import Ge, Le
 
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
-from condensegrpo.tasks.drawn import EVAL_SHARE, DrawnProblems, is_held_out
+from condensegrpo.tasks.drawn import drawn_for_training, drawn_held_out
 
 INSTRUCTION = (
     "You will get messages, one at a time, and then a question about one of them. You see only your last reply, so "
@@ -56,16 +55,15 @@ class Notes:
     def problems(self, split: Split) -> Sequence[Problem]:
         """Training problems are made when asked for; the evaluation problems are a list."""
         if split == "train":
-            return DrawnProblems(size=self.train_problems, draw=self._training_problem)
-        rng = random.Random(f"notes eval {self.min_facts} {self.max_facts}")
-        drawn = (self._draw(rng) for _ in range(100 * EVAL_SHARE * self.eval_problems))
-        held_out = dict.fromkeys(said for said in drawn if is_held_out("\n".join(said)))
-        if len(held_out) < self.eval_problems:
-            raise ValueError(
-                f"holding out {self.eval_problems} different problems: found {len(held_out)}; ask for fewer"
-            )
-        chosen = itertools.islice(held_out, self.eval_problems)
-        return [_problem(f"eval-{number}", said) for number, said in enumerate(chosen)]
+            return drawn_for_training(self._draw, content, size=self.train_problems, seed=f"notes train {self.seed}")
+        return drawn_held_out(
+            self._draw,
+            content,
+            count=self.eval_problems,
+            seed=f"notes eval {self.min_facts} {self.max_facts}",
+            described="problems",
+            cure="ask for fewer",
+        )
 
     def environment(self, problem: Problem) -> "NotesEnvironment":
         """A fresh episode."""
@@ -99,23 +97,20 @@ class Notes:
         """Every word of the task."""
         yield f"{INSTRUCTION} Notes: none ; {' '.join(map(str, NUMBERS))}"
         yield from (
-            f"{_said(name, thing, 10)} {_asks(name, thing)} {name} {thing}" for name in NAMES for thing in THINGS
+            f"{fact_of(name, thing, 10)} {question_of(name, thing)} {name} {thing}"
+            for name in NAMES
+            for thing in THINGS
         )
 
-    def _training_problem(self, index: int) -> Problem:
-        rng = random.Random(f"notes train {self.seed} {index}")
-        while True:  # seven draws in eight are for training
-            said = self._draw(rng)
-            if not is_held_out("\n".join(said)):
-                return _problem(f"train-{index}", said)
-
-    def _draw(self, rng: random.Random) -> tuple[str, ...]:
-        """The messages of a problem: the facts, then the question."""
+    def _draw(self, rng: random.Random, label: str) -> Problem:
+        """A random problem, held out or not: its messages are the facts, then the question."""
         people = rng.sample(NAMES, rng.randint(self.min_facts, self.max_facts))
         things = rng.choices(THINGS, k=len(people))
         numbers = rng.sample(NUMBERS, len(people))
-        asked = rng.randrange(len(people))
-        return (*map(_said, people, things, numbers), _asks(people[asked], things[asked]))
+        index = rng.randrange(len(people))
+        question = question_of(people[index], things[index])
+        messages = [*map(fact_of, people, things, numbers), question]
+        return Problem(id=label, question=question, answer=str(numbers[index]), data={"messages": messages})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,16 +134,18 @@ class NotesEnvironment:
         return Step(observations=(Message(role="user", content=self.messages[self._sent - 1]),))
 
 
-def _problem(name: str, said: Sequence[str]) -> Problem:
-    answers = {_asks(fact[1], fact[2]): fact[3] for fact in map(_SAID.fullmatch, said) if fact is not None}
-    return Problem(id=name, question=said[-1], answer=answers[said[-1]], data={"messages": list(said)})
+def content(problem: Problem) -> str:
+    """What decides whether a problem is held out."""
+    return "\n".join(problem.data["messages"])
 
 
-def _said(name: str, thing: str, number: int) -> str:
+def fact_of(name: str, thing: str, number: int) -> str:
+    """The message that says the number of a person's thing."""
     return f"{name}'s {thing} is number {number}."
 
 
-def _asks(name: str, thing: str) -> str:
+def question_of(name: str, thing: str) -> str:
+    """The question for it."""
     return f"Which number is {name}'s {thing}?"
 
 
@@ -159,10 +156,10 @@ def _shown(history: History) -> tuple[Message, ...]:
 def _known(context: Sequence[Message]) -> tuple[dict[str, str], str | None]:
     """Numbers by the question that asks for them, from the last note and the newest message; the question, if asked."""
     note = next((message.text for message in reversed(context) if message.role == "assistant"), "")
-    facts = {_asks(name, thing): number for name, thing, number in re.findall(r"(\w+) (\w+) (\d+)", note)}
+    facts = {question_of(name, thing): number for name, thing, number in re.findall(r"(\w+) (\w+) (\d+)", note)}
     newest = context[-1].text
     if fact := _SAID.fullmatch(newest):
-        facts[_asks(fact[1], fact[2])] = fact[3]
+        facts[question_of(fact[1], fact[2])] = fact[3]
     return facts, newest if newest.startswith("Which number") else None
 
 

@@ -60,8 +60,8 @@ class SearchQa(QuestionTask):
             held_out = _problems(read_rows(self.eval_data, split=self.eval_split), split="eval", source=self.eval_data)
         self._splits = split(train, held_out, source=self.data, share=self.eval_share)
         rows_by_id = {problem.id: row for problem, row in zip(train, rows, strict=True)}
-        lessons = (_lesson(each, rows_by_id[each.id], characters=self.passage_chars) for each in self._splits.train)
-        self._lessons = [lesson for lesson in lessons if lesson is not None]
+        lookups = (_lookup(each, rows_by_id[each.id], characters=self.passage_chars) for each in self._splits.train)
+        self._lookups = [lookup for lookup in lookups if lookup is not None]
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
         """One turn each of a random training question: the search, or the answer after it.
@@ -69,7 +69,7 @@ class SearchQa(QuestionTask):
         Raises:
             DataError: no training row has a passage that contains its answer.
         """
-        if not self._lessons:
+        if not self._lookups:
             raise DataError(
                 "making demonstrations: no training row has a passage in 'ctxs' whose beginning holds an answer. Use "
                 "a file of NQ-open with passages, raise task.options.passage_chars, or set warm_start.steps=0"
@@ -78,15 +78,15 @@ class SearchQa(QuestionTask):
 
     def _turns(self, rng: random.Random) -> Iterator[Demonstration]:
         while True:
-            lesson = rng.choice(self._lessons)
-            asked = head(system=self.system, question=lesson.problem.question)
-            search = _search(lesson.problem.question)
+            lookup = rng.choice(self._lookups)
+            asked = head(system=self.system, question=lookup.problem.question)
+            search = _search(lookup.problem.question)
             if rng.random() < 0.5:
-                yield Demonstration(context=asked, reply=search, problem=lesson.problem)
+                yield Demonstration(context=asked, reply=search, problem=lookup.problem)
             else:
-                result = TAGGED.result("call_0", TOOL, lesson.result)
+                result = TAGGED.result("call_0", TOOL, lookup.result)
                 context = (*asked, Message(role="assistant", content=search), result)
-                yield Demonstration(context=context, reply=_answer(lesson.answer), problem=lesson.problem)
+                yield Demonstration(context=context, reply=_answer(lookup.answer), problem=lookup.problem)
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply is well formed: one search that can be parsed, or one answer."""
@@ -97,12 +97,12 @@ class SearchQa(QuestionTask):
         """The system message, every training question, and every turn of every demonstration."""
         yield self.system
         yield from (problem.question for problem in self.problems("train"))
-        for lesson in self._lessons:
-            yield from (_search(lesson.problem.question), lesson.result, _answer(lesson.answer))
+        for lookup in self._lookups:
+            yield from (_search(lookup.problem.question), lookup.result, _answer(lookup.answer))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Lesson:
+class _Lookup:
     """A question with a passage that contains its answer."""
 
     problem: Problem
@@ -110,8 +110,8 @@ class _Lesson:
     answer: str  # the alias that the passage contains
 
 
-def _lesson(problem: Problem, row: Row, *, characters: int) -> _Lesson | None:
-    """The lesson of a problem; None if no alias is in the first so many characters of the row's first passage."""
+def _lookup(problem: Problem, row: Row, *, characters: int) -> _Lookup | None:
+    """The lookup of a problem; None if no alias is in the first so many characters of the row's first passage."""
     passages = row.get("ctxs")
     first = passages[0] if isinstance(passages, list) and passages else None
     text = first.get("text") if isinstance(first, dict) else None
@@ -121,7 +121,7 @@ def _lesson(problem: Problem, row: Row, *, characters: int) -> _Lesson | None:
     answer = next((alias for alias in problem.data["aliases"] if alias.lower() in text.lower()), None)
     if answer is None:
         return None
-    return _Lesson(problem=problem, result=f"[1] {first.get('title') or ''}\n{text}".strip(), answer=answer)
+    return _Lookup(problem=problem, result=f"[1] {first.get('title') or ''}\n{text}".strip(), answer=answer)
 
 
 def _search(question: str) -> str:

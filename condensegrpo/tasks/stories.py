@@ -35,7 +35,7 @@ from annotated_types import Ge, Le
 
 from condensegrpo.core.messages import History, Message, Summary, Unit
 from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
-from condensegrpo.tasks.drawn import DrawnProblems, Tags, drawn_held_out, is_held_out
+from condensegrpo.tasks.drawn import Tags, drawn_for_training, drawn_held_out
 
 NAMES = ("Mira", "Jon", "Ada", "Omar", "Lena", "Theo", "Ruth", "Kofi")  # asked for in this order
 PLACES = ("attic", "cellar", "garden", "garage", "kitchen", "library", "office", "stable")
@@ -74,7 +74,6 @@ class Stories:
     def __post_init__(self) -> None:
         if self.asked > self.sentences:
             raise ValueError(f"asked={self.asked} and sentences={self.sentences}: wanted a sentence for each of them")
-
         if self._fewest > self.chunks:
             raise ValueError(f"min_chunks={self.min_chunks} and chunks={self.chunks}: wanted min_chunks <= chunks")
 
@@ -85,15 +84,15 @@ class Stories:
             ValueError: so many different evaluation problems were not found.
         """
         if split == "train":
-            return DrawnProblems(size=self.train_problems, draw=self._training_problem)
-        rng = random.Random(f"stories eval {self._fewest} {self.chunks} {self.sentences} {self.asked} {self.moves}")
-        drawn = drawn_held_out(lambda label: self._draw(rng, label), _content, most=self.eval_problems)
-        if len(drawn) < self.eval_problems:
-            raise ValueError(
-                f"holding out {self.eval_problems} different problems of {self.chunks} chunks: found {len(drawn)}; "
-                f"lower eval_problems or raise chunks"
-            )
-        return drawn
+            return drawn_for_training(self._draw, _content, size=self.train_problems, seed="stories train")
+        return drawn_held_out(
+            self._draw,
+            _content,
+            count=self.eval_problems,
+            seed=f"stories eval {self._fewest} {self.chunks} {self.sentences} {self.asked} {self.moves}",
+            described=f"problems of {self.chunks} chunks",
+            cure="lower eval_problems or raise chunks",
+        )
 
     def environment(self, problem: Problem) -> "StoriesEnvironment":
         """A fresh episode."""
@@ -119,7 +118,7 @@ class Stories:
         """Whether a note or answer says what its context does; ``None`` where it lacks a place, or the context does."""
         known, words = _known(context), _TAGS.words(reply)
         if _is_due(context):
-            return None if UNKNOWN in known.values() else _answer(words) == _said(known)
+            return None if UNKNOWN in known.values() else _TAGS.answer(words) == _said(known)
         note, asked = _TAGS.inside(words, "note"), self._asks_for_note(context)
         if note == (READ,):
             return None if asked else True
@@ -136,13 +135,6 @@ class Stories:
         """The task that most demonstrations are of."""
         chunks = self.demonstrated_chunks
         return self if chunks is None else replace(self, chunks=chunks, min_chunks=None, demonstrated_chunks=None)
-
-    def _training_problem(self, index: int) -> Problem:
-        rng = random.Random(f"stories train {index}")
-        while True:  # seven draws in eight are for training
-            problem = self._draw(rng, f"train-{index}")
-            if not is_held_out(_content(problem)):
-                return problem
 
     def _draw(self, rng: random.Random, name: str) -> Problem:
         """A random problem, held out or not."""
@@ -227,7 +219,7 @@ class StoriesEnvironment:
         """The next chunk after a note; the end after the answer that is due, or after anything else."""
         words = _TAGS.words(reply.text)
         if self._sent == len(self.chunks):
-            return Step(done=True, answer=_answer(words))
+            return Step(done=True, answer=_TAGS.answer(words))
         if _TAGS.inside(words, "note") is None:
             return Step(done=True)
         self._sent += 1
@@ -274,11 +266,6 @@ def _sentence(person: str, verb: str, place: str) -> str:
 
 def _question(names: Sequence[str]) -> str:
     return f"where are {' and '.join(names)} ?"
-
-
-def _answer(words: Sequence[str]) -> str | None:
-    content = _TAGS.inside(words, "answer")
-    return None if content is None else " ".join(content)
 
 
 def _content(problem: Problem) -> str:
