@@ -69,7 +69,7 @@ class Matcher:
                     f"mbpp, or give its data a list 'tests'"
                 )
         elif self._match in ("number", "last_number"):
-            _wanted(problem)
+            _true_number(problem)
         else:
             _truths(problem, self._match)
 
@@ -96,8 +96,8 @@ def last_number(text: str) -> float | None:
 
 _RIGHT: Mapping[Match, Callable[[str, Problem], bool]] = {
     "exact": lambda answer, problem: _fold(answer) == _fold(_truths(problem, "exact")[0]),
-    "number": lambda answer, problem: _near(number(answer), _wanted(problem)),
-    "last_number": lambda answer, problem: _near(last_number(answer), _wanted(problem)),
+    "number": lambda answer, problem: _near(number(answer), _true_number(problem)),
+    "last_number": lambda answer, problem: _near(last_number(answer), _true_number(problem)),
     "alias": lambda answer, problem: _fold(answer) in {_fold(truth) for truth in _truths(problem, "alias")},
     "contains": lambda answer, problem: any(
         _fold(truth) in _fold(answer) for truth in _truths(problem, "contains") if truth.strip()
@@ -107,11 +107,11 @@ _RIGHT: Mapping[Match, Callable[[str, Problem], bool]] = {
 }
 
 
-def _near(value: float | None, wanted: float) -> bool:
-    return value is not None and abs(value - wanted) < _TOLERANCE
+def _near(value: float | None, expected: float) -> bool:
+    return value is not None and abs(value - expected) < _TOLERANCE
 
 
-def _wanted(problem: Problem) -> float:
+def _true_number(problem: Problem) -> float:
     truth = _truths(problem, "number")[0]
     value = number(truth)
     if value is None:

@@ -49,7 +49,7 @@ class _Worker:
                 f"antlr4-python3-runtime==4.13.2 are installed: python -m condensegrpo.rewards.mathematics"
             )
 
-    def ask(self, answer: str, truth: str, seconds: float) -> bool | None:
+    def compare(self, answer: str, truth: str, seconds: float) -> bool | None:
         """Whether the two are equal; None if the worker did not reply within ``seconds`` of its CPU time."""
         assert self._process.stdin is not None
         try:
@@ -99,7 +99,7 @@ def equal(answer: str, truth: str, *, seconds: float = SECONDS) -> bool:
     with _lock:
         if _worker is None:
             _worker = _Worker()
-        equal_values = _worker.ask(_clean(answer), _clean(truth), seconds)
+        equal_values = _worker.compare(_clean(answer), _clean(truth), seconds)
         if equal_values is None:
             _stop()
         return bool(equal_values)

@@ -27,10 +27,11 @@ OPERATIONS: dict[str, Callable[..., object]] = {
 _MUTABLE = (list, dict, set, bytearray)
 
 
-class _Held(list[object]):
+class _Handles(list[object]):
     """Objects by the handles under which the judge knows them."""
 
-    def hold(self, value: object) -> int:
+    def of(self, value: object) -> int:
+        """The handle of an object, which gets one if it has none."""
         for number, known in enumerate(self):
             if known is value:
                 return number
@@ -44,27 +45,30 @@ def serve(code: str, channel: int) -> int:
     status = execute(code, module)
     try:
         wire.send(channel, {"loaded": status == 0})
-        held = _Held()
+        handles = _Handles()
         while status == 0:
-            wire.send(channel, _answer(wire.receive(channel), vars(module), held))
+            wire.send(channel, _answer(wire.receive(channel), vars(module), handles))
     except wire.ConnectionLost:
         pass  # the judge closed the channel
     return finish(status)
 
 
-def _answer(request: Mapping[str, Any], names: Mapping[str, object], held: _Held) -> dict[str, object]:
+def _answer(request: Mapping[str, Any], names: Mapping[str, object], handles: _Handles) -> dict[str, object]:
     try:
         match request:
             case {"name": name} if name in names:
-                return {"value": values.encode(names[name], held.hold)}
+                return {"value": values.encode(names[name], handles.of)}
             case {"name": name}:
                 return {"error": ["NameError", f"name {name!r} is not defined"]}
             case {"function": operation, "arguments": before, "options": options}:
-                arguments: list[Any] = [values.decode(argument, held.__getitem__) for argument in before]
-                decoded = {name: values.decode(value, held.__getitem__) for name, value in options.items()}
+                arguments: list[Any] = [values.decode(argument, handles.__getitem__) for argument in before]
+                decoded = {name: values.decode(value, handles.__getitem__) for name, value in options.items()}
                 function = OPERATIONS.get(operation) or arguments.pop(0)
-                result = values.encode(function(*arguments, **decoded), held.hold)
-                return {"value": result, "changed": _changed(before[len(before) - len(arguments) :], arguments, held)}
+                result = values.encode(function(*arguments, **decoded), handles.of)
+                return {
+                    "value": result,
+                    "changed": _changed(before[len(before) - len(arguments) :], arguments, handles),
+                }
         raise ValueError(f"a request has the keys {', '.join(request)}")
     except SystemExit as error:
         return {"error": ["SystemExit", str(status_of(error))]}
@@ -72,11 +76,11 @@ def _answer(request: Mapping[str, Any], names: Mapping[str, object], held: _Held
         return {"error": [type(error).__name__, str(error)[:1000]]}
 
 
-def _changed(before: list[object], arguments: list[object], held: _Held) -> dict[str, object]:
-    """The arguments that the call changed in place, by their place in the call."""
+def _changed(before: list[object], arguments: list[object], handles: _Handles) -> dict[str, object]:
+    """The arguments that the call changed in place, by their index in the call."""
     now = {
-        str(place): values.encode(argument, held.hold)
-        for place, argument in enumerate(arguments)
+        str(index): values.encode(argument, handles.of)
+        for index, argument in enumerate(arguments)
         if isinstance(argument, _MUTABLE)
     }
-    return {place: data for place, data in now.items() if data != before[int(place)]}
+    return {index: data for index, data in now.items() if data != before[int(index)]}

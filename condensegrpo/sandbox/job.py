@@ -100,9 +100,9 @@ def write_files(box: str, files: Mapping[str, str]) -> None:
         parts = Path(name).parts
         if not parts or name.startswith("/") or ".." in parts:
             raise ValueError(f"writing {name!r} into the sandbox: wanted a path within its folder")
-        place = Path(box, *parts)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(text.encode("utf-8", "surrogateescape"))
+        path = Path(box, *parts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode("utf-8", "surrogateescape"))
 
 
 def _take(fds: Descriptors) -> None:
@@ -110,9 +110,9 @@ def _take(fds: Descriptors) -> None:
     spare = os.open(os.devnull, os.O_RDWR)
     ends = (fds.stdin, fds.stdout, fds.stderr, spare if fds.channel is None else fds.channel, fds.records)
     # moved up first: one may have the number that another needs
-    high = [os.dup2(end, 100 + place) for place, end in enumerate(ends)]
-    for place, end in enumerate(high):
-        os.dup2(end, place, inheritable=place < CHANNEL)
+    high = [os.dup2(end, 100 + number) for number, end in enumerate(ends)]
+    for number, end in enumerate(high):
+        os.dup2(end, number, inheritable=number < CHANNEL)
     os.closerange(RECORDS + 1, 1 << 20)
     if fds.channel is None:
         os.close(CHANNEL)

@@ -50,12 +50,12 @@ def confine(readable: Sequence[str], writable: Sequence[str]) -> None:
 
 
 def _allow(rules: int, path: str, rights: int) -> None:
-    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        if not stat.S_ISDIR(os.fstat(place).st_mode):
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             rights &= _OF_FILES
         # struct landlock_path_beneath_attr, packed: u64 rights, s32 file descriptor
-        rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, place), 12)
+        rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, descriptor), 12)
         checked(f"landlock_add_rule({path})", syscall(_ADD_RULE, rules, _PATH_BENEATH, rule, 0))
     finally:
-        os.close(place)
+        os.close(descriptor)

@@ -115,7 +115,7 @@ def _probe(server: Server) -> None:
         Path(secret.name).chmod(0o644)
         code = _ESCAPES.format(secret=secret.name, outside=os.getpid(), ptrace=numbers()["ptrace"])
         call = server.call()
-        call.ask(python_request(code, SandboxLimits()))
+        call.send(python_request(code, SandboxLimits()))
         result = call.result()
         written = Path(f"{secret.name}.new")
         if written.exists():

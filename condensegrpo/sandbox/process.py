@@ -37,7 +37,7 @@ class Call:
         self._end = end
         self._seconds = LATE_SECONDS
 
-    def ask(self, request: Request) -> None:
+    def send(self, request: Request) -> None:
         """Send the request. If the server has ended, ``result`` reports it."""
         self._seconds += request["limits"]["seconds"]
         with suppress(wire.ConnectionLost):
@@ -103,7 +103,7 @@ class Server:
             raise
 
     def call(self, channel: socket.socket | None = None) -> Call:
-        """Start a call; ``Call.ask`` then sends the request.
+        """Start a call; ``Call.send`` then sends the request.
 
         Args:
             channel: a socket that its job shares with the job of another call; the caller closes it.
@@ -201,17 +201,17 @@ def _start(control: int, lock: int, folder: str) -> "subprocess.Popen[bytes]":
 
 def _standard_library() -> list[str]:
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
-    places = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]
-    return list(dict.fromkeys([*places, f"{places[1]}/lib-dynload"]))
+    paths = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]
+    return list(dict.fromkeys([*paths, f"{paths[1]}/lib-dynload"]))
 
 
 def _readable(packages: Sequence[str]) -> list[str]:
     """Python, the system's programs and libraries, and the packages: each path once, none within another."""
     library = sysconfig.get_config_var("LIBDIR")
-    wanted = [*_SYSTEM, os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix), *packages]
-    wanted += [os.path.realpath(place) for place in (*_standard_library(), *([library] if library else []))]
+    paths = [*_SYSTEM, os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix), *packages]
+    paths += [os.path.realpath(path) for path in (*_standard_library(), *([library] if library else []))]
     kept: list[str] = []
-    for place in sorted(filter(os.path.exists, set(wanted))):
-        if not any(Path(place).is_relative_to(other) and not os.path.islink(other) for other in kept):
-            kept.append(place)
+    for path in sorted(filter(os.path.exists, set(paths))):
+        if not any(Path(path).is_relative_to(other) and not os.path.islink(other) for other in kept):
+            kept.append(path)
     return kept

@@ -43,7 +43,7 @@ class CallGroup:
             self._calls.append(call)
             if self._cancelled:
                 call.cancel()
-        call.ask(request)
+        call.send(request)
         return call
 
     def cancel(self) -> None:

@@ -38,10 +38,10 @@ def folder_exceeds(folder: str, *, disk_bytes: int, files: int) -> bool:
     """Whether a folder holds more bytes or entries than allowed, or more than can be counted."""
     total = entries = 0
     try:
-        for _, folders, names, place in os.fwalk(folder, onerror=_refuse):
+        for _, folders, names, descriptor in os.fwalk(folder, onerror=_refuse):
             for name in (*folders, *names):
                 with suppress(FileNotFoundError):  # removed meanwhile
-                    total += os.stat(name, dir_fd=place, follow_symlinks=False).st_blocks * 512
+                    total += os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_blocks * 512
                 entries += 1
             if total > disk_bytes or entries > files:
                 return True

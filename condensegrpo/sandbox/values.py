@@ -12,7 +12,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-Hold = Callable[[object], int]  # the handle of an object; raises TypeError if it cannot have one
+HandleOf = Callable[[object], int]  # the handle of an object; raises TypeError if it cannot have one
 Find = Callable[[int], object]
 
 _SMALL = 1 << 53  # JSON readers may turn larger integers into floats, and Python refuses to parse very long ones
@@ -39,22 +39,22 @@ _ATOMS: dict[str, Callable[..., object]] = {
 }
 
 
-def encode(value: object, hold: Hold) -> object:
-    """The JSON form of a value; ``hold`` gives the handle of anything that is not a plain value."""
+def encode(value: object, handle_of: HandleOf) -> object:
+    """The JSON form of a value; ``handle_of`` gives the handle of anything that is not a plain value."""
     atom = _atom(value)
     if atom is not None or value is None:
         return atom
     if isinstance(value, dict):
         name = next(kind.__name__ for kind in (OrderedDict, Counter, dict) if isinstance(value, kind))
-        return [name, [[encode(key, hold), encode(held, hold)] for key, held in dict.items(value)]]
+        return [name, [[encode(key, handle_of), encode(item, handle_of)] for key, item in dict.items(value)]]
     for name, sequence in _SEQUENCES.items():
         if isinstance(value, sequence):
-            return [name, [encode(held, hold) for held in sequence.__iter__(value)]]
+            return [name, [encode(item, handle_of) for item in sequence.__iter__(value)]]
     if isinstance(value, deque):
-        return ["deque", [encode(held, hold) for held in value], value.maxlen]
+        return ["deque", [encode(item, handle_of) for item in value], value.maxlen]
     if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
-        return encode(value.item(), hold)
-    return ["handle", hold(value)]
+        return encode(value.item(), handle_of)
+    return ["handle", handle_of(value)]
 
 
 def decode(data: object, find: Find) -> object:
@@ -70,11 +70,11 @@ def decode(data: object, find: Find) -> object:
     try:
         name, *rest = data
         if name in _SEQUENCES:
-            return _SEQUENCES[name](decode(held, find) for held in rest[0])
+            return _SEQUENCES[name](decode(item, find) for item in rest[0])
         if name in _MAPPINGS:
-            return _MAPPINGS[name]((decode(key, find), decode(held, find)) for key, held in rest[0])
+            return _MAPPINGS[name]((decode(key, find), decode(item, find)) for key, item in rest[0])
         if name == "deque":
-            return deque((decode(held, find) for held in rest[0]), rest[1])
+            return deque((decode(item, find) for item in rest[0]), rest[1])
         if name == "handle":
             return find(rest[0])
         return _ATOMS[name](*rest)

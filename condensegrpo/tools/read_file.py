@@ -41,19 +41,19 @@ class ReadFile:
         """
         if "\0" in path:
             raise ValueError("a path holds no NUL character")
-        place = (self._folder / path).resolve()
-        if not place.is_relative_to(self._folder):
+        file = (self._folder / path).resolve()
+        if not file.is_relative_to(self._folder):
             raise ValueError(f"{path!r} is outside of the working folder")
-        if not place.is_file():
+        if not file.is_file():
             known = ", ".join(sorted(entry.name for entry in self._folder.iterdir())[:20])
             raise ValueError(f"there is no file {path!r}; the working folder holds: {known or 'nothing'}")
-        return self._read(place)
+        return self._read(file)
 
-    def _read(self, place: Path) -> str:
+    def _read(self, path: Path) -> str:
         # resolved above; do not follow a link or wait for a pipe that was created since
-        with os.fdopen(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ValueError(f"{place.name!r} is no regular file")
+                raise ValueError(f"{path.name!r} is no regular file")
             data = file.read(self.max_bytes + 1)
         text = data[: self.max_bytes].decode("utf-8", "replace")
         return text if len(data) <= self.max_bytes else f"{text}\n[… only the first {self.max_bytes} bytes are shown …]"
