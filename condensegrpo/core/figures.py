@@ -103,13 +103,17 @@ def _lost_fact(trajectory: Trajectory) -> bool:
     It stood there in a message of another role: what the policy computes may stand in its reply by chance.
     """
     fact, contexts = trajectory.ground_truth, [turn.context for turn in trajectory.turns if turn.kind == "act"]
-    if not fact or not contexts or any(holds(fact, message.text) for message in contexts[-1]):
+    if not fact or not contexts:
         return False
-    earlier = {id(message): message for context in contexts for message in context}.values()
-    return any(message.role != "assistant" and holds(fact, message.text) for message in earlier)
+    last = {id(message): message for message in contexts[-1]}
+    if any(holds(fact, message.text) for message in last.values()):
+        return False
+    earlier = {id(message): message for context in contexts[:-1] for message in context if id(message) not in last}
+    return any(message.role != "assistant" and holds(fact, message.text) for message in earlier.values())
 
 
 def holds(fact: str, text: str) -> bool:
     """Whether a fact stands in a text by itself, in letters of either case: 7 in "it is 7.", not in 17, +7 or 7.5."""
-    edges = (r"(?<![\w+−-])(?<!\d[.,])", r"(?!\w|[.,]\d)")
-    return re.search(re.escape(fact).join(edges), text, re.IGNORECASE) is not None
+    literal = re.escape(fact)  # first: what stands before it is compared where it was found, not at every letter
+    alone = rf"{literal}(?<![\w+−-]{literal})(?<!\d[.,]{literal})(?!\w|[.,]\d)"
+    return re.search(alone, text, re.IGNORECASE) is not None
