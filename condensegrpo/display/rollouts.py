@@ -7,6 +7,7 @@ from typing import Any, overload
 
 from rich.console import Console
 
+from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Score, Trajectory
 from condensegrpo.display import theme
@@ -27,12 +28,17 @@ class Rollout:
     def __init__(self, index: Index, batch: TrajectoryBatch, record: IndexedTrajectory) -> None:
         self._index = index
         self.batch = batch
-        self.record = record  # the figures, with the credit that it was trained with
+        self.record = record  # of the index, with the credit that it was trained with
 
     @property
     def id(self) -> str:
         """Step, problem and sample, such as ``6/12/3``."""
         return self.record.id
+
+    @property
+    def figures(self) -> TrajectoryFigures:
+        """Its figures: correctness, reward, stop, turns, tokens; no file is read."""
+        return self.record.figures
 
     @property
     def trajectory(self) -> Trajectory:
@@ -67,12 +73,11 @@ class Rollout:
         return _html(self._draw)
 
     def __repr__(self) -> str:
-        figures = self.record.figures
-        return f"Rollout({self.id!r}, correct={figures.correct:g}, stop={figures.stop.value!r})"
+        return f"Rollout({self.id!r}, correct={self.figures.correct:g}, stop={self.figures.stop.value!r})"
 
     def _draw(self, console: Console, *, turn: int | None = None, tokens: bool = False, full: bool = False) -> None:
         reader = TrajectoryReader(self._index, self.batch)
-        views = reader.open(self.record, largest=self.record.figures.context_tokens, tokens=tokens).turns
+        views = reader.open(self.record, largest=self.figures.context_tokens, tokens=tokens).turns
         console.print(heading(self.record, self.trajectory.detail, full=full))
         console.print()
         console.print(overview(views))
