@@ -14,7 +14,7 @@ from tables import show
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo.learner.lora import adapted, add_adapters, merged
+from condensegrpo.learner.lora import adapted, add_adapters, merged_weight
 from condensegrpo.learner.settings import LoraSettings
 
 SIZES, RATES = (1024, 4096), (1e-6, 1e-5, 1e-4)
@@ -43,7 +43,7 @@ def shares(policy: PreTrainedModel, *, scale: float) -> list[tuple[float, float,
             continue
         weight = layer.weight.detach().double()
         wanted, native = (scale * (each.b.double() @ each.a.double()).detach() for each in (layer, short))
-        low_bits, full = (merged(each).double() - weight for each in (low, part))
+        low_bits, full = (merged_weight(each).double() - weight for each in (low, part))
         rows.append((lost(native, wanted), lost(low_bits, wanted), lost(full, wanted)))
     return rows
 

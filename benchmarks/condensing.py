@@ -30,7 +30,7 @@ from condensegrpo.condensers.summary_model import SummaryModel
 from condensegrpo.core.protocols import AttentionQuery, Problem, TokenAttention, UnitScorer
 from condensegrpo.core.trajectory import Generation, SamplingParams, Trajectory
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.group import problem_groups, rollout
+from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Limits, ToolLimits
 from condensegrpo.episodes.toolcalls import Toolbox
@@ -119,7 +119,7 @@ def played(name: str, folder: Path, *, problems: int, turns: int, alike: bool) -
         digests.append(f"{trajectory.id} {hashlib.sha256(repr(prompts).encode()).hexdigest()}")
 
     async def play() -> None:
-        await rollout(
+        await rollout_group(
             problem_groups(asked, 1),
             samples=SAMPLES,
             environment=lambda problem: Chat(problem, turns),

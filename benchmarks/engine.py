@@ -52,7 +52,7 @@ from condensegrpo.core.protocols import Condenser, NamedTensors, Problem, Stage,
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Score, Trajectory
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.group import problem_groups, rollout
+from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Limits, ToolLimits
 from condensegrpo.episodes.toolcalls import Toolbox
@@ -198,7 +198,7 @@ def played(cell: Cell, file: Path, ended: Callable[[Trajectory], object] | None 
         write_trajectory(file, ScoredTrajectory.of(trajectory, score))
 
     async def play() -> None:  # returns nothing: asyncio.run() makes the repr of a result, however large
-        await rollout(
+        await rollout_group(
             problem_groups(problems, 1),
             samples=SAMPLES,
             environment=lambda problem: Chat(problem, cell.turns),

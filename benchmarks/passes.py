@@ -23,7 +23,7 @@ from condensegrpo.algorithms.losses import clipped
 from condensegrpo.algorithms.objective import MicroBatchLoss, Objective, PerToken
 from condensegrpo.algorithms.packing import PackedBatch, blocks, lay_out, micro_batches
 from condensegrpo.core.trajectory import Segment
-from condensegrpo.learner.engine import open_engine, optimizer_step
+from condensegrpo.learner.engine import open_deepspeed, optimizer_step
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.settings import OptimizerSettings
@@ -153,7 +153,7 @@ def optimiser_step(model: PreTrainedModel, budget: Budget, _: Sequence[Segment])
     """The learner's whole step: what training calls, with DeepSpeed, clipping, AdamW and statistics."""
     # so small a rate that the first step does not move the gradient of the next
     optimiser = OptimizerSettings(lr=1e-12)
-    engine = open_engine(model, zero_stage=0, optimizer=optimiser, total_steps=1000, dtype=budget.dtype)
+    engine = open_deepspeed(model, zero_stage=0, optimizer=optimiser, total_steps=1000, dtype=budget.dtype)
     share = engine.module.computes_trees
 
     def step(rows: Sequence[Segment]) -> float:

@@ -41,7 +41,7 @@ from rollout_world import NO_LIMIT, Size, World, chatter, engine, make_model, ne
 from tables import show
 from trl_rollout import MISSING, missing, with_trl
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.observation_mask import ObservationMask
@@ -225,7 +225,7 @@ def turns(options: argparse.Namespace, folder: Path) -> list[Part]:
     ]
     sampler: Sampler = chatter(2000)
     if options.sampler != "scripted":
-        sampler = build("samplers", options.sampler, {"model_path": str(folder), "dtype": options.dtype})
+        sampler = build_plugin("samplers", options.sampler, {"model_path": str(folder), "dtype": options.dtype})
     weights = weights_of(folder)
     lines, bounds = [], []
     for name, condenser, budget in variants:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from rollout_world import World, engine, play, waves
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.protocols import Sampler
 
 Wave = list[tuple[tuple[int, ...], int]]  # a prompt and the length of its reply, for every trajectory
@@ -96,7 +96,7 @@ def through_engine(setting: Setting, sampler_name: str) -> Run:
             "max_model_len": setting.longest,
             "engine": {"kv_cache_gib": None if torch.cuda.is_available() else KV_GIB},
         }
-    sampler: Sampler = build("samplers", sampler_name, options)
+    sampler: Sampler = build_plugin("samplers", sampler_name, options)
     parts = engine(setting.folder, sampler, setting.world)
     weights = weights_of(setting.folder)
 
@@ -170,7 +170,7 @@ def syncs(setting: Setting, sampler_name: str) -> Run:
             "max_model_len": setting.longest,
             "engine": {"kv_cache_gib": None if torch.cuda.is_available() else KV_GIB},
         }
-    sampler: Sampler = build("samplers", sampler_name, options)
+    sampler: Sampler = build_plugin("samplers", sampler_name, options)
     weights = weights_of(setting.folder)
 
     def run(version: object) -> int:

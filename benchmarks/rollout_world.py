@@ -19,7 +19,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Condenser, NamedTensors, Problem, Sampler, Step
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Trajectory
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.group import problem_groups, rollout
+from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Limits, ToolLimits
 from condensegrpo.episodes.toolcalls import Toolbox
@@ -214,7 +214,7 @@ def play(parts: Engine, world: World, *, barrier: bool = False, step: int = 0) -
     async def run() -> None:  # returns nothing: asyncio.run() makes the repr of a result, however large
         meeting = asyncio.Barrier(world.trajectories) if barrier else None
         played.extend(
-            await rollout(
+            await rollout_group(
                 problem_groups(problems, 7),
                 samples=world.samples,
                 environment=lambda problem: Readings(world, problem, paces[int(problem.id)], meeting),

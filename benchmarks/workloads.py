@@ -19,7 +19,7 @@ from torch import Tensor
 from condensegrpo.algorithms.advantages import grpo
 from condensegrpo.algorithms.credit import Estimator, rows_of, scores_of, turn_tokens
 from condensegrpo.algorithms.losses import token_weights, totals
-from condensegrpo.algorithms.prefix_tree import different
+from condensegrpo.algorithms.prefix_tree import distinct_tokens
 from condensegrpo.algorithms.segments import segments
 from condensegrpo.core.messages import Message
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
@@ -75,7 +75,7 @@ class Workload:
     @property
     def distinct(self) -> int:
         """Tokens of all rows, shared ones counted once."""
-        return different([row.token_ids for row in self.rows])
+        return distinct_tokens([row.token_ids for row in self.rows])
 
 
 def workload(

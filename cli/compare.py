@@ -16,7 +16,7 @@ from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.console import PhaseDisplay
 from condensegrpo.display.quiet import quiet_libraries
-from condensegrpo.storage.evaluations import place_of
+from condensegrpo.storage.evaluations import destination_of
 from condensegrpo.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def compare(
         entrants = check_contenders(config, contenders(named, limits, config), model)
         step = trained_steps(model)
         if save is not None:
-            place_of(save, None, step)
+            destination_of(save, None, step)
             save_tokenizer(model, save)
         with opened_policy(config, model) as players:
             result = run_comparison(entrants, players=players, step=step, observer=display, save=save)

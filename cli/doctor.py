@@ -97,12 +97,12 @@ def doctor(
     if as_json:
         typer.echo(json.dumps({"version": 1, "findings": [asdict(finding) for finding in findings]}))
     else:
-        show(findings, theme.console())
+        print_findings(findings, theme.console())
     if any(finding.level is Level.PROBLEM for finding in findings):
         raise typer.Exit(1)
 
 
-def show(findings: Sequence[Finding], console: Console) -> None:
+def print_findings(findings: Sequence[Finding], console: Console) -> None:
     """One line a finding, its cure below it, and a closing count."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(3):

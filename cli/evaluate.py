@@ -99,13 +99,13 @@ def evaluate(
 def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str, Path | None]":
     """The configuration and the model folder that the arguments name, and the run that the policy is of, if any."""
     from condensegrpo.config.load import named_config
-    from condensegrpo.evaluation.policy import model_of, run_of
+    from condensegrpo.evaluation.policy import model_of, run_of_policy
 
     names = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
     if len(names) > 1:
         raise ConfigError(f"reading the arguments: wanted at most one CONFIG, found {names}.")
-    model, run = model_of(policy), run_of(policy)
+    model, run = model_of(policy), run_of_policy(policy)
     if not names and run is None:
         raise ConfigError(
             f"evaluating {policy}: it is not a run folder or a checkpoint in one, so a CONFIG must say the task. Add "

@@ -46,15 +46,15 @@ def export(
         )
     with PhaseDisplay(Console(stderr=True)) as display:
         display.phase("loading torch and transformers", None)
-        from condensegrpo.evaluation.policy import run_of
-        from condensegrpo.learner.export import Part, checkpoint_of, export
+        from condensegrpo.evaluation.policy import run_of_policy
+        from condensegrpo.learner.export import Part, checkpoint_of, export_checkpoint
 
         display.phase(f"exporting {source}", None)
         checkpoint = checkpoint_of(source, step)
         part: Part = "adapter" if adapter else "model"
-        run = run_of(str(checkpoint))
+        run = run_of_policy(str(checkpoint))
         if run is None:
-            export(checkpoint, target, part)
+            export_checkpoint(checkpoint, target, part)
             display.say("no model card: the checkpoint is not in the folder of its run")
         else:
             from condensegrpo.reporting.model_card import write_card
@@ -62,14 +62,14 @@ def export(
 
             name = repository or target.absolute().name
             card = partial(write_card, RunFolder(run), part=part, name=name, licence=licence)
-            export(checkpoint, target, part, card)
+            export_checkpoint(checkpoint, target, part, card)
     typer.echo(f"{checkpoint} → {target}")
     if repository is not None:
         _push(target, repository, public=public, dry_run=dry_run)
 
 
 def _push(folder: Path, repository: str, *, public: bool, dry_run: bool) -> None:
-    from condensegrpo.storage.hub_upload import files_of, upload
+    from condensegrpo.storage.hub import files_of, upload
 
     files = files_of(folder)
     size = f"{counted(len(files), 'file')}, {sum(files.values()) / 1e6:.1f} MB"

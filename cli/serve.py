@@ -53,13 +53,13 @@ def serve(
 
 
 def _served(config: "RunConfig", model: str) -> "tuple[ServedModel, ServerSettings]":
-    from condensegrpo.assembly.plugins import arguments
+    from condensegrpo.assembly.plugins import check_plugin
     from condensegrpo.config.load import longest_request
     from condensegrpo.samplers.vllm_server.settings import ServedModel, ServerSettings
 
     supplied = {"model_path": model, "dtype": config.model.dtype}
     options = config.sampler.options if config.sampler.name == "vllm_server" else {}
-    given = arguments("samplers", "vllm_server", options, supplied)
+    given = check_plugin("samplers", "vllm_server", options, supplied)
     settings, longest = given.get("server"), given.get("max_model_len")
     served = ServedModel(
         path=model,

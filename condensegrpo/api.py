@@ -266,7 +266,7 @@ def evaluate(
         RolloutError: every trajectory failed.
         RunError: the folder cannot be written.
     """
-    from condensegrpo.evaluation.policy import run_of
+    from condensegrpo.evaluation.policy import run_of_policy
     from condensegrpo.evaluation.stored import evaluate_policy
 
     changes = (*overrides, *([] if samples is None else [f"evaluate.samples={samples}"]))
@@ -275,7 +275,9 @@ def evaluate(
     command = f"condensegrpo.evaluate({', '.join(map(repr, (named, *changes)))}, model={source!r}, **{parts})"
     folder = None if save is None else Path(save)
     with _shown(observer) as shown:
-        return evaluate_policy(components, source, save=folder, run=run_of(source), observer=shown, command=command)
+        return evaluate_policy(
+            components, source, save=folder, run=run_of_policy(source), observer=shown, command=command
+        )
 
 
 def _built(
@@ -295,11 +297,11 @@ def _built(
 def _model(config: "RunConfig | Path | str", settings: "RunConfig", model: str | Path | None) -> str:
     """The model folder or Hub id of the argument, or else that of the run or of the configuration."""
     from condensegrpo.config.schema import RunConfig
-    from condensegrpo.evaluation.policy import model_of, run_of
+    from condensegrpo.evaluation.policy import model_of, run_of_policy
 
     if model is not None:
         return model_of(str(model))
-    if not isinstance(config, RunConfig) and run_of(str(config)) is not None:
+    if not isinstance(config, RunConfig) and run_of_policy(str(config)) is not None:
         return model_of(str(config))
     if settings.model.path is None:
         raise ConfigError(

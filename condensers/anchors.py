@@ -1,5 +1,12 @@
 """The condenser that keeps the anchors of what another condenser leaves out: numbers, paths, errors, names, verbatim.
 
+An anchor is a part of a text that a summary in other words would lose:
+
+Build 1142 failed: ValueError: bad id 'u_17' in src/app.py:88
+number 1142 · error ValueError: bad id 'u_17' in src/app.py:88
+
+They are kept beside what is shown:
+
 the wrapped condenser drops 0 and 1 and masks the result of 2, of five units
 0  ls  ─▶  src/app.py src/db.py            ┐  Verbatim from omitted turns:  src/app.py  src/db.py  1142
 1  make  ─▶  build 1142 …                  ┘  [2 turns up to 1 omitted, parts of them verbatim above: 96 tokens]
@@ -7,16 +14,17 @@ the wrapped condenser drops 0 and 1 and masks the result of 2, of five units
 3, 4                                          unchanged
 """
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import accumulate
 from operator import attrgetter
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from annotated_types import Gt, Lt
 
-from condensegrpo.condensers.anchor_patterns import KINDS, Kind, anchors
 from condensegrpo.condensers.fit import fits
 from condensegrpo.condensers.pipeline import Pipeline
 from condensegrpo.condensers.placeholder import VERBATIM, VERBATIM_LENGTH
@@ -27,13 +35,28 @@ from condensegrpo.core.protocols import Budget, Condensed, Stage
 from condensegrpo.core.wording import counted
 
 HEADING = "Verbatim from omitted turns:"
+Kind = Literal["url", "error", "quote", "path", "number", "identifier", "name"]
+KINDS: tuple[Kind, ...] = ("url", "error", "quote", "path", "number", "identifier", "name")
+
+# every repetition is bounded, so that no text takes longer than its length times a constant
+_PATTERNS: dict[Kind, str] = {  # the first that matches at a place wins
+    "url": r"https?://[^\s<>\"'`)\]}]{1,200}(?![^\s<>\"'`)\]}])|\w[\w.+-]{0,60}@[\w-]{1,60}(?:\.[\w-]{1,20}){1,4}(?!\w)",
+    "error": r"(?:[\w.]{0,60}(?:Error|Exception|Warning)|(?i:error|fatal|failed))\b: [^\n]{1,160}",
+    "quote": r"\"[^\"\n]{1,80}\"(?:\s?:)?|`[^`\n]{1,80}`|“[^”\n]{1,80}”",
+    "path": r"(?=[~./\\]|\S{0,60}[._\d]|\w{1,60}[/\\]\w{1,60}[/\\])"  # and/or is none
+    r"(?:(?:~|\.{1,2}|[A-Za-z]:)?[/\\])?\.?\w[\w.@+-]{0,60}(?:[/\\][\w.@+-]{1,60}){1,12}(?::\d{1,6}){0,2}(?!\w)"
+    r"|(?:~|\.{1,2})?[/\\]\.?\w[\w.@+-]{0,60}(?!\w)|\w[\w-]{1,60}\.[A-Za-z]\w{0,4}(?::\d{1,6}){0,2}(?!\w)",
+    "number": r"[$€£]?[-+]?\d{1,30}(?:[.,:/-]\d{1,30}){0,6}[%A-Za-z]{0,3}(?![.,:/-]?\w)",
+    "identifier": r"(?=\w{0,60}[_\d]|\w{0,60}[a-z][A-Z]|[A-Z]{2})\w{2,60}(?:-\w{1,30}){0,5}(?!\w)",
+    "name": r"(?<=[\w,;’'] )(?!I\b)[A-Z][\w’'-]{1,30}(?: [A-Z][\w’'-]{1,30}){0,3}(?!\w)",
+}
 
 
 class Lost(NamedTuple):
     """An anchor that is in no shown message, and where it stood."""
 
     turn: int
-    result: int | None  # of a masked result: its place in the unit; None: the unit is not shown
+    result: int | None  # index in the unit of a masked result; None: the unit is not shown
     text: str
 
 
@@ -41,7 +64,7 @@ class Lost(NamedTuple):
 class Anchors:
     """Keeps numbers, paths, errors, quotes, URLs and names of what its stages drop or mask, verbatim, beside them.
 
-    Anchors of dropped units are listed in one unit at the place of the newest of them, and those of a masked result
+    Anchors of dropped units are listed in one unit where the newest of them stood, and those of a masked result
     behind its placeholder. A new summary gets them at its end. Newest first, each once, and none that is shown anyway.
     """
 
@@ -78,22 +101,20 @@ class Anchors:
         of their room; those that write are not.
         """
         view = history.current_units
-        listed = next(
-            (unit for unit in view if _is_list(unit)), None
-        )  # of its own earlier answer, if that is asked for
+        listed = next((unit for unit in view if _is_list(unit)), None)  # of its earlier answer
         rest = tuple(unit for unit in view if unit is not listed)
         whole = fits(history, view, budget)
         past = history if listed is None else history.with_units(rest)
         condensed = await self.pipeline.condense(past, budget if whole else self._less(budget), tools)
         if condensed.units == rest:
             return replace(condensed, units=view) if whole else condensed
-        answer, used = self._listed(history, condensed, budget)
+        answer, used = self._with_anchors(history, condensed, budget)
         if used is None or whole or self.writes:
             return answer
         ample = replace(budget, tokens=budget.tokens - used)  # the anchors need less than half of their share
-        return self._listed(history, await self.pipeline.condense(past, ample, tools), budget)[0]
+        return self._with_anchors(history, await self.pipeline.condense(past, ample, tools), budget)[0]
 
-    def _listed(self, history: History, condensed: Condensed, budget: Budget) -> tuple[Condensed, int | None]:
+    def _with_anchors(self, history: History, condensed: Condensed, budget: Budget) -> tuple[Condensed, int | None]:
         """An answer of the stages with the anchors that fit; their tokens, if they leave half of their share.
 
         Lines are counted one by one, each once in an episode, and then all together.
@@ -147,7 +168,7 @@ def _lost(
 def _left_out(
     history: History, condensed: Condensed, kinds: tuple[Kind, ...]
 ) -> Iterator[tuple[int, int | None, Sequence[str]]]:
-    """Turn, place of a masked result and anchors, the newest unit first; what an earlier summary covers is its own."""
+    """Turn, index of a masked result and anchors, the newest unit first; an earlier summary covers what it covers."""
     by_turn = {unit.turn: unit for unit in condensed.units}
     old = history.summary
     covered = old.through if old is not None and by_turn.get(old.through) == old.unit else -1
@@ -158,9 +179,9 @@ def _left_out(
             texts = (text for message in unit.messages for text in anchors(message.text, kinds))
             yield unit.turn, None, lines or tuple(dict.fromkeys(texts))
         elif shown != unit:
-            for place, (now, raw) in enumerate(zip(shown.results, unit.results, strict=True)):
+            for index, (now, raw) in enumerate(zip(shown.results, unit.results, strict=True)):
                 if now != raw:
-                    yield unit.turn, place, anchors(raw.text, kinds)
+                    yield unit.turn, index, anchors(raw.text, kinds)
 
 
 def _note(history: History, condensed: Condensed, lost: Sequence[Lost], budget: Budget) -> Message:
@@ -178,18 +199,16 @@ def _with(history: History, condensed: Condensed, lost: Sequence[Lost], note: Me
     chosen = sorted(lost, key=_turn)  # stable: in a unit in order
     listed = [anchor for anchor in chosen if anchor.result is None]
     text = "\n".join((HEADING, *(anchor.text for anchor in listed)))
-    behind: dict[int, list[Lost]] = {}  # placeholders, by turn
+    masked: dict[int, list[Lost]] = {}  # anchors of masked results, by turn
     for anchor in chosen:
         if anchor.result is not None:
-            behind.setdefault(anchor.turn, []).append(anchor)
-    units, summary = (
-        [_annotated(history, unit, behind.get(unit.turn, ())) for unit in condensed.units],
-        condensed.summary,
-    )
+            masked.setdefault(anchor.turn, []).append(anchor)
+    units = [_annotated(history, unit, masked.get(unit.turn, ())) for unit in condensed.units]
+    summary = condensed.summary
     if listed and summary is not None:
-        place = condensed.units.index(summary.unit)
+        index = condensed.units.index(summary.unit)
         summary = replace(summary, text=f"{summary.text}\n\n{text}")
-        units[place] = summary.unit
+        units[index] = summary.unit
     elif listed:
         reply = Message(role="assistant", content=text)
         units.append(Unit(turn=listed[-1].turn, reply=reply, results=(note,), is_summary=True))
@@ -199,19 +218,33 @@ def _with(history: History, condensed: Condensed, lost: Sequence[Lost], note: Me
     return replace(condensed, units=tuple(sorted(units, key=_turn)), summary=summary, reason=reason)
 
 
-def _annotated(history: History, unit: Unit, own: Sequence[Lost]) -> Unit:
+def _annotated(history: History, unit: Unit, lost: Sequence[Lost]) -> Unit:
     """A unit with its anchors behind the placeholders of its results, as long as that is shorter than they were."""
-    if not own:
+    if not lost:
         return unit
     raw = history.units[bisect_left(history.units, unit.turn, key=_turn)]
     results = list(unit.results)
-    for anchor in own:
-        place = anchor.result or 0
-        before = results[place].text
+    for anchor in lost:
+        index = anchor.result or 0
+        before = results[index].text
         longer = f"{before}{'; ' if VERBATIM in before else VERBATIM}{anchor.text}"
-        if len(longer) < min(len(raw.results[place].text), len(unit.results[place].text) + VERBATIM_LENGTH):
-            results[place] = replace(results[place], content=longer)
+        if len(longer) < min(len(raw.results[index].text), len(unit.results[index].text) + VERBATIM_LENGTH):
+            results[index] = replace(results[index], content=longer)
     return replace(unit, results=tuple(results))
+
+
+@lru_cache(maxsize=8192)
+def anchors(text: str, kinds: tuple[Kind, ...] = KINDS) -> tuple[str, ...]:
+    """The anchors of a text, verbatim, each once, in order. Of a long error message the first 160 characters."""
+    matches = (match[0].rstrip() for match in _compiled(kinds).finditer(text))
+    bare = (match.strip('“”"`') for match in matches if not match.endswith('":'))  # a key of JSON
+    stripped = (match.lstrip(" ,;:").rstrip(" .,;:") for match in bare)
+    return tuple(dict.fromkeys(anchor for anchor in stripped if anchor))
+
+
+@lru_cache(maxsize=64)
+def _compiled(kinds: Sequence[Kind]) -> re.Pattern[str]:
+    return re.compile("|".join(rf"(?<!\w)(?:{pattern})" for kind, pattern in _PATTERNS.items() if kind in kinds))
 
 
 _turn = attrgetter("turn")

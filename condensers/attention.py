@@ -33,7 +33,7 @@ class AttentionCondenser:
         "policy"  # whose attention: policy, leave_one_out, or a frozen model's folder or Hub id; policy@0,1: layers
     )
     smoothing: Annotated[float, Ge(0), Lt(1)] = 0.5  # weight of earlier turns in a score; 0: each turn by itself
-    lookback: Annotated[int, Ge(0)] = 2  # earlier turns that are scored again; each costs one reading unless cached
+    lookback: Annotated[int, Ge(0)] = 2  # earlier turns that are scored again; each costs one pass unless cached
     hysteresis: Annotated[float, Ge(1)] = 1.25  # factor by which a dropped unit must be better to return
 
     @property
@@ -42,7 +42,7 @@ class AttentionCondenser:
         return (self.scorer,)
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """The units to show. Costs one count per unit, log2 of the number of units more, and one reading per turn.
+        """The units to show. Costs one count per unit, log2 of the number of units more, and one pass per turn.
 
         Raises:
             ValueError: the budget has no such scorer, or its scores are invalid.
@@ -54,11 +54,11 @@ class AttentionCondenser:
         ranked = await self._ranked(history, budget, costs)
 
         def fitting(kept: int) -> bool:
-            return within(history, [history.units[place] for place in sorted(ranked[:kept])], budget)
+            return within(history, [history.units[index] for index in sorted(ranked[:kept])], budget)
 
         # tokens of units do not add up exactly: of the chosen units, as many are shown as fit when counted together
         kept = most_that_fit(len(ranked), fitting, likely=len(ranked))
-        shown = tuple(history.units[place] for place in sorted(ranked[:kept]))
+        shown = tuple(history.units[index] for index in sorted(ranked[:kept]))
         return Condensed(
             units=shown,
             reason=f"kept {len(shown)} of {total} units by the attention of {self.scorer}",
@@ -74,20 +74,20 @@ class AttentionCondenser:
         smooth: list[float] = []
         for end, scores in zip(ends, await _scores(budget, self.scorer, pasts), strict=True):
             smooth = [
-                self.smoothing * smooth[place] + (1 - self.smoothing) * score if place < len(smooth) else score
-                for place, score in enumerate(scores[:-1])
+                self.smoothing * smooth[index] + (1 - self.smoothing) * score if index < len(smooth) else score
+                for index, score in enumerate(scores[:-1])
             ]
             known = set(ranked) if ranked else set(range(end))
             returning = set(range(end - 2)) - known
             worth = [
-                score / costs[place] / (self.hysteresis if place in returning else 1.0)
-                for place, score in enumerate(smooth)
+                score / costs[index] / (self.hysteresis if index in returning else 1.0)
+                for index, score in enumerate(smooth)
             ]
-            ranked = choose(worth, costs[:end], room)
+            ranked = choose_units(worth, costs[:end], room)
         return ranked
 
 
-def choose(worth: Sequence[float], costs: Sequence[int], room: int) -> list[int]:
+def choose_units(worth: Sequence[float], costs: Sequence[int], room: int) -> list[int]:
     """The newest unit, then the units of the greatest worth that still fit; at equal worth the newer unit.
 
     Worth 3 1 2 and the newest, costs 4 1 4 2, room 8 ─▶ 3 (2), 0 (4), 2 does not fit, 1 (1)
@@ -99,10 +99,10 @@ def choose(worth: Sequence[float], costs: Sequence[int], room: int) -> list[int]
     """
     newest = len(costs) - 1
     chosen, left = [newest], room - costs[newest]
-    for place in sorted(range(newest), key=lambda place: (-worth[place], -place)):
-        if costs[place] <= left:
-            chosen.append(place)
-            left -= costs[place]
+    for index in sorted(range(newest), key=lambda index: (-worth[index], -index)):
+        if costs[index] <= left:
+            chosen.append(index)
+            left -= costs[index]
     return chosen
 
 

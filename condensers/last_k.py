@@ -26,11 +26,11 @@ class LastK:
         """The kept units. Costs one count for a new unit and a few of the kept ones."""
         total = len(history.units)
         first = min(self.keep_first, total)
-        wanted = (*history.units[:first], *history.units[max(total - self.keep_last, first) :])
-        kept = newest_that_fit(history, wanted, budget)
-        dropped = len(wanted) - len(kept)
+        chosen = (*history.units[:first], *history.units[max(total - self.keep_last, first) :])
+        kept = newest_that_fit(history, chosen, budget)
+        dropped = len(chosen) - len(kept)
         fitted = f", without the {dropped} oldest of them to fit {budget.tokens} tokens" if dropped else ""
         return Condensed(
             units=kept,
-            reason="" if len(kept) == total else f"kept {len(wanted)} of {total} units{fitted}",
+            reason="" if len(kept) == total else f"kept {len(chosen)} of {total} units{fitted}",
         )

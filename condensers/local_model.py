@@ -123,7 +123,7 @@ class LocalModel:
             )
         late = time.monotonic() - started >= self.seconds
         for number, row in enumerate(output[:, width:].tolist()):
-            end = next((place for place, token in enumerate(row) if token in ends), None)
+            end = next((index for index, token in enumerate(row) if token in ends), None)
             if len(prompts) > 1 and margins.least(number, len(row) if end is None else end + 1) < NEAR:
                 yield from self._written([prompts[number]])
             elif end is None and late:
@@ -154,10 +154,10 @@ def _parts(prompts: Sequence[_Prompt], new: int, room: int) -> Iterator[Sequence
     """The prompts by length, in batches of at most ``room`` tokens with the ``new`` ones; one alone may have more."""
     rows = sorted(prompts, key=lambda prompt: len(prompt[0]))
     start = 0
-    for place, (ids, _) in enumerate(rows):
-        if place > start and (len(ids) + new) * (place - start + 1) > room:
-            yield rows[start:place]
-            start = place
+    for index, (ids, _) in enumerate(rows):
+        if index > start and (len(ids) + new) * (index - start + 1) > room:
+            yield rows[start:index]
+            start = index
     if rows:
         yield rows[start:]
 

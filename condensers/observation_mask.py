@@ -30,8 +30,8 @@ class ObservationMask:
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The units with their old results masked. Costs three counts for a new result and log2 of the kept units."""
         units = history.units
-        wanted = max(len(units) - self.keep, 0)
-        most = max(len(units) - 1, wanted)
+        required = max(len(units) - self.keep, 0)
+        most = max(len(units) - 1, required)
         masks = self._masks(history, budget.count, most)
 
         def shown(oldest: int) -> tuple[Unit, ...]:
@@ -40,16 +40,16 @@ class ObservationMask:
         everything = shown(most)
         kept = newest_that_fit(history, everything, budget) if self.drop_oldest else everything
         if len(kept) == len(units) and (self.drop_oldest or len(units) < 2 or fits(history, everything, budget)):
-            places = range(most)  # how many of the oldest are masked
+            numbers = range(most)  # how many of the oldest are masked
             kept = shown(
-                bisect_left(places, True, lo=wanted, key=lambda oldest: within(history, shown(oldest), budget))
+                bisect_left(numbers, True, lo=required, key=lambda oldest: within(history, shown(oldest), budget))
             )
         return Condensed(units=kept, reason=_reason(units, kept))
 
     def masked(self, history: History, count: Count) -> tuple[Unit, ...]:
         """All units, with placeholders for the results of all but the newest ``keep``, whatever the budget."""
-        wanted = max(len(history.units) - self.keep, 0)
-        return (*self._masks(history, count, wanted), *history.units[wanted:])
+        masked = max(len(history.units) - self.keep, 0)
+        return (*self._masks(history, count, masked), *history.units[masked:])
 
     def _masks(self, history: History, count: Count, most: int) -> tuple[Unit, ...]:
         """The oldest units with placeholders for their results; each is made once in an episode."""

@@ -27,17 +27,17 @@ class RandomDrop:
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The units of the highest ranks that fit, in order. Costs a few counts of the kept units."""
         units, total = history.units, len(history.units)
-        places = _ranking(self.seed, history.pinned).places(units)
-        ranked: list[int] = []  # as many as were asked for
+        indices = _ranking(self.seed, history.pinned).indices(units)
+        ranked: list[int] = []  # as many as were needed
 
         def upcoming() -> Iterator[Unit]:
-            for place in places:
-                ranked.append(place)
-                yield units[place]
+            for index in indices:
+                ranked.append(index)
+                yield units[index]
 
         def first(most: int) -> tuple[Unit, ...]:
-            ranked.extend(islice(places, max(most - len(ranked), 0)))
-            return tuple(units[place] for place in sorted(ranked[:most]))
+            ranked.extend(islice(indices, max(most - len(ranked), 0)))
+            return tuple(units[index] for index in sorted(ranked[:most]))
 
         likely = most_by_their_sum(history, upcoming(), budget)
         kept = first(most_that_fit(total, lambda most: within(history, first(most), budget), likely))
@@ -53,17 +53,17 @@ class _Ranking:
         self._ranks: list[tuple[bytes, int]] = []  # with turns, the lowest first
         self._lock = Lock()
 
-    def places(self, units: Sequence[Unit]) -> Iterator[int]:
-        """The places of units: of the newest, then the higher the rank the earlier."""
+    def indices(self, units: Sequence[Unit]) -> Iterator[int]:
+        """The indices of units: of the newest, then the higher the rank the earlier."""
         yield from range(len(units))[-1:]
         with self._lock:
             for turn in range(len(self._ranks), units[-1].turn if units else 0):
                 insort(self._ranks, (self._rank(turn), turn))
             ranks = self._ranks[::-1]
         for _, turn in ranks:
-            place = turn if turn < len(units) and units[turn].turn == turn else bisect_left(units, turn, key=_turn)
-            if place < len(units) - 1 and units[place].turn == turn:
-                yield place
+            index = turn if turn < len(units) and units[turn].turn == turn else bisect_left(units, turn, key=_turn)
+            if index < len(units) - 1 and units[index].turn == turn:
+                yield index
 
     def _rank(self, turn: int) -> bytes:
         return hashlib.blake2b(f"{self._seed}/{turn}/{self._question}".encode(), digest_size=8).digest()

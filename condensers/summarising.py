@@ -49,7 +49,7 @@ class SummaryPlan:
         return (*self.covered, *self.kept)
 
 
-def planned(history: History, budget: Budget, *, keep_last: int, room: int, always: bool) -> SummaryPlan | None:
+def summary_plan(history: History, budget: Budget, *, keep_last: int, room: int, always: bool) -> SummaryPlan | None:
     """What to summarise: all but the newest ``keep_last`` units, or fewer of those if they leave a summary no room.
 
     None if the history is within the budget, if no unit is new, or if the newest unit by itself exceeds the budget.
@@ -105,7 +105,7 @@ def summarised(
     )
 
 
-async def without(
+async def without_summary(
     history: History, budget: Budget, tools: Sequence[Mapping[str, object]], *, why: str, rejected: Sequence[str] = ()
 ) -> Condensed:
     """A history without a new summary: unchanged if it fits, else with old results masked."""

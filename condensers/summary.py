@@ -9,7 +9,14 @@ from annotated_types import Ge
 
 from condensegrpo.condensers.fit import fits
 from condensegrpo.condensers.observation_mask import ObservationMask
-from condensegrpo.condensers.summarising import SummaryPlan, planned, read_instruction, summarised, usable, without
+from condensegrpo.condensers.summarising import (
+    SummaryPlan,
+    read_instruction,
+    summarised,
+    summary_plan,
+    usable,
+    without_summary,
+)
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import History, Message, Summary, Unit
 from condensegrpo.core.protocols import Budget, Condensed, Request
@@ -44,26 +51,26 @@ class PolicySummary:
         """Refuse a budget in which a summary can never be requested, or never have its full length."""
         reply, longest = Message(role="assistant", content=""), self._longest(budget)
         text = self.instruction.substitute(tokens=longest, kept=self.keep_last)
-        asked = (*pinned, *Unit(turn=0, reply=reply).with_instruction(text).messages)
+        request = (*pinned, *Unit(turn=0, reply=reply).with_instruction(text).messages)
         shown = (*pinned, *Summary(text="", through=0, tokens=0).unit.messages)
-        need, request = budget.count(shown) + longest, budget.count(asked)
+        need, needed = budget.count(shown) + longest, budget.count(request)
         most = budget.request_tokens or budget.tokens
-        if need > budget.tokens or request > most:
+        if need > budget.tokens or needed > most:
             raise ValueError(
                 f"behind system message and question a summary of {longest} tokens (max_tokens, or what a reply may "
                 f"have) makes {need} tokens, of {budget.tokens} that a condensed prompt may have, and asking for it "
-                f"{request}, of {most}. Raise rollout.limits.max_context_tokens, lower max_tokens, shorten the template"
+                f"{needed}, of {most}. Raise rollout.limits.max_context_tokens, lower max_tokens, shorten the template"
             )
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The newest units behind a summary; the units unchanged if they are within the budget."""
         room = self._longest(budget)
-        plan = planned(history, budget, keep_last=self.keep_last, room=room, always=self.always)
+        plan = summary_plan(history, budget, keep_last=self.keep_last, room=room, always=self.always)
         if plan is None or budget.write is None:
-            return await without(history, budget, tools, why="")
+            return await without_summary(history, budget, tools, why="")
         request = self._request(plan, history, budget)
         if request is None:
-            return await without(history, budget, tools, why="a request for a summary does not fit")
+            return await without_summary(history, budget, tools, why="a request for a summary does not fit")
         rejected: list[str] = []
         for _ in range(self.attempts):
             written = await budget.write(request)
@@ -74,7 +81,7 @@ class PolicySummary:
                 continue
             return summarised(summary, plan, history, budget, rejected)
         why = f"no summary can be used: {'; '.join(rejected)}"
-        return await without(history, budget, tools, why=why, rejected=rejected)
+        return await without_summary(history, budget, tools, why=why, rejected=rejected)
 
     def _request(self, plan: SummaryPlan, history: History, budget: Budget) -> Request | None:
         """The request with all units, with old results masked, or without the kept units; None if none fits."""

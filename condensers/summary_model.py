@@ -12,7 +12,14 @@ from annotated_types import Ge, Gt
 
 from condensegrpo.condensers.endpoint import Endpoint
 from condensegrpo.condensers.local_model import LocalModel
-from condensegrpo.condensers.summarising import SummaryPlan, planned, read_instruction, summarised, usable, without
+from condensegrpo.condensers.summarising import (
+    SummaryPlan,
+    read_instruction,
+    summarised,
+    summary_plan,
+    usable,
+    without_summary,
+)
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import History, Message, Summary, flatten
 from condensegrpo.core.protocols import Budget, Condensed, Written
@@ -85,9 +92,9 @@ class SummaryModel:
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The newest units behind a summary; the units unchanged if they are within the budget."""
         room = min(self.max_tokens, budget.tokens // 2)
-        plan = planned(history, budget, keep_last=self.keep_last, room=room, always=self.always)
+        plan = summary_plan(history, budget, keep_last=self.keep_last, room=room, always=self.always)
         if plan is None:
-            return await without(history, budget, tools, why="")
+            return await without_summary(history, budget, tools, why="")
         text = self._request(plan, history)
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         known = key in self._summaries
@@ -100,7 +107,7 @@ class SummaryModel:
             self._counts["refused"] += 1
             late = "it waited or ran too long: raise concurrency or seconds"
             refusal = error if isinstance(error, SummaryRefused) else late
-            return await without(history, budget, tools, why=f"no summary can be used: {refusal}")
+            return await without_summary(history, budget, tools, why=f"no summary can be used: {refusal}")
         self._counts["remembered"] += known
         return summarised(summary, plan, history, budget, ())
 

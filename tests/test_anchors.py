@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conformance import Case, answered, condense, count, history, statuses, unit
 
-from condensegrpo.condensers.anchor_patterns import anchors
+from condensegrpo.condensers.anchors import anchors
 from condensegrpo.core.messages import flatten
 from condensegrpo.core.protocols import Condensed, RanksUnits, Writes
 

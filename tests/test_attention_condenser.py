@@ -9,9 +9,9 @@ from conformance import PINNED, check_account, count, history, statuses, turns, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.attention.scripted import ScriptedScorer
-from condensegrpo.condensers.attention import AttentionCondenser, choose
+from condensegrpo.condensers.attention import AttentionCondenser, choose_units
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Unit, flatten
 from condensegrpo.core.protocols import Budget, Condensed, UnitScorer
@@ -84,7 +84,7 @@ def test_tokens_that_do_not_add_up_never_break_the_budget() -> None:
 )
 def test_what_is_chosen_fits_and_leaves_no_room_for_more(worth: list[float], costs: list[int], room: int) -> None:
     costs = costs[: len(worth) + 1]
-    chosen = choose(worth, costs, room)
+    chosen = choose_units(worth, costs, room)
     used = sum(costs[place] for place in chosen)
     assert chosen[0] == len(costs) - 1
     assert len(set(chosen)) == len(chosen)
@@ -93,7 +93,7 @@ def test_what_is_chosen_fits_and_leaves_no_room_for_more(worth: list[float], cos
 
 
 def test_the_example_of_the_docstring() -> None:
-    assert choose([3, 1, 2], [4, 1, 4, 2], 8) == [3, 0, 1]
+    assert choose_units([3, 1, 2], [4, 1, 4, 2], 8) == [3, 0, 1]
 
 
 # --- over turns -----------------------------------------------------------------------------------------------------
@@ -173,4 +173,4 @@ def test_a_budget_without_the_scorer_names_those_that_it_has() -> None:
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(PluginError, match="setting up the condenser 'attention'"):
-        build("condensers", "attention", options)
+        build_plugin("condensers", "attention", options)

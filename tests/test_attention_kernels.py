@@ -109,7 +109,7 @@ def test_the_example_of_the_docstrings() -> None:
 def test_a_token_sees_its_own_row_up_to_itself_and_no_other(rows: list[list[int]]) -> None:
     laid_out = tree(rows)
     end = ends(laid_out.positions)
-    for places in laid_out.places:
+    for places in laid_out.indices:
         for depth, query in enumerate(places):
             assert [key for key in range(len(end)) if key <= query < end[key]] == list(places[: depth + 1])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from memory_questions import write_memory_questions
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem
 from condensegrpo.rewards.matches import Matcher
@@ -89,4 +89,4 @@ def test_an_answer_is_right_if_it_contains_a_listed_one_as_whole_words(answer: s
 
 def test_data_that_is_no_benchmark_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"has no BFCL_v4_memory\.json"):
-        build("tasks", "bfcl_memory", {"data": str(tmp_path)})
+        build_plugin("tasks", "bfcl_memory", {"data": str(tmp_path)})

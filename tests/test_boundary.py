@@ -22,7 +22,7 @@ from condensegrpo.core.protocols import Budget, Condensed, NamedTensors, Problem
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
 from condensegrpo.episodes.boundary import Ended, checked_messages, guarded
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.group import problem_groups, rollout
+from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage import codec
 
@@ -44,7 +44,7 @@ def roll(parts: Engine, environment: Callable[[Problem], Any] = Counting) -> tup
     """One trajectory of the question ``fault`` and one of ``count``."""
     problems = problem_groups([problem(0, "fault"), problem(1, "count")], 7)
     groups = asyncio.run(
-        rollout(
+        rollout_group(
             problems,
             samples=1,
             environment=environment,
@@ -404,7 +404,7 @@ def test_a_condenser_of_others_in_a_built_in_pipeline_is_abandoned_when_it_block
     script = ScriptedSampler(lambda ids: said("answer 1" if len(ids) > 120 else "go on"))
     pipeline = Pipeline([Stage(name="mine", condenser=mine, over=0.0)])
     groups = asyncio.run(
-        rollout(
+        rollout_group(
             problem_groups([problem(0), problem(1)], 0),
             samples=1,
             environment=Counting,

@@ -9,7 +9,7 @@ from conformance import PINNED, condense, count, history, spans, turns, unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.fit import most_that_fit
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
@@ -130,7 +130,7 @@ def test_what_is_likely_to_fit_changes_the_questions_and_not_the_answer(total: i
 @pytest.mark.parametrize("options", [{"keep_last": -1}, {"keep_first": -2}, {"keep_last": 1.5}, {"keep_last": "two"}])
 def test_last_k_refuses_what_is_no_count(options: dict[str, Any]) -> None:
     with pytest.raises(PluginError, match="setting up the condenser 'last_k'"):
-        build("condensers", "last_k", options)
+        build_plugin("condensers", "last_k", options)
 
 
 # --- the controls: truncate, random_drop --------------------------------------------------------------------------
@@ -213,10 +213,10 @@ def test_a_control_asks_for_few_counts(name: str) -> None:
         return count(messages)
 
     past = history(*(unit(turn) for turn in range(60)))
-    asyncio.run(build("condensers", name, {}).condense(past, Budget(tokens=50, count=counted), ()))
+    asyncio.run(build_plugin("condensers", name, {}).condense(past, Budget(tokens=50, count=counted), ()))
     assert len(asked) <= 60 + 1 + 12
 
 
 def test_random_drop_refuses_what_is_no_seed() -> None:
     with pytest.raises(PluginError, match="setting up the condenser 'random_drop'"):
-        build("condensers", "random_drop", {"seed": "two"})
+        build_plugin("condensers", "random_drop", {"seed": "two"})

@@ -12,7 +12,7 @@ from builders import trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult
 from condensegrpo.core.trajectory import Stop, Trajectory
@@ -192,7 +192,7 @@ def test_a_harder_question_is_never_taxed_more(contexts: list[int], wrong: int) 
 
 
 def test_linear_pass_rate_is_found_by_its_name_and_is_a_group_reward() -> None:
-    assert isinstance(build("rewards", "linear_pass_rate", ANCHORS), GroupReward)
+    assert isinstance(build_plugin("rewards", "linear_pass_rate", ANCHORS), GroupReward)
     assert not isinstance(InverseMaxContext(), GroupReward)
 
 
@@ -223,17 +223,17 @@ def test_anchors_coefficient_measure_and_match_are_checked(
     name: str, options: Mapping[str, object], message: str
 ) -> None:
     with pytest.raises(PluginError, match=message):
-        build("rewards", name, {**ANCHORS, **options})
+        build_plugin("rewards", name, {**ANCHORS, **options})
 
 
 @pytest.mark.parametrize("tokens", [0, -1, NAN, INF])
 def test_the_reference_must_be_a_finite_number_of_tokens(tokens: float) -> None:
     with pytest.raises(PluginError, match=f"reference_tokens is {tokens}, wanted (greater than 0|a finite number)"):
-        build("rewards", "inverse_scaled", {"reference_tokens": tokens})
+        build_plugin("rewards", "inverse_scaled", {"reference_tokens": tokens})
 
 
 def test_an_unknown_measure_is_refused_by_every_reward_that_has_one() -> None:
     required: dict[str, dict[str, object]] = {"inverse_max_context": {}, "inverse_scaled": {"reference_tokens": 1}}
     for name, options in required.items():
         with pytest.raises(PluginError, match="measure is 'largest', wanted 'max', 'sum' or 'last'"):
-            build("rewards", name, {**options, "measure": "largest"})
+            build_plugin("rewards", name, {**options, "measure": "largest"})

@@ -22,7 +22,7 @@ from condensegrpo.cli.doctor import (
     parameters_of_files,
     parameters_of_name,
     parameters_of_new,
-    show,
+    print_findings,
 )
 from condensegrpo.cli.doctor_machine import (
     GIB,
@@ -343,7 +343,9 @@ def test_the_doctor_probes_the_backend_of_a_configuration(tmp_path: Path) -> Non
 def test_every_finding_shows_its_mark_and_its_cure() -> None:
     screen = console()
     with screen.capture() as capture:
-        show([ok("a", "fine"), warning("b", "slow\x1b[31m", "hurry"), problem("c", "[red]broken", "mend it")], screen)
+        print_findings(
+            [ok("a", "fine"), warning("b", "slow\x1b[31m", "hurry"), problem("c", "[red]broken", "mend it")], screen
+        )
     lines = [line.rstrip() for line in capture.get().splitlines()]
     assert lines == [
         "✓  a  fine",

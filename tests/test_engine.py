@@ -31,10 +31,10 @@ from condensegrpo.algorithms.packing import micro_batches as micro_batches_of
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import fused_head
-from condensegrpo.learner.engine import STAGES, close_engine, learning_rate, open_engine, optimizer_step
+from condensegrpo.learner.engine import STAGES, close_deepspeed, learning_rate, open_deepspeed, optimizer_step
 from condensegrpo.learner.ranks import rank, sum_over_ranks, world_size
 from condensegrpo.learner.settings import OptimizerSettings
-from condensegrpo.learner.weights import gathered
+from condensegrpo.learner.weights import gathered_weights
 
 HERE = Path(__file__).parent
 
@@ -197,9 +197,9 @@ def test_zero_3_ranks_with_different_numbers_of_head_chunks_or_tiles_do_not_hang
 def test_metrics_are_means_over_trained_tokens() -> None:
     some = [segment([3, 4, 5], [1, 2], weight=0.25), segment([6, 7], [1], weight=0.5)]
     logp_T = torch.cat([plain_logprobs(qwen3(), row) for row in some]).detach()
-    engine = open_engine(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    engine = open_deepspeed(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     stats = optimizer_step(engine, micro_batches(some, 1), loss)
-    close_engine(engine)
+    close_deepspeed(engine)
     assert stats["tokens"] == 3
     assert stats["ratio"] == pytest.approx(float(logp_T.exp().mean()), rel=1e-5)
     assert stats["ratio_max"] == pytest.approx(float(logp_T.exp().max()), rel=1e-5)
@@ -219,21 +219,21 @@ def test_learning_rate_by_hand() -> None:
 
 def test_scheduler_steps_once_per_optimiser_step_whatever_the_micro_batches() -> None:
     cosine = OptimizerSettings(lr=0.1, schedule="cosine")
-    engine = open_engine(qwen3(), zero_stage=2, optimizer=cosine, total_steps=4, dtype="float32")
+    engine = open_deepspeed(qwen3(), zero_stage=2, optimizer=cosine, total_steps=4, dtype="float32")
     seen = [optimizer_step(engine, micro_batches(rows(6), size), loss)["lr"] for size in (1, 6, 2)]
-    close_engine(engine)
+    close_deepspeed(engine)
     assert seen == pytest.approx([0.1, 0.05 + 0.05 * math.cos(math.pi / 4), 0.05])
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_loss_that_is_not_finite_leaves_the_weights_untouched(stage: int) -> None:
-    engine = open_engine(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
-    before = {name: tensor.clone() for name, tensor in gathered(engine)}
+    engine = open_deepspeed(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    before = {name: tensor.clone() for name, tensor in gathered_weights(engine)}
     bad = collate([segment([3, 4, 5], [1], weight=math.nan)])
     with pytest.raises(LearnerError, match="the loss is nan"):
         optimizer_step(engine, [bad], supervised)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in gathered(engine))
-    close_engine(engine)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in gathered_weights(engine))
+    close_deepspeed(engine)
 
 
 def endless(logp_T: Tensor, _: PackedBatch) -> ObjectiveValue:
@@ -244,20 +244,20 @@ def endless(logp_T: Tensor, _: PackedBatch) -> ObjectiveValue:
 @pytest.mark.parametrize("steep", [endless, PerToken(endless)], ids=["chunks", "one_pass"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_gradient_that_is_not_finite_leaves_the_weights_untouched(stage: int, steep: ObjectiveFunction) -> None:
-    engine = open_engine(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
-    before = {name: tensor.clone() for name, tensor in gathered(engine)}
+    engine = open_deepspeed(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    before = {name: tensor.clone() for name, tensor in gathered_weights(engine)}
     batch = collate([segment([3, 4, 5], [1])])
     with pytest.raises(LearnerError, match=r"the gradient norm is (nan|inf)"):
         optimizer_step(engine, [batch], steep)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in gathered(engine))
-    close_engine(engine)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in gathered_weights(engine))
+    close_deepspeed(engine)
 
 
 def test_a_step_without_any_micro_batch_is_refused() -> None:
-    engine = open_engine(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    engine = open_deepspeed(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     with pytest.raises(LearnerError, match="no rank has a micro-batch"):
         optimizer_step(engine, [], loss)
-    close_engine(engine)
+    close_deepspeed(engine)
 
 
 def test_rows_without_trained_tokens_add_nothing() -> None:
@@ -270,7 +270,7 @@ def test_rows_without_trained_tokens_add_nothing() -> None:
 
 def test_an_unknown_zero_stage_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"ZeRO stage 4: wanted one of \(0, 1, 2, 3\)"):
-        open_engine(qwen3(), zero_stage=4, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+        open_deepspeed(qwen3(), zero_stage=4, optimizer=OPTIMISER, total_steps=10, dtype="float32")
 
 
 def test_bf16_zero_0_gradients_are_neither_scaled_nor_kept() -> None:
@@ -279,10 +279,10 @@ def test_bf16_zero_0_gradients_are_neither_scaled_nor_kept() -> None:
     _, norms = plain(steps, qwen3())
     for stage in STAGES:
         model = qwen3().to(torch.bfloat16)
-        engine = open_engine(model, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="bfloat16")
+        engine = open_deepspeed(model, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="bfloat16")
         found = [optimizer_step(engine, micro_batches(some, 2), loss, temperature=0.9) for some in steps]
-        assert {tensor.dtype for _, tensor in gathered(engine)} == {torch.bfloat16}
-        close_engine(engine)
+        assert {tensor.dtype for _, tensor in gathered_weights(engine)} == {torch.bfloat16}
+        close_deepspeed(engine)
         assert [one["grad_norm"] for one in found] == pytest.approx(norms, rel=0.1)
 
 

@@ -7,7 +7,7 @@ import yaml
 from command import succeed
 
 from condensegrpo.config.load import dump_config, dump_with_origins, find_config, load_config, shipped
-from condensegrpo.config.yaml_tree import load
+from condensegrpo.config.yaml_tree import parse_yaml
 from condensegrpo.core.errors import ConfigError
 
 BASE = """
@@ -193,7 +193,7 @@ def test_the_printed_configuration_is_an_equal_one_in_100_columns(folder: Path) 
     ]
     child = write(folder, "child", yaml.safe_dump({"extends": "base.yaml", "task": {"options": {"texts": texts}}}))
     text = dump_with_origins(load_config(child), child)
-    assert load(text) == load_config(child).model_dump(mode="json")
+    assert parse_yaml(text) == load_config(child).model_dump(mode="json")
     assert max(map(len, text.splitlines())) <= 100
     write(folder, "printed", text)
     assert load_config(folder / "printed.yaml") == load_config(child)
@@ -204,7 +204,7 @@ def test_a_recipe_prints_as_an_equal_configuration(name: str) -> None:
     path = find_config(name)
     config = load_config(path)
     text = dump_with_origins(config, path)
-    assert load(text) == config.model_dump(mode="json")
+    assert parse_yaml(text) == config.model_dump(mode="json")
     assert max(map(len, text.splitlines())) <= 100
     assert "extends" not in text + dump_config(config)
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from talk import agent, engine, ignore
 
 from condensegrpo.algorithms import segments
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Condenser, Demonstrates, Problem, Step
 from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.episodes.group import problem_groups, rollout
+from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.episodes.settings import Trigger
 from condensegrpo.tasks.facts import KEYS, NOISE, FactsTask
 
@@ -196,7 +196,7 @@ def test_the_task_scales_in_pages_facts_and_noise() -> None:
 )
 def test_options_out_of_range_are_refused(options: dict[str, object], found: str) -> None:
     with pytest.raises(PluginError, match=f"setting up the task 'facts'.*{found}"):
-        build("tasks", "facts", options)
+        build_plugin("tasks", "facts", options)
 
 
 # --- demonstrations -------------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def played(
     max_context_tokens: int = 1000,
 ) -> list[Trajectory]:
     async def run() -> list[Trajectory]:
-        groups = await rollout(
+        groups = await rollout_group(
             problem_groups(task.problems("eval"), 7),
             samples=1,
             environment=task.environment,

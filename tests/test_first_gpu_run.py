@@ -11,7 +11,7 @@ import pytest
 from command import ENVIRONMENT, ROOT
 from forked import ForkedCommand
 
-from condensegrpo.assembly.plugins import arguments
+from condensegrpo.assembly.plugins import check_plugin
 from condensegrpo.config.load import load_config
 
 PAGE = (ROOT / "docs/how-to/first-gpu-run.md").read_text(encoding="utf-8")
@@ -52,7 +52,9 @@ def test_the_keys_of_a_command_exist(line: str, folder: Path) -> None:
     valid = [override.replace("$URLS", "http://a:1") for override in overrides]
     config = load_config(folder / "my.yaml", valid)
     supplied = {"model_path": str(config.model.path), "dtype": config.model.dtype}
-    assert arguments("samplers", config.sampler.name, config.sampler.options, supplied)["dtype"] == config.model.dtype
+    assert (
+        check_plugin("samplers", config.sampler.name, config.sampler.options, supplied)["dtype"] == config.model.dtype
+    )
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -21,7 +21,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import NamedTensors, Problem, Step
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.group import ProblemGroup, problem_groups, rollout
+from condensegrpo.episodes.group import ProblemGroup, problem_groups, rollout_group
 from condensegrpo.episodes.settings import Trigger
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.samplers.transformers import TransformersSampler
@@ -43,7 +43,7 @@ def roll(
         on_finish(one)
 
     async def run() -> Groups:
-        return await rollout(
+        return await rollout_group(
             problem_groups(problems, 7),
             samples=samples,
             environment=environment,
@@ -174,7 +174,7 @@ def test_two_ranks_sample_what_one_would() -> None:
 
     def sampled(share: Sequence[ProblemGroup]) -> dict[str, object]:
         groups = asyncio.run(
-            rollout(
+            rollout_group(
                 share,
                 samples=3,
                 environment=Counting,
@@ -228,7 +228,7 @@ def test_what_on_finish_raises_stops_the_rollout_and_leaves_nothing_running() ->
             lambda _: said("answer 1"), seconds=lambda ids: 60.0 if "slow" in shown(ids) else 0.0
         )
         with pytest.raises(OSError, match="no space left"):
-            await rollout(
+            await rollout_group(
                 problem_groups([problem(0, "fast"), problem(1, "slow")], 7),
                 samples=1,
                 environment=Counting,
@@ -249,7 +249,7 @@ def test_a_cancelled_rollout_leaves_nothing_running() -> None:
     async def run() -> int:
         slow = ScriptedSampler(lambda _: said("answer 1"), seconds=60.0)
         task = asyncio.create_task(
-            rollout(
+            rollout_group(
                 problem_groups([problem()], 7),
                 samples=3,
                 environment=Counting,
@@ -346,7 +346,7 @@ def test_a_perfect_agent_solves_the_ledger_with_a_context_of_one_turn() -> None:
         return f"<note> {(notes[-1] + int(newest)) % 10} </note>"
 
     async def run() -> Groups:
-        return await rollout(
+        return await rollout_group(
             problem_groups(task.problems("eval"), 7),
             samples=1,
             environment=task.environment,

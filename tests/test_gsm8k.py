@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from formats import TOOL_FORMATS
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import DataError, PluginError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.protocols import Demonstrates, Step
@@ -111,7 +111,7 @@ def test_max_examples_takes_the_first_training_rows(files: dict[str, str]) -> No
 def test_options_out_of_range_are_refused(files: dict[str, str], options: dict[str, object]) -> None:
     (option,) = options
     with pytest.raises(PluginError, match=f"the option {option} is "):
-        build("tasks", "gsm8k", {**files, **options})
+        build_plugin("tasks", "gsm8k", {**files, **options})
 
 
 # --- episodes -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from builders import condensation, ledger_episode, scored, trajectory, turn
 from talk import tokenizer
 from typer.testing import CliRunner
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.cli.app import app
 from condensegrpo.config.checks import check_figures
 from condensegrpo.config.load import load_config
@@ -78,7 +78,7 @@ def test_a_problem_without_ground_truth_is_not_measured() -> None:
 
 
 def paid(one: Trajectory, **options: float) -> list[float]:
-    reward: Any = build("rewards", "answer_information", options)
+    reward: Any = build_plugin("rewards", "answer_information", options)
     return list(reward.turn_rewards(one, PROBLEM))
 
 

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import DataError, PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.storage.rows import read_rows, require_unique
@@ -67,7 +67,7 @@ def test_a_limit_takes_the_first_rows(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", lines(*ROWS))
     assert read_rows(path, split="train", limit=2) == ROWS[:2]
     with pytest.raises(PluginError, match="the option max_examples is 0, wanted at least 1"):
-        build("tasks", "jsonl", {"data": path, "max_examples": 0})
+        build_plugin("tasks", "jsonl", {"data": path, "max_examples": 0})
 
 
 def test_of_a_folder_the_files_of_the_split_are_read_in_order(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_faults_of_the_columns_are_said_before_anything_runs(tmp_path: Path) -> 
     with pytest.raises(DataError, match="the same n '1'"):
         Jsonl(data=twice, question="q", answer=None, id="n")
     with pytest.raises(PluginError, match="the option eval_share is 1, wanted less than 1"):
-        build("tasks", "jsonl", {"data": twice, "eval_share": 1})
+        build_plugin("tasks", "jsonl", {"data": twice, "eval_share": 1})
 
 
 def test_an_episode_is_one_answer(tmp_path: Path) -> None:

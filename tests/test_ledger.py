@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Demonstrates, Problem, Step
@@ -194,7 +194,7 @@ def test_train_problems_are_balanced_over_the_number_of_operations() -> None:
 )
 def test_options_out_of_range_are_refused(options: dict[str, object], found: str) -> None:
     with pytest.raises(PluginError, match=f"setting up the task 'ledger'.*{found}"):
-        build("tasks", "ledger", options)
+        build_plugin("tasks", "ledger", options)
 
 
 # --- demonstrations -------------------------------------------------------------------------------------------------

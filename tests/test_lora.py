@@ -24,16 +24,16 @@ from condensegrpo.learner import checkpoint
 from condensegrpo.learner.engine import (
     STAGES,
     DeepSpeedEngine,
-    close_engine,
+    close_deepspeed,
     measure_logprobs,
-    open_engine,
+    open_deepspeed,
     optimizer_step,
 )
 from condensegrpo.learner.lora import adapted, add_adapters, base_only, dropping
 from condensegrpo.learner.policy import load_policy, save_policy
 from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings
 from condensegrpo.learner.targets import check_targets, check_targets_of
-from condensegrpo.learner.weights import adapters, gathered, write_adapter
+from condensegrpo.learner.weights import adapters, gathered_weights, write_adapter
 
 HERE = Path(__file__).parent
 TEMPERATURE = 0.9
@@ -43,11 +43,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def engine(policy: PreTrainedModel, stage: int = 0) -> DeepSpeedEngine:
-    return open_engine(policy, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    return open_deepspeed(policy, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
 
 
 def weights(learner: DeepSpeedEngine) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in gathered(learner)}
+    return {name: tensor.clone() for name, tensor in gathered_weights(learner)}
 
 
 def logits(model: torch.nn.Module) -> Tensor:
@@ -152,7 +152,7 @@ def test_lora_under_every_zero_stage_equals_plain_torch_and_peft(stage: int) -> 
     for some in steps:
         optimizer_step(learner, micro_batches(some, 2), loss, temperature=TEMPERATURE)
     found = weights(learner)
-    close_engine(learner)
+    close_deepspeed(learner)
     assert_same(found, plain(steps))
 
 
@@ -199,7 +199,7 @@ def test_merge_drift_the_base_is_bit_identical_after_any_number_of_syncs(stage: 
             assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
     with base_only(learner.module):
         base = weights(learner)
-    close_engine(learner)
+    close_deepspeed(learner)
     wanted = qwen3().state_dict()
     assert [name for name, tensor in base.items() if not torch.equal(tensor, wanted[name])] == []
 
@@ -210,7 +210,7 @@ def test_merged_weights_are_those_of_peft() -> None:
     of_the_adapters = logits(policy)
     learner = engine(policy)
     found = logits(loaded(weights(learner)))
-    close_engine(learner)
+    close_deepspeed(learner)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
     torch.testing.assert_close(found, of_the_adapters, rtol=0, atol=1e-4)
     assert not torch.allclose(found, logits(qwen3()), atol=0.1)
@@ -221,9 +221,9 @@ def test_merged_bfloat16_weights_are_rounded_once() -> None:
     layer = adapted(policy.get_submodule("model.layers.1.mlp.down_proj"))
     assert layer is not None
     exact = layer.weight.double() + layer.b.double() @ layer.a.double() * 2.0
-    learner = open_engine(policy, zero_stage=1, optimizer=OPTIMISER, total_steps=10, dtype="bfloat16")
+    learner = open_deepspeed(policy, zero_stage=1, optimizer=OPTIMISER, total_steps=10, dtype="bfloat16")
     found = weights(learner)["model.layers.1.mlp.down_proj.weight"]
-    close_engine(learner)
+    close_deepspeed(learner)
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, exact.to(torch.bfloat16))
 
@@ -233,11 +233,11 @@ def test_lora_in_bfloat16_stays_near_fp32(stage: int) -> None:
     found = {}
     for dtype in ("float32", "bfloat16"):
         policy = moved_qwen3().to(torch.float32 if dtype == "float32" else torch.bfloat16)
-        learner = open_engine(policy, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype=dtype)
+        learner = open_deepspeed(policy, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype=dtype)
         found[dtype] = [
             optimizer_step(learner, micro_batches(rows(6, seed=step), 2), loss)["grad_norm"] for step in range(2)
         ]
-        close_engine(learner)
+        close_deepspeed(learner)
     assert found["bfloat16"] == pytest.approx(found["float32"], rel=0.1)
 
 
@@ -249,7 +249,7 @@ def test_the_optimiser_holds_states_of_adapters_only() -> None:
         tensor.numel() for tensor in trained_weights(learner.module.policy).values()
     )
     assert all(tensor.grad is None for tensor in learner.module.parameters() if not tensor.requires_grad)
-    close_engine(learner)
+    close_deepspeed(learner)
 
 
 def test_dropout_is_active_in_the_optimisers_passes_and_nowhere_else() -> None:
@@ -266,7 +266,7 @@ def test_dropout_is_active_in_the_optimisers_passes_and_nowhere_else() -> None:
     assert not torch.equal(seen[0], seen[1])
     assert [part.training for part in policy.modules() if part.training] == []
     assert torch.equal(measure_logprobs(learner, some)[0], still)
-    close_engine(learner)
+    close_deepspeed(learner)
 
 
 def test_dropout_leaves_an_adapters_input_out_or_scales_it_and_never_the_bases() -> None:
@@ -296,14 +296,14 @@ def test_resume_with_adapters_and_dropout_continues_bit_equal(tmp_path: Path, st
     checkpoint.save(first, tmp_path, step=3, state={"cursor": 3})
     wanted = [optimizer_step(first, some, loss) for some in batches[3:]]
     wanted_weights = weights(first)
-    close_engine(first)
+    close_deepspeed(first)
 
     torch.manual_seed(99)
     second = engine(adapted_qwen3(EVERYWHERE, seed=7), stage)
     assert checkpoint.load(second, tmp_path / "step_000003") == {"cursor": 3}
     assert [optimizer_step(second, some, loss) for some in batches[3:]] == wanted
     found = weights(second)
-    close_engine(second)
+    close_deepspeed(second)
     assert [name for name, tensor in found.items() if not torch.equal(tensor, wanted_weights[name])] == []
 
 
@@ -311,7 +311,7 @@ def test_resume_with_adapters_and_dropout_continues_bit_equal(tmp_path: Path, st
 def test_a_checkpoint_holds_the_adapters_and_not_the_base_again(tmp_path: Path, stage: int) -> None:
     learner = engine(moved_qwen3(), stage)
     path = checkpoint.save(learner, tmp_path, step=1, state={})
-    close_engine(learner)
+    close_deepspeed(learner)
     saved = torch.load(path / "train_rank_0.pt", weights_only=True)
     assert len(saved["pieces"]) == 12
     assert all(".lora_" in name for name in saved["pieces"])
@@ -331,13 +331,13 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, other: object,
     assert callable(other)
     learner = engine(moved_qwen3(), stage)
     path = checkpoint.save(learner, tmp_path, step=1, state={})
-    close_engine(learner)
+    close_deepspeed(learner)
     stranger = engine(other(), stage)
     before = weights(stranger)
     with pytest.raises(CheckpointError, match="it belongs to another model"):
         checkpoint.load(stranger, path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(stranger).items())
-    close_engine(stranger)
+    close_deepspeed(stranger)
 
 
 def adapted_base(*, seed: int) -> PreTrainedModel:
@@ -356,7 +356,7 @@ def test_the_adapter_folder_on_its_base_is_the_merged_model(tmp_path: Path, stag
     optimizer_step(learner, micro_batches(rows(4), 2), loss)
     write_adapter(tmp_path / "adapter", learner.module.policy, dict(adapters(learner)))
     merged = loaded(weights(learner))
-    close_engine(learner)
+    close_deepspeed(learner)
     found = PeftModel.from_pretrained(load_policy(str(base), dtype="float32"), str(tmp_path / "adapter"))
     torch.testing.assert_close(logits(found), logits(merged), rtol=0, atol=1e-4)
     assert not found.peft_config["default"].use_dora
@@ -368,7 +368,7 @@ def test_the_adapter_folder_on_its_base_is_the_merged_model(tmp_path: Path, stag
 def test_a_model_with_a_head_of_its_own_is_synced_under_its_own_names(stage: int) -> None:
     learner = engine(add_adapters(llama(), EVERYWHERE, base="base", seed=0), stage)
     found = weights(learner)
-    close_engine(learner)
+    close_deepspeed(learner)
     wanted = llama().state_dict()  # B is 0: merged is what it was
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())

@@ -14,16 +14,16 @@ from served import LONG, ROOM, gap, save_model, together
 from tiny import rows
 from two_ranks import loss, micro_batches
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.assembly.runtime import check_sampler
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.learner.engine import DeepSpeedEngine, close_engine, open_engine, optimizer_step
+from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, open_deepspeed, optimizer_step
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.policy import load_policy
 from condensegrpo.learner.settings import LoraSettings, OptimizerSettings
-from condensegrpo.learner.weights import gathered
+from condensegrpo.learner.weights import gathered_weights
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.samplers.vllm.adapters import native_rank
 from condensegrpo.training.update_step import sampled_weights
@@ -45,16 +45,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def learner(folder: Path) -> Iterator[DeepSpeedEngine]:
     policy = add_adapters(load_policy(str(folder), dtype="float32"), LORA, base=str(folder), seed=0)
-    opened = open_engine(policy, zero_stage=0, optimizer=OptimizerSettings(lr=0.05), total_steps=10, dtype="float32")
+    opened = open_deepspeed(policy, zero_stage=0, optimizer=OptimizerSettings(lr=0.05), total_steps=10, dtype="float32")
     yield opened
-    close_engine(opened)
+    close_deepspeed(opened)
 
 
 @pytest.fixture(scope="module")
 def sampler(folder: Path, learner: DeepSpeedEngine) -> Iterator["VllmSampler"]:
     """One engine for all tests, in the learner's process group."""
     options = {"max_model_len": ROOM, "engine": {"kv_cache_gib": 0.02}}
-    made: VllmSampler = build("samplers", "vllm", options, {"model_path": str(folder), "lora": LORA})
+    made: VllmSampler = build_plugin("samplers", "vllm", options, {"model_path": str(folder), "lora": LORA})
     yield made
     made.close()
 
@@ -97,7 +97,7 @@ def test_only_adapters_are_sent_and_incomplete_ones_are_refused(
     for broken, fault in (
         (dict(list(sent.items())[1:]), "1 of 28 were not given"),
         ({**sent, next(iter(sent)): torch.zeros(2, 2)}, r"has the shape \(2, 2\)"),
-        (dict(gathered(learner)), "is no weight of its model"),
+        (dict(gathered_weights(learner)), "is no weight of its model"),
     ):
         with pytest.raises(SamplerError, match=fault):
             sampler.update_weights(iter(broken.items()), 4)
@@ -121,7 +121,7 @@ def test_asleep_the_base_is_kept_since_an_update_brings_the_adapters_alone(
 
 def test_a_sampler_that_takes_no_adapters_gets_merged_weights(learner: DeepSpeedEngine) -> None:
     names = [name for name, _ in sampled_weights(ScriptedSampler(lambda prompt, params: (0,)), learner)]
-    assert names == [name for name, _ in gathered(learner)]
+    assert names == [name for name, _ in gathered_weights(learner)]
     assert not any("lora" in name for name in names)
 
 

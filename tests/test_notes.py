@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.messages import Message
 from condensegrpo.tasks.drawn import is_held_out
 from condensegrpo.tasks.notes import INSTRUCTION, Notes
@@ -85,4 +85,4 @@ def test_a_fifth_of_the_demonstrated_notes_lose_a_fact_and_the_rest_is_sound() -
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, int], words: str) -> None:
     with pytest.raises(Exception, match=words):
-        build("tasks", "notes", options)
+        build_plugin("tasks", "notes", options)

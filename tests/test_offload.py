@@ -21,14 +21,14 @@ from condensegrpo.learner.dtypes import DTYPES
 from condensegrpo.learner.engine import (
     DeepSpeedEngine,
     Offload,
-    close_engine,
+    close_deepspeed,
     deepspeed_settings,
-    open_engine,
+    open_deepspeed,
     optimizer_step,
 )
 from condensegrpo.learner.engine_state import on_device, to_main_memory
 from condensegrpo.learner.settings import Dtype
-from condensegrpo.learner.weights import gathered
+from condensegrpo.learner.weights import gathered_weights
 from condensegrpo.storage.trackers import read_metrics
 
 WHERE = {"device": "cpu", "pin_memory": torch.accelerator.is_available()}
@@ -60,12 +60,12 @@ def test_deepspeed_settings_say_what_to_offload(offload: Offload, wanted: dict[s
 def test_steps_with_offload_are_those_without(make: type, offload: Offload, stage: int) -> None:
     found = []
     for where in ("none", offload):
-        engine = open_engine(
+        engine = open_deepspeed(
             make(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32", offload=where
         )
         stats = [optimizer_step(engine, micro_batches(rows(5, seed=step), 2), loss) for step in range(3)]
-        found.append((stats, {name: tensor.clone() for name, tensor in gathered(engine)}))
-        close_engine(engine)
+        found.append((stats, {name: tensor.clone() for name, tensor in gathered_weights(engine)}))
+        close_deepspeed(engine)
     (stats, weights), (offloaded_stats, offloaded) = found
     assert [one["grad_norm"] for one in offloaded_stats] == pytest.approx([one["grad_norm"] for one in stats], rel=1e-5)
     for name, tensor in weights.items():
@@ -75,7 +75,7 @@ def test_steps_with_offload_are_those_without(make: type, offload: Offload, stag
 @pytest.mark.parametrize(("offload", "stage"), [("optimiser", 2), ("optimiser_and_weights", 3)])
 def test_resume_with_offload_continues_bit_equal(tmp_path: Path, offload: Offload, stage: int) -> None:
     def opened(seed: int) -> DeepSpeedEngine:
-        return open_engine(
+        return open_deepspeed(
             qwen3(seed), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32", offload=offload
         )
 
@@ -85,11 +85,11 @@ def test_resume_with_offload_continues_bit_equal(tmp_path: Path, offload: Offloa
         optimizer_step(first, some, loss)
     path = checkpoint.save(first, tmp_path, step=2, state={})
     wanted = [optimizer_step(first, some, loss) for some in batches[2:]]
-    close_engine(first)
+    close_deepspeed(first)
     second = opened(7)
     checkpoint.load(second, path)
     assert [optimizer_step(second, some, loss) for some in batches[2:]] == wanted
-    close_engine(second)
+    close_deepspeed(second)
 
 
 @pytest.fixture
@@ -119,10 +119,10 @@ def test_steps_are_bit_equal_though_the_state_leaves_between_them(
 
     def opened() -> DeepSpeedEngine:
         policy = make().to(DTYPES[dtype])
-        return open_engine(policy, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype=dtype)
+        return open_deepspeed(policy, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype=dtype)
 
     def weights(engine: DeepSpeedEngine) -> dict[str, torch.Tensor]:
-        return {name: tensor.clone() for name, tensor in gathered(engine)}
+        return {name: tensor.clone() for name, tensor in gathered_weights(engine)}
 
     staying, leaving, resumed = opened(), opened(), opened()
     wanted = [optimizer_step(staying, some, loss) for some in batches]
@@ -142,7 +142,7 @@ def test_steps_are_bit_equal_though_the_state_leaves_between_them(
     for engine in (leaving, resumed):
         assert all(torch.equal(weights(staying)[name], tensor) for name, tensor in weights(engine).items())
     for engine in (staying, leaving, resumed):
-        close_engine(engine)
+        close_deepspeed(engine)
 
 
 @pytest.mark.parametrize(("offload", "stage", "least"), [("optimiser", 0, 1), ("optimiser_and_weights", 2, 3)])
@@ -170,10 +170,10 @@ def test_a_state_that_cannot_leave_during_rollouts_is_refused(other: str, wanted
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_state_that_deepspeed_cannot_move_in_bfloat16_is_refused(stage: int) -> None:
     """Its optimiser is another below stage 2 (a run ended with an AttributeError after the model was loaded)."""
-    engine = open_engine(qwen3().bfloat16(), zero_stage=stage, optimizer=OPTIMISER, total_steps=1, dtype="bfloat16")
+    engine = open_deepspeed(qwen3().bfloat16(), zero_stage=stage, optimizer=OPTIMISER, total_steps=1, dtype="bfloat16")
     with pytest.raises(AttributeError):  # if this fails, DeepSpeed has learned it, and the check can go
         to_main_memory(engine)
-    close_engine(engine)
+    close_deepspeed(engine)
     changes = ("learner.offload.rollouts=true", "model.dtype=bfloat16", "algorithm.importance.cap=2")
     with pytest.raises(ConfigError, match=rf"zero_stage is {stage} in bfloat16.*Set learner.zero_stage=2"):
         check_figures(quickstart(*changes, f"learner.zero_stage={stage}"))

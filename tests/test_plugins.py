@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core import errors
 from condensegrpo.core.errors import CondenseError, ContextOverflow, PluginError, PrefixBroken
 from condensegrpo.core.plugins import KINDS, installed, load
@@ -89,21 +89,21 @@ def test_an_unknown_option_lists_those_that_exist(condenser_file: Path) -> None:
     with pytest.raises(
         PluginError, match=r"no option 'unitz'\. Did you mean 'units'\? Its options are: units, marker='…'"
     ):
-        build("condensers", f"{condenser_file}:Shortest", {"units": 1, "unitz": 2})
+        build_plugin("condensers", f"{condenser_file}:Shortest", {"units": 1, "unitz": 2})
 
 
 def test_a_missing_option_is_named(condenser_file: Path) -> None:
     with pytest.raises(PluginError, match=r"the option units is missing"):
-        build("condensers", f"{condenser_file}:Shortest", {})
+        build_plugin("condensers", f"{condenser_file}:Shortest", {})
 
 
 def test_a_value_that_a_plug_in_refuses_is_shown_with_its_reason(condenser_file: Path) -> None:
     with pytest.raises(PluginError, match=r"with \{'units': -1\}: units must not be negative, found -1"):
-        build("condensers", f"{condenser_file}:Shortest", {"units": -1})
+        build_plugin("condensers", f"{condenser_file}:Shortest", {"units": -1})
 
 
 def test_a_plug_in_in_a_file_is_built_with_its_options(condenser_file: Path) -> None:
-    made = build("condensers", f"{condenser_file}:Shortest", {"units": 2, "marker": "-"})
+    made = build_plugin("condensers", f"{condenser_file}:Shortest", {"units": 2, "marker": "-"})
     assert (made.units, made.marker) == (2, "-")
 
 
@@ -116,7 +116,10 @@ def test_files_of_the_same_name_in_two_folders_are_two_plug_ins(tmp_path: Path) 
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.py").write_text(f"def where() -> str:\n    return {folder!r}\n", encoding="utf-8")
-    assert [build("tools", f"{tmp_path / folder / 'mine.py'}:where", {}) for folder in ("one", "two")] == ["one", "two"]
+    assert [build_plugin("tools", f"{tmp_path / folder / 'mine.py'}:where", {}) for folder in ("one", "two")] == [
+        "one",
+        "two",
+    ]
 
 
 def test_a_relative_path_is_taken_from_the_working_folder(
@@ -154,7 +157,7 @@ def test_a_file_that_is_no_python_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_plug_in_from_a_file_survives_pickling_in_its_process(condenser_file: Path) -> None:
-    made = build("condensers", f"{condenser_file}:Shortest", {"units": 3})
+    made = build_plugin("condensers", f"{condenser_file}:Shortest", {"units": 3})
     assert pickle.loads(pickle.dumps(made)).units == 3
 
 
@@ -226,14 +229,14 @@ def test_what_a_constructor_raises_is_shown_with_its_line(tmp_path: Path, body: 
     path = tmp_path / "broken.py"
     path.write_text(f"class Broken:\n    def __init__(self):\n        {body}\n", encoding="utf-8")
     with pytest.raises(PluginError, match=f"setting up the reward '.*:Broken': {found}"):
-        build("rewards", f"{path}:Broken", {})
+        build_plugin("rewards", f"{path}:Broken", {})
 
 
 def test_a_name_that_is_no_class_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "values.py"
     path.write_text("value = 3", encoding="utf-8")
     with pytest.raises(PluginError, match="found 3, wanted a class"):
-        build("rewards", f"{path}:value", {})
+        build_plugin("rewards", f"{path}:value", {})
 
 
 def test_a_module_in_place_of_a_file_is_answered_with_the_form_that_is_wanted() -> None:

@@ -21,9 +21,9 @@ from transformers import (
 from two_ranks import OPTIMISER
 
 from condensegrpo.core.errors import CheckpointError, ConfigError, SamplerError
-from condensegrpo.learner.engine import close_engine, open_engine
+from condensegrpo.learner.engine import close_deepspeed, open_deepspeed
 from condensegrpo.learner.policy import end_ids, load_policy, load_tokenizer, positions, save_policy
-from condensegrpo.learner.weights import gathered
+from condensegrpo.learner.weights import gathered_weights
 from condensegrpo.samplers.transformers import TransformersSampler
 
 
@@ -57,11 +57,14 @@ def test_a_written_folder_names_what_vllm_needs(tmp_path: Path) -> None:
 
 
 def test_an_engine_writes_what_it_would_gather(tmp_path: Path) -> None:
-    engine = open_engine(llama(), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    engine = open_deepspeed(llama(), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     save_policy(
-        tmp_path / "model", model_config=engine.module.config, named_tensors=gathered(engine), tokenizer=tokenizer()
+        tmp_path / "model",
+        model_config=engine.module.config,
+        named_tensors=gathered_weights(engine),
+        tokenizer=tokenizer(),
     )
-    close_engine(engine)
+    close_deepspeed(engine)
     found, wanted = load_file(tmp_path / "model" / "model.safetensors"), llama().state_dict()
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())

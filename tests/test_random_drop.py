@@ -16,12 +16,12 @@ def test_places_are_sorted_by_rank_whatever_was_asked_before() -> None:
         shown = units(*turns)
         ranks = [ranking._rank(turn) for turn in turns]
         by_rank = sorted(range(len(shown) - 1), key=ranks.__getitem__, reverse=True)
-        assert list(ranking.places(shown)) == [*range(len(shown))[-1:], *by_rank]
+        assert list(ranking.indices(shown)) == [*range(len(shown))[-1:], *by_rank]
 
 
 def test_another_question_or_seed_has_another_order() -> None:
     orders = {
-        tuple(_ranking(seed, (Message(role="user", content=text),)).places(units(*range(30))))
+        tuple(_ranking(seed, (Message(role="user", content=text),)).indices(units(*range(30))))
         for seed in (0, 1)
         for text in ("count", "sum")
     }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from builders import assistant, trajectory, turn, user
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem, RewardResult
@@ -191,7 +191,8 @@ def test_the_format_of_the_aws_sample_has_no_share_for_spacing(text: str, form: 
 def test_the_sets_of_tags_are_an_option(text: str, form: float, aws: float, tags: float) -> None:
     options = {"fields": [["reasoning"], ["code", "answer"]]}
     found = [
-        total(build("rewards", name, options), said(text)) for name in ("xml_format", "xml_format_aws", "xml_tags")
+        total(build_plugin("rewards", name, options), said(text))
+        for name in ("xml_format", "xml_format_aws", "xml_tags")
     ]
     assert found == pytest.approx([form, aws, tags])
     assert total(XmlFormat(), said("<reasoning>a</reasoning>\n<code>b</code>")) == pytest.approx(0.6)
@@ -199,7 +200,7 @@ def test_the_sets_of_tags_are_an_option(text: str, form: float, aws: float, tags
 
 def test_a_set_without_tags_is_refused() -> None:
     with pytest.raises(PluginError, match="the option fields"):
-        build("rewards", "xml_format", {"fields": [["reasoning"], []]})
+        build_plugin("rewards", "xml_format", {"fields": [["reasoning"], []]})
 
 
 def test_the_format_is_the_mean_over_all_replies() -> None:
@@ -330,7 +331,7 @@ def test_an_essay_is_no_value_in_the_domain_math() -> None:
     "name", ["answered", "exact_match", "answer_contains", "xml_format", "xml_format_aws", "xml_tags"]
 )
 def test_every_reward_of_the_recipes_is_built_by_name(name: str) -> None:
-    assert callable(build("rewards", name, {}))
+    assert callable(build_plugin("rewards", name, {}))
 
 
 def test_a_blank_reply_is_not_paid() -> None:

@@ -9,11 +9,11 @@ from tiny import plain_logprobs, qwen3, rows, tokenizer
 from two_ranks import OPTIMISER, loss, micro_batches
 
 from condensegrpo.algorithms.losses import k3
-from condensegrpo.learner.engine import STAGES, close_engine, measure_logprobs, open_engine, optimizer_step
+from condensegrpo.learner.engine import STAGES, close_deepspeed, measure_logprobs, open_deepspeed, optimizer_step
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.policy import save_policy
 from condensegrpo.learner.reference import against_base, against_copy, open_reference
-from condensegrpo.learner.weights import gathered
+from condensegrpo.learner.weights import gathered_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,20 +28,20 @@ def copy(tmp_path: Path) -> TrainedLogprobs:
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_with_adapters_the_divergence_is_0_before_the_first_step(stage: int) -> None:
-    learner = open_engine(
+    learner = open_deepspeed(
         adapted_qwen3(EVERYWHERE), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32"
     )
     batches = micro_batches(rows(5), 2)
     policy = measure_logprobs(learner, batches)
     reference = [batch.reference for batch in against_base(learner, batches, 1.0)]
-    close_engine(learner)
+    close_deepspeed(learner)
     assert all(torch.equal(one_T, other_T) for one_T, other_T in zip(policy, reference, strict=True))
     assert sum(float(k3(one_T, other_T).sum()) for one_T, other_T in zip(policy, reference, strict=True)) == 0.0
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_after_some_steps_the_base_says_what_a_frozen_copy_says(copy: TrainedLogprobs, stage: int) -> None:
-    learner = open_engine(
+    learner = open_deepspeed(
         adapted_qwen3(EVERYWHERE), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32"
     )
     for step in range(3):
@@ -49,7 +49,7 @@ def test_after_some_steps_the_base_says_what_a_frozen_copy_says(copy: TrainedLog
     batches = micro_batches(rows(6, seed=9), 4)
     policy = measure_logprobs(learner, batches, temperature=0.9)
     base = against_base(learner, batches, 0.9)
-    close_engine(learner)
+    close_deepspeed(learner)
     frozen = against_copy(copy, "cpu", batches, 0.9)
     for logp_T, one, other in zip(policy, base, frozen, strict=True):
         torch.testing.assert_close(one.reference, other.reference)
@@ -62,7 +62,7 @@ def test_measuring_the_reference_between_steps_disturbs_nothing(stage: int) -> N
     found = []
     for looks in (False, True):
         torch.manual_seed(0)
-        learner = open_engine(
+        learner = open_deepspeed(
             moved_qwen3(EVERYWHERE), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32"
         )
         for step in range(3):
@@ -70,8 +70,8 @@ def test_measuring_the_reference_between_steps_disturbs_nothing(stage: int) -> N
             if looks:
                 against_base(learner, batches, 1.0)
             optimizer_step(learner, batches, loss)
-        found.append({name: tensor.clone() for name, tensor in gathered(learner)})
-        close_engine(learner)
+        found.append({name: tensor.clone() for name, tensor in gathered_weights(learner)})
+        close_deepspeed(learner)
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
 
 

@@ -8,7 +8,7 @@ from builders import assistant, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.protocols import Problem, Reward, RewardResult
 from condensegrpo.core.reward_parts import RewardPart
@@ -230,13 +230,13 @@ def test_every_reward_refuses_a_problem_without_ground_truth(name: str) -> None:
 
 @pytest.mark.parametrize("name", REWARDS)
 def test_every_reward_is_found_by_its_name(name: str) -> None:
-    assert type(build("rewards", name, OPTIONS.get(name, {}))) is type(REWARDS[name])
+    assert type(build_plugin("rewards", name, OPTIONS.get(name, {}))) is type(REWARDS[name])
 
 
 @pytest.mark.parametrize("name", ["correct", "format", "inverse_max_context", "tool_calls"])
 def test_an_unknown_match_is_refused(name: str) -> None:
     with pytest.raises(PluginError, match="match is 'roughly', wanted 'exact', 'number', 'last_number', 'alias'"):
-        build("rewards", name, {"match": "roughly"})
+        build_plugin("rewards", name, {"match": "roughly"})
 
 
 def test_the_text_of_the_replies_is_not_read_for_the_answer() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers.utils import get_json_schema
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import DataError, PluginError
 from condensegrpo.tools import corpus_index
 from condensegrpo.tools.corpus_index import opened
@@ -121,7 +121,7 @@ def test_a_corpus_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_no_passages_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="the option passages is 0, wanted at least 1"):
-        build("tools", "search", {"corpus": str(tmp_path), "passages": 0})
+        build_plugin("tools", "search", {"corpus": str(tmp_path), "passages": 0})
 
 
 def test_the_schema_tells_the_model_what_a_query_is(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from talk import agent, engine, ignore
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem, Step
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.episodes.group import problem_groups, rollout
+from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.episodes.settings import Trigger
 from condensegrpo.tasks.drawn import is_held_out
 from condensegrpo.tasks.stories import Stories
@@ -166,7 +166,7 @@ def test_the_corpus_has_every_word_of_the_task() -> None:
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, int], words: str) -> None:
     with pytest.raises(Exception, match=words):
-        build("tasks", "stories", options)
+        build_plugin("tasks", "stories", options)
 
 
 # --- summaries that the condenser requests ---------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def played(task: Stories, reply: Callable[[str], str], folder: Path) -> list[Tra
     early = Trigger(when="over_budget", share=0.5)
     parts = engine(agent(reply), condenser=condenser, trigger=early, max_turns=9, max_context_tokens=700)
     groups = asyncio.run(
-        rollout(
+        rollout_group(
             problem_groups(task.problems("eval"), 7),
             samples=1,
             environment=task.environment,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from recipe_world import GSM8K, HELD_OUT, HELD_OUT_TRIVIA, MBPP, TRIVIA, write
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import DataError, PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Environment, Step
@@ -63,7 +63,7 @@ def test_an_answer_is_read_as_the_style_says(style: AnswerStyle, text: str, answ
 
 def test_an_unknown_style_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="the option answer_style is 'tags', wanted 'single', 'first_or_boxed'"):
-        build("tasks", "search_qa", {"data": write(tmp_path / "a.jsonl", TRIVIA), "answer_style": "tags"})
+        build_plugin("tasks", "search_qa", {"data": write(tmp_path / "a.jsonl", TRIVIA), "answer_style": "tags"})
 
 
 # --- search_qa --------------------------------------------------------------------------------------------------------

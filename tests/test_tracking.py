@@ -12,7 +12,7 @@ import pytest
 from builders import ledger_episode, scored
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.evaluation import Evaluation
@@ -24,7 +24,7 @@ from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker, read_metrics
 from condensegrpo.storage.trajectories import write_trajectory
 from condensegrpo.trackers.background import BackgroundTracker
-from condensegrpo.trackers.packages import check_installed
+from condensegrpo.trackers.packages import check_package_installed
 from condensegrpo.trackers.tensorboard import TensorboardTracker
 from condensegrpo.training.tracking import RunTracking
 
@@ -45,7 +45,7 @@ def test_closing_twice_does_no_harm(tmp_path: Path) -> None:
 
 
 def test_the_tracker_is_found_by_its_name(tmp_path: Path) -> None:
-    tracker: Tracker = build("trackers", "jsonl", {"path": str(tmp_path / "more.jsonl")})
+    tracker: Tracker = build_plugin("trackers", "jsonl", {"path": str(tmp_path / "more.jsonl")})
     tracker.log(3, {"loss": 1.0})
     assert (tmp_path / "more.jsonl").read_text() == '{"step":3,"loss":1.0}\n'
 
@@ -113,14 +113,14 @@ def test_trackio_keeps_a_run_and_goes_on_with_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("library", ["mlflow", "tensorboard", "trackio", "wandb"])
 def test_a_name_alone_is_a_tracker_and_imports_no_library(library: str) -> None:
-    tracker = build("trackers", library, {})
+    tracker = build_plugin("trackers", library, {})
     assert isinstance(tracker, StartsRun)
     assert isinstance(tracker, LogsTables)
 
 
 def test_a_tracker_whose_package_is_missing_says_what_to_install() -> None:
     with pytest.raises(ValueError, match=r"pip install 'condensegrpo\[no_such_package\]'"):
-        check_installed("no_such_package")
+        check_package_installed("no_such_package")
 
 
 class Recorder:
@@ -192,7 +192,7 @@ def test_a_run_gives_its_trackers_everything_and_keeps_their_identity(tmp_path: 
         "    def __new__(cls):\n        return shared\n"
     )
     config = load_config(find_config("quickstart"), [f"trackers=['{source}:Mine']", "sampler.options={api_key: abc}"])
-    recorder = build("trackers", f"{source}:Mine", {})
+    recorder = build_plugin("trackers", f"{source}:Mine", {})
     start_file(folder.evaluation(2, "held-out"))
     write_trajectory(
         folder.evaluation(2, "held-out"),

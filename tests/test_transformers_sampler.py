@@ -22,7 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError, SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.transformers import TransformersSampler
@@ -294,7 +294,7 @@ def test_a_missing_model_and_invalid_options_are_refused_by_name(tmp_path: Path)
         ({"max_batch": 0}, "max_batch is 0, wanted at"),
     ):
         with pytest.raises(PluginError, match=fault):
-            build("samplers", "transformers", {"model_path": str(tmp_path), **option})
+            build_plugin("samplers", "transformers", {"model_path": str(tmp_path), **option})
 
 
 # --- queue ------------------------------------------------------------------------------------------------------------
@@ -426,7 +426,7 @@ def test_weights_that_do_not_fit_are_named(folders: dict[str, str]) -> None:
 
 
 def test_a_closed_sampler_says_so_and_closes_twice(folders: dict[str, str]) -> None:
-    sampler = build("samplers", "transformers", {"model_path": folders["qwen3"], "max_batch": 4})
+    sampler = build_plugin("samplers", "transformers", {"model_path": folders["qwen3"], "max_batch": 4})
     sampler.close()
     sampler.close()
     with pytest.raises(SamplerError, match="shutdown"):

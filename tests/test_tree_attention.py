@@ -64,7 +64,7 @@ def test_long_branches_are_cut_into_like_pieces_that_see_no_further_than_their_e
 def test_every_token_sees_exactly_its_own_row_up_to_itself(rows: list[list[int]]) -> None:
     laid_out = tree(rows)
     found = paths(torch.tensor(laid_out.positions))
-    for row, places in zip(rows, laid_out.places, strict=True):
+    for row, places in zip(rows, laid_out.indices, strict=True):
         for depth, place in enumerate(places):
             assert [laid_out.token_ids[key] for key in seen(found, place)] == row[: depth + 1]
     assert all(bucket.visible.any(dim=-1).all() for bucket in found.buckets)  # attention to nothing would be NaN
@@ -100,7 +100,7 @@ def test_outputs_and_gradients_are_those_of_every_row_alone(
     found, _ = pattern_attention(
         nn.Module(), query, key, value, None, pattern=paths(torch.tensor(laid_out.positions)), scaling=0.3
     )
-    wanted = dense(query, key, value, list(laid_out.places), 0.3)
+    wanted = dense(query, key, value, list(laid_out.indices), 0.3)
     torch.testing.assert_close(found, wanted)
     gradients = torch.autograd.grad((found * weight).sum(), inputs)
     for one, other in zip(gradients, torch.autograd.grad((wanted * weight).sum(), inputs), strict=True):

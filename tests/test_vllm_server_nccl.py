@@ -14,7 +14,7 @@ from needs_vllm import needs_vllm
 from stand_in_server import TOKEN, TRANSFER, StandIn, serving
 from torch import Tensor
 
-from condensegrpo.assembly.plugins import check
+from condensegrpo.assembly.plugins import check_plugin
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import PluginError, SamplerError
 from condensegrpo.samplers.vllm_server.nccl import NcclPublisher, Wire
@@ -200,4 +200,4 @@ def test_a_failed_join_is_an_error_with_the_address() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which NCCL works on")
 def test_without_a_gpu_nccl_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(PluginError, match="NCCL needs a GPU, and there is none"):
-        check("samplers", "vllm_server", {"model_path": "", "urls": ["http://x"], "server": {"weights": "nccl"}})
+        check_plugin("samplers", "vllm_server", {"model_path": "", "urls": ["http://x"], "server": {"weights": "nccl"}})

@@ -17,7 +17,7 @@ from stand_in_server import TOKEN, StandIn, serving
 from tiny import qwen3
 from transformers import AutoConfig
 
-from condensegrpo.assembly.plugins import check
+from condensegrpo.assembly.plugins import check_plugin
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
@@ -460,4 +460,4 @@ def test_a_closed_sampler_is_an_error_and_closes_twice(folder: str, shape: dict[
 )
 def test_a_wrong_option_is_refused_before_anything_is_loaded(options: dict[str, Any], fault: str) -> None:
     with pytest.raises((PluginError, ConfigError), match=fault):
-        check("samplers", "vllm_server", {"model_path": "", "dtype": "float32", "urls": ["http://x"], **options})
+        check_plugin("samplers", "vllm_server", {"model_path": "", "dtype": "float32", "urls": ["http://x"], **options})

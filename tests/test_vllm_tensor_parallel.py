@@ -11,7 +11,7 @@ import torch
 from needs_vllm import needs_vllm
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import SamplerError
 
 pytestmark = needs_vllm
@@ -56,4 +56,4 @@ def test_two_ranks_share_a_model_and_each_gets_exact_replies_to_its_own_requests
 
 def test_ranks_that_do_not_divide_into_groups_are_refused(folder: Path) -> None:
     with pytest.raises(SamplerError, match=r"tensor_parallel_size=2: found 1 rank on 1 machine, wanted groups of 2"):
-        build("samplers", "vllm", {"model_path": str(folder), "engine": {"tensor_parallel_size": 2}})
+        build_plugin("samplers", "vllm", {"model_path": str(folder), "engine": {"tensor_parallel_size": 2}})

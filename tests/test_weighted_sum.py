@@ -8,7 +8,7 @@ from builders import scored, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.protocols import Problem, Reward, RewardResult, TurnReward
 from condensegrpo.core.reward_parts import RewardPart
@@ -105,7 +105,7 @@ def test_weights_must_be_finite_and_not_negative(weight: float) -> None:
         part("correct", Correct(), weight)
     if weight is not True:
         with pytest.raises(PluginError, match="'tool_calls': the option weight is"):
-            build("rewards", "tool_calls", {"weight": weight})
+            build_plugin("rewards", "tool_calls", {"weight": weight})
 
 
 @pytest.mark.parametrize(("names", "message"), [([], "a weighted sum of nothing"), (["correct"] * 2, "each name once")])
@@ -139,7 +139,7 @@ def test_tool_execution_sums_to_what_tool_calls_pays_the_outcome(counts: list[tu
 
 
 def test_tool_execution_is_found_by_its_name_and_is_a_turn_reward_only() -> None:
-    built = build("rewards", "tool_execution", {})
+    built = build_plugin("rewards", "tool_execution", {})
     assert isinstance(built, TurnReward)
     assert not callable(built)
     assert not isinstance(Correct(), TurnReward)

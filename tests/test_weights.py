@@ -6,17 +6,17 @@ from tiny import llama, qwen3, rows
 from transformers import PreTrainedModel
 from two_ranks import OPTIMISER, loss, micro_batches
 
-from condensegrpo.learner.engine import STAGES, close_engine, open_engine, optimizer_step
-from condensegrpo.learner.weights import gathered
+from condensegrpo.learner.engine import STAGES, close_deepspeed, open_deepspeed, optimizer_step
+from condensegrpo.learner.weights import gathered_weights
 
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("make", [qwen3, llama])
 def test_gathered_weights_are_the_state_dict_under_its_names(make: Callable[[], PreTrainedModel], stage: int) -> None:
     wanted = {name: tensor.clone() for name, tensor in make().state_dict().items()}
-    engine = open_engine(make(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
-    found = {name: tensor.clone() for name, tensor in gathered(engine)}
-    close_engine(engine)
+    engine = open_deepspeed(make(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    found = {name: tensor.clone() for name, tensor in gathered_weights(engine)}
+    close_deepspeed(engine)
     assert found.keys() == wanted.keys() - ({"lm_head.weight"} if make is qwen3 else set())  # tied: once
     for name, tensor in found.items():
         assert torch.equal(tensor, wanted[name])
@@ -26,11 +26,11 @@ def test_gathered_weights_are_the_state_dict_under_its_names(make: Callable[[], 
 def test_gathering_between_steps_disturbs_nothing(stage: int) -> None:
     found = []
     for looks in (False, True):
-        engine = open_engine(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+        engine = open_deepspeed(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
         for step in range(3):
             optimizer_step(engine, micro_batches(rows(4, seed=step), 2), loss)
             if looks:
-                assert len(list(gathered(engine))) == 24
-        found.append({name: tensor.clone() for name, tensor in gathered(engine)})
-        close_engine(engine)
+                assert len(list(gathered_weights(engine))) == 24
+        found.append({name: tensor.clone() for name, tensor in gathered_weights(engine)})
+        close_deepspeed(engine)
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())

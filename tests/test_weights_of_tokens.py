@@ -12,10 +12,10 @@ from torch import Tensor
 from condensegrpo.algorithms.losses import (
     WEIGHTS,
     Totals,
-    share_of_summaries,
+    summary_weight,
     token_weights,
     totals,
-    with_share,
+    with_summary_share,
 )
 from condensegrpo.algorithms.settings import Aggregation
 
@@ -184,15 +184,15 @@ WROTE = torch.tensor([[False, True, False], [False, False, False]])
 
 
 def shared(share: float, weight_NK: Tensor, wrote: Tensor = WROTE) -> Tensor:
-    whole, summaries = share_of_summaries(weight_NK, TOKENS_2, wrote)
-    return with_share(weight_NK, wrote, share=share, total=whole, summaries=summaries)
+    whole, summaries = summary_weight(weight_NK, TOKENS_2, wrote)
+    return with_summary_share(weight_NK, wrote, share=share, total=whole, summaries=summaries)
 
 
 def test_summaries_get_the_share_of_all_weight_that_is_asked_for() -> None:
     weight_NK = torch.full((2, 3), 0.1, dtype=torch.float64)
     found = shared(0.5, weight_NK)
-    assert share_of_summaries(weight_NK, TOKENS_2, WROTE) == pytest.approx((1.0, 0.3))
-    assert share_of_summaries(found, TOKENS_2, WROTE) == pytest.approx((1.0, 0.5))
+    assert summary_weight(weight_NK, TOKENS_2, WROTE) == pytest.approx((1.0, 0.3))
+    assert summary_weight(found, TOKENS_2, WROTE) == pytest.approx((1.0, 0.5))
     assert found[0].tolist() == pytest.approx([0.1 * 0.5 / 0.7, 0.1 * 0.5 / 0.3, 0.1 * 0.5 / 0.7])
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.table import Table
 from condensegrpo.core.tracking import RunStart
 
@@ -29,7 +29,7 @@ def play(name: str, options: dict[str, object], folder: Path) -> str:
     identity: str | None = None
     for step, losses in ((0, (0.5, 0.25)), (1, (0.125,))):
         time.sleep(1.1 * step if name == "wandb" else 0)  # it names a folder by id and second
-        tracker = build("trackers", name, options)
+        tracker = build_plugin("trackers", name, options)
         start = RunStart(name="ours", folder=folder, config=CONFIG, step=step, identity=identity)
         identity = tracker.start(start).identity
         for number, loss in enumerate(losses, step + 1):

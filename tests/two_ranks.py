@@ -36,16 +36,16 @@ from condensegrpo.learner.activation_checkpointing import checkpoint_layers
 from condensegrpo.learner.engine import (
     STAGES,
     DeepSpeedEngine,
-    close_engine,
+    close_deepspeed,
     measure_logprobs,
-    open_engine,
+    open_deepspeed,
     optimizer_step,
 )
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.reference import against_base
 from condensegrpo.learner.settings import OptimizerSettings
-from condensegrpo.learner.weights import gathered
+from condensegrpo.learner.weights import gathered_weights
 from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, Round, complete_batch
 
 OPTIMISER = OptimizerSettings(lr=0.01, eps=1e-3, weight_decay=0.1, grad_clip=0.05, warmup_steps=2)
@@ -70,10 +70,10 @@ def train(
     stage: int, mine: Sequence[Sequence[PackedBatch]], objective: ObjectiveFunction = loss
 ) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     """Some steps of a fresh engine; the weights after them and the metrics of each."""
-    engine = open_engine(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    engine = open_deepspeed(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     stats = [optimizer_step(engine, batches, objective, temperature=0.9) for batches in mine]
-    weights = {name: tensor.clone() for name, tensor in gathered(engine)}
-    close_engine(engine)
+    weights = {name: tensor.clone() for name, tensor in gathered_weights(engine)}
+    close_deepspeed(engine)
     return weights, stats
 
 
@@ -105,11 +105,11 @@ def chunks(folder: Path) -> None:
     rank = ranks.rank()
     mine = collate(rows(40)) if rank == 0 else collate(rows(41)[40:])
     for name, objective in (("chunks", at_once), ("tiles", loss)):
-        engine = open_engine(llama(), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+        engine = open_deepspeed(llama(), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
         engine.module.head.chunk_tokens = 50
         stats = optimizer_step(engine, [mine], objective)
-        weights = {name: tensor.clone() for name, tensor in gathered(engine)}
-        close_engine(engine)
+        weights = {name: tensor.clone() for name, tensor in gathered_weights(engine)}
+        close_deepspeed(engine)
         torch.save((weights, stats), folder / f"{name}_rank{rank}.pt")
 
 
@@ -118,14 +118,14 @@ def with_adapters(folder: Path) -> None:
     rank = ranks.rank()
     mine = slice(0, 5) if rank == 0 else slice(5, 7)
     for stage in STAGES:
-        engine = open_engine(moved_qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+        engine = open_deepspeed(moved_qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
         references = []
         for step in range(STEPS):
             batches = against_base(engine, micro_batches(rows(7, seed=step)[mine], 1), 0.9)
             references += [batch.reference for batch in batches]
             optimizer_step(engine, batches, loss, temperature=0.9)
-        weights = {name: tensor.clone() for name, tensor in gathered(engine)}
-        close_engine(engine)
+        weights = {name: tensor.clone() for name, tensor in gathered_weights(engine)}
+        close_deepspeed(engine)
         torch.save((weights, references), folder / f"adapters_stage{stage}_rank{rank}.pt")
 
 
@@ -139,12 +139,12 @@ def checkpointed(folder: Path) -> None:
             policy = make()
             if on:
                 checkpoint_layers(policy)
-            engine = open_engine(policy, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+            engine = open_deepspeed(policy, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
             torch.manual_seed(rank)
             stats = [optimizer_step(engine, some, loss) for some in batches]
             shared = sum(tensor.numel() == 0 for tensor in policy.parameters())  # not here until they are gathered
-            found.append((stats, {name: tensor.clone() for name, tensor in gathered(engine)}, shared))
-            close_engine(engine)
+            found.append((stats, {name: tensor.clone() for name, tensor in gathered_weights(engine)}, shared))
+            close_deepspeed(engine)
         torch.save(found, folder / f"checkpointed_{name}_rank{rank}.pt")
 
 
@@ -157,7 +157,7 @@ def steps_of_shared_rows(
     policy: PreTrainedModel, stage: int, objective: ObjectiveFunction, *, together: int
 ) -> tuple[dict[str, Tensor], list[dict[str, float]], list[Tensor]]:
     """Three steps on trees of uneven length, with the log-probabilities of each batch before its step."""
-    engine = open_engine(
+    engine = open_deepspeed(
         policy, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32", sequence_parallel=together
     )
     stats, logps = [], []
@@ -167,8 +167,8 @@ def steps_of_shared_rows(
         batches = pack_rows(mine, max_tokens=41, share=True, ranks_a_row=together)
         logps.append(torch.cat(measure_logprobs(engine, batches, temperature=0.9)).sort().values)
         stats.append(optimizer_step(engine, batches, objective, temperature=0.9))
-    weights = {name: tensor.clone() for name, tensor in gathered(engine)}
-    close_engine(engine)
+    weights = {name: tensor.clone() for name, tensor in gathered_weights(engine)}
+    close_deepspeed(engine)
     return weights, stats, logps
 
 
@@ -210,7 +210,7 @@ def saved_and_resumed(folder: Path) -> None:
     rank, checkpoints = ranks.rank(), folder / "checkpoints"
     batches = [micro_batches(rows(5, seed=step)[rank::2], 2) for step in range(6)]
     whole, _ = train(3, batches)
-    first = open_engine(qwen3(), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    first = open_deepspeed(qwen3(), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     for some in batches[:3]:
         optimizer_step(first, some, loss, temperature=0.9)
     if rank == 0:  # as a process of the same id would have left it
@@ -218,12 +218,12 @@ def saved_and_resumed(folder: Path) -> None:
         stale.mkdir(parents=True)
         (stale / "rng_rank_7.pt").touch()
     path = checkpoint.save(first, checkpoints, step=3, state={"cursor": 3}, extra=_late)
-    close_engine(first)
-    second = open_engine(qwen3(seed=9), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    close_deepspeed(first)
+    second = open_deepspeed(qwen3(seed=9), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     state = checkpoint.load(second, path)
     for some in batches[3:]:
         optimizer_step(second, some, loss, temperature=0.9)
-    halves = {name: tensor.clone() for name, tensor in gathered(second)}
+    halves = {name: tensor.clone() for name, tensor in gathered_weights(second)}
     torch.save((whole, halves, state), folder / f"resumed_rank{rank}.pt")
 
 
@@ -234,27 +234,27 @@ def steps_of(engine: DeepSpeedEngine, numbers: range, share: slice = slice(None)
     """Steps of an engine on this rank's share of their rows; the weights after them."""
     for step in numbers:
         optimizer_step(engine, micro_batches(rows(5, seed=step)[share], 2), loss, temperature=0.9)
-    return {name: tensor.clone() for name, tensor in gathered(engine)}
+    return {name: tensor.clone() for name, tensor in gathered_weights(engine)}
 
 
 def resharded(folder: Path) -> None:
     """Two ranks save after three steps for one rank, and take three steps from what one rank saved."""
     mine = slice(ranks.rank(), None, 2)
     for stage in (1, 3):
-        first = open_engine(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+        first = open_deepspeed(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
         steps_of(first, range(3), mine)
         checkpoint.save(first, folder / FEWER.format(stage), step=3, state={})
-        close_engine(first)
-        second = open_engine(qwen3(seed=9), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+        close_deepspeed(first)
+        second = open_deepspeed(qwen3(seed=9), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
         checkpoint.load(second, folder / MORE.format(stage) / "step_000003")
         torch.save(steps_of(second, range(3, 6), mine), folder / f"more_stage{stage}_rank{ranks.rank()}.pt")
-        close_engine(second)
+        close_deepspeed(second)
 
 
 def saved_in_background(folder: Path) -> None:
     """Two ranks write a checkpoint of step 2 while step 3 is taken, the second slowly; then both take step 3 again."""
     mine = slice(ranks.rank(), None, 2)
-    first = open_engine(qwen3(), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    first = open_deepspeed(qwen3(), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     steps_of(first, range(2), mine)
     write = checkpoint.collect(first, folder / "background", step=2, state={}, extra=_late, copied=True)
     with ThreadPoolExecutor(1) as thread:
@@ -262,11 +262,11 @@ def saved_in_background(folder: Path) -> None:
         beside = steps_of(first, range(2, 3), mine)
         assert not writing.done()
         path = writing.result()
-    close_engine(first)
-    second = open_engine(qwen3(seed=9), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    close_deepspeed(first)
+    second = open_deepspeed(qwen3(seed=9), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     checkpoint.load(second, path)
     torch.save((beside, steps_of(second, range(2, 3), mine)), folder / f"background_rank{ranks.rank()}.pt")
-    close_engine(second)
+    close_deepspeed(second)
 
 
 def fails_on_one_rank(folder: Path) -> None:
@@ -276,12 +276,12 @@ def fails_on_one_rank(folder: Path) -> None:
         if ranks.rank() == 1:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    engine = open_engine(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    engine = open_deepspeed(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     try:
         checkpoint.save(engine, folder / "failed", step=1, state={}, extra=full)
     except LearnerError as error:
         (folder / f"error_rank{ranks.rank()}.txt").write_text(f"{type(error).__name__}: {error}")
-    close_engine(engine)
+    close_deepspeed(engine)
 
 
 LIMIT = timedelta(seconds=2)  # of every group that gradients travel over; DeepSpeed's is 10 minutes
@@ -292,7 +292,7 @@ MINUTES = 77.0  # learner.timeout_minutes
 def late(folder: Path) -> None:
     """The second rank comes late to an exchange of values, and to an optimiser step."""
     rank = ranks.rank()
-    engine = open_engine(qwen3(), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    engine = open_deepspeed(qwen3(), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     groups, own = [*distributed_c10d._world.pg_map], {*ranks._gloo.values()}
     limits = {ranks.time_limit(group).total_seconds() / 60 for group in groups}
     for group in groups:
@@ -304,7 +304,7 @@ def late(folder: Path) -> None:
     torch.save((len(groups) - len(own), limits, gathered_values, sums), folder / f"late_rank{rank}.pt")
     for group in groups:
         distributed_c10d._set_pg_timeout(timedelta(minutes=MINUTES), group)
-    close_engine(engine)
+    close_deepspeed(engine)
 
 
 def dies_while_saving(folder: Path) -> None:
@@ -314,7 +314,7 @@ def dies_while_saving(folder: Path) -> None:
         (folder / "stalled").touch()
         time.sleep(600)
 
-    engine = open_engine(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    engine = open_deepspeed(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     checkpoint.save(engine, folder / "checkpoints", step=1, state={"cursor": 1})
     write = checkpoint.collect(engine, folder / "checkpoints", step=2, state={}, extra=stall, copied=True)
     Thread(target=write).start()
@@ -327,7 +327,7 @@ def runs_out_of_disk(folder: Path) -> None:
     import resource
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that writing fails with EFBIG instead
-    engine = open_engine(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    engine = open_deepspeed(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     checkpoint.save(engine, folder / "checkpoints", step=1, state={})
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     try:

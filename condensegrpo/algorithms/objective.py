@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 from torch import Tensor
 
 from condensegrpo.algorithms.losses import KL, MAX_DIFFERENCE, LossPlugin, importance, k3
-from condensegrpo.algorithms.losses.columns import difference
+from condensegrpo.algorithms.losses.columns import log_ratio
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.algorithms.settings import Level, Mode
 
@@ -128,7 +128,7 @@ class Objective:
             "high": value.high_T,
             "entropy": -detached_T.clamp(min=-MAX_DIFFERENCE),
             "kl": k3(detached_T, batch.reference),
-            "gap": difference(detached_T, batch.logprobs).abs(),
+            "gap": log_ratio(detached_T, batch.logprobs).abs(),
         }
         if self.importance_cap:
             weights = importance(

@@ -20,7 +20,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from condensegrpo.algorithms.prefix_tree import different, grouped, tree
+from condensegrpo.algorithms.prefix_tree import distinct_tokens, tree, tree_groups
 from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
@@ -39,7 +39,7 @@ class PackedBatch:
 
     token_ids: Tensor  # (1, S) int64
     position_ids: Tensor  # (1, S) int64, depth in the row, 0 at the start of every tree and nowhere else
-    source: Tensor  # (T,) int64, the place in S whose logits predict the token: the one before it in its row
+    source: Tensor  # (T,) int64, the index in S whose logits predict the token: the one before it in its row
     target: Tensor  # (T,) int64, the token's id
     turns: Tensor  # (T,) int64, the turn that sampled the token: a number of its own for every turn of the micro-batch
     logprobs: Tensor  # (T,) float32, nats, of the sampler
@@ -70,7 +70,7 @@ def blocks(rows: Sequence[Segment], *, max_tokens: int, share: bool, ranks: int 
     Args:
         max_tokens: the budget of a micro-batch.
         share: whether the model computes prefix trees; else every row is a block.
-        ranks: that the blocks will be shared out to: with several no block is larger than a part of one rank's share.
+        ranks: that will compute the blocks: with several no block is larger than a part of one rank's tokens.
 
     Raises:
         LearnerError: a row alone is over the budget.
@@ -83,23 +83,23 @@ def blocks(rows: Sequence[Segment], *, max_tokens: int, share: bool, ranks: int 
         return tuple((row,) for row in rows)
     ids = [row.token_ids for row in rows]
     if ranks > 1 and longest is not None:
-        max_tokens = min(max_tokens, max(len(longest.token_ids), different(ids) // (TREES_A_RANK * ranks)))
-    of_media: dict[tuple[str, ...], list[Segment]] = {}  # equal ids of different media are no common prefix
+        max_tokens = min(max_tokens, max(len(longest.token_ids), distinct_tokens(ids) // (TREES_A_RANK * ranks)))
+    of_media: dict[tuple[str, ...], list[Segment]] = {}  # equal ids of token_count media are no common prefix
     for row in rows:
         of_media.setdefault(row.media, []).append(row)
     return tuple(
         tuple(alike[index] for index in group)
         for alike in of_media.values()
-        for group in grouped([row.token_ids for row in alike], max_tokens=max_tokens)
+        for group in tree_groups([row.token_ids for row in alike], max_tokens=max_tokens)
     )
 
 
-def tokens(block: Block) -> int:
+def block_tokens(block: Block) -> int:
     """The tokens of a block that go through the model: those that its rows share are counted once."""
-    return different([row.token_ids for row in block])
+    return distinct_tokens([row.token_ids for row in block])
 
 
-def share_out(sizes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+def balanced_owners(sizes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """Which rank computes each block, so that the ranks have as many tokens as one block allows.
 
     As long as that narrows the gap, the rank with most tokens gives the rank with fewest the block that makes the two
@@ -113,19 +113,19 @@ def share_out(sizes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     Returns:
         By rank, the rank that computes each block that it has.
     """
-    owners = [[rank] * len(own) for rank, own in enumerate(sizes)]
-    loads = [sum(own) for own in sizes]
+    owners = [[rank] * len(blocks) for rank, blocks in enumerate(sizes)]
+    loads = [sum(blocks) for blocks in sizes]
     while True:
         least, most = loads.index(min(loads)), loads.index(max(loads))
         gap = loads[most] - loads[least]
         movable = [
             (abs(gap - 2 * size), rank, block)
-            for rank, own in enumerate(sizes)
-            for block, size in enumerate(own)
+            for rank, blocks in enumerate(sizes)
+            for block, size in enumerate(blocks)
             if owners[rank][block] == most and 0 < size < gap
         ]
         if not movable:
-            return tuple(tuple(own) for own in owners)
+            return tuple(map(tuple, owners))
         _, rank, block = min(movable)
         owners[rank][block] = least
         loads[most] -= sizes[rank][block]
@@ -134,7 +134,7 @@ def share_out(sizes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
 
 def micro_batches(blocks: Sequence[Block], *, max_tokens: int) -> list[PackedBatch]:
     """The blocks as micro-batches of at most so many tokens, as few as fit and near equal."""
-    packed = pack([tokens(block) for block in blocks], max_tokens)
+    packed = pack([block_tokens(block) for block in blocks], max_tokens)
     return [lay_out([blocks[index] for index in batch]) for batch in packed]
 
 
@@ -163,13 +163,13 @@ def first_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
     rooms: list[int] = []
     bins: list[list[int]] = []
     for row in _longest_first(lengths):
-        place = next((place for place, left in enumerate(rooms) if left >= lengths[row]), None)
-        if place is None:
+        fitting = next((index for index, left in enumerate(rooms) if left >= lengths[row]), None)
+        if fitting is None:
             rooms.append(room - lengths[row])
             bins.append([row])
         else:
-            rooms[place] -= lengths[row]
-            bins[place].append(row)
+            rooms[fitting] -= lengths[row]
+            bins[fitting].append(row)
     return bins
 
 
@@ -232,10 +232,10 @@ def lay_out(blocks: Sequence[Block]) -> PackedBatch:
     _check(segments)
     trees = [tree([segment.token_ids for segment in block]) for block in blocks]
     starts = list(accumulate((len(laid.token_ids) for laid in trees), initial=0))
-    places = [
-        (segment, start, places)
+    rows = [
+        (segment, start, indices)
         for block, laid, start in zip(blocks, trees, starts, strict=False)
-        for segment, places in zip(block, laid.places, strict=True)
+        for segment, indices in zip(block, laid.indices, strict=True)
     ]
     turns = [turn for segment in segments for turn in segment.turns]
     sizes = [len(turn.logprobs) for turn in turns]
@@ -245,11 +245,11 @@ def lay_out(blocks: Sequence[Block]) -> PackedBatch:
         token_ids=_packed(laid.token_ids for laid in trees),
         position_ids=_packed(laid.positions for laid in trees),
         source=torch.tensor(
-            [start + row[place - 1] for segment, start, row in places for place in _trained(segment)],
+            [start + indices[position - 1] for segment, start, indices in rows for position in _trained(segment)],
             dtype=torch.int64,
         ),
         target=torch.tensor(
-            [segment.token_ids[place] for segment in segments for place in _trained(segment)], dtype=torch.int64
+            [segment.token_ids[position] for segment in segments for position in _trained(segment)], dtype=torch.int64
         ),
         turns=torch.tensor([number for number, size in enumerate(sizes) for _ in range(size)], dtype=torch.int64),
         logprobs=logprobs_T,
@@ -282,8 +282,8 @@ def _check(segments: Sequence[Segment]) -> None:
 
 
 def _trained(segment: Segment) -> list[int]:
-    """The places of the trained tokens of a row."""
-    return [place for turn in segment.turns for place in turn.places]
+    """The positions of the trained tokens of a row."""
+    return [position for turn in segment.turns for position in turn.places]
 
 
 def _repeated(values: Sequence[float], sizes: Sequence[int]) -> Tensor:

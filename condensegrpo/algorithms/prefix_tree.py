@@ -5,11 +5,11 @@ continues it; any other one of position p continues the first p tokens of the ro
 
     rows        1 2 3 4     1 2 3 5     1 6
 
-    place       0 1 2 3 4 5
-    token       1 2 3 4 5 6         5 at place 4 continues 1 2 3, and 6 at place 5 continues 1
+    index       0 1 2 3 4 5
+    token       1 2 3 4 5 6         5 at index 4 continues 1 2 3, and 6 at index 5 continues 1
     position    0 1 2 3 3 1         depth in the row
 
-**What sharing costs: nothing.** Linear layers compute the different tokens, of which a tree has fewer than its rows.
+**What sharing costs: nothing.** Linear layers compute the token_count tokens, of which a tree has fewer than its rows.
 Attention (``learner/tree_attention.py``) computes a pair for each of them and each token of its row up to itself:
 fewer again.
 """
@@ -26,44 +26,44 @@ class Tree(NamedTuple):
 
     token_ids: tuple[int, ...]  # (S,) depth-first
     positions: tuple[int, ...]  # (S,) depth in the row, from 0
-    places: tuple[tuple[int, ...], ...]  # by row, in the order given: where each of its tokens lies
+    indices: tuple[tuple[int, ...], ...]  # by row, in the order given: where each of its tokens lies
 
 
 def tree(rows: Sequence[TokenIds]) -> Tree:
     """The rows as a tree. Equal rows share all their tokens, and a row that begins another one lies within it."""
     token_ids: list[int] = []
     positions: list[int] = []
-    path: list[int] = []  # the places of the row before
-    places: dict[int, tuple[int, ...]] = {}
-    order, shared = in_order(rows)
-    for index, kept in zip(order, shared, strict=True):
-        row, here = rows[index], len(token_ids)
-        path[kept:] = range(here, here + len(row) - kept)
+    path: list[int] = []  # the indices of the row before
+    indices: dict[int, tuple[int, ...]] = {}
+    order, shared = sorted_rows(rows)
+    for number, kept in zip(order, shared, strict=True):
+        row, start = rows[number], len(token_ids)
+        path[kept:] = range(start, start + len(row) - kept)
         token_ids.extend(row[kept:])
         positions.extend(range(kept, len(row)))
-        places[index] = tuple(path)
+        indices[number] = tuple(path)
     return Tree(
         token_ids=tuple(token_ids),
         positions=tuple(positions),
-        places=tuple(places[index] for index in range(len(rows))),
+        indices=tuple(indices[number] for number in range(len(rows))),
     )
 
 
-def in_order(rows: Sequence[TokenIds]) -> tuple[list[int], list[int]]:
+def sorted_rows(rows: Sequence[TokenIds]) -> tuple[list[int], list[int]]:
     """The rows' indices in the order of their ids, which is depth-first, and how many tokens each shares with the last.
 
     Example: rows [1 2 3], [4], [1 2] give the order 2, 0, 1 and 0, 2, 0 shared tokens.
     """
     order = sorted(range(len(rows)), key=lambda index: tuple(rows[index]))
-    shared = [_alike(rows[last], rows[index]) for last, index in pairwise(order)]
+    shared = [_common_prefix(rows[last], rows[index]) for last, index in pairwise(order)]
     return order, [0, *shared][: len(order)]
 
 
-def grouped(rows: Sequence[TokenIds], *, max_tokens: int) -> tuple[tuple[int, ...], ...]:
-    """The trees to make of the rows: the indices of each one's rows.
+def tree_groups(rows: Sequence[TokenIds], *, max_tokens: int) -> tuple[tuple[int, ...], ...]:
+    """The trees to make of the rows: for each the indices of its rows.
 
     Everything that is shared is computed once, as far as a tree may be so large. Rows are put in order; what is too
-    large is cut in two where its neighbours share least, which the second half then repeats, and of such places at the
+    large is cut in two where its neighbours share least, which the second half then repeats, and of such cuts at the
     one that makes the halves most alike.
 
     Example: [1 2 3], [1 2 4], [1 5] and [6] give a tree of five tokens and one of a single token. If a tree may have
@@ -72,7 +72,7 @@ def grouped(rows: Sequence[TokenIds], *, max_tokens: int) -> tuple[tuple[int, ..
     Args:
         max_tokens: the largest tree. A row that is larger is left alone.
     """
-    order, shared = in_order(rows)
+    order, shared = sorted_rows(rows)
     new = [len(rows[index]) - kept for index, kept in zip(order, shared, strict=True)]
     before = list(accumulate(new, initial=0))  # (rows + 1,) tokens before each row in order, if all were one tree
     groups = []
@@ -80,25 +80,25 @@ def grouped(rows: Sequence[TokenIds], *, max_tokens: int) -> tuple[tuple[int, ..
     while waiting:
         start, end = waiting.pop()
         cuts = {
-            place: (shared[place], abs(before[end] + before[start] - 2 * before[place] + shared[place] - shared[start]))
-            for place in range(start + 1, end)
+            cut: (shared[cut], abs(before[end] + before[start] - 2 * before[cut] + shared[cut] - shared[start]))
+            for cut in range(start + 1, end)
         }  # by what is repeated, then by how much the halves differ
         fits = before[end] - before[start] + shared[start] <= max_tokens
         if not cuts or (fits and min(cuts.values())[0] > 0):
             groups.append(tuple(order[start:end]))
             continue
-        cut = min(cuts, key=cuts.__getitem__)
-        waiting += [(cut, end), (start, cut)]
+        best = min(cuts, key=cuts.__getitem__)
+        waiting += [(best, end), (start, best)]
     return tuple(groups)
 
 
-def different(rows: Sequence[TokenIds]) -> int:
+def distinct_tokens(rows: Sequence[TokenIds]) -> int:
     """The tokens of the rows' tree: each shared prefix counted once."""
-    order, shared = in_order(rows)
+    order, shared = sorted_rows(rows)
     return sum(len(rows[index]) - kept for index, kept in zip(order, shared, strict=True))
 
 
-def _alike(first: TokenIds, second: TokenIds) -> int:
+def _common_prefix(first: TokenIds, second: TokenIds) -> int:
     """How many tokens two rows begin with alike."""
     pairs = zip(first, second, strict=False)
-    return next((place for place, (left, right) in enumerate(pairs) if left != right), min(len(first), len(second)))
+    return next((index for index, (left, right) in enumerate(pairs) if left != right), min(len(first), len(second)))

@@ -89,8 +89,8 @@ def reply_row(
     Args:
         logprobs: of the reply under the distribution sampled from; (): the reply was not sampled.
     """
-    said = tuple(logprobs) or (0.0,) * len(reply_ids)
-    turn = TrainedTurn(turn=0, start=len(prompt_ids), logprobs=said, advantage=0.0, weight=weight)
+    logps = tuple(logprobs) or (0.0,) * len(reply_ids)
+    turn = TrainedTurn(turn=0, start=len(prompt_ids), logprobs=logps, advantage=0.0, weight=weight)
     return Segment(token_ids=prompt_ids + reply_ids, turns=(turn,), trajectory="", first_turn=0)
 
 
@@ -110,7 +110,7 @@ def _starts(turns: Sequence[Turn]) -> Iterator[int]:
         if index == 0:
             yield index
             continue
-        position = _difference(turns[index - 1], turn)
+        position = _first_difference(turns[index - 1], turn)
         if position is None:
             continue
         if turn.condensation is None:
@@ -118,12 +118,12 @@ def _starts(turns: Sequence[Turn]) -> Iterator[int]:
         yield index
 
 
-def _difference(last: Turn, turn: Turn) -> int | None:
+def _first_difference(last: Turn, turn: Turn) -> int | None:
     """Where the prompt first differs from the last prompt + output, or ends too early; None: it continues."""
     if turn.added_ids(last) is not None:
         return None
     pairs = zip((*last.prompt_ids, *last.output_ids), turn.prompt_ids, strict=False)
-    return next((place for place, (old, new) in enumerate(pairs) if old != new), len(turn.prompt_ids))
+    return next((index for index, (old, new) in enumerate(pairs) if old != new), len(turn.prompt_ids))
 
 
 def _prefix_broken(index: int, last: Turn, turn: Turn, position: int) -> PrefixBroken:
@@ -134,13 +134,13 @@ def _prefix_broken(index: int, last: Turn, turn: Turn, position: int) -> PrefixB
             f"Turn.condensation."
         )
     token = turn.prompt_ids[position] if position < len(turn.prompt_ids) else None
-    wanted = (*last.prompt_ids, *last.output_ids)[position]
-    return PrefixBroken.at(turn=index, position=position, wanted=wanted, found=token)
+    expected = (*last.prompt_ids, *last.output_ids)[position]
+    return PrefixBroken.at(turn=index, position=position, wanted=expected, found=token)
 
 
 def _broken_prefixes(turns: Sequence[Turn]) -> Iterator[str]:
     for index, (last, turn) in enumerate(pairwise(turns), start=1):
-        position = _difference(last, turn)
+        position = _first_difference(last, turn)
         if position is not None and turn.condensation is None:
             yield str(_prefix_broken(index, last, turn, position))
 
@@ -148,10 +148,10 @@ def _broken_prefixes(turns: Sequence[Turn]) -> Iterator[str]:
 def _broken_turns(turns: Sequence[Turn]) -> Iterator[str]:
     units: list[int] = []  # the replies so far that a condenser had before it
     for index, turn in enumerate(turns):
-        for place, logprob in enumerate(turn.logprobs):
+        for number, logprob in enumerate(turn.logprobs):
             if not math.isfinite(logprob) or logprob > LOGPROB_SLACK:
                 yield (
-                    f"turn {index}: the log-probability of output token {place} is {logprob}, wanted a finite number "
+                    f"turn {index}: the log-probability of output token {number} is {logprob}, wanted a finite number "
                     f"of at most 0"
                 )
         yield from _broken_condensation(index, turn, units)
@@ -164,8 +164,8 @@ def _broken_condensation(index: int, turn: Turn, units: Sequence[int]) -> Iterat
         return
     spans = [(span.first, span.last, span.units) for span in turn.condensation.spans]
     ends = list(accumulate((span.units for span in turn.condensation.spans), initial=0))
-    wanted = [(*units[start:end][:1], *units[start:end][-1:], end - start) for start, end in pairwise(ends)]
-    if ends[-1] != len(units) or spans != wanted:
+    expected = [(*units[start:end][:1], *units[start:end][-1:], end - start) for start, end in pairwise(ends)]
+    if ends[-1] != len(units) or spans != expected:
         yield (
             f"turn {index}: the condensation by {turn.condensation.condenser!r} accounts for the units {spans} (first "
             f"turn, last turn, how many), wanted every earlier one once and in order: {list(units)}"

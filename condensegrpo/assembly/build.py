@@ -1,11 +1,11 @@
 """Builds and checks the components of a configuration, so that a wrong one stops before any model is loaded."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
-from typing import TypeVar
+from typing import Any
 
 from condensegrpo.assembly import plugins, runtime
 from condensegrpo.assembly.components import Components, problems
@@ -26,9 +26,20 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import Condenser, Counted
-from condensegrpo.episodes.workers.ray_actors import check_installed
+from condensegrpo.episodes.workers.ray_actors import check_ray_installed
 
-P = TypeVar("P")
+BUILT_FROM: Mapping[str, Callable[[RunConfig], object]] = {  # the settings of each part that evaluations may share
+    "sandbox": lambda config: config.sandbox,
+    "task": lambda config: (config.task, tuple(shared_options(config))),
+    "reward": lambda config: (config.reward, config.sandbox),
+    "toolbox": lambda config: (config.rollout.tools, config.sandbox),
+    "estimator": lambda config: (
+        config.estimator,
+        config.algorithm.advantage,
+        config.rollout.limits.max_context_tokens,
+    ),
+    "objective": lambda config: config.algorithm,
+}
 
 
 def build(config: RunConfig, base: Components | None = None, objects: Objects = NO_OBJECTS) -> Components:
@@ -50,18 +61,18 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
     runtime.check_sampler(config, objects)
     check_objects(config, objects)
     if config.rollout.workers.ray:
-        check_installed()
+        check_ray_installed()
     sampler = type(objects[name]) if (name := config.sampler.name) in objects else load("samplers", name)
     check_scorers(names_of(built.condenser), sampler, name)
     for tracker in config.trackers:
-        plugins.check("trackers", tracker.name, tracker.options)
+        plugins.check_plugin("trackers", tracker.name, tracker.options)
     return replace(built, evaluations=named)
 
 
 def _check_ids(name: str, components: Components) -> None:
     """Check that the problems of an evaluation have ids of their own: its figures are by problem."""
-    asked = components.problems("eval")[: components.config.evaluate.problems]
-    ((most, times),) = Counter(problem.id for problem in asked).most_common(1)
+    evaluated = components.problems("eval")[: components.config.evaluate.problems]
+    ((most, times),) = Counter(problem.id for problem in evaluated).most_common(1)
     if times > 1:
         raise DataError(
             f"reading the problems of the evaluation {name}: found {times} with the id {most!r}, wanted an id for each "
@@ -78,35 +89,30 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
         objects: plug-ins that were given as objects, by the names that the configuration has for them.
     """
     check_figures(config)
-
-    def part(make: Callable[[], P], name: str, settings: Callable[[RunConfig], object]) -> P:
-        if base is None or settings(base.config) != settings(config):
-            return make()
-        shared: P = getattr(base, name)
-        return shared
-
-    sandbox = part(lambda: build_sandbox(config), "sandbox", lambda of: of.sandbox)
-    task = part(lambda: build_task(config, objects), "task", lambda of: (of.task, tuple(shared_options(of))))
+    shared = _shared_parts(base, config)
+    sandbox = shared["sandbox"] if "sandbox" in shared else build_sandbox(config)
+    task = shared["task"] if "task" in shared else build_task(config, objects)
     return Components(
         config=config,
         task=task,
         data=base.data if base is not None and base.task is task else cache(partial(problems, task)),
-        reward=part(
-            lambda: build_reward(config.reward, sandbox, objects), "reward", lambda of: (of.reward, of.sandbox)
-        ),
+        reward=shared["reward"] if "reward" in shared else build_reward(config.reward, sandbox, objects),
         condenser=_condenser(config, base, objects),
-        toolbox=part(
-            lambda: build_toolbox(config, sandbox, objects), "toolbox", lambda of: (of.rollout.tools, of.sandbox)
-        ),
+        toolbox=shared["toolbox"] if "toolbox" in shared else build_toolbox(config, sandbox, objects),
         sandbox=sandbox,
         objects=objects,
-        estimator=part(
-            lambda: advantage_estimator(config),
-            "estimator",
-            lambda of: (of.estimator, of.algorithm.advantage, of.rollout.limits.max_context_tokens),
-        ),
-        objective=part(lambda: objective(config.algorithm), "objective", lambda of: of.algorithm),
+        estimator=shared["estimator"] if "estimator" in shared else advantage_estimator(config),
+        objective=shared["objective"] if "objective" in shared else objective(config.algorithm),
     )
+
+
+def _shared_parts(base: Components | None, config: RunConfig) -> Mapping[str, Any]:
+    """The parts of ``base`` that a configuration would build from the same settings, by name."""
+    if base is None:
+        return {}
+    return {
+        name: getattr(base, name) for name, settings in BUILT_FROM.items() if settings(base.config) == settings(config)
+    }
 
 
 def _condenser(config: RunConfig, base: Components | None, objects: Objects) -> Condenser:

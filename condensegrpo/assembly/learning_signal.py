@@ -84,11 +84,11 @@ def turn_reward_estimators() -> str:
     return ", ".join(name for name, plugin in plugins if getattr(plugin, "sees_turn_rewards", False))
 
 
-def _loaded(kind: str, name: str, wanted: type[Plugin]) -> Plugin:
+def _loaded(kind: str, name: str, expected: type[Plugin]) -> Plugin:
     plugin = load(kind, name)
-    if not isinstance(plugin, wanted):
-        decorator = "estimator" if wanted is EstimatorPlugin else "loss"
-        module = "advantages" if wanted is EstimatorPlugin else "losses"
+    if not isinstance(plugin, expected):
+        decorator = "estimator" if expected is EstimatorPlugin else "loss"
+        module = "advantages" if expected is EstimatorPlugin else "losses"
         raise PluginError(
             f"setting up {name!r} of the {kind}: found {type(plugin).__name__}, wanted a function that is decorated "
             f"with {decorator} of condensegrpo.algorithms.{module}."

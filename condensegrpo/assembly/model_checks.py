@@ -22,7 +22,7 @@ from condensegrpo.learner.targets import check_targets_of
 
 
 def check_model(components: Components, source: str) -> None:
-    """Check what a configuration asks of its model's tokenizer, chat template and positions. Loads no weights.
+    """Check what a configuration needs of its model's tokenizer, chat template and positions. Loads no weights.
 
     Raises:
         ConfigError: the tokenizer has more ids than the model, the chat template fails, is slow or knows no tool
@@ -53,9 +53,9 @@ def check_prompts(components: Components, renderer: Callable[[Components], Rende
         rendering.check_roles(pinned, components.toolbox.format.result("call_0", components.toolbox.names[0], "0"))
     _check_lengths(components, rendering, pinned)
     for name, varied in components.evaluations.items():
-        own = rendering if varied.toolbox is components.toolbox else renderer(varied)
+        its_renderer = rendering if varied.toolbox is components.toolbox else renderer(varied)
         try:
-            _check_lengths(varied, own, _pinned(varied, "eval"))
+            _check_lengths(varied, its_renderer, _pinned(varied, "eval"))
         except ConfigError as error:
             if name == HELD_OUT:
                 raise

@@ -109,7 +109,7 @@ def check_objects(config: RunConfig, objects: Objects) -> None:
     """Check that a run can work with objects: other processes cannot have them.
 
     Raises:
-        ConfigError: rollout workers are asked for, or a sampler that is an object for a warm start.
+        ConfigError: rollout workers are configured, or a sampler that is an object for a warm start.
     """
     workers, names = config.rollout.workers, ", ".join(name for name in objects if name != config.sampler.name)
     if names and (workers.ray or workers.processes):

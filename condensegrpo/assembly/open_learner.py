@@ -6,7 +6,7 @@ import torch
 
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.learner.activation_checkpointing import checkpoint_layers, is_on
-from condensegrpo.learner.engine import DeepSpeedEngine, open_engine
+from condensegrpo.learner.engine import DeepSpeedEngine, open_deepspeed
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.policy import load_policy
 from condensegrpo.learner.ranks import rank
@@ -27,7 +27,7 @@ def open_learner(
         policy = add_adapters(policy, lora, base=source, seed=config.seed)
     if _checkpoints_activations(config):
         checkpoint_layers(policy)
-    engine = open_engine(
+    engine = open_deepspeed(
         policy,
         zero_stage=config.learner.zero_stage,
         optimizer=optimizer,

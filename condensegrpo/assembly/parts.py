@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from condensegrpo.assembly.objects import NO_OBJECTS, Objects, object_or
-from condensegrpo.assembly.plugins import build
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.config.schema import Plugin, RunConfig, StagePlugin, WeightedPlugin
 from condensegrpo.config.yaml_tree import parse
 from condensegrpo.core.errors import ConfigError
@@ -29,7 +29,7 @@ def build_task(config: RunConfig, objects: Objects = NO_OBJECTS) -> Task:
 
 def _loaded_task(config: RunConfig) -> object:
     given = {"data": config.task.data, "eval_data": config.task.eval_data}
-    options = {**{option: place for option, place in given.items() if place is not None}, **config.task.options}
+    options = {**{option: value for option, value in given.items() if value is not None}, **config.task.options}
     _check_data(config.task.name, options)
     supplied = dict[str, object]()
     for option, source, value in shared_options(config):
@@ -39,7 +39,7 @@ def _loaded_task(config: RunConfig) -> object:
                 f"{value!r}. Remove task.options.{option} and set {source}."
             )
         supplied[option] = value
-    return build("tasks", config.task.name, options, supplied)
+    return build_plugin("tasks", config.task.name, options, supplied)
 
 
 def _check_data(name: str, options: Mapping[str, object]) -> None:
@@ -81,10 +81,10 @@ def build_reward(plugin: Plugin, sandbox: Sandbox, objects: Objects = NO_OBJECTS
         if not isinstance(options["parts"], list):
             raise ConfigError(f"checking reward.options.parts: found {options['parts']!r}, wanted a list of rewards.")
         options["parts"] = [
-            _part(parse(WeightedPlugin, part, source=f"reward.options.parts[{place}]"), sandbox)
-            for place, part in enumerate(options["parts"])
+            _part(parse(WeightedPlugin, part, source=f"reward.options.parts[{index}]"), sandbox)
+            for index, part in enumerate(options["parts"])
         ]
-    made = object_or(objects, plugin, lambda: build("rewards", plugin.name, options, {"sandbox": sandbox}))
+    made = object_or(objects, plugin, lambda: build_plugin("rewards", plugin.name, options, {"sandbox": sandbox}))
     built = _of_one_kind(cast(Reward, made), plugin.name)
     if isinstance(built, TurnReward):
         raise ConfigError(
@@ -101,7 +101,7 @@ def _part(plugin: WeightedPlugin, sandbox: Sandbox) -> RewardPart:
             f"setting up the part {plugin.name} of reward.options.parts: it has parts of its own, and a part is a "
             f"single reward. List them beside the others, each with the product of the two weights."
         )
-    built = _of_one_kind(build("rewards", plugin.name, plugin.options, {"sandbox": sandbox}), plugin.name)
+    built = _of_one_kind(build_plugin("rewards", plugin.name, plugin.options, {"sandbox": sandbox}), plugin.name)
     if isinstance(built, GroupReward):
         raise ConfigError(
             f"setting up the part {plugin.name} of reward.options.parts: it scores a group as a whole, and a weighted "
@@ -138,17 +138,17 @@ def build_condenser(plugin: Plugin, objects: Objects = NO_OBJECTS) -> Condenser:
             )
         options["stages"] = tuple(
             Stage(name=stage.name.rpartition(":")[2], condenser=build_condenser(stage), over=stage.over)
-            for place, raw in enumerate(options["stages"])
-            for stage in [parse(StagePlugin, raw, source=f"stages[{place}] of the condenser {plugin.name}")]
+            for index, raw in enumerate(options["stages"])
+            for stage in [parse(StagePlugin, raw, source=f"stages[{index}] of the condenser {plugin.name}")]
         )
-    built = cast(Condenser, object_or(objects, plugin, lambda: build("condensers", plugin.name, options)))
+    built = cast(Condenser, object_or(objects, plugin, lambda: build_plugin("condensers", plugin.name, options)))
     return _with_methods(built, plugin.name, "condense")
 
 
 def build_toolbox(config: RunConfig, sandbox: Sandbox, objects: Objects = NO_OBJECTS) -> Toolbox:
     """The tools and how the policy calls them."""
     plugin = _named(config.rollout.tools.format)
-    built = build("tool_formats", plugin.name, plugin.options)
+    built = build_plugin("tool_formats", plugin.name, plugin.options)
     form: ToolFormat = _with_methods(built, plugin.name, "parse", "result", "instructions")
     return Toolbox(_tools(config, form, sandbox, objects), format=form, limits=config.rollout.tools)
 
@@ -179,7 +179,7 @@ def _tool(plugin: Plugin, sandbox: Sandbox, objects: Objects) -> Tool:
     loaded: Any = object_or(objects, plugin, lambda: load("tools", plugin.name))
     if not inspect.isroutine(loaded):
         isclass = inspect.isclass(loaded)
-        built = build("tools", plugin.name, plugin.options, {"sandbox": sandbox}) if isclass else loaded
+        built = build_plugin("tools", plugin.name, plugin.options, {"sandbox": sandbox}) if isclass else loaded
         tool: Tool = _with_methods(built, plugin.name, "__call__").__call__
         return tool
     if plugin.options:
@@ -191,7 +191,7 @@ def _tool(plugin: Plugin, sandbox: Sandbox, objects: Objects) -> Tool:
 
 
 def _with_methods(plugin: P, name: str, *methods: str) -> P:
-    """The plug-in, if it has what its protocol asks for: a plug-in inherits nothing, so nothing else would notice."""
+    """The plug-in, if it has the methods of its protocol: a plug-in inherits nothing, so nothing else would notice."""
     missing = [method for method in methods if not callable(getattr(plugin, method, None))]
     if missing:
         raise ConfigError(

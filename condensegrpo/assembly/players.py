@@ -35,7 +35,7 @@ class PlayerSettings:
     config: RunConfig
     source: str  # folder or Hub id of the policy's tokenizer and chat template
     temperature: float
-    workers: int = 1  # among which the calls of the sandbox are shared out
+    workers: int = 1  # among which the calls of the sandbox are divided
 
 
 def local_player(components: Components, source: str, sampler: Sampler, temperature: float) -> LocalPlayer:
@@ -60,7 +60,7 @@ class Players:
         """``source`` is the folder or Hub id whose tokenizer and chat template the policy has.
 
         Raises:
-            ConfigError: Ray is asked for and not installed.
+            ConfigError: Ray is configured and not installed.
         """
         self.sampler, self.source = sampler, source
         self._pool = WorkerPool(_host(config.rollout.workers), sampler, partial(frozen_model, dtype=config.model.dtype))

@@ -46,7 +46,7 @@ class ChecksOptions(Protocol):
         """Raise ValueError for a combination that it does not support."""
 
 
-def build(kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object] = NOTHING) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names
+def build_plugin(kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object] = NOTHING) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names
     """Load a plug-in and call it with its options.
 
     Args:
@@ -59,25 +59,22 @@ def build(kind: str, name: str, options: Mapping[str, object], supplied: Mapping
     Raises:
         PluginError: the plug-in cannot be loaded, an option is unknown or missing, or a value is refused.
     """
-    factory = load(kind, name)
-    return _called(factory, _where(kind, name), options, _arguments(factory, _where(kind, name), options, supplied))
+    factory, where = load(kind, name), _where(kind, name)
+    return _called(factory, where, options, _arguments(factory, where, options, supplied))
 
 
-def check(kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object] = NOTHING) -> None:
-    """Load a plug-in and validate its options without calling it; raises as ``build`` does.
+def check_plugin(
+    kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object] = NOTHING
+) -> dict[str, object]:
+    """The validated arguments that ``build_plugin`` would pass; raises as it does, without calling the plug-in.
 
     The ``check_options`` of a plug-in that has one is called with the arguments.
     """
-    factory, given = load(kind, name), arguments(kind, name, options, supplied)
+    factory, where = load(kind, name), _where(kind, name)
+    given = _arguments(factory, where, options, supplied)
     if isinstance(factory, ChecksOptions):
-        _called(factory.check_options, _where(kind, name), options, given)
-
-
-def arguments(
-    kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object] = NOTHING
-) -> dict[str, object]:
-    """The validated arguments that ``build`` would pass; raises as ``build`` does, without calling the plug-in."""
-    return _arguments(load(kind, name), _where(kind, name), options, supplied)
+        _called(factory.check_options, where, options, given)
+    return given
 
 
 def validated(
@@ -213,9 +210,9 @@ def _fault(error: ValidationError, annotation: object) -> str:
     if first["type"] == "unexpected_keyword_argument" and isinstance(annotation, type) and is_dataclass(annotation):
         key, known = str(first["loc"][-1]), [field.name for field in fields(annotation)]
         return f" has no key {key!r}. {did_you_mean(key, known)}Its keys are: {', '.join(known)}"
-    place = "".join(f"[{part!r}]" for part in first["loc"] if len(faults) == 1)
+    path = "".join(f"[{part!r}]" for part in first["loc"] if len(faults) == 1)
     wanted = dict.fromkeys(_wanted(fault["msg"]) for fault in faults)
-    return f"{place} is {first['input']!r:.200}, wanted {' or '.join(wanted)}"
+    return f"{path} is {first['input']!r:.200}, wanted {' or '.join(wanted)}"
 
 
 def _wanted(message: str) -> str:

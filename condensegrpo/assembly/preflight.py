@@ -114,10 +114,10 @@ def _check_reward(components: Components) -> None:
 def _check_batch(components: Components) -> None:
     """Check that a step has problems to sample and trajectories to train."""
     config, size = components.config, len(components.problems("train"))
-    wanted = config.train.problems_per_step
-    if config.train.steps and wanted > size:
+    count = config.train.problems_per_step
+    if config.train.steps and count > size:
         raise ConfigError(
-            f"checking train.problems_per_step: found {wanted}, and the task has "
+            f"checking train.problems_per_step: found {count}, and the task has "
             f"{counted(size, 'training problem')}; a step would sample the same problem several times. Lower it to at "
             f"most {size}, or give more data."
         )
@@ -166,9 +166,9 @@ def _check_policy(components: Components) -> Iterator[str]:
         check_divided("model.new", heads, heads, config.learner.sequence_parallel)
         return
     source = str(config.model.path)
-    at_hand = local_source(source)
-    if at_hand is not None:
-        check_model(components, at_hand)
+    local = local_source(source)
+    if local is not None:
+        check_model(components, local)
         return
     fault = model_fault(source)
     if fault is not None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-SAMPLER = ("sample", "update_weights", "version", "close")  # what the protocol asks for
+SAMPLER = ("sample", "update_weights", "version", "close")  # members of the protocol
 
 
 def use_threads(config: RunConfig) -> None:
@@ -46,7 +46,7 @@ def open_sampler(
     """
     arguments = _sampler_arguments(config, model_path, lora)
     named = config.sampler
-    built = object_or(objects, named, lambda: plugins.build("samplers", named.name, named.options, arguments))
+    built = object_or(objects, named, lambda: plugins.build_plugin("samplers", named.name, named.options, arguments))
     return cast(Sampler, built)
 
 
@@ -57,13 +57,13 @@ def _sampler_arguments(config: RunConfig, model_path: str, lora: LoraSettings | 
 
 def open_trackers(config: RunConfig) -> tuple[Tracker, ...]:
     """The trackers beside ``metrics.jsonl``."""
-    return tuple(plugins.build("trackers", plugin.name, plugin.options) for plugin in config.trackers)
+    return tuple(plugins.build_plugin("trackers", plugin.name, plugin.options) for plugin in config.trackers)
 
 
 def evaluation_temperature(config: RunConfig) -> float:
     """Of the replies of an evaluation: by default as in training."""
-    own = config.evaluate.temperature
-    return config.rollout.temperature if own is None else own
+    temperature = config.evaluate.temperature
+    return config.rollout.temperature if temperature is None else temperature
 
 
 def provenance(config: RunConfig, *, model: str, step: int | None, evaluation: str | None = None) -> Provenance:
@@ -142,15 +142,14 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
     if config.sampler.name in objects:
         _check_object(config, object_or(objects, config.sampler, lambda: None))
         return
-    lora, given = config.model.lora, (config.sampler.name, config.sampler.options)
-    supplied = _sampler_arguments(config, "", lora)
-    plugins.check("samplers", *given, supplied)
-    if lora is not None and lora.sampler == "native" and "lora" not in plugins.arguments("samplers", *given, supplied):
+    name, lora = config.sampler.name, config.model.lora
+    arguments = plugins.check_plugin("samplers", name, config.sampler.options, _sampler_arguments(config, "", lora))
+    if lora is not None and lora.sampler == "native" and "lora" not in arguments:
         raise ConfigError(
-            f"checking model.lora.sampler: found native, and the sampler {config.sampler.name} takes merged weights "
+            f"checking model.lora.sampler: found native, and the sampler {name} takes merged weights "
             f"only. Set model.lora.sampler=merged, or sampler.name=vllm or vllm_server."
         )
-    sampler = load("samplers", config.sampler.name)
+    sampler = load("samplers", name)
     if config.rollout.answer_form is not None and isinstance(sampler, type) and not issubclass(sampler, Measures):
         raise _cannot_measure(config)
 

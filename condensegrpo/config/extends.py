@@ -78,11 +78,11 @@ def layered(path: Path, extended_by: tuple[Path, ...] = ()) -> Tree:
     tree = read_yaml(path)
     result: Tree = {}
     for name in _names(path, tree.pop(EXTENDS, [])):
-        result = merged(result, layered(_base(path, name), chain))
-    return merged(result, {key: sourced(value, str(path)) for key, value in tree.items()})
+        result = merged_tree(result, layered(_base(path, name), chain))
+    return merged_tree(result, {key: sourced(value, str(path)) for key, value in tree.items()})
 
 
-def merged(base: Tree, child: Tree, key_path: KeyPath = ()) -> Tree:
+def merged_tree(base: Tree, child: Tree, key_path: KeyPath = ()) -> Tree:
     """A tree with origins on top of another: mappings are merged, lists and scalars replaced.
 
     Where the child names another plug-in, the options of the base's plug-in are dropped.
@@ -91,7 +91,7 @@ def merged(base: Tree, child: Tree, key_path: KeyPath = ()) -> Tree:
     for key, value in child.items():
         old, below = base.get(key), (*key_path, str(key))
         if isinstance(old, dict) and isinstance(value, dict):
-            result[key] = merged(_without_other_options(old, value, below), value, below)
+            result[key] = merged_tree(_without_other_options(old, value, below), value, below)
         elif not (isinstance(old, dict) and plain(value) == {}):
             result[key] = value
     return result

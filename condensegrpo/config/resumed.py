@@ -63,22 +63,22 @@ def allowed_changes(folder: RunFolder, after: RunConfig, *, allow_changes: bool)
     """
     history = _history(folder)
     before = history[-1][1] if history else load_config(folder.config)
-    found = _changes(before, after, first_step=0)
-    if fixed := [change.key for change in found if _within(change.key, FIXED)]:
+    changes = _changes(before, after, first_step=0)
+    if fixed := [change.key for change in changes if _within(change.key, FIXED)]:
         raise _refused(
             folder,
-            found,
+            changes,
             f"{', '.join(fixed)} cannot change any more: the folder has its name, and the policy before step 1 is "
             "made. Leave that unchanged, or start a new run.",
         )
-    if not allow_changes and (learned := [change.key for change in found if change.learned]):
+    if not allow_changes and (learned := [change.key for change in changes if change.learned]):
         raise _refused(
             folder,
-            found,
+            changes,
             f"{', '.join(learned)} would change what is learned. Add --allow-changes to continue with the new "
             f"values (the report marks the step), leave out the change, or start a new run.",
         )
-    return found
+    return changes
 
 
 def store_configuration(folder: RunFolder, config: RunConfig, *, first_step: int) -> None:
@@ -159,7 +159,7 @@ def differences(before: object, after: object, key: str = "") -> dict[str, tuple
     {a: [{b: 1}, {b: 2}]} and {a: [{b: 1}, {b: 3}]}   ─▶   a.1.b: (2, 3); lists of other lengths are one leaf
     """
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        before, after = ({str(place): item for place, item in enumerate(items)} for items in (before, after))
+        before, after = ({str(index): item for index, item in enumerate(items)} for items in (before, after))
     if not (isinstance(before, dict) and isinstance(after, dict)):
         return {} if before == after else {key: (before, after)}
     return {

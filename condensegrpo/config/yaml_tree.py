@@ -52,7 +52,7 @@ for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))
 
 
-def load(text: str) -> Any:  # noqa: ANN401  a YAML tree
+def parse_yaml(text: str) -> Any:  # noqa: ANN401  a YAML tree
     """The tree of a YAML text; raises ``yaml.YAMLError``."""
     return yaml.load(text, Loader=_Loader)
 
@@ -90,7 +90,7 @@ def _ends(node: yaml.Node, key_path: KeyPath = ()) -> Iterator[tuple[KeyPath, ya
 def read_yaml(path: Path) -> dict[str, Any]:
     """The tree of a YAML file."""
     try:
-        tree = load(path.read_text(encoding="utf-8"))
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
             f"reading the configuration {path}: {error.strerror}. Give the path of a YAML file."
@@ -117,7 +117,7 @@ def apply_overrides(
                 f"CONFIG, or write '{EXTENDS}: {text}' into a file of your own."
             )
         try:
-            put(result, key.split("."), wrap(load(text)))
+            put(result, key.split("."), wrap(parse_yaml(text)))
         except yaml.YAMLError as error:
             raise ConfigError(f"reading the override {override!r}: the value is not YAML: {error}") from error
         except (IndexError, TypeError, ValueError) as error:

@@ -16,7 +16,7 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.thread_call import awaited_in_thread
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.group import ProblemGroup, rollout
+from condensegrpo.episodes.group import ProblemGroup, rollout_group
 from condensegrpo.episodes.scoring import named, score, score_group, with_score
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ async def collect(
         seconds=engine.limits.reward_seconds,
         on_scored=on_scored,
     )
-    groups = await rollout(
+    groups = await rollout_group(
         batch,
         samples=samples,
         environment=environment,

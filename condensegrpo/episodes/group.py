@@ -23,7 +23,7 @@ class ProblemGroup:
     problem: Problem
 
 
-async def rollout(
+async def rollout_group(
     batch: Iterable[ProblemGroup],
     *,
     samples: int,

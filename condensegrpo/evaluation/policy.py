@@ -7,7 +7,7 @@ from condensegrpo.core.errors import RunError
 from condensegrpo.storage.run_folder import RunFolder
 
 
-def run_of(policy: str) -> Path | None:
+def run_of_policy(policy: str) -> Path | None:
     """The run folder that a policy is of: the folder itself, or that of a checkpoint or its model; None: neither."""
     path = Path(policy)
     checkpoint = next((each for each in (path, path.parent) if (each / "manifest.json").is_file()), None)

@@ -15,7 +15,7 @@ from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.learner.policy import save_tokenizer, trained_steps
-from condensegrpo.storage.evaluations import new_name, place_of, store_evaluation
+from condensegrpo.storage.evaluations import destination_of, new_name, store_evaluation
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
 
 
@@ -46,7 +46,7 @@ def evaluate_policy(
         RunError: the folder exists or cannot be written.
     """
     step = trained_steps(source)
-    place = place_of(save, run, step)
+    place = destination_of(save, run, step)
     check_model(components, source)
     with opened_policy(components.config, source, objects=components.objects) as players:
         if isinstance(place, RunFolder) and step is not None:

@@ -60,6 +60,20 @@ def temporary_folder(temporary: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def published_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder to write into, published as ``folder`` when the block ends.
+
+    Raises:
+        CheckpointError: the folder cannot be written, see ``write_errors``.
+    """
+    temporary = temporary_name(folder, os.getpid())
+    remove_leftover(temporary)
+    with temporary_folder(temporary):
+        yield temporary
+        publish(temporary, folder)
+
+
+@contextmanager
 def write_errors(temporary: Path) -> Iterator[None]:
     """Replace the errors of the file system, torch and safetensors while a folder is written that is then removed.
 

@@ -7,7 +7,7 @@
     depth       0 1 2 3 3 1             1         4            0 1 2 4
                                         2         5            0 5
 
-Branches lie behind each other already: queries stay where they are. Keys and values are gathered, the whole path of
+Branches lie one after another already: queries stay where they are. Keys and values are gathered, the whole path of
 each branch. Where there are more keys than queries, flash-attention lets the last query see the last key (version 2.1
 and later), which is the rule of ``tree_attention.py``: a query of depth p sees the keys 0 … p.
 
@@ -55,7 +55,7 @@ class Varlen(Protocol):
 class Branches(NamedTuple):
     """The attention pattern of S packed tokens, computed by flash-attention."""
 
-    keys: Tensor  # (G,) int64, indices of the branches' paths behind each other
+    keys: Tensor  # (G,) int64, indices of the branches' paths, one after another
     query_starts: Tensor  # (b + 1,) int32, of the branches among the queries, and S
     key_starts: Tensor  # (b + 1,) int32, of the branches among the gathered keys, and G
     longest: tuple[int, int]  # most queries and keys of a branch

@@ -48,7 +48,7 @@ def learning_rate(optimizer: OptimizerSettings, step: int, *, total_steps: int) 
     return optimizer.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - optimizer.warmup_steps) / span)))
 
 
-def open_engine(
+def open_deepspeed(
     policy: PreTrainedModel,
     *,
     zero_stage: int,
@@ -68,7 +68,7 @@ def open_engine(
     Args:
         policy: on the CPU.
         total_steps: of the run; a cosine schedule falls to 0 there.
-        zero_stage: how much the ranks share out: 0 nothing, 1 optimiser, 2 gradients as well, 3 weights as well.
+        zero_stage: what the ranks divide among them: 0 nothing, 1 optimiser, 2 gradients as well, 3 weights as well.
         dtype: of the weights.
         offload: what lies in the machine's memory instead of the GPU's. The optimiser's step is then taken by the CPU.
         sequence_parallel: how many consecutive ranks compute every micro-batch together; they must be given the same.
@@ -121,7 +121,7 @@ def _schedule(settings: OptimizerSettings, total_steps: int) -> Callable[[AdamW]
     )
 
 
-def close_engine(engine: DeepSpeedEngine) -> None:
+def close_deepspeed(engine: DeepSpeedEngine) -> None:
     """Free what the engine holds. Its policy is not to be used any more; the process group stays."""
     engine.destroy()
 

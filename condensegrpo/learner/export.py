@@ -1,6 +1,5 @@
 """Export: the model or the adapter of a checkpoint as a folder of its own, once every byte is known to be intact."""
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Literal
 
 from condensegrpo.core.errors import CheckpointError, RunError
 from condensegrpo.learner import checkpoint
-from condensegrpo.learner.atomic_folder import publish, remove_leftover, temporary_folder, temporary_name
+from condensegrpo.learner.atomic_folder import published_folder
 
 Part = Literal["model", "adapter"]  # folders of a checkpoint: a whole Hugging Face folder, and a PEFT folder
 
@@ -43,7 +42,7 @@ def checkpoint_of(path: Path, step: int | None) -> Path:
     return steps[step]
 
 
-def export(
+def export_checkpoint(
     source: Path, target: Path, part: Part, describe: Callable[[Path, int], None] = lambda folder, step: None
 ) -> None:
     """Copy a part of a checkpoint to a new folder, which appears whole or not at all.
@@ -63,9 +62,6 @@ def export(
     manifest = checkpoint.verify(source)
     if not any(name.startswith(f"{part}/") for name in manifest.hashes):
         raise CheckpointError(f"exporting {source}: its {part}/ is not in its manifest. Export another checkpoint.")
-    place = temporary_name(target, os.getpid())
-    remove_leftover(place)
-    with temporary_folder(place) as temporary:
+    with published_folder(target) as temporary:
         shutil.copytree(source / part, temporary, dirs_exist_ok=True)
         describe(temporary, manifest.step)
-        publish(temporary, target)

@@ -71,7 +71,7 @@ def logprobs(hidden: Tensor, weight: Tensor, target: Tensor, *, temperature: flo
 class Tile(NamedTuple):
     """Some trained tokens at the head. With p the softmax of their logits and n = Σ exp(logits − largest):"""
 
-    place: slice  # among all tokens
+    tokens: slice  # of all trained tokens
     logp_t: Tensor  # float32, nats, of the targets
     total_t: Tensor  # n
     spread: Tensor  # n·(p − 1[target]), (t, V), float32; every tile uses the same memory
@@ -83,19 +83,19 @@ def _tiles(hidden: Tensor, weight: Tensor, target: Tensor, temperature: float, t
     Dividing (t, V) numbers by n, or multiplying them by a slope, would be another pass over them: the callers do so
     where they multiply them with something smaller.
     """
-    tokens = len(hidden)
-    room = hidden.new_empty(min(tile, tokens), len(weight))
-    for start in range(0, max(tokens, 1), tile):
-        place = slice(start, min(start + tile, tokens))
-        word = target[place, None]
-        logits = torch.mm(hidden[place], weight.t(), out=room[: len(word)]).float()
+    total_tokens = len(hidden)
+    memory = hidden.new_empty(min(tile, total_tokens), len(weight))
+    for start in range(0, max(total_tokens, 1), tile):
+        tokens = slice(start, min(start + tile, total_tokens))
+        target_t1 = target[tokens, None]
+        logits = torch.mm(hidden[tokens], weight.t(), out=memory[: len(target_t1)]).float()
         if temperature != 1:
             logits.div_(temperature)
         largest = logits.amax(dim=-1, keepdim=True)
-        chosen = logits.gather(1, word) - largest
+        chosen = logits.gather(1, target_t1) - largest
         total = logits.sub_(largest).exp_().sum(dim=-1, keepdim=True)
-        spread = logits.scatter_add_(1, word, -total)
-        yield Tile(place=place, logp_t=(chosen - total.log())[:, 0], total_t=total[:, 0], spread=spread)
+        spread = logits.scatter_add_(1, target_t1, -total)
+        yield Tile(tokens=tokens, logp_t=(chosen - total.log())[:, 0], total_t=total[:, 0], spread=spread)
 
 
 @torch.no_grad()
@@ -106,14 +106,14 @@ def _with_gradients(
     d_hidden = torch.empty_like(hidden)
     d_weight = torch.zeros_like(weight, dtype=torch.float32) if weight.requires_grad else None
     parts = []
-    for place, logp_t, total_t, spread in _tiles(hidden, weight, target, temperature, tile):
-        part, slope_t = _slope(logp_t, loss.slice(place.start, place.stop))  # of no tokens, it names the statistics
+    for tokens, logp_t, total_t, spread in _tiles(hidden, weight, target, temperature, tile):
+        part, slope_t = _slope(logp_t, loss.slice(tokens.start, tokens.stop))  # of no tokens, it names the statistics
         parts.append(part)
         factor_t = (-slope_t / (total_t * temperature))[:, None]  # d logits = factor · spread
         product = spread.to(weight.dtype)
-        torch.mm(product, weight, out=d_hidden[place]).mul_(factor_t)
+        torch.mm(product, weight, out=d_hidden[tokens]).mul_(factor_t)
         if d_weight is not None:
-            _add_product(d_weight, product.t(), (factor_t * hidden[place]).to(weight.dtype))
+            _add_product(d_weight, product.t(), (factor_t * hidden[tokens]).to(weight.dtype))
     total = torch.stack([part.loss for part in parts]).sum()
     statistics = {name: torch.cat([part.statistics[name] for part in parts]) for name in parts[0].statistics}
     return SummedLoss(total, statistics), d_hidden, None if d_weight is None else d_weight.to(weight.dtype)

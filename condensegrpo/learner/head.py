@@ -75,7 +75,7 @@ class ChunkedHead(nn.Module):
         with torch.no_grad():
             chunks = torch.split(hidden, self.chunk_tokens)
             every_p = ((self.logits(hidden_t) / temperature).softmax(dim=-1) for hidden_t in chunks)
-            # −Σ p·log p; a word of probability 0 adds nothing
+            # −Σ p·log p; a token of probability 0 adds nothing
             return Predicted(logp_T, torch.cat([torch.special.entr(p_tV).sum(dim=-1) for p_tV in every_p]))
 
     def _chunked(self, hidden: Tensor, target: Tensor, temperature: float) -> Tensor:

@@ -1,7 +1,7 @@
 """Attention along prefix trees by ``flex_attention``: one integer per token says which queries see it. For GPUs.
 
-Packed tokens lie depth-first, so that what continues a token is the interval of tokens behind it. With ``end[k]`` =
-the index behind the last of those, the rule of ``tree_attention.py`` reads
+Packed tokens lie depth-first, so that what continues a token is the interval of tokens after it. With ``end[k]`` =
+the index after the last of those, the rule of ``tree_attention.py`` reads
 
     **q sees k  ⟺  k ≤ q < end[k]**
 
@@ -17,7 +17,7 @@ the least and the largest ``end`` of 128 keys. ``create_block_mask`` would find 
 here nothing larger than (S/128)² is made. Forward keeps what plain attention keeps; nothing is gathered.
 
 A length is a multiple of 128, at least 256: the kernel is compiled with lengths left open, and a single block would be
-compiled for itself. Tokens of padding lie behind the others, each a tree of its own.
+compiled for itself. Tokens of padding come after the others, each a tree of its own.
 
 Legend: S tokens with padding, n = S/128 blocks, h query heads, g key heads, d their size.
 """
@@ -67,7 +67,7 @@ def intervals(depth: Tensor, flex: Flex) -> Intervals:
 
 
 def ends(depths: Sequence[int]) -> list[int]:
-    """The index behind the last token that continues each token. Example: 0 1 2 3 3 1 give 6 5 5 4 5 6."""
+    """The index after the last token that continues each token. Example: 0 1 2 3 3 1 give 6 5 5 4 5 6."""
     end = [len(depths)] * len(depths)
     path: list[int] = []
     for index, depth in enumerate(depths):

@@ -113,7 +113,7 @@ def _from_slurm(environment: MutableMapping[str, str], tasks: str) -> dict[str, 
 def _expanded(name: str) -> Iterator[str]:
     """The hosts of one entry: ``rack[1-2]n[08-09]`` stands for four."""
     texts = re.split(r"\[([^\]]*)\]", name)  # every second one was in brackets
-    choices = [list(_numbers(text)) if place % 2 else [text] for place, text in enumerate(texts)]
+    choices = [list(_numbers(text)) if index % 2 else [text] for index, text in enumerate(texts)]
     return map("".join, itertools.product(*choices))
 
 

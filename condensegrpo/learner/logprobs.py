@@ -50,7 +50,7 @@ class TrainedLogprobs(nn.Module):
         config = policy.config.get_text_config()  # its attributes know other names, such as GPT-2's n_embd
         settings: dict[str, Any] = config.to_dict()
         attention = policy.config._attn_implementation
-        # whether every layer tells rows that lie behind each other apart by their positions; recurrent ones do not
+        # whether every layer tells rows that follow each other apart by their positions; recurrent ones do not
         self.in_line = attention not in ANYWHERE and set(settings.get("layer_types") or ()) <= BY_POSITION
         self.without_trees = why_no_trees(settings, attention)
         if self.without_trees is None and not use_tree_attention(policy):
@@ -143,7 +143,7 @@ class TrainedLogprobs(nn.Module):
             if self.group is not None:
                 token_ids, position_ids = self.group.padded(token_ids), self.group.padded(position_ids)
             pattern = self.kernels(token_ids.device).pattern(position_ids[0])
-            if isinstance(pattern, Intervals):  # padding lies behind all rows, and no token sees it
+            if isinstance(pattern, Intervals):  # padding comes after all rows, and no token sees it
                 padding = (0, pattern.tokens - token_ids.numel())
                 token_ids, position_ids = (functional.pad(ids, padding) for ids in (token_ids, position_ids))
             if self.group is not None:

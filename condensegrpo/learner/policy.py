@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -13,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.learner.atomic_folder import publish, remove_leftover, temporary_folder, temporary_name
+from condensegrpo.learner.atomic_folder import published_folder
 from condensegrpo.learner.dtypes import DTYPES
 from condensegrpo.learner.ranks import barrier, rank
 from condensegrpo.learner.settings import TREE_KERNELS, Dtype
@@ -67,8 +66,8 @@ def save_tokenizer(path: str, folder: Path) -> None:
 def trained_steps(path: str) -> int | None:
     """Optimiser steps of GRPO that the weights of a local folder have taken; None: not known, as of any other model."""
     file = Path(path).expanduser() / STEPS_FILE
-    found = json.loads(file.read_text(encoding="utf-8")).get("step") if file.is_file() else None
-    return found if isinstance(found, int) else None
+    step = json.loads(file.read_text(encoding="utf-8")).get("step") if file.is_file() else None
+    return step if isinstance(step, int) else None
 
 
 def local_source(path: str) -> str | None:
@@ -278,9 +277,7 @@ def write_policy(
     config = copy.deepcopy(model_config)
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
     config.dtype = next(iter(tensors.values())).dtype
-    place = temporary_name(folder, os.getpid())
-    remove_leftover(place)
-    with temporary_folder(place) as temporary:
+    with published_folder(folder) as temporary:
         save_file(dict(tensors), temporary / "model.safetensors", metadata={"format": "pt"})
         config.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
@@ -288,7 +285,6 @@ def write_policy(
             GenerationConfig(eos_token_id=list(stop_ids)).save_pretrained(temporary)
         if steps is not None:
             (temporary / STEPS_FILE).write_text(json.dumps({"step": steps}), encoding="utf-8")
-        publish(temporary, folder)
 
 
 def _source(path: str, part: str) -> str:

@@ -1,8 +1,8 @@
 """The process group of the ranks and what they exchange besides gradients.
 
 Gradients travel over NCCL where there are GPUs. Everything here but ``reduce`` travels through main memory, over gloo
-groups of its own: ranks come to these calls at different times, when one still samples, evaluates or writes, and only a
-wait of ``timeout_minutes`` ends the run. All ranks must make the same calls; a single process may make them too.
+groups of their own: ranks come to these calls at different times, when one still samples, evaluates or writes, and only
+a wait of ``timeout_minutes`` ends the run. All ranks must make the same calls; a single process may make them too.
 
 Importing this file imports no DeepSpeed.
 """

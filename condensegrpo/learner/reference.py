@@ -27,7 +27,7 @@ def open_reference(
     """The model of a local folder or Hub id, frozen. Every rank holds a whole copy, outside DeepSpeed.
 
     Args:
-        device: where it lives; ``against_copy`` moves it for as long as it is used.
+        device: where its weights are; ``against_copy`` moves it for as long as it is used.
         group: ``TrainedLogprobs.group`` of the learner, whose micro-batches it computes.
     """
     module = TrainedLogprobs(load_policy(source, dtype=dtype, attention=attention).requires_grad_(False))

@@ -7,7 +7,7 @@ the heads instead.
                           q k v  (1, h, S/k, d) ─ all-to-all ─▶ (1, h/k, S, d) ─▶ attention along the paths of trees
                           output (1, S/k, h, d) ◀─ all-to-all ─ (1, S, h/k, d) ◀─┘
 
-Attention sees the whole micro-batch, so that trees and packed rows need nothing of their own. Where there are fewer key
+Attention sees the whole micro-batch, so that trees and packed rows need nothing more. Where there are fewer key
 heads than ranks each goes to several. The tokens are padded to a multiple of k, on a GPU also of ``GPU_STEP``, by trees
 of one token.
 
@@ -17,8 +17,8 @@ ranks add up to the loss of the step, and their gradients to its gradient. To De
 What a rank keeps in a layer until backward is what S/k tokens keep without, and beside it: the output of attention both
 by heads and by tokens, S/k·h·d numbers more unless the kernel copies its output anyway, as sdpa does; and, where there
 are fewer key heads g than ranks, k/g times the keys and values. Masks and indices are those of S tokens. The LM head
-has the trained tokens of the rank, at most all T. Weights, gradients and optimiser are as without: ZeRO shares them out
-over all ranks.
+has the trained tokens of the rank, at most all T. Weights, gradients and optimiser are as without: ZeRO divides them
+among all ranks.
 
 Legend: k ranks, S packed tokens of a micro-batch, T trained tokens, h query heads, g key heads, d their size.
 """
@@ -62,7 +62,7 @@ class RankGroup:
     group: distributed.ProcessGroup
 
     def padded(self, packed: Tensor) -> Tensor:
-        """Packed token ids or positions (1, S) with as many 0 behind them as make S divide over the ranks."""
+        """Packed token ids or positions (1, S) with as many 0 after them as make S divide over the ranks."""
         step = self.size if packed.device.type == "cpu" else lcm(self.size, GPU_STEP)
         return functional.pad(packed, (0, -packed.numel() % step))
 

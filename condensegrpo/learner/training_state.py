@@ -22,16 +22,16 @@ from condensegrpo.learner.ranks import rank
 WEIGHT, MOMENTS = "weight", ("exp_avg", "exp_avg_sq")
 
 
-class Saved(TypedDict):
-    """The share of one rank, as ``torch.save`` writes it."""
+class SavedState(TypedDict):
+    """The state of one rank, as ``torch.save`` writes it."""
 
     steps: int  # of the optimiser
     scheduled: int  # of the schedule
     pieces: dict[str, tuple[int, dict[str, Tensor]]]  # weight -> its first element here, flat values by WEIGHT, MOMENTS
 
 
-class _Place(NamedTuple):
-    """Where this rank has its piece of a weight."""
+class _Piece(NamedTuple):
+    """The piece of a weight that this rank has, in DeepSpeed's tensors."""
 
     flat: Tensor  # fp32, that AdamW updates
     offset: int  # of the piece in it
@@ -39,67 +39,67 @@ class _Place(NamedTuple):
     length: int
 
 
-def training_state(engine: DeepSpeedEngine) -> Saved:
-    """This rank's share. Its tensors are the engine's own: copy or write them before the next step."""
+def training_state(engine: DeepSpeedEngine) -> SavedState:
+    """This rank's part of the state. Its tensors are the engine's own: copy or write them before the next step."""
     schedule: LambdaLR = engine.lr_scheduler
-    pieces = {name: (place.start, _values(engine, place)) for name, place in _places(engine)}
+    pieces = {name: (piece.start, _values(engine, piece)) for name, piece in _pieces(engine)}
     steps = {int(state["step"]) for state in schedule.optimizer.state.values() if state}
     if engine.zero_optimization_stage() == 0 and rank() > 0:  # all ranks hold the same
         pieces = {}
-    return Saved(steps=max(steps, default=0), scheduled=schedule.last_epoch, pieces=pieces)
+    return SavedState(steps=max(steps, default=0), scheduled=schedule.last_epoch, pieces=pieces)
 
 
 @torch.no_grad()
-def restore_training_state(engine: DeepSpeedEngine, shares: Sequence[Saved]) -> None:
-    """Take up the shares of all ranks that saved; every rank must call it. The learning rate is not touched."""
-    held: dict[str, list[tuple[int, dict[str, Tensor]]]] = {}
-    for share in shares:
-        for name, piece in share["pieces"].items():
-            held.setdefault(name, []).append(piece)
+def restore_training_state(engine: DeepSpeedEngine, saved: Sequence[SavedState]) -> None:
+    """Take up the states of all ranks that saved; every rank must call it. The learning rate is not touched."""
+    saved_pieces: dict[str, list[tuple[int, dict[str, Tensor]]]] = {}
+    for state in saved:
+        for name, saved_piece in state["pieces"].items():
+            saved_pieces.setdefault(name, []).append(saved_piece)
     sharded = engine.zero_optimization_stage() == 3
     for name, tensor in _trained(engine):
         with without_deprecations(), deepspeed.zero.GatheredParameters([tensor], modifier_rank=0, enabled=sharded):
             if not sharded or rank() == 0:
-                tensor.copy_(_range(held[name], WEIGHT, 0, tensor.numel()).view_as(tensor))
-    for name, place in _places(engine):
-        for key, values in _values(engine, place).items():
-            values.copy_(_range(held[name], key, place.start, place.length))
+                tensor.copy_(_range(saved_pieces[name], WEIGHT, 0, tensor.numel()).view_as(tensor))
+    for name, piece in _pieces(engine):
+        for key, values in _values(engine, piece).items():
+            values.copy_(_range(saved_pieces[name], key, piece.start, piece.length))
     schedule: LambdaLR = engine.lr_scheduler
-    for state in schedule.optimizer.state.values():
-        state["step"].fill_(shares[0]["steps"])
-    schedule.last_epoch = shares[0]["scheduled"]
+    for adamw_state in schedule.optimizer.state.values():
+        adamw_state["step"].fill_(saved[0]["steps"])
+    schedule.last_epoch = saved[0]["scheduled"]
 
 
 def _trained(engine: DeepSpeedEngine) -> Iterator[tuple[str, nn.Parameter]]:
     yield from ((name, each) for name, each in engine.module.policy.named_parameters() if each.requires_grad)
 
 
-def _places(engine: DeepSpeedEngine) -> Iterator[tuple[str, _Place]]:
+def _pieces(engine: DeepSpeedEngine) -> Iterator[tuple[str, _Piece]]:
     """The pieces of this rank, in DeepSpeed's own structures."""
     stage, zero, adamw = engine.zero_optimization_stage(), engine.optimizer, engine.lr_scheduler.optimizer
     for name, tensor in _trained(engine):
         if stage == 0:
-            yield name, _Place(tensor, 0, 0, tensor.numel())
+            yield name, _Piece(tensor, 0, 0, tensor.numel())
         elif stage == 3:
             group, offset, length = zero.grad_position[zero.get_param_id(tensor)]
             start = length * distributed.get_rank(zero.dp_process_group)
             rest = max(0, min(length, tensor.ds_numel - start))  # type: ignore[attr-defined]  # slices are padded
-            yield name, _Place(zero.fp32_partitioned_groups_flat[group], offset, start, rest)
+            yield name, _Piece(zero.fp32_partitioned_groups_flat[group], offset, start, rest)
         elif tensor._hp_mapping is not None:  # type: ignore[attr-defined]  # DeepSpeed's
             mapping = tensor._hp_mapping  # type: ignore[attr-defined]  # DeepSpeed's
             flat = adamw.param_groups[mapping.param_group_index]["params"][0]
             whole, part = mapping.hp_fragment_address, mapping.lp_fragment_address
-            yield name, _Place(flat, whole.start, part.start, whole.numel)
+            yield name, _Piece(flat, whole.start, part.start, whole.numel)
 
 
-def _values(engine: DeepSpeedEngine, place: _Place) -> dict[str, Tensor]:
+def _values(engine: DeepSpeedEngine, piece: _Piece) -> dict[str, Tensor]:
     """Views of the weight and of its moments, which AdamW would create in its first step."""
-    state = engine.lr_scheduler.optimizer.state[place.flat]
+    state = engine.lr_scheduler.optimizer.state[piece.flat]
     if not state:
-        state["step"] = torch.zeros((), dtype=torch.float32, device=place.flat.device)
-        state.update({moment: torch.zeros_like(place.flat) for moment in MOMENTS})
-    whole = {WEIGHT: place.flat.detach(), **{moment: state[moment] for moment in MOMENTS}}
-    return {key: tensor.view(-1).narrow(0, place.offset, place.length) for key, tensor in whole.items()}
+        state["step"] = torch.zeros((), dtype=torch.float32, device=piece.flat.device)
+        state.update({moment: torch.zeros_like(piece.flat) for moment in MOMENTS})
+    whole = {WEIGHT: piece.flat.detach(), **{moment: state[moment] for moment in MOMENTS}}
+    return {key: tensor.view(-1).narrow(0, piece.offset, piece.length) for key, tensor in whole.items()}
 
 
 def _range(pieces: Sequence[tuple[int, Mapping[str, Tensor]]], key: str, start: int, length: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 Everything else in a decoder treats tokens one by one, so that it computes exactly the packed ones, without padding.
 Only attention depends on the trees. The depth of every token defines them: where it goes on by one, a token continues
-the one before it; where it falls back to p, a new **branch** begins, behind the first p tokens of the path before it.
+the one before it; where it falls back to p, a new **branch** begins, after the first p tokens of the path before it.
 
     rows        1 2 3 4     1 2 3 5     1 6
 
@@ -15,7 +15,7 @@ A branch's **keys** are the indices of its path from the root, so that the key a
 whole rule, whatever the tree:  **a query of depth p sees the keys 0 … p of its path**. Above, the token 5 at index 4
 has depth 3 and sees the tokens 1 2 3 5; the token 6 at index 5 has depth 1 and sees 1 6.
 
-Branches are cut into pieces of like size, which need no keys behind their own last token. Pieces of like size are
+Branches are cut into pieces of like size, which need no keys after their own last token. Pieces of like size are
 computed together, with keys gathered by index and padding that no query sees:
 
     buckets of pieces (n, Q queries, K keys) ─▶ one scaled dot product attention each ─▶ outputs back in order
@@ -62,7 +62,7 @@ class BranchPiece(NamedTuple):
     """Consecutive tokens of a branch, and what they look at."""
 
     start: int  # index of the first query
-    end: int  # behind the last query
+    end: int  # after the last query
     keys: Sequence[int]  # (depth of the last query + 1,) indices of the path, by depth
 
 
@@ -78,9 +78,9 @@ class Paths(NamedTuple):
     """The attention pattern of S packed tokens, computed in buckets."""
 
     buckets: tuple[Bucket, ...]
-    queries: Tensor  # (Σ n·Q,) int64, indices of tokens, of all buckets behind each other
+    queries: Tensor  # (Σ n·Q,) int64, indices of tokens, bucket after bucket
     keys: Tensor  # (Σ n·K,) int64, likewise
-    outputs: Tensor  # (S,) int64, where each token's output lies among those of all buckets behind each other
+    outputs: Tensor  # (S,) int64, where each token's output lies among those of all buckets
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
@@ -218,7 +218,7 @@ def _cut(states: Tensor, indices: Tensor, shapes: Sequence[tuple[int, int]]) -> 
 def _attended(
     query_nQ: Tensor, key_nK: Tensor, value_nK: Tensor, visible: Tensor, scaling: float | None, dropout: float
 ) -> Tensor:
-    """The outputs (n·Q, h, d) of a bucket. Query heads that share a key head stand behind each other as queries."""
+    """The outputs (n·Q, h, d) of a bucket. Query heads that share a key head are computed as further queries."""
     n, most = query_nQ.shape[:2]
     heads = key_nK.shape[2]
     sharing = query_nQ.shape[2] // heads

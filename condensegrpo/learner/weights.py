@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from condensegrpo.learner.deepspeed_import import DeepSpeedEngine, deepspeed, without_deprecations
-from condensegrpo.learner.lora import ADAPTER, adapted, base_name, merged
+from condensegrpo.learner.lora import ADAPTER, adapted, base_name, merged_weight
 from condensegrpo.learner.ranks import rank
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers as wide as a number, in bytes
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers as wide as a number, in bytes
 
 
-def gathered(engine: DeepSpeedEngine) -> Iterator[tuple[str, Tensor]]:
+def gathered_weights(engine: DeepSpeedEngine) -> Iterator[tuple[str, Tensor]]:
     """The policy's weights, (name in its ``state_dict``, tensor), one module at a time; every rank must exhaust it.
 
     Under ZeRO 3 a module's weights are gathered from all ranks for as long as they are given out and no longer: the
@@ -36,23 +36,23 @@ def gathered(engine: DeepSpeedEngine) -> Iterator[tuple[str, Tensor]]:
         if layer is not None:
             weight, *_ = (names.pop(id(tensor)) for tensor in layer)
             with whole(engine, layer):
-                yield weight, merged(part)
+                yield weight, merged_weight(part)
             continue
-        own = [tensor for tensor in part.parameters(recurse=False) if id(tensor) in names]
-        with whole(engine, own):
-            for tensor in own:
+        tensors = [tensor for tensor in part.parameters(recurse=False) if id(tensor) in names]
+        with whole(engine, tensors):
+            for tensor in tensors:
                 yield names.pop(id(tensor)), tensor.detach()
     kept = policy.state_dict().keys()
     yield from ((name, buffer) for name, buffer in policy.named_buffers() if name in kept)
 
 
 @contextmanager
-def whole(engine: DeepSpeedEngine, own: Sequence[nn.Parameter]) -> Iterator[None]:
+def whole(engine: DeepSpeedEngine, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Parameters are whole on every rank: gathered under ZeRO 3, as they are otherwise. Every rank must enter it."""
     with ExitStack() as stack:
-        if own and engine.zero_optimization_stage() == 3:
+        if parameters and engine.zero_optimization_stage() == 3:
             with without_deprecations():
-                stack.enter_context(deepspeed.zero.GatheredParameters(list(own)))
+                stack.enter_context(deepspeed.zero.GatheredParameters(list(parameters)))
         yield
 
 
@@ -85,14 +85,14 @@ def fingerprint(engine: DeepSpeedEngine) -> str:
     digest = hashlib.sha256()
     policy = engine.module.policy
     for name, part in policy.named_modules():
-        own = dict(part.named_parameters(recurse=False))
-        frozen = [tensor for tensor in own.values() if not tensor.requires_grad]
+        parameters = dict(part.named_parameters(recurse=False))
+        frozen = [tensor for tensor in parameters.values() if not tensor.requires_grad]
         with whole(engine, frozen):
-            for label, tensor in own.items():
+            for label, tensor in parameters.items():
                 shape = tuple(tensor.ds_shape) if engine.zero_optimization_stage() == 3 else tuple(tensor.shape)
                 digest.update(f"{name}.{label} {shape}\n".encode())
                 if not tensor.requires_grad and rank() == 0:
                     # the sum of its bits, read as whole numbers: exact, and the same on any device and in any order
-                    checksum = int(tensor.view(_WORDS[tensor.element_size()]).sum(dtype=torch.int64))
+                    checksum = int(tensor.view(_INTEGERS[tensor.element_size()]).sum(dtype=torch.int64))
                     digest.update(str(checksum).encode())
     return digest.hexdigest()

@@ -21,11 +21,11 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.protocols import Sampler
 from condensegrpo.core.trajectory import SamplingParams, Segment, TrainedTurn
 from condensegrpo.learner import checkpoint, ranks
-from condensegrpo.learner.engine import DeepSpeedEngine, close_engine, measure_logprobs, optimizer_step
+from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, measure_logprobs, optimizer_step
 from condensegrpo.learner.new_model import new_tokenizer
 from condensegrpo.learner.policy import configuration, save_policy
 from condensegrpo.learner.reference import against_base, against_copy, open_reference
-from condensegrpo.learner.weights import gathered
+from condensegrpo.learner.weights import gathered_weights
 from condensegrpo.planning.plan import COLOCATED
 
 
@@ -81,16 +81,16 @@ def measure_run(config: RunConfig, source: str, folder: Path) -> dict[str, int]:
     if sampler is not None:
         asyncio.run(_sample(sampler, config, vocabulary))
         meter.ends("rolling out")
-        sampler.update_weights(gathered(learner), 1)
+        sampler.update_weights(gathered_weights(learner), 1)
     checkpoint.save(learner, folder / "checkpoints", step=1, state={})
     save_policy(
         folder / "policy",
         model_config=learner.module.policy.config,
-        named_tensors=gathered(learner),
+        named_tensors=gathered_weights(learner),
         tokenizer=new_tokenizer(["any"], kind="words", vocab_size=64),
     )
     meter.ends("publishing")
-    close_engine(learner)
+    close_deepspeed(learner)
     if sampler is not None:
         sampler.close()
     return meter.peaks
@@ -110,7 +110,7 @@ def measure_learning(config: RunConfig, source: str) -> dict[str, int]:
         _learn(config, source, learner, [row] * rows)
         meter.ends("learning")
     finally:
-        close_engine(learner)
+        close_deepspeed(learner)
     return meter.peaks
 
 

@@ -32,13 +32,13 @@ def fields_of(value: object) -> dict[str, object]:
     return dict(zip(names, values(value), strict=True))
 
 
-def decode(kind: type[T], value: object, place: str = "") -> T:
+def decode(kind: type[T], value: object, path: str = "") -> T:
     """The value of type ``kind`` (a dataclass or a type that its fields have) that parsed JSON stands for.
 
     Raises:
-        ValueError: the first fault, named by its place under ``place``, such as ``trajectory.turns[2].logprobs[0]``.
+        ValueError: the first fault, named by its path under ``path``, such as ``trajectory.turns[2].logprobs[0]``.
     """
-    return cast(T, _decode(kind, value, place))
+    return cast(T, _decode(kind, value, path))
 
 
 def _plain(value: object) -> dict[str, object] | list[object] | str:
@@ -53,27 +53,27 @@ def _plain(value: object) -> dict[str, object] | list[object] | str:
     raise TypeError(f"{type(value).__name__} cannot be stored as JSON")
 
 
-def _decode(kind: Any, value: object, place: str) -> object:  # noqa: ANN401  a type or a typing construct
+def _decode(kind: Any, value: object, path: str) -> object:  # noqa: ANN401  a type or a typing construct
     origin = get_origin(kind)
     if origin in (Union, UnionType):
-        return None if value is None else _decode(_member_of(get_args(kind), value), value, place)
+        return None if value is None else _decode(_member_of(get_args(kind), value), value, path)
     if origin is Literal:
-        return _member(get_args(kind), value, place)
+        return _member(get_args(kind), value, path)
     if origin in (tuple, Sequence):
-        return _items(get_args(kind)[0], value, place)
+        return _items(get_args(kind)[0], value, path)
     if origin is not None:  # the one mapping that the data has: Mapping[str, X]
         if not isinstance(value, dict):
-            raise _fault(place, "an object", value)
-        return {key: _decode(get_args(kind)[1], item, _inside(place, key)) for key, item in value.items()}
+            raise _fault(path, "an object", value)
+        return {key: _decode(get_args(kind)[1], item, _inside(path, key)) for key, item in value.items()}
     if is_dataclass(kind):
         known = cast(type, kind)
-        return value if isinstance(value, known) else _record(known, value, place)
+        return value if isinstance(value, known) else _record(known, value, path)
     if issubclass(kind, StrEnum):
-        return kind(_member(tuple(kind), value, place))
+        return kind(_member(tuple(kind), value, path))
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
-        raise _fault(place, _WORDS[kind], value)
+        raise _fault(path, _WORDS[kind], value)
     return value
 
 
@@ -91,36 +91,36 @@ def _member_of(kinds: Sequence[Any], value: object) -> Any:  # noqa: ANN401  as 
     return known[0]
 
 
-def _items(kind: Any, value: object, place: str) -> Sequence[object]:  # noqa: ANN401  as _decode
+def _items(kind: Any, value: object, path: str) -> Sequence[object]:  # noqa: ANN401  as _decode
     if isinstance(value, tuple | SharedSequence):  # decoded before
         return value
     if not isinstance(value, list):
-        raise _fault(place, "a list", value)
+        raise _fault(path, "a list", value)
     if kind in (int, float, str) and all(type(item) is kind for item in value):
         return tuple(value)  # token ids and log-probabilities: nearly all there is
-    return tuple(_decode(kind, item, f"{place}[{index}]") for index, item in enumerate(value))
+    return tuple(_decode(kind, item, f"{path}[{index}]") for index, item in enumerate(value))
 
 
-def _record(kind: type[T], value: object, place: str) -> T:
+def _record(kind: type[T], value: object, path: str) -> T:
     if not isinstance(value, dict):
-        raise _fault(place, "an object", value)
+        raise _fault(path, "an object", value)
     known = _decoders(cast(Any, kind))
     for key in value:
         if key not in known:
-            raise ValueError(f"{_named(place)}: unknown field {key!r}; {kind.__name__} has {', '.join(known)}")
+            raise ValueError(f"{_named(path)}: unknown field {key!r}; {kind.__name__} has {', '.join(known)}")
     missing = [name for name, (_, required) in known.items() if required and name not in value]
     if missing:
-        raise ValueError(f"{_named(place)}: {kind.__name__} misses {', '.join(missing)}")
-    values = {key: known[key][0](item, _inside(place, key)) for key, item in value.items()}
+        raise ValueError(f"{_named(path)}: {kind.__name__} misses {', '.join(missing)}")
+    values = {key: known[key][0](item, _inside(path, key)) for key, item in value.items()}
     try:
         return kind(**values)
     except ValueError as error:  # what a constructor checks beyond types
-        raise ValueError(f"{_named(place)}: {error}") from error
+        raise ValueError(f"{_named(path)}: {error}") from error
 
 
-def _member(members: tuple[str, ...], value: object, place: str) -> str:
+def _member(members: tuple[str, ...], value: object, path: str) -> str:
     if not isinstance(value, str) or value not in members:
-        raise _fault(place, f"one of {', '.join(members)}", value)
+        raise _fault(path, f"one of {', '.join(members)}", value)
     return value
 
 
@@ -141,17 +141,17 @@ def _decoders(kind: Any) -> dict[str, tuple[Callable[[object, str], object], boo
     }
 
 
-def _inside(place: str, key: str) -> str:
-    return f"{place}.{key}" if place else key
+def _inside(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
 
 
-def _named(place: str) -> str:
-    return place or "the whole"
+def _named(path: str) -> str:
+    return path or "the whole"
 
 
-def _fault(place: str, wanted: str, value: object) -> ValueError:
+def _fault(path: str, wanted: str, value: object) -> ValueError:
     text = repr(value)
-    return ValueError(f"{_named(place)}: wanted {wanted}, found {text if len(text) <= 60 else text[:57] + '...'}")
+    return ValueError(f"{_named(path)}: wanted {wanted}, found {text if len(text) <= 60 else text[:57] + '...'}")
 
 
 _ENCODER = json.JSONEncoder(default=_plain, separators=(",", ":"), check_circular=False)

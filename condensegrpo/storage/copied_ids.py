@@ -13,24 +13,24 @@ from condensegrpo.core.shared_sequence import packed_ids
 
 LEAST = 8  # consecutive ids that are worth a copy
 BYTES = array("I").itemsize  # of an id
-BETWEEN = 64  # places with the same bytes that begin within an id, after which a copy is not looked for any further
+BETWEEN = 64  # matches of the same bytes that begin within an id, after which a copy is not looked for any further
 
 Part = list[int]
 
 
-def parts(ids: Sequence[int], earlier: Sequence[int]) -> list[Part]:
+def copied_parts(ids: Sequence[int], earlier: Sequence[int]) -> list[Part]:
     """The parts that make up some ids."""
     packed, known = packed_ids(ids), packed_ids(earlier)
-    wanted, source = packed.tobytes(), known.tobytes()
+    target, source = packed.tobytes(), known.tobytes()
     result, done, at = [[0, 0]], 0, 0  # the first ``done`` ids have parts
     while at + LEAST <= len(packed):
-        first = _place(wanted[at * BYTES : (at + LEAST) * BYTES], source, likely=result[-1][1])
+        first = _index(target[at * BYTES : (at + LEAST) * BYTES], source, likely=result[-1][1])
         if first is None:
             at += LEAST
             continue
         while at > done and first > 0 and packed[at - 1] == known[first - 1]:
             at, first = at - 1, first - 1
-        length = _common(wanted[at * BYTES :], source[first * BYTES :])
+        length = _common(target[at * BYTES :], source[first * BYTES :])
         result[-1] += packed[done:at]
         result.append([first, first + length])
         done = at = at + length
@@ -38,7 +38,7 @@ def parts(ids: Sequence[int], earlier: Sequence[int]) -> list[Part]:
     return [part for part in result if part != [0, 0]]
 
 
-def joined(stored: Iterable[Sequence[int]], earlier: Sequence[int]) -> "array[int]":
+def ids_of_parts(stored: Iterable[Sequence[int]], earlier: Sequence[int]) -> "array[int]":
     """The ids that parts stand for.
 
     Raises:
@@ -53,15 +53,15 @@ def joined(stored: Iterable[Sequence[int]], earlier: Sequence[int]) -> "array[in
     return ids
 
 
-def _place(wanted: bytes, source: bytes, *, likely: int) -> int | None:
-    """Where some ids are in the source: at the likely place if they are there; None if they are not."""
-    if source.startswith(wanted, likely * BYTES):
+def _index(ids: bytes, source: bytes, *, likely: int) -> int | None:
+    """Where some ids are in the source: at the likely index if they are there; None if they are not."""
+    if source.startswith(ids, likely * BYTES):
         return likely
-    at = source.find(wanted)
+    at = source.find(ids)
     for _ in range(BETWEEN):
         if at < 0 or not at % BYTES:
             break
-        at = source.find(wanted, at + 1)
+        at = source.find(ids, at + 1)
     return None if at % BYTES else at // BYTES  # −1 is between ids, too
 
 

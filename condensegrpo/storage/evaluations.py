@@ -19,7 +19,7 @@ from condensegrpo.storage.files import read_lines, write_atomically, write_error
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
 
 Correct = Mapping[str, list[float]]  # problem → the correctness of its samples
-Place = Path | RunFolder | None  # a new folder, a run, or nowhere
+Destination = Path | RunFolder | None  # a new folder, a run, or nowhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class StoredEvaluation:
     metrics: Mapping[str, float]  # as in metrics.jsonl, without a prefix: success, success_low, context_tokens, …
 
 
-def place_of(save: Path | None, run: Path | None, step: int | None) -> Place:
+def destination_of(save: Path | None, run: Path | None, step: int | None) -> Destination:
     """Where an evaluation is kept: in ``save``, which is created, or else in the run, if the policy's steps are known.
 
     Raises:

@@ -42,7 +42,7 @@ def new_run(path: Path, configuration: str, *, overwrite: bool) -> Iterator[RunF
             _restore(path)
 
 
-def check_name(path: Path, *, overwrite: bool) -> None:
+def check_run_name(path: Path, *, overwrite: bool) -> None:
     """Check that a run can have this folder; reads only, so before anything is loaded.
 
     Raises:
@@ -72,13 +72,13 @@ def discard_replaced(run: RunFolder) -> None:
 def _make_room(path: Path, *, overwrite: bool) -> None:
     """Check that a run can be created at a path, and move aside what it may replace."""
     run = RunFolder(path)
-    check_name(path, overwrite=overwrite)
+    check_run_name(path, overwrite=overwrite)
     if path.is_dir() and any(path.iterdir()):
         with run.locked():
             if not run.trained:  # its process was killed before it learned anything
                 shutil.rmtree(path)
     _restore(path)
-    check_name(path, overwrite=overwrite)  # again: of a run that came back
+    check_run_name(path, overwrite=overwrite)  # again: of a run that came back
     if run.trained:
         with run.locked():
             shutil.rmtree(_aside(path), ignore_errors=True)

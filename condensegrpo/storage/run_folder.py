@@ -179,8 +179,8 @@ class RunFolder:
     def remove_leftovers(self) -> None:
         """Remove what killed processes were writing. Only while the folder is locked."""
         try:
-            places = ("*", "credit/*", "checkpoints/*", "origin/*")
-            for path in (path for place in places for path in self.path.glob(place)):
+            patterns = ("*", "credit/*", "checkpoints/*", "origin/*")
+            for path in (path for pattern in patterns for path in self.path.glob(pattern)):
                 if TEMPORARY in path.name:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
         except OSError as error:

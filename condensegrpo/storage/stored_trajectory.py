@@ -26,36 +26,36 @@ class _Messages:
 
     def __init__(self) -> None:
         self.all: list[Message] = []
-        self._places: dict[Message, int] = {}  # of the newest of equal messages
+        self._indices: dict[Message, int] = {}  # of the newest of equal messages
         self._same: dict[int, int] = {}  # by identity: a faster lookup
 
     def add(self, message: Message) -> int:
-        """The place of a message that is new, though it may equal an earlier one."""
-        self._places[message] = self._same[id(message)] = len(self.all)
+        """The index of a message that is new, though it may equal an earlier one."""
+        self._indices[message] = self._same[id(message)] = len(self.all)
         self.all.append(message)
         return len(self.all) - 1
 
     def new_run(self, messages: Sequence[Message]) -> list[Run]:
         """The run of messages that are new."""
-        places = [self.add(message) for message in messages]
-        return [[places[0], places[-1] + 1]] if places else []
+        indices = [self.add(message) for message in messages]
+        return [[indices[0], indices[-1] + 1]] if indices else []
 
     def runs(self, messages: Sequence[Message], before: Iterable[Run] = ()) -> list[Run]:
         """The runs of some messages, as few as can be, behind those that are known."""
         runs = [list(run) for run in before]
         end = runs[-1][1] if runs else 0
         for message, known in zip(messages, map(self._same.get, map(id, messages)), strict=True):
-            place = known
-            if place != end and end < len(self.all) and self.all[end] is message:
-                place = end  # it came up again
-            elif place is None:
-                place = self._places.get(message, -1)
-                place = self.add(message) if place < 0 else place
-            if runs and place == end:
+            index = known
+            if index != end and end < len(self.all) and self.all[end] is message:
+                index = end  # it came up again
+            elif index is None:
+                index = self._indices.get(message, -1)
+                index = self.add(message) if index < 0 else index
+            if runs and index == end:
                 runs[-1][1] += 1
             else:
-                runs.append([place, place + 1])
-            end = place + 1
+                runs.append([index, index + 1])
+            end = index + 1
         return runs
 
 
@@ -76,7 +76,7 @@ def stored(trajectory: Trajectory) -> dict[str, object]:
         if added is not None:
             ids: dict[str, object] = {"added_ids": added}
         elif last is not None:
-            ids = {"copied_ids": copied_ids.parts(turn.prompt_ids, _with_output(last))}
+            ids = {"copied_ids": copied_ids.copied_parts(turn.prompt_ids, _with_output(last))}
         else:
             ids = {"prompt_ids": tuple(turn.prompt_ids)}
         turns.append(ids | {name: value for name, value in fields_of(turn).items() if name != "prompt_ids"} | changed)
@@ -93,7 +93,7 @@ def restore(trajectory: dict[str, object]) -> None:
     """Replace what ``stored`` changed by values of a ``Turn``, in parsed JSON; what else is damaged stays so.
 
     Raises:
-        ValueError: a run or an id is damaged; names its place.
+        ValueError: a run or an id is damaged; names its path.
     """
     if "messages" not in trajectory:
         raise ValueError("trajectory: Trajectory misses messages")
@@ -102,32 +102,32 @@ def restore(trajectory: dict[str, object]) -> None:
     turns = trajectory.get("turns")
     for index, turn in enumerate(turns if isinstance(turns, list) else ()):
         if isinstance(turn, dict):
-            place = f"trajectory.turns[{index}]"
-            _restore_messages(turn, messages, place)
-            prompt = _restore_ids(turn, prompt, place)
+            path = f"trajectory.turns[{index}]"
+            _restore_messages(turn, messages, path)
+            prompt = _restore_ids(turn, prompt, path)
 
 
-def _restore_messages(turn: dict[str, object], messages: list[Message], place: str) -> None:
+def _restore_messages(turn: dict[str, object], messages: list[Message], path: str) -> None:
     if "context" in turn:
-        runs = _runs(turn["context"], len(messages), f"{place}.context")
+        runs = _runs(turn["context"], len(messages), f"{path}.context")
         whole = len(runs) == 1 and runs[0][0] == 0
         turn["context"] = SharedSequence(messages, runs[0][1]) if whole else SharedSequence(_chosen(messages, runs))
     if "observations" in turn:
         turn["observations"] = tuple(
-            _chosen(messages, _runs(turn["observations"], len(messages), f"{place}.observations"))
+            _chosen(messages, _runs(turn["observations"], len(messages), f"{path}.observations"))
         )
     if "reply" in turn:
-        reply = decode(int, turn["reply"], f"{place}.reply")
+        reply = decode(int, turn["reply"], f"{path}.reply")
         if not 0 <= reply < len(messages):
-            raise ValueError(f"{place}.reply: wanted the place of one of {len(messages)} messages, found {reply}")
+            raise ValueError(f"{path}.reply: wanted the place of one of {len(messages)} messages, found {reply}")
         turn["reply"] = messages[reply]
 
 
-def _runs(value: object, size: int, place: str) -> tuple[tuple[int, ...], ...]:
-    runs = decode(tuple[tuple[int, ...], ...], value, place)
+def _runs(value: object, size: int, path: str) -> tuple[tuple[int, ...], ...]:
+    runs = decode(tuple[tuple[int, ...], ...], value, path)
     for run in runs:
         if len(run) != 2 or not 0 <= run[0] < run[1] <= size:
-            raise ValueError(f"{place}: wanted runs [first, end] of {size} messages, found {list(run)}")
+            raise ValueError(f"{path}: wanted runs [first, end] of {size} messages, found {list(run)}")
     return runs
 
 
@@ -135,23 +135,23 @@ def _chosen(messages: list[Message], runs: Iterable[Sequence[int]]) -> list[Mess
     return [message for first, end in runs for message in messages[first:end]]
 
 
-def _restore_ids(turn: dict[str, object], last: SharedSequence[int] | None, place: str) -> SharedSequence[int] | None:
+def _restore_ids(turn: dict[str, object], last: SharedSequence[int] | None, path: str) -> SharedSequence[int] | None:
     """Put the whole prompt into a turn; returns it with the turn's output."""
     key = next((key for key in ("added_ids", "copied_ids", "prompt_ids") if key in turn), None)
     if key is None:
         return None  # the decoder names what misses
     if key != "prompt_ids" and last is None:
-        raise ValueError(f"{place}.{key}: there is no prompt before it")
+        raise ValueError(f"{path}.{key}: there is no prompt before it")
     stored, before = turn.pop(key), last or shared_ids(())
-    output = decode(tuple[int, ...], turn.get("output_ids", []), f"{place}.output_ids")
+    output = decode(tuple[int, ...], turn.get("output_ids", []), f"{path}.output_ids")
     try:
         if key == "copied_ids":
-            parts = decode(tuple[tuple[int, ...], ...], stored, f"{place}.{key}")
-            prompt = shared_ids(copied_ids.joined(parts, before))
+            parts = decode(tuple[tuple[int, ...], ...], stored, f"{path}.{key}")
+            prompt = shared_ids(copied_ids.ids_of_parts(parts, before))
         else:
-            ids = decode(tuple[int, ...], stored, f"{place}.{key}")
+            ids = decode(tuple[int, ...], stored, f"{path}.{key}")
             prompt = before.extended(ids) if key == "added_ids" else shared_ids(ids)
         turn["prompt_ids"] = prompt
         return prompt.extended(output)
     except OverflowError as error:
-        raise ValueError(f"{place}.{key}: wanted token ids, found a number that is none ({error})") from error
+        raise ValueError(f"{path}.{key}: wanted token ids, found a number that is none ({error})") from error

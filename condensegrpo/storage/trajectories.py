@@ -97,5 +97,5 @@ def sample_trajectories(path: Path, count: int) -> list[ScoredTrajectory]:
         *complete, _ = path.read_bytes().split(b"\n")
     except OSError as error:
         raise TrajectoryFileError(f"reading {path}: {error.strerror}.") from error
-    numbers = sorted({place * len(complete) // count for place in range(count)}) if complete else []
+    numbers = sorted({index * len(complete) // count for index in range(count)}) if complete else []
     return [read_trajectory(path, complete[number], number + 1)[0] for number in numbers]

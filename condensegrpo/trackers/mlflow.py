@@ -12,7 +12,7 @@ from typing import Any
 from condensegrpo.core.credentials import has_credentials
 from condensegrpo.core.table import Table
 from condensegrpo.core.tracking import Artifact, RunStart, StartedRun
-from condensegrpo.trackers.packages import check_installed
+from condensegrpo.trackers.packages import check_package_installed
 
 PARAMETERS = 100  # in one request
 PARAMETER_CHARACTERS = 500  # of a value, the limit of servers before MLflow 2.10
@@ -43,7 +43,7 @@ class MlflowTracker:
                 "tracking_uri names a user or password. Leave them out and set MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD: config.yaml would hold them"
             )
-        check_installed("mlflow")
+        check_package_installed("mlflow")
 
     def start(self, run: RunStart) -> StartedRun:
         """Open a run with the configuration as parameters and as ``config.json``, or continue one."""

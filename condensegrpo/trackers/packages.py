@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 
-def check_installed(package: str) -> None:
+def check_package_installed(package: str) -> None:
     """Refuse a tracker whose package is missing.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any
 
 from condensegrpo.core.table import Table, markdown
 from condensegrpo.core.tracking import RunStart, StartedRun
-from condensegrpo.trackers.packages import check_installed
+from condensegrpo.trackers.packages import check_package_installed
 
 
 class TensorboardTracker:
@@ -21,7 +21,7 @@ class TensorboardTracker:
     @staticmethod
     def check_options(**options: object) -> None:
         """Refuse to start without the package."""
-        check_installed("tensorboard")
+        check_package_installed("tensorboard")
 
     def start(self, run: RunStart) -> StartedRun:
         """Open an event file; what another one holds of steps that are taken again is hidden."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from condensegrpo.core.table import Table
 from condensegrpo.core.tracking import Artifact, RunStart, StartedRun
-from condensegrpo.trackers.packages import check_installed
+from condensegrpo.trackers.packages import check_package_installed
 
 
 class TrackioTracker:
@@ -27,7 +27,7 @@ class TrackioTracker:
     @staticmethod
     def check_options(**options: object) -> None:
         """Refuse to start without the package."""
-        check_installed("trackio")
+        check_package_installed("trackio")
 
     def start(self, run: RunStart) -> StartedRun:
         """Open a run, or continue it by its name, which therefore ends in random digits."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from condensegrpo.core.table import Table
 from condensegrpo.core.tracking import Artifact, RunStart, StartedRun
-from condensegrpo.trackers.packages import check_installed
+from condensegrpo.trackers.packages import check_package_installed
 
 
 class WandbTracker:
@@ -30,7 +30,7 @@ class WandbTracker:
     @staticmethod
     def check_options(**options: object) -> None:
         """Refuse to start without the package."""
-        check_installed("wandb")
+        check_package_installed("wandb")
 
     def start(self, run: RunStart) -> StartedRun:
         """Open the run of an id that is kept in the run's folder, so that a resumed run continues it."""

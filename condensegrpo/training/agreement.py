@@ -16,7 +16,7 @@ from condensegrpo.storage.files import TEMPORARY, write_error
 HIDDEN_SECONDS = 3.0  # for which a new file may be hidden from another node
 
 
-def check_ranks(components: Components, folder: Path) -> None:
+def check_agreement(components: Components, folder: Path) -> None:
     """Check that this many ranks can run this configuration in this folder. Every rank must call it.
 
     Raises:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from condensegrpo.algorithms.advantages import Estimate, Moments, Term, moments, whiten
 from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, turn_counts, turn_tokens
-from condensegrpo.algorithms.losses import Totals, share_of_summaries, token_weights, totals, with_share
+from condensegrpo.algorithms.losses import Totals, summary_weight, token_weights, totals, with_summary_share
 from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, StopSettings
 from condensegrpo.algorithms.staleness import staleness_of
 from condensegrpo.core.failures import Failure
@@ -55,16 +55,16 @@ def give_credit(
     tokens_NK = turn_tokens(kept)
     advantage_NK, terms = estimator(scores)
     if whitened:
-        everywhere = Moments(*ranks.sum_over_ranks(moments(advantage_NK, tokens_NK)))
-        advantage_NK = whiten(advantage_NK, tokens_NK, moments=everywhere)
+        batch_moments = Moments(*ranks.sum_over_ranks(moments(advantage_NK, tokens_NK)))
+        advantage_NK = whiten(advantage_NK, tokens_NK, moments=batch_moments)
     step_totals = Totals(*ranks.sum_over_ranks(totals(tokens_NK, turn_counts(kept))))
     weights_of = partial(token_weights, tokens_NK=tokens_NK, totals=step_totals, max_tokens=aggregation.max_tokens)
     weight_NK = weights_of(aggregation.mode)
     share = aggregation.summary_share
     if share is not None:
         condense_NK = condense_turns(kept)
-        total, summaries = ranks.sum_over_ranks(share_of_summaries(weight_NK, tokens_NK, condense_NK))
-        weight_NK = with_share(weight_NK, condense_NK, share=share, total=total, summaries=summaries)
+        total, summaries = ranks.sum_over_ranks(summary_weight(weight_NK, tokens_NK, condense_NK))
+        weight_NK = with_summary_share(weight_NK, condense_NK, share=share, total=total, summaries=summaries)
     return StepCredit(scores, terms, advantage_NK, weight_NK, weights_of(kl_aggregation) if kl_aggregation else None)
 
 

@@ -23,7 +23,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.protocols import Sampler, Sleeps
 from condensegrpo.core.trajectory import Generation, SamplingParams, Segment
 from condensegrpo.learner import ranks
-from condensegrpo.learner.engine import DeepSpeedEngine, close_engine, measure_logprobs, optimizer_step
+from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, measure_logprobs, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.initial_policy import base_policy
@@ -137,7 +137,7 @@ def parity_trial(config: RunConfig, folder: RunFolder) -> ParityTrial:
     finally:
         if sampler is not None:
             sampler.close()
-        close_engine(learner)
+        close_deepspeed(learner)
 
 
 def _prompts(vocabulary: int) -> list[tuple[int, ...]]:
@@ -153,8 +153,8 @@ def _compared(learner: DeepSpeedEngine, sampler: Sampler, prompts: Sequence[tupl
     for temperature in TEMPERATURES:
         rows = _samples(sampler, prompts, temperature=temperature)
         batches = pack_rows(rows, max_tokens=MICRO_BATCH, share=learner.module.computes_trees)
-        own_T = torch.cat(measure_logprobs(learner, batches, temperature=temperature)).cpu()
-        gap_T = own_T - torch.cat([batch.logprobs for batch in batches])
+        learner_T = torch.cat(measure_logprobs(learner, batches, temperature=temperature)).cpu()
+        gap_T = learner_T - torch.cat([batch.logprobs for batch in batches])
         parities.append(
             Parity(
                 temperature=temperature,

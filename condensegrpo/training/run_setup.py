@@ -21,7 +21,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, Interrupted, RunError
 from condensegrpo.core.observer import Observer
 from condensegrpo.learner.launchers import launched_rank
-from condensegrpo.storage.new_run import check_name, discard_replaced, new_run
+from condensegrpo.storage.new_run import check_run_name, discard_replaced, new_run
 from condensegrpo.storage.run_folder import RunFolder
 
 
@@ -125,7 +125,7 @@ def prepare_run(
     """
     changes = () if continued is None else allowed_changes(continued, config, allow_changes=allow_changes)
     if continued is None and not dry_run and launched_rank(os.environ) == 0:
-        check_name(Path(config.runs_dir) / config.name, overwrite=overwrite)
+        check_run_name(Path(config.runs_dir) / config.name, overwrite=overwrite)
     components = build(config, objects=objects)
     notes = check_run(components, resumed=continued is not None)
     if changes:

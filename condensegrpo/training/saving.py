@@ -13,7 +13,7 @@ from condensegrpo.core.errors import CondenseError
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine
 from condensegrpo.learner.policy import end_ids, in_main_memory, load_tokenizer, write_policy
-from condensegrpo.learner.weights import adapters, gathered, write_adapter
+from condensegrpo.learner.weights import adapters, gathered_weights, write_adapter
 from condensegrpo.training.prefetch_files import write_batches
 from condensegrpo.training.resume import rollout_settings
 from condensegrpo.training.rollout_step import StepBatch
@@ -63,7 +63,7 @@ class CheckpointSaver:
         """
         self.wait()
         learner, settings = self._learner, self._config.train
-        tensors = in_main_memory(gathered(learner))
+        tensors = in_main_memory(gathered_weights(learner))
         adapter = None if self._config.model.lora is None else in_main_memory(adapters(learner))
         tokenizer, stop_ids = load_tokenizer(self._source), end_ids(self._source)
         policy = learner.module.policy

@@ -24,7 +24,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.atomic_folder import remove_leftover, temporary_folder
 from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.files import append_line, read_lines
-from condensegrpo.storage.new_run import check_name
+from condensegrpo.storage.new_run import check_run_name
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.training.held_out import check_disjoint
@@ -120,7 +120,7 @@ def runs_of(study: Study, out: Path) -> tuple[StudyRun, ...]:
     )
     for run in runs:
         if not run.folder.config.is_file():
-            check_name(run.folder.path, overwrite=False)
+            check_run_name(run.folder.path, overwrite=False)
         elif changes := _changes(load_config(run.folder.config), run.config):
             raise ConfigError(
                 f"continuing the study {study.name}: {run.folder.path} was started with another configuration:\n"

@@ -21,7 +21,7 @@ COLUMNS = (
 )
 
 
-def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
+def tracked_evaluations(evaluations: Sequence[Evaluation]) -> Table:
     """A row for each metric of each evaluation, with its 95 % interval where it has one."""
     rows = []
     for each in evaluations:

@@ -20,7 +20,7 @@ from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker
 from condensegrpo.trackers.background import BackgroundTracker
-from condensegrpo.training.tracked_tables import evaluation_table, trajectory_table
+from condensegrpo.training.tracked_tables import tracked_evaluations, trajectory_table
 
 CLOSE_SECONDS = 60.0  # that the end of a run waits for its trackers
 BYTES_PER_SECOND = 5e6  # of artifacts: so much longer it waits for them
@@ -74,7 +74,7 @@ class RunTracking:
         """Record evaluations: their metrics, a table of them, and a sample of their trajectories; raises as ``log``."""
         self.log(step, {key: value for result in results for key, value in evaluation_metrics(result).items()})
         for tracker in self._trackers.values():
-            tracker.log_table(step, "evaluation", partial(evaluation_table, results))
+            tracker.log_table(step, "evaluation", partial(tracked_evaluations, results))
             for result in results:
                 file = self._folder.evaluation(step, result.name)
                 name = f"trajectories/{result.name}"

@@ -27,14 +27,14 @@ from condensegrpo.episodes.player import GroupPlayer
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.learner import ranks
 from condensegrpo.learner.dtypes import gpu_bfloat16, precision_warning
-from condensegrpo.learner.engine import DeepSpeedEngine, close_engine
+from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed
 from condensegrpo.learner.engine_state import on_device
 from condensegrpo.learner.policy import save_tokenizer
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
 from condensegrpo.storage.environment import write_environment
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
-from condensegrpo.training.agreement import check_ranks
+from condensegrpo.training.agreement import check_agreement
 from condensegrpo.training.credit_step import StepCredit, give_credit, record_credit, step_metrics
 from condensegrpo.training.hints import SignalWatch, SummaryWatch, TurnRewardWatch
 from condensegrpo.training.initial_policy import base_policy, first_policy
@@ -48,7 +48,7 @@ from condensegrpo.training.update_step import sampled_weights, update
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """What lives as long as a training run: opened once."""
+    """What is opened once and used during a whole training run."""
 
     components: Components
     folder: RunFolder
@@ -91,7 +91,7 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
     ranks.join(config.learner.timeout_minutes)
     if ranks.rank() == 0:
         folder.remove_leftovers()
-    check_ranks(components, folder.path)
+    check_agreement(components, folder.path)
     if ranks.rank() == 0:
         observer.record(write_environment(folder.path))
     for warning in _warnings(config, components.estimator.plugin):
@@ -179,7 +179,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     finally:
         players.close()
         sampler.close()
-        close_engine(learner)
+        close_deepspeed(learner)
         if tracking is not None:
             tracking.close()
 

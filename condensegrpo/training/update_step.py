@@ -11,7 +11,7 @@ from condensegrpo.learner import ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, measure_logprobs, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.reference import Reference
-from condensegrpo.learner.weights import adapters, gathered
+from condensegrpo.learner.weights import adapters, gathered_weights
 
 
 def update(
@@ -60,7 +60,11 @@ def update(
 
 def sampled_weights(sampler: Sampler, learner: DeepSpeedEngine) -> NamedTensors:
     """What a sampler gets of the learner's weights: adapters alone where it computes them, else all, merged."""
-    return adapters(learner) if isinstance(sampler, TakesAdapters) and sampler.takes_adapters else gathered(learner)
+    return (
+        adapters(learner)
+        if isinstance(sampler, TakesAdapters) and sampler.takes_adapters
+        else gathered_weights(learner)
+    )
 
 
 def _with_old_logprobs(

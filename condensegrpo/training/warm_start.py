@@ -27,10 +27,10 @@ from condensegrpo.episodes.randomness import stream_seed
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.learner import checkpoint, ranks
-from condensegrpo.learner.engine import DeepSpeedEngine, close_engine, optimizer_step
+from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
-from condensegrpo.learner.weights import gathered
+from condensegrpo.learner.weights import gathered_weights
 
 Pair = tuple[tuple[int, ...], tuple[int, ...]]  # the ids of a prompt and of the reply to it
 SAVE_SECONDS = 1.0  # at least between two checkpoints of the warm start
@@ -153,14 +153,14 @@ def warm_start(
             save_policy(
                 Path(source),
                 model_config=learner.module.policy.config,
-                named_tensors=gathered(learner),
+                named_tensors=gathered_weights(learner),
                 tokenizer=tokenizer,
                 stop_ids=stop_ids,
             )
             if settings.probe_target is not None:
                 saver.save(settings.steps)
         finally:
-            close_engine(learner)
+            close_deepspeed(learner)
         newest, done = None, 0
         if settings.probe_target is None or _passes(probe, source, settings.probe_target, observer):
             break

@@ -21,7 +21,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from condensegrpo.algorithms.advantages.estimator import Batch, Estimate, Term, against_group, estimator
-from condensegrpo.algorithms.advantages.groups import Epsilon, Scale, first, groups, mean, named, std
+from condensegrpo.algorithms.advantages.groups import Epsilon, Scale, first, group_indices, mean, name_of, std
 from condensegrpo.core.errors import ScoreError
 
 ROUNDING = 1e-9  # weights such as 0.7, 0.2 and 0.1 sum to 1 up to rounding
@@ -60,7 +60,8 @@ def efficient(
 
     with A_acc = N(r), or r − mean for ``accuracy="none"``. E is 0 in a group with fewer than two correct trajectories,
     and for a trajectory that was truncated in an emergency. In an all-correct group A_acc = 0 and the guard has no
-    effect: shorter contexts win. Our own; the accuracy part is that of ``grpo``. Example: at the top of the module.
+    effect: shorter contexts win. Introduced here; the accuracy part is that of ``grpo``. Example: at the top of the
+    module.
 
     Biased by: what ``grpo`` is; short contexts, on purpose, in proportion to the pass rate; the anchors, beyond which
     contexts are equal; the clip and the guard, by which A need not sum to zero over a group.
@@ -110,7 +111,7 @@ def _saving(cost_N: Tensor, correct_N: Tensor, group_N: Tensor, truncated_N: Ten
 
     0 for a truncated trajectory, which counts in the mean and the deviation of its siblings.
     """
-    index_N, _ = groups(group_N)
+    index_N, _ = group_indices(group_N)
     correct_cost_N = cost_N[correct_N]
     index_C = index_N[correct_N]  # of the correct only, in the labels of all groups
     saving_C = (mean(correct_cost_N, index_C) - correct_cost_N) / std(correct_cost_N, index_C).clamp(min=0.1)
@@ -127,7 +128,7 @@ def _check_contexts(context_N: Tensor, outcome_N: Tensor) -> None:
     bad = first(~context_N.isfinite())
     if bad is not None:
         raise ValueError(
-            f"computing advantages: the context of {named(bad, context_N)} is {context_N[bad].item()} tokens, "
+            f"computing advantages: the context of {name_of(bad, context_N)} is {context_N[bad].item()} tokens, "
             f"wanted a finite number"
         )
 
@@ -136,7 +137,7 @@ def _check_unit_interval(outcome_N: Tensor) -> None:
     bad = first((outcome_N < -ROUNDING) | (outcome_N > 1 + ROUNDING))
     if bad is not None:
         raise ScoreError(
-            f"computing advantages: the outcome of {named(bad, outcome_N)} is "
+            f"computing advantages: the outcome of {name_of(bad, outcome_N)} is "
             f"{outcome_N[bad].item()}, wanted a score in [0, 1]. The estimator 'efficient' takes the total of the "
             f"reward as its score: scale the reward, or set algorithm.advantage.estimator=grpo."
         )

@@ -18,7 +18,16 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages.groups import MAX_REWARD, Scale, Singleton, first, mean, named, normalise, std
+from condensegrpo.algorithms.advantages.groups import (
+    MAX_REWARD,
+    Scale,
+    Singleton,
+    first,
+    mean,
+    name_of,
+    normalise,
+    std,
+)
 from condensegrpo.algorithms.advantages.table import finished
 from condensegrpo.core.errors import ScoreError
 
@@ -180,12 +189,12 @@ def _check(batch: Batch) -> None:
     bad = first(turns_N < 0)
     if bad is not None:
         raise ValueError(
-            f"computing advantages: {named(bad, turns_N)} has {turns_N[bad].item()} turns, wanted 0 or more"
+            f"computing advantages: {name_of(bad, turns_N)} has {turns_N[bad].item()} turns, wanted 0 or more"
         )
     bad = first((result_turn_N < -1) | (result_turn_N >= turns_N))
     if bad is not None:
         raise ValueError(
-            f"computing advantages: the result turn of {named(bad, turns_N)} is {result_turn_N[bad].item()}, wanted "
+            f"computing advantages: the result turn of {name_of(bad, turns_N)} is {result_turn_N[bad].item()}, wanted "
             f"the index of one of its {turns_N[bad].item()} turns, counted from 0, or −1 where no observation carried "
             f"a tool result"
         )
@@ -196,14 +205,14 @@ def _check_rewards(name: str, reward_N: Tensor) -> None:
     bad = first(~reward_N.isfinite())
     if bad is not None:
         raise ScoreError(
-            f"computing advantages: the {name} reward of {named(bad, reward_N)} "
+            f"computing advantages: the {name} reward of {name_of(bad, reward_N)} "
             f"is {reward_N[bad].item()}, wanted a finite number. It would invalidate its whole group: fix "
             f"the reward function, or leave the trajectory out."
         )
     bad = first(reward_N.double().abs() > MAX_REWARD)
     if bad is not None:
         raise ScoreError(
-            f"computing advantages: the {name} reward of {named(bad, reward_N)} "
+            f"computing advantages: the {name} reward of {name_of(bad, reward_N)} "
             f"is {reward_N[bad].item()}, wanted a magnitude of at most {MAX_REWARD:g}. The statistics of its group "
             f"would overflow: scale the reward function down."
         )

@@ -21,7 +21,16 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from condensegrpo.algorithms.advantages.estimator import Batch, Estimate, Term, against_group, estimator, total
-from condensegrpo.algorithms.advantages.groups import Epsilon, Scale, first, groups, mean, named, sizes, std
+from condensegrpo.algorithms.advantages.groups import (
+    Epsilon,
+    Scale,
+    first,
+    group_indices,
+    mean,
+    name_of,
+    sizes,
+    std,
+)
 from condensegrpo.algorithms.advantages.table import discounts, turn_indices
 
 NO_TURN = -1  # the state beyond a trajectory's turns
@@ -91,27 +100,27 @@ class _Visits(NamedTuple):
 
     row_V: Tensor  # int, the trajectory
     turn_V: Tensor  # int, the turn
-    visitor_V: Tensor  # int, place in the lists _F of the trajectory's first visit to the same state
-    first_F: Tensor  # int, place in the lists _V of a first visit
+    visitor_V: Tensor  # int, index in the lists _F of the trajectory's first visit to the same state
+    first_F: Tensor  # int, index in the lists _V of a first visit
     anchor_F: Tensor  # int, the anchor group of a first visit
 
 
 def _visits(state_NK: Tensor, group_N: Tensor) -> _Visits:
     """Every turn with the first visit of its trajectory to its state."""
     row_V, turn_V = (state_NK != NO_TURN).nonzero(as_tuple=True)
-    index_N, _ = groups(group_N)
+    index_N, _ = group_indices(group_N)
     anchor_V = _labels(index_N[row_V], state_NK[row_V, turn_V])
     visitor_V = _labels(row_V, anchor_V)
     visitors = int(visitor_V.max()) + 1 if len(visitor_V) else 0
-    place_V = torch.arange(len(row_V), device=row_V.device)
-    first_F = place_V.new_zeros(visitors).scatter_reduce(0, visitor_V, place_V, "amin", include_self=False)
+    index_V = torch.arange(len(row_V), device=row_V.device)
+    first_F = index_V.new_zeros(visitors).scatter_reduce(0, visitor_V, index_V, "amin", include_self=False)
     return _Visits(row_V=row_V, turn_V=turn_V, visitor_V=visitor_V, first_F=first_F, anchor_F=anchor_V[first_F])
 
 
 def _labels(left_V: Tensor, right_V: Tensor) -> Tensor:
     """A number for every pair, equal if and only if the pairs are, counted from 0."""
     pair_V2 = torch.stack((left_V, right_V), dim=1)
-    return groups(pair_V2)[0]
+    return group_indices(pair_V2)[0]
 
 
 def _against_same_state(return_NK: Tensor, visits: _Visits, *, scale: Scale, eps: float) -> Tensor:
@@ -129,16 +138,16 @@ def _against_same_state(return_NK: Tensor, visits: _Visits, *, scale: Scale, eps
 
 
 def _check_states(state_NK: Tensor, turns_N: Tensor) -> None:
-    wanted = (len(turns_N), len(turn_indices(turns_N)))
-    if tuple(state_NK.shape) != wanted:
+    shape = (len(turns_N), len(turn_indices(turns_N)))
+    if tuple(state_NK.shape) != shape:
         raise ValueError(
-            f"the estimator 'gigpo' needs state_NK of shape (trajectories, most turns of any) = {wanted}, "
+            f"the estimator 'gigpo' needs state_NK of shape (trajectories, most turns of any) = {shape}, "
             f"found {tuple(state_NK.shape)}"
         )
     has_turn_NK = turn_indices(turns_N) < turns_N[:, None]
     bad = first(((state_NK != NO_TURN) != has_turn_NK).any(dim=1))
     if bad is not None:
         raise ValueError(
-            f"computing advantages: the states of {named(bad, turns_N)} are {state_NK[bad].tolist()}, wanted a label "
+            f"computing advantages: the states of {name_of(bad, turns_N)} are {state_NK[bad].tolist()}, wanted a label "
             f"for each of its {turns_N[bad].item()} turns and {NO_TURN} beyond them"
         )

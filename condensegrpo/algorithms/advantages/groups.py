@@ -34,15 +34,15 @@ def normalise(value_N: Tensor, group_N: Tensor, *, scale: Scale, eps: float, sin
     return torch.where(sizes(group_N) == 1, value_N, centred_N)
 
 
-def groups(group_N: Tensor) -> tuple[Tensor, Tensor]:
+def group_indices(group_N: Tensor) -> tuple[Tensor, Tensor]:
     """Labels, or rows (N, ·) of labels, as positions (N,) in the list of groups, and the size (G,) of every group."""
     _, index_N, size_G = torch.unique(group_N, dim=0, return_inverse=True, return_counts=True)
     return index_N, size_G
 
 
 def sizes(group_N: Tensor) -> Tensor:
-    """How many trajectories the group of each one has, int (N,)."""
-    index_N, size_G = groups(group_N)
+    """How many trajectories the group of each has, int (N,)."""
+    index_N, size_G = group_indices(group_N)
     return size_G[index_N]
 
 
@@ -51,7 +51,7 @@ def levelled(value_N: Tensor, group_N: Tensor) -> Tensor:
 
     Example: [0.1 + 0.2, 0.3] becomes [0.3, 0.3]; its deviation of 4e-17 would else be divided by itself.
     """
-    index_N, size_G = groups(group_N)
+    index_N, size_G = group_indices(group_N)
     zero_G = value_N.new_zeros(len(size_G))
     low_G = zero_G.scatter_reduce(0, index_N, value_N, "amin", include_self=False)
     high_G = zero_G.scatter_reduce(0, index_N, value_N, "amax", include_self=False)
@@ -60,8 +60,8 @@ def levelled(value_N: Tensor, group_N: Tensor) -> Tensor:
 
 
 def mean(value_N: Tensor, group_N: Tensor) -> Tensor:
-    """The mean of each one's group (N,). Equal values give themselves to the bit, so that centring gives exactly 0."""
-    index_N, size_G = groups(group_N)
+    """The mean of the group of each (N,). Equal values give themselves to the bit, so that centring gives exactly 0."""
+    index_N, size_G = group_indices(group_N)
     zero_G = value_N.new_zeros(len(size_G))
     low_G = zero_G.scatter_reduce(0, index_N, value_N, "amin", include_self=False)
     above_G = zero_G.index_add(0, index_N, value_N - low_G[index_N])
@@ -69,8 +69,8 @@ def mean(value_N: Tensor, group_N: Tensor) -> Tensor:
 
 
 def std(value_N: Tensor, group_N: Tensor) -> Tensor:
-    """The standard deviation (ddof = 1) of each one's group (N,); 0 for a group of one, or equal but for rounding."""
-    index_N, size_G = groups(group_N)
+    """The standard deviation (ddof = 1) of the group of each (N,); 0 for a group of one, or equal but for rounding."""
+    index_N, size_G = group_indices(group_N)
     level_N = levelled(value_N, group_N)
     square_N = (level_N - mean(level_N, group_N)).square()
     total_G = value_N.new_zeros(len(size_G)).index_add(0, index_N, square_N)
@@ -87,6 +87,6 @@ def first(bad_N: Tensor) -> int | None:
     return next(iter(bad_N.nonzero().flatten().tolist()), None)
 
 
-def named(place: int, of_N: Tensor) -> str:
+def name_of(index: int, of_N: Tensor) -> str:
     """How error messages name a trajectory."""
-    return f"trajectory {place} (of {len(of_N)}, counted from 0)"
+    return f"trajectory {index} (of {len(of_N)}, counted from 0)"

@@ -26,7 +26,8 @@ def grpo(batch: Batch, *, scale: Scale = "std", singleton: Singleton = "zero", e
     Equal rewards give exactly 0. A group of one gives 0, or with ``singleton="raw"`` its own reward.
 
     Biased by: the division, which makes a lone success of 8 weigh as much as a lone failure and more than each of 4
-    against 4; the own reward in the mean, a factor (n − 1)/n that ``rloo`` removes; all turns get the same credit.
+    against 4; the trajectory's own reward in the mean, a factor (n − 1)/n that ``rloo`` removes; all turns get the same
+    credit.
 
     Example: outcomes [1, 1, 1, 0] in one group have mean ¾ and std ½, and give [½, ½, ½, −1½].
 

@@ -6,7 +6,7 @@ Suffixes as in ``condensegrpo.algorithms.advantages``.
 import torch
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages.groups import first, named
+from condensegrpo.algorithms.advantages.groups import first, name_of
 from condensegrpo.core.errors import ScoreError
 
 MAX_ADVANTAGE = torch.finfo(torch.float32).max  # losses are computed in single precision
@@ -51,7 +51,7 @@ def finished(advantage_NK: Tensor, turns_N: Tensor, *, like: Tensor) -> Tensor:
     bad = first(~(exact_NK.abs() <= largest).all(dim=1))  # NaN included
     if bad is not None:
         raise ScoreError(
-            f"computing advantages: {named(bad, turns_N)} gets {exact_NK[bad].tolist()}, wanted numbers of magnitude "
+            f"computing advantages: {name_of(bad, turns_N)} gets {exact_NK[bad].tolist()}, wanted numbers of magnitude "
             f"{largest:.3g} at most, or rows and losses cannot hold them. Its outcome reward is {like[bad].item()}: "
             f"scale the rewards of its group, or the estimator's options, down."
         )

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages.groups import MAX_REWARD, first, named
+from condensegrpo.algorithms.advantages.groups import MAX_REWARD, first, name_of
 from condensegrpo.core.errors import ScoreError
 
 EQUAL = 1e-12  # of Σ A²: what squares may spread by and still be equal; sums in double precision err by far less
 
 
 class Moments(NamedTuple):
-    """Sums over the trained tokens of a batch. The ranks' own add up field by field."""
+    """Sums over the trained tokens of a batch. Those of the ranks add up field by field."""
 
     tokens: float  # Σ n_it, sampled tokens
     total: float  # Σ n_it·A_it
@@ -24,7 +24,7 @@ class Moments(NamedTuple):
 
 
 def moments(advantage_NK: Tensor, tokens_NK: Tensor) -> Moments:
-    """The moments of the trajectories at hand, each turn counted by its sampled tokens.
+    """The moments of some trajectories, each turn counted by its sampled tokens.
 
     Args:
         advantage_NK: float, of every turn; whatever stands at a turn without tokens is left out.
@@ -89,14 +89,14 @@ def _trained(advantage_NK: Tensor, tokens_NK: Tensor) -> tuple[Tensor, Tensor]:
     bad = first((tokens_NK < 0).any(dim=1))
     if bad is not None:
         raise ValueError(
-            f"whitening advantages: {named(bad, tokens_NK)} has {tokens_NK[bad].tolist()} tokens in its turns, "
+            f"whitening advantages: {name_of(bad, tokens_NK)} has {tokens_NK[bad].tolist()} tokens in its turns, "
             f"wanted 0 or more"
         )
     value_NK = torch.where(tokens_NK > 0, advantage_NK.double(), 0.0)
     bad = first(~(value_NK.abs() <= MAX_REWARD).all(dim=1))
     if bad is not None:
         raise ScoreError(
-            f"whitening advantages: {named(bad, tokens_NK)} has the advantages {advantage_NK[bad].tolist()}, wanted "
+            f"whitening advantages: {name_of(bad, tokens_NK)} has the advantages {advantage_NK[bad].tolist()}, wanted "
             f"finite numbers of magnitude {MAX_REWARD:g} at most. It would invalidate the whole batch."
         )
     return tokens_NK.double(), value_NK

@@ -23,10 +23,10 @@ from condensegrpo.algorithms.losses.policy import cispo, clipped, gspo, reinforc
 from condensegrpo.algorithms.losses.weights import (
     WEIGHTS,
     Totals,
-    share_of_summaries,
+    summary_weight,
     token_weights,
     totals,
-    with_share,
+    with_summary_share,
 )
 
 __all__ = [
@@ -45,8 +45,8 @@ __all__ = [
     "k3",
     "loss",
     "reinforce",
-    "share_of_summaries",
+    "summary_weight",
     "token_weights",
     "totals",
-    "with_share",
+    "with_summary_share",
 ]

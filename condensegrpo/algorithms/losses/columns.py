@@ -13,7 +13,7 @@ MAX_LOG_RATIO = 20.0  # nats; e^20 = 5e8 is finite in float32 and bfloat16
 MAX_DIFFERENCE = 1e4  # nats; what an infinite difference counts as, so that +inf and −inf of a turn do not make NaN
 
 
-def difference(logp_T: Tensor, other_T: Tensor) -> Tensor:
+def log_ratio(logp_T: Tensor, other_T: Tensor) -> Tensor:
     """logp − other in nats, within ±1e4; the gradient passes inside of that.
 
     A token that one of the two gives probability 0 counts ±1e4, one that both do counts 0 (nothing is known about their

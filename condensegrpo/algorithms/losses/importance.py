@@ -8,7 +8,7 @@ and that factor is bounded because a rare token can make it arbitrarily large: t
 it off, masking (as IcePop does, https://arxiv.org/abs/2510.18855) leaves the token out. Nothing here has a gradient.
 
 A correction of ``clipped`` by it presupposes that ``clipped`` is given the learner's own log-probabilities as ``old``;
-given the sampler's, its ratio already holds the difference.
+given the sampler's, its ratio already includes the difference.
 """
 
 import math
@@ -17,7 +17,7 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from condensegrpo.algorithms.losses.columns import bounded_exp, check_columns, check_turns, difference, turn_sum
+from condensegrpo.algorithms.losses.columns import bounded_exp, check_columns, check_turns, log_ratio, turn_sum
 from condensegrpo.algorithms.settings import Level, Mode
 
 LEVELS, MODES = get_args(Level), get_args(Mode)
@@ -77,8 +77,8 @@ def importance(
             f"{doing}: found level {level!r} and mode {mode!r}, wanted one of {sorted(LEVELS)} and one of "
             f"{sorted(MODES)}."
         )
-    difference_T = difference(learner_T.detach(), sampler_T)  # 0 where both give the token probability 0
-    ratio_T = bounded_exp(turn_sum(difference_T, turn_T) if level == "turn" else difference_T)
+    log_ratio_T = log_ratio(learner_T.detach(), sampler_T)  # 0 where both give the token probability 0
+    ratio_T = bounded_exp(turn_sum(log_ratio_T, turn_T) if level == "turn" else log_ratio_T)
     if mode == "truncate":  # no token is lost, and the bias is that of the tokens above the cap
         weight_T = ratio_T.clamp(max=cap)
     else:  # what the two engines disagree on trains nothing

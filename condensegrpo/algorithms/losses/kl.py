@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from condensegrpo.algorithms.losses.columns import MAX_LOG_RATIO, check_columns, difference
+from condensegrpo.algorithms.losses.columns import MAX_LOG_RATIO, check_columns, log_ratio
 
 
 def k1(logp_T: Tensor, reference_T: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def k1(logp_T: Tensor, reference_T: Tensor) -> Tensor:
     Example: logp = ln ½, ref = ln ¼: k = ln 2 = 0.693, gradient 1.
     """
     check_columns("computing the KL term k1", logp_T=logp_T, reference_T=reference_T)
-    return difference(logp_T, reference_T)
+    return log_ratio(logp_T, reference_T)
 
 
 def k2(logp_T: Tensor, reference_T: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def k2(logp_T: Tensor, reference_T: Tensor) -> Tensor:
     Example: logp = ln ½, ref = ln ¼: k = ½(ln 2)² = 0.240, gradient 0.693.
     """
     check_columns("computing the KL term k2", logp_T=logp_T, reference_T=reference_T)
-    return 0.5 * difference(logp_T, reference_T).square()
+    return 0.5 * log_ratio(logp_T, reference_T).square()
 
 
 def k3(logp_T: Tensor, reference_T: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def k3(logp_T: Tensor, reference_T: Tensor) -> Tensor:
         float (T,), without gradient where ref − logp is above 20 or below −1e4.
     """
     check_columns("computing the KL term k3", logp_T=logp_T, reference_T=reference_T)
-    back_T = difference(reference_T, logp_T).clamp(max=MAX_LOG_RATIO)
+    back_T = log_ratio(reference_T, logp_T).clamp(max=MAX_LOG_RATIO)
     return back_T.expm1() - back_T  # exp(x) − 1 would lose all digits near 0, where k is x²/2
 
 

@@ -18,7 +18,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from condensegrpo.algorithms.losses.columns import bounded_exp, difference, turn_sum
+from condensegrpo.algorithms.losses.columns import bounded_exp, log_ratio, turn_sum
 from condensegrpo.algorithms.losses.loss import TokenLoss, loss
 
 LowerBound = Annotated[float, Ge(0), Le(1)]  # the ratio's lower bound is 1 less this
@@ -48,7 +48,7 @@ def clipped(
         clip_high: at least 0; the ratio's upper bound is 1 + clip_high, for A > 0.
         dual_clip: c > 1, the ratio's upper bound for A < 0; None: no such bound.
     """
-    ratio_T = bounded_exp(difference(logp_T, old_T))
+    ratio_T = bounded_exp(log_ratio(logp_T, old_T))
     value = _surrogate(ratio_T, advantage_T, clip_low, clip_high)
     if dual_clip is None:
         return value
@@ -92,9 +92,9 @@ def gspo(
         clip_low: in [0, 1]; the turn ratio's lower bound is 1 − clip_low, for A < 0.
         clip_high: at least 0; the turn ratio's upper bound is 1 + clip_high, for A > 0.
     """
-    difference_T = difference(logp_T, old_T)
-    size_T = turn_sum(torch.ones_like(difference_T), turn_T)
-    return _surrogate(bounded_exp(turn_sum(difference_T, turn_T) / size_T), advantage_T, clip_low, clip_high)
+    log_ratio_T = log_ratio(logp_T, old_T)
+    size_T = turn_sum(torch.ones_like(log_ratio_T), turn_T)
+    return _surrogate(bounded_exp(turn_sum(log_ratio_T, turn_T) / size_T), advantage_T, clip_low, clip_high)
 
 
 @loss(
@@ -124,7 +124,7 @@ def cispo(
         clip_low: in [0, 1]; the factor's lower bound is 1 − clip_low; 1: none.
         clip_high: at least 0; the factor's upper bound is 1 + clip_high.
     """
-    ratio_T = bounded_exp(difference(logp_T.detach(), old_T))
+    ratio_T = bounded_exp(log_ratio(logp_T.detach(), old_T))
     factor_T = ratio_T.clamp(1 - clip_low, 1 + clip_high)
     return TokenLoss(
         loss_T=_likelihood(logp_T, factor_T * advantage_T),
@@ -143,7 +143,7 @@ def reinforce(logp_T: Tensor, old_T: Tensor, advantage_T: Tensor) -> TokenLoss:
     never_T = torch.zeros_like(logp_T, dtype=torch.bool)
     return TokenLoss(
         loss_T=_likelihood(logp_T, advantage_T),
-        ratio_T=bounded_exp(difference(logp_T.detach(), old_T)),
+        ratio_T=bounded_exp(log_ratio(logp_T.detach(), old_T)),
         low_T=never_T,
         high_T=never_T,
     )

@@ -17,7 +17,7 @@ from condensegrpo.algorithms.settings import Aggregation
 
 
 class Totals(NamedTuple):
-    """The denominators: what one optimiser step holds, over all ranks. The ranks' own totals add up field by field."""
+    """The denominators: what one optimiser step holds, over all ranks. Those of the ranks add up field by field."""
 
     trajectories: float  # B, those without turns or without signal included
     turns: float  # Σ K_i
@@ -25,7 +25,7 @@ class Totals(NamedTuple):
 
 
 def totals(tokens_NK: Tensor, turns_N: Tensor) -> Totals:
-    """The totals of the trajectories at hand.
+    """The totals of some trajectories.
 
     Args:
         tokens_NK: sampled tokens of each turn, 0 beyond the trajectory's turns.
@@ -70,10 +70,10 @@ def token_weights(mode: Aggregation, tokens_NK: Tensor, *, totals: Totals, max_t
     return torch.where(count_NK > 0, weight_NK, 0.0)
 
 
-def share_of_summaries(weight_NK: Tensor, tokens_NK: Tensor, condense_NK: Tensor) -> tuple[float, float]:
-    """The weight of all tokens, and that of the tokens of condense turns: Σ w·n over the trajectories at hand.
+def summary_weight(weight_NK: Tensor, tokens_NK: Tensor, condense_NK: Tensor) -> tuple[float, float]:
+    """The weight of all tokens, and that of the tokens of condense turns: Σ w·n over some trajectories.
 
-    The ranks' own sums add up.
+    The sums of the ranks add up.
 
     Args:
         condense_NK: bool, whether the turn wrote a summary.
@@ -82,7 +82,9 @@ def share_of_summaries(weight_NK: Tensor, tokens_NK: Tensor, condense_NK: Tensor
     return float(mass_NK.sum()), float(mass_NK[condense_NK].sum())
 
 
-def with_share(weight_NK: Tensor, condense_NK: Tensor, *, share: float, total: float, summaries: float) -> Tensor:
+def with_summary_share(
+    weight_NK: Tensor, condense_NK: Tensor, *, share: float, total: float, summaries: float
+) -> Tensor:
     """The weights scaled so that the tokens of condense turns have a share s of all weight; the sum stays the same.
 
         w · s·W/W_c in condense turns, w · (1 − s)·W/(W − W_c) in the others
@@ -93,7 +95,7 @@ def with_share(weight_NK: Tensor, condense_NK: Tensor, *, share: float, total: f
         weight_NK: of ``token_weights``.
         condense_NK: bool.
         share: s in [0, 1].
-        total: W, of the whole optimiser step over all ranks, see ``share_of_summaries``.
+        total: W, of the whole optimiser step over all ranks, see ``summary_weight``.
         summaries: W_c, likewise.
     """
     if not 0 < summaries < total:
@@ -107,7 +109,7 @@ def _check_counts(doing: str, **counts: Tensor) -> None:
         if bad:
             raise ValueError(
                 f"{doing}: {name}{bad[0]} is {count[tuple(bad[0])].item()}, wanted a count >= 0: a turn that sampled "
-                f"nothing has 0 tokens, and so has a place beyond the trajectory's turns."
+                f"nothing has 0 tokens, and so has an entry beyond the trajectory's turns."
             )
 
 

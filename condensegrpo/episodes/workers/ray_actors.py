@@ -22,7 +22,7 @@ START_SECONDS = 600.0  # a cluster may start machines for the actors
 END_SECONDS = 5.0
 
 
-def check_installed() -> None:
+def check_ray_installed() -> None:
     """Raise ``ConfigError`` where Ray is missing."""
     if find_spec("ray") is None:
         raise ConfigError(
@@ -43,7 +43,7 @@ class RayHost:
         Raises:
             ConfigError: Ray is not installed, or there is no such cluster.
         """
-        check_installed()
+        check_ray_installed()
         import ray
 
         self._ray, self._work = ray, work
