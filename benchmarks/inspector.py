@@ -22,6 +22,7 @@ BEGAN = time.perf_counter()
 
 def line(step: str, problem: str, sample: str) -> str:
     """A line of a trajectory file, about a made-up question."""
+    from condensegrpo.core.figures import figures_of
     from condensegrpo.core.messages import Message
     from condensegrpo.core.trajectory import Score, Stop, Trajectory, Turn
     from condensegrpo.storage.records import record_line
@@ -53,8 +54,8 @@ def line(step: str, problem: str, sample: str) -> str:
         total=0.5, components={"correct": 0.5}, format_valid=True, correct=0.5,
         context_tokens=trajectory.max_context_tokens,
     )  # fmt: skip
-    fields = {"provenance": known, "trajectory": stored(trajectory), "score": score}
-    return record_line(fields)
+    figures = figures_of(trajectory, score)
+    return record_line({"provenance": known, "figures": figures, "trajectory": stored(trajectory), "score": score})
 
 
 def make(folder: Path, trajectories: int) -> tuple[Path, Path]:
