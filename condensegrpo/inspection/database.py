@@ -16,9 +16,10 @@ from weakref import finalize
 from zlib import crc32
 
 from condensegrpo.core.figures import TrajectoryFigures
+from condensegrpo.core.trajectory import Stop
 from condensegrpo.inspection.new_lines import LineContent, NewLines
 from condensegrpo.inspection.records import IndexedTrajectory, LinePlace, natural
-from condensegrpo.storage.codec import decode, dump_line
+from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.credit import Credit
 
 NAME = ".inspection.sqlite"
@@ -145,7 +146,7 @@ class Database:
 def record(file: Path, number: int, row: tuple[Any, ...]) -> IndexedTrajectory:
     """The trajectory of a row of ``COLUMNS``, which is that ``number`` in its file."""
     (line, start, size), rest = row[:3], row[3:]
-    figures = decode(TrajectoryFigures, dict(zip(FIGURES, map(_figure, FIGURES.values(), rest), strict=False)))
+    figures = TrajectoryFigures(**dict(zip(FIGURES, map(_figure, FIGURES.values(), rest), strict=False)))
     question, ground_truth, answer, advantages, weights, handling = rest[len(FIGURES) :]
     credit = None
     if advantages is not None:
@@ -172,11 +173,13 @@ def _columns(content: LineContent) -> Iterator[object]:
     yield from map(_storable, texts)
 
 
-def _figure(kind: Any, value: Any) -> object:  # noqa: ANN401  a type of a figure, and its column
-    """A figure as parsed JSON has it."""
-    if get_origin(kind) in (tuple, Mapping):
+def _figure(kind: Any, value: Any) -> Any:  # noqa: ANN401  a type of a figure, and its column
+    """A figure from its column."""
+    if get_origin(kind) is tuple:
+        return tuple(json.loads(value))
+    if get_origin(kind) is Mapping:
         return json.loads(value)
-    return bool(value) if kind is bool else restored(value)
+    return kind(value) if kind in (bool, Stop) else restored(value)
 
 
 def _storable(value: object) -> object:
