@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import os
 import random
-import socket
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -36,9 +35,8 @@ from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.episodes.toolformats import Native
 from condensegrpo.episodes.workers.messages import Setup
 from condensegrpo.episodes.workers.pool import WorkerPool
-from condensegrpo.episodes.workers.processes import ProcessHost, fork_workers
-from condensegrpo.episodes.workers.remote_sampler import RemoteSampler
-from condensegrpo.episodes.workers.serving import serve
+from condensegrpo.episodes.workers.processes import ProcessHost
+from condensegrpo.episodes.workers.worker import OpenPlayer, RemoteSampler
 from condensegrpo.learner.new_model import new_tokenizer
 
 STREAM = (0, 1)  # run seed and step
@@ -113,14 +111,9 @@ def player(world: World, sampler: Sampler) -> LocalPlayer:
     return LocalPlayer(environment=lambda problem: Chat(problem, world.turns), engine=engine, reward=process)
 
 
-def main(control: int) -> None:
-    """The program of the workers."""
-    fork_workers(control, work, ())
-
-
-def work(end: socket.socket) -> None:
-    """A worker."""
-    serve(end, open_world)
+def open_worlds() -> OpenPlayer:
+    """What opens players in a worker."""
+    return open_world
 
 
 def open_world(settings: object, sampler: RemoteSampler) -> LocalPlayer:
@@ -182,7 +175,10 @@ def benchmark(numbers: Sequence[int], world: World, *, trajectories: int, rounds
     Instant.__module__ = "condensegrpo"  # as the package's own samplers, which need no task and thread of their own
     batch = groups(trajectories)
     sampler = Instant([renderer().reply_ids(text) for text in calls()])
-    pool, known = WorkerPool(ProcessHost("rollout_workers"), sampler, model=lambda name: sampler), set[int]()
+    pool, known = (
+        WorkerPool(ProcessHost("rollout_workers:open_worlds"), sampler, model=lambda name: sampler),
+        set[int](),
+    )
     costs: dict[int, list[Cost]] = {number: [] for number in numbers}
     for turn in range(rounds + 1):  # the first starts the workers
         for number in numbers:

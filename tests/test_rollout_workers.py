@@ -72,7 +72,7 @@ class ByStream:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    pool = WorkerPool(ProcessHost("worker_program"), ByStream(), model=lambda name: pytest.fail(name))
+    pool = WorkerPool(ProcessHost("worker_program:open_worlds"), ByStream(), model=lambda name: pytest.fail(name))
     yield pool
     pool.close()
 
@@ -248,7 +248,7 @@ def test_a_cancelled_batch_is_given_up_by_the_workers_which_play_the_next_one(po
 
 
 def test_closing_ends_every_process() -> None:
-    pool = WorkerPool(ProcessHost("worker_program"), ByStream(), model=lambda name: pytest.fail(name))
+    pool = WorkerPool(ProcessHost("worker_program:open_worlds"), ByStream(), model=lambda name: pytest.fail(name))
     scored, _, _ = play(pool, "a", "b", world=World("process"))
     processes = {int(each.score.components["process"]) for each in scored}
     assert len(processes) == 2
@@ -257,10 +257,10 @@ def test_closing_ends_every_process() -> None:
     assert not any(Path(f"/proc/{process}").exists() for process in processes)
 
 
-def test_a_wait_status_says_what_happened() -> None:
-    assert "process 7 was killed by signal 11 (Segmentation fault), as a fault in C code does" in described(7, 11)
-    assert "process 7 was killed by signal 9 (Killed), as the kernel does when memory runs out" in described(7, 9)
-    assert "process 7 ended itself with exit code 3" in described(7, 3 << 8)
+def test_an_exit_code_says_what_happened() -> None:
+    assert "process 7 was killed by signal 11 (Segmentation fault), as a fault in C code does" in described(7, -11)
+    assert "process 7 was killed by signal 9 (Killed), as the kernel does when memory runs out" in described(7, -9)
+    assert "process 7 ended itself with exit code 3" in described(7, 3)
 
 
 # --- configuration ----------------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ def test_an_evaluation_is_the_same_with_real_components_in_workers(tmp_path: Pat
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install -e '.[ray]'")
 @pytest.mark.filterwarnings("ignore")
 def test_ray_actors_play_the_same_trajectories_and_one_that_dies_is_replaced() -> None:
-    pool = WorkerPool(RayHost("worker_program:work"), ByStream(), model=lambda name: pytest.fail(name))
+    pool = WorkerPool(RayHost("worker_program:open_worlds"), ByStream(), model=lambda name: pytest.fail(name))
     try:
         scored, reports, _ = play(pool, "a", "b", workers=2)
         assert timeless(scored) == here("a", "b")

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,9 +16,7 @@ from condensegrpo.core.protocols import Attends, Budget, Condensed, Measures, Pr
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.information import AnswerProbe
 from condensegrpo.episodes.player import LocalPlayer
-from condensegrpo.episodes.workers.processes import fork_workers
-from condensegrpo.episodes.workers.remote_sampler import RemoteSampler
-from condensegrpo.episodes.workers.serving import serve
+from condensegrpo.episodes.workers.worker import OpenPlayer, RemoteSampler
 
 
 class Misbehaving(Counting):
@@ -90,12 +87,8 @@ class World:
         )
 
 
-def main(control: int) -> None:
-    fork_workers(control, work, ())
-
-
-def work(end: socket.socket) -> None:
-    serve(end, open_world)
+def open_worlds() -> OpenPlayer:
+    return open_world
 
 
 def open_world(settings: object, sampler: RemoteSampler) -> LocalPlayer:

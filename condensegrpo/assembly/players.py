@@ -25,7 +25,7 @@ from condensegrpo.episodes.workers.messages import Setup
 from condensegrpo.episodes.workers.pool import WorkerHost, WorkerPool
 from condensegrpo.episodes.workers.processes import ProcessHost
 
-PROGRAM = "condensegrpo.assembly.worker"  # of the process that workers are forked from
+OPENER = "condensegrpo.assembly.worker:open_players"  # called in each worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,10 +147,10 @@ class _SharingPlayer:
 
 def _host(workers: Workers) -> WorkerHost:
     if not workers.ray:
-        return ProcessHost(PROGRAM)
+        return ProcessHost(OPENER)
     from condensegrpo.episodes.workers.ray_actors import RayHost  # Ray is an extra
 
-    return RayHost(f"{PROGRAM}:work")
+    return RayHost(OPENER)
 
 
 def _workers_of(components: Components) -> Workers:

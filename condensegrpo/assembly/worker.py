@@ -1,8 +1,8 @@
 """The program of rollout workers: builds what the rank has built, once more, and plays what the rank sends."""
 
 import os
-import socket
 from functools import partial
+from importlib import import_module
 from typing import cast
 
 from condensegrpo.assembly.build import build_components
@@ -11,25 +11,19 @@ from condensegrpo.assembly.players import PlayerSettings
 from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.episodes.player import LocalPlayer
-from condensegrpo.episodes.workers.processes import fork_workers
-from condensegrpo.episodes.workers.remote_sampler import RemoteModel, RemoteSampler
-from condensegrpo.episodes.workers.serving import serve
+from condensegrpo.episodes.workers.worker import OpenPlayer, RemoteSampler
 
-IMPORTS = ("transformers.models.auto.tokenization_auto", "condensegrpo.attention.scorer")
-
-
-def main(control: int) -> None:
-    """Fork workers as a rank asks for them; see ``fork_workers``."""
-    fork_workers(control, work, IMPORTS)
+for module in ("transformers.models.auto.tokenization_auto", "condensegrpo.attention.scorer"):
+    import_module(module)  # before workers are forked
 
 
-def work(end: socket.socket) -> None:
-    """Serve a rank at the other end of a connection."""
+def open_players() -> OpenPlayer:
+    """Start a worker. Returns what makes its players."""
     import numpy
 
     numpy.random.seed()  # every fork would go on with the same numbers
     opened: list[Components] = []
-    serve(end, partial(_open_player, opened))
+    return partial(_open_player, opened)
 
 
 def _open_player(opened: list[Components], given: object, sampler: RemoteSampler) -> LocalPlayer:
@@ -45,7 +39,7 @@ def _open_player(opened: list[Components], given: object, sampler: RemoteSampler
         renderer=renderer_for(components, settings.source),
         sampler=sampler,
         temperature=settings.temperature,
-        model=lambda name: RemoteModel(name, sampler),
+        model=partial(RemoteSampler, sampler.requests),
     )
     return LocalPlayer(environment=components.task.environment, engine=engine, reward=components.reward)
 

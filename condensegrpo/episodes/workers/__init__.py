@@ -1,8 +1,7 @@
-"""Trajectories played in worker processes, which ask the sampler of their rank by token ids.
+"""Trajectories played in worker processes, which request samples from their rank by token ids.
 
-    rank      pool.py ── connection ── serving.py      worker
-    sampler ◀────────   frames of     ────── remote_sampler.py ◀── episodes, tools, rewards
-                        messages.py
+    rank      pool.py ── processes.py or ray_actors.py ── worker.py
+    sampler ◀────────      pickles of messages.py       ───────── episodes, tools, rewards
 
-It imports ``core`` and ``rollout``; what a worker plays with reaches it as a function. Start with ``pool.py``.
+It imports ``core`` and ``episodes``; what a worker plays with reaches it as a function. Start with ``pool.py``.
 """

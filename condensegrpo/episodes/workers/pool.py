@@ -1,29 +1,52 @@
-"""The workers of a rank: a batch is divided among them by whole groups.
+"""The rank's side: a batch is divided among the workers by whole groups, and the sampler answers their requests.
 
 Trajectories do not depend on the number of workers: their random streams are named by what they are, and the sampler
 answers every request by itself.
 """
 
 import asyncio
+import pickle
 import time
-from collections.abc import Callable, Sequence
-from itertools import count
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Protocol, cast
 
-from condensegrpo.core.protocols import Attends, Sampler
+from condensegrpo.core.errors import CondenseError, RolloutError
+from condensegrpo.core.failures import Failure, failure_of
+from condensegrpo.core.protocols import Attends, Measures, Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.episodes.boundary import Ended, guarded
 from condensegrpo.episodes.collect import OnScored
 from condensegrpo.episodes.group import ProblemGroup
-from condensegrpo.episodes.workers.messages import Play, PlayReport, Setup
-from condensegrpo.episodes.workers.worker import StartedWorker, Worker, WorkerBatch
+from condensegrpo.episodes.sampling import generated
+from condensegrpo.episodes.scoring import with_score
+from condensegrpo.episodes.workers.messages import PLAIN_DATA, Answer, Play, PlayReport, Request, Setup, Withdraw
 
-CLOSE_SECONDS = 2.0  # that the workers have to end by themselves
+SAMPLER = "the sampler"
+
+
+class WorkerHandle(Protocol):
+    """A worker that was started, perhaps not up yet."""
+
+    def messages(self, play: bytes) -> AsyncGenerator[bytes, None]:
+        """Send a pickled ``Play``, and receive pickled messages until the worker ends."""
+
+    def send(self, data: bytes) -> None:
+        """Send a pickled message during a play; it is dropped if the worker has ended."""
+
+    def is_idle(self) -> bool:
+        """Whether it runs. Called between plays."""
+
+    def end(self) -> str:
+        """End it at once, unless it has ended. Returns how it ended: "was killed by signal 9"."""
 
 
 class WorkerHost(Protocol):
     """Starts workers: as processes of this machine, or elsewhere."""
 
-    def start(self, number: int) -> Sequence[StartedWorker]:
+    def start(self, number: int) -> Sequence[WorkerHandle]:
         """Start some workers. It may wait, and is called in a thread.
 
         Raises:
@@ -31,7 +54,7 @@ class WorkerHost(Protocol):
         """
 
     def close(self) -> None:
-        """End all workers at once. May be called twice."""
+        """End all workers. May be called twice."""
 
 
 class WorkerPool:
@@ -41,12 +64,11 @@ class WorkerPool:
         """Start nothing yet.
 
         Args:
-            sampler: of the rank; it is asked on the event loop of ``play``.
+            sampler: of the rank; it is called on the event loop of ``play``.
             model: the frozen model of a scorer, by folder or Hub id.
         """
         self._host, self._sampler, self._model = host, sampler, model
-        self._workers: list[Worker] = []
-        self._numbers = count()
+        self._workers: list[WorkerHandle] = []
 
     async def play(
         self,
@@ -59,53 +81,145 @@ class WorkerPool:
         turn_seconds: float,
         on_scored: OnScored,
     ) -> tuple[tuple[ScoredTrajectory, ...], tuple[PlayReport, ...]]:
-        """Play a batch.
+        """Play a batch. If it is cancelled or fails, workers that still play are ended.
 
         Args:
-            setup: of the player; a worker that has a player with this key keeps it.
             workers: how many take part, at most one for each group.
             stream: run seed and step, which name the random streams.
-            turn_seconds: for which a call of the sampler may hold up the event loop.
+            turn_seconds: for which a call of the sampler may block the event loop.
 
         Returns:
-            The trajectories in the order of the batch, and what the workers report at the end.
+            The trajectories in the order of the batch, and the reports of the workers that did not end.
 
         Raises:
             RolloutError: the workers cannot be started or set up, or a problem cannot be sent to them.
         """
-        loop, number = asyncio.get_running_loop(), next(self._numbers)
-        playing, batches = await self._ready(workers), list[WorkerBatch]()
+        scored: dict[str, ScoredTrajectory] = {}
+
+        def record(each: ScoredTrajectory) -> None:
+            scored[each.trajectory.id] = each
+            on_scored(each)
+
+        tasks, version = list[asyncio.Task[PlayReport | None]](), self._sampler.version
+        for index, worker in enumerate(await self._ready(workers)):
+            play = Play(setup, tuple(batch[index::workers]), samples, *stream, version)
+            tasks.append(asyncio.create_task(self._played(worker, play, turn_seconds, record)))
         try:
-            for index, worker in enumerate(playing):
-                groups = tuple(batch[index::workers])
-                play = Play(number, setup.key, groups, samples, *stream, self._sampler.version)
-                batches.append(WorkerBatch(play, on_scored, loop.create_future()))
-                worker.begin(batches[-1], setup, turn_seconds)
-            ended = await asyncio.gather(*(each.done for each in batches))
+            reports = await asyncio.gather(*tasks)
         finally:
-            for worker in playing:
-                worker.rest()
-        scored = {name: each for part in batches for name, each in part.scored.items()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
         ordered = tuple(scored[f"{group.id}/{sample}"] for group in batch for sample in range(samples))
-        return ordered, tuple(played for played in ended if played is not None)
+        return ordered, tuple(report for report in reports if report is not None)
 
     def close(self) -> None:
         """End all workers. May be called twice."""
-        workers, self._workers = self._workers, []
-        deadline = time.monotonic() + CLOSE_SECONDS
-        for worker in workers:
-            worker.ask_to_end()
-        for worker in workers:
-            worker.end(max(deadline - time.monotonic(), 0.0))
+        self._workers = []
         self._host.close()
 
-    async def _ready(self, number: int) -> list[Worker]:
-        """That many workers."""
-        for worker in [each for each in self._workers if each.has_ended()]:
-            worker.end()
-            self._workers.remove(worker)
+    async def _ready(self, number: int) -> list[WorkerHandle]:
+        """That many workers; those that have ended are replaced."""
+        for worker in [each for each in self._workers if not each.is_idle()]:
+            self._end(worker)
         missing = number - len(self._workers)
         if missing > 0:
-            started = await asyncio.to_thread(self._host.start, missing)
-            self._workers += [Worker(each, self._sampler, self._model) for each in started]
+            self._workers += await asyncio.to_thread(self._host.start, missing)
         return self._workers[:number]
+
+    def _end(self, worker: WorkerHandle) -> str:
+        self._workers.remove(worker)
+        return worker.end()
+
+    async def _played(
+        self, worker: WorkerHandle, play: Play, turn_seconds: float, record: OnScored
+    ) -> PlayReport | None:
+        """Let a worker play some groups; None: it ended, and trajectories without a score are recorded as lost."""
+        missing = {f"{group.id}/{sample}": (group, sample) for group in play.batch for sample in range(play.samples)}
+        answers: dict[int, asyncio.Task[None]] = {}
+        began = time.monotonic()
+
+        def begin_answer(request: Request) -> None:
+            task = answers[request.number] = asyncio.create_task(self._answer(request, worker, turn_seconds))
+            task.add_done_callback(lambda _: answers.pop(request.number))
+
+        try:
+            async with aclosing(worker.messages(_pickled(play))) as messages:
+                async for data in messages:
+                    match _unpickled(data):
+                        case Request() as request:
+                            begin_answer(request)
+                        case Withdraw(number) if number in answers:
+                            answers[number].cancel()
+                        case ScoredTrajectory() as scored:
+                            del missing[scored.trajectory.id]
+                            record(scored)
+                        case PlayReport() as report:
+                            return report
+                        case CondenseError() as error:
+                            raise error
+            failure = Failure(source="a rollout worker", error="", message=self._end(worker))
+            for group, sample in missing.values():
+                record(_lost(group, sample, failure, time.monotonic() - began))
+            return None
+        except BaseException:
+            if worker in self._workers:
+                self._end(worker)
+            raise
+        finally:
+            for task in answers.values():
+                task.cancel()
+
+    async def _answer(self, request: Request, worker: WorkerHandle, turn_seconds: float) -> None:
+        work = partial(self._called, request)
+        try:
+            value = await guarded(
+                work, who=SAMPLER, stop=Stop.SAMPLER_ERROR, turn_seconds=turn_seconds, plugin=self._sampler
+            )
+        except Ended as end:
+            value = end.failure or Failure(source=SAMPLER, error="", message=end.detail)
+        worker.send(pickle.dumps(Answer(request.number, value), pickle.HIGHEST_PROTOCOL))
+
+    async def _called(self, request: Request) -> object:
+        model = self._model(request.model) if request.model else self._sampler
+        match request.method:
+            case "sample":
+                return await generated(self._sampler, *request.arguments)
+            case "measure":
+                return tuple(await cast(Measures, model).measure(*request.arguments))
+            case "attend":
+                return await cast(Attends, model).attend(*request.arguments)
+
+
+def _pickled(play: Play) -> bytes:
+    try:
+        return pickle.dumps(play, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # the boundary to a task's data
+        sending = f"sending problems to a rollout worker: {failure_of('', error)}"
+        raise RolloutError(f"{sending}. {PLAIN_DATA}.") from error
+
+
+def _unpickled(data: bytes) -> object:
+    try:
+        return pickle.loads(data)
+    except Exception as error:  # such as a class that only the worker can import
+        raise RolloutError(f"reading what a rollout worker sent: {failure_of('', error)}.") from error
+
+
+def _lost(group: ProblemGroup, sample: int, failure: Failure, seconds: float) -> ScoredTrajectory:
+    """A trajectory whose worker ended."""
+    trajectory = Trajectory(
+        id=f"{group.id}/{sample}",
+        problem_id=group.problem.id,
+        group_id=group.id,
+        sample=sample,
+        question=group.problem.question,
+        ground_truth=group.problem.answer,
+        turns=(),
+        stop=Stop.ENVIRONMENT_ERROR,
+        answer=None,
+        seconds=seconds,
+        detail=str(failure),
+        failure=failure,
+    )
+    return with_score(trajectory, failure)

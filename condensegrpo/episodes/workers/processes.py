@@ -1,67 +1,110 @@
 """Workers as processes of this machine, forked from one process that has imported what they need.
 
-An import of the components takes two to five seconds of CPU time, a fork some milliseconds. The process that is forked
-is a fresh interpreter with a single thread, in a session of its own: Ctrl-C in a terminal reaches the rank alone. When
-the rank ends, it ends the whole session, what tools started there included.
+An import of the components takes two to five seconds of CPU time, a fork some milliseconds. Forks of the fork server of
+``multiprocessing`` import the main module of the rank: a script without ``if __name__ == "__main__"`` would run again.
+This one is a fresh interpreter with a single thread, in a session of its own: Ctrl-C in a terminal reaches the rank
+alone. When the rank ends, the server ends the whole session, what tools started there included.
 """
 
+import asyncio
 import atexit
 import gc
-import importlib
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import recv_handle, send_handle
+from pkgutil import resolve_name
 
-from condensegrpo.episodes.workers.worker import StartedWorker
+from condensegrpo.episodes.workers.worker import OpenPlayer, Worker
 
-STATUS = struct.Struct("ii")  # process id and wait status of a worker
-NUMBER = struct.Struct("i")
-PROGRAM = "import sys; sys.path[:] = {path!r}; from {module} import main; main({control})"
+PROGRAM = "import sys; sys.path[:] = {path!r}; from {module} import fork_workers; fork_workers({control}, {opener!r})"
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # the rank has the cores
-END_SECONDS = 5.0
+CLOSE_SECONDS = 2.0  # that workers have to end by themselves
+END_SECONDS = 5.0  # that the server may need to end, beside these
+LENGTH_BYTES = 8  # before each message
 REMEDY = "Lower rollout.workers.processes, or set it to 0"
 
 
+class ProcessHandle:
+    """The rank's end of a worker process."""
+
+    def __init__(self, end: socket.socket, kill: Callable[[], str]) -> None:
+        """``kill`` kills the process, unless it has ended, and returns how it ended."""
+        self._end, self.end = end, kill
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def messages(self, play: bytes) -> AsyncGenerator[bytes, None]:
+        """Send a pickled ``Play``, and receive pickled messages until the worker ends."""
+        reader, self._writer = await asyncio.open_connection(sock=self._end.dup())  # of this event loop
+        try:
+            self.send(play)
+            while True:
+                yield await _read(reader)
+        except (asyncio.IncompleteReadError, OSError):
+            return
+        finally:
+            self._writer.close()
+
+    def send(self, data: bytes) -> None:
+        """Send a pickled message during a play; it is dropped if the worker has ended."""
+        if self._writer is not None:
+            _write(self._writer, data)
+
+    def is_idle(self) -> bool:
+        """Whether it runs. Called between plays."""
+        return not wait([self._end], timeout=0)  # a worker says nothing between plays: its end can be read
+
+
+def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Write a message: eight bytes of length, and its pickle."""
+    writer.write(len(data).to_bytes(LENGTH_BYTES) + data)
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    """The next message."""
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(LENGTH_BYTES)))
+
+
 class ProcessHost:
-    """Starts workers by a program whose ``main`` calls ``fork_workers``."""
+    """Starts workers as processes of this machine."""
 
-    def __init__(self, module: str) -> None:
-        """``module``: of the program."""
-        self._module = module
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._workers = 0  # of the process
+    def __init__(self, opener: str) -> None:
+        """``opener``: a function as ``module:name``, called in each worker; returns what opens players there."""
+        self._opener = opener
+        self._server: _ForkServer | None = None
 
-    def start(self, number: int) -> Sequence[StartedWorker]:
+    def start(self, number: int) -> Sequence[ProcessHandle]:
         """Start some workers. Returns before they are up."""
-        if self._process is None or self._process.poll() is not None:
-            self._start_process()
-        return [self._start_worker() for _ in range(number)]
+        if self._server is None or self._server.process.poll() is not None:
+            self.close()
+            self._server = _ForkServer(self._opener)
+        return [self._server.fork() for _ in range(number)]
 
     def close(self) -> None:
-        """End all workers at once. May be called twice."""
-        process, self._process = self._process, None
-        if self._control is not None:
-            self._control.close()  # the process ends its session
-        if process is not None:
-            try:
-                process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:  # it still imports
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        """End all workers. May be called twice."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
 
-    def _start_process(self) -> None:
-        self.close()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._workers = 0
+
+class _ForkServer:
+    """The process that workers are forked from, as the rank sees it."""
+
+    def __init__(self, opener: str) -> None:
+        self._control, theirs = Pipe()
+        self._ends: list[socket.socket] = []  # of the connections to the workers
         with theirs:
-            program = PROGRAM.format(path=sys.path, module=self._module, control=theirs.fileno())
-            self._process = subprocess.Popen(
+            program = PROGRAM.format(path=sys.path, module=__name__, control=theirs.fileno(), opener=opener)
+            self.process = subprocess.Popen(
                 [sys.executable, "-c", program],
                 env={**os.environ, **THREADS},
                 stdin=subprocess.DEVNULL,
@@ -69,73 +112,89 @@ class ProcessHost:
                 start_new_session=True,
             )
 
-    def _start_worker(self) -> StartedWorker:
-        assert self._control is not None
-        ours, theirs = socket.socketpair()
+    def fork(self) -> ProcessHandle:
+        number = len(self._ends)
+        end, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
-        self._workers += 1
-        return StartedWorker(ours, partial(self._ended, self._control, self._workers - 1))
+            self._control.send(number)
+            send_handle(self._control, theirs.fileno(), self.process.pid)
+        self._ends.append(end)
+        return ProcessHandle(end, partial(self._end, number))
 
-    def _ended(self, control: socket.socket, number: int) -> str:
-        """End a worker, and say how it ended."""
+    def close(self) -> None:
+        self._control.close()
+        for end in self._ends:
+            end.close()
         try:
-            control.send(NUMBER.pack(number))
-            answer = control.recv(STATUS.size)
-        except OSError:
-            answer = b""
-        if not answer:
+            self.process.wait(CLOSE_SECONDS + END_SECONDS)
+        except subprocess.TimeoutExpired:  # it still imports
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def _end(self, number: int) -> str:
+        """End a worker, unless it has ended. Returns how it ended."""
+        self._ends[number].close()
+        try:
+            self._control.send(number)
+            return described(*self._control.recv())
+        except (EOFError, OSError):
             return f"ended together with all workers of this rank: their parent process was killed. {REMEDY}."
-        return described(*STATUS.unpack(answer))
 
 
-def described(process: int, status: int) -> str:
-    """How a worker ended, by its wait status.
+def described(process: int, code: int) -> str:
+    """How a worker ended, by the exit code of ``multiprocessing``.
 
-    9     ─▶  process 4711 was killed by signal 9 (Killed), …
-    3<<8  ─▶  process 4711 ended itself with exit code 3, …
+    -9  ─▶  process 4711 was killed by signal 9 (Killed), …
+    3   ─▶  process 4711 ended itself with exit code 3, …
     """
-    code = os.waitstatus_to_exitcode(status)
     lost = "its unfinished trajectories are lost"
     if code < 0:
-        memory = (
-            ", as the kernel does when memory runs out" if code == -signal.SIGKILL else ", as a fault in C code does"
-        )
-        return f"process {process} was killed by signal {-code} ({signal.strsignal(-code)}){memory}; {lost}. {REMEDY}"
+        why = "the kernel does when memory runs out" if code == -signal.SIGKILL else "a fault in C code does"
+        killed = f"process {process} was killed by signal {-code} ({signal.strsignal(-code)})"
+        return f"{killed}, as {why}; {lost}. {REMEDY}"
     return (
         f"process {process} ended itself with exit code {code}, as os._exit() in a tool, task or reward does; "
         f"{lost}. Raise an exception there instead"
     )
 
 
-def fork_workers(control: int, serve: Callable[[socket.socket], None], imports: Sequence[str]) -> None:
-    """The program of the process that is forked. It never returns; a worker ends after ``serve``.
+def fork_workers(control: int, opener: str) -> None:
+    """The program of the fork server: ends when the rank closes its end of ``control``, the descriptor of a connection.
 
-    Args:
-        control: descriptor of a socket. A message with a descriptor asks for a worker at that end of a connection; one
-            with the number of a worker asks to end it.
-        imports: modules that workers need.
+    The number of a new worker, with the worker's end of its connection, asks for a fork; a known number for its end.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # SLURM sends it to all processes: the rank decides when to end
         signal.signal(number, lambda *_: None)
-    for module in imports:
-        importlib.import_module(module)
+    open_players = resolve_name(opener)
     gc.freeze()  # a collection in a worker would copy the pages that it shares with the others
-    requests, workers = socket.socket(fileno=control), list[int]()
-    while True:
-        data, descriptors, _, _ = socket.recv_fds(requests, NUMBER.size, 1)
-        if not data:
-            os.killpg(0, signal.SIGKILL)
-        if not descriptors:
-            (number,) = NUMBER.unpack(data)
-            os.kill(workers[number], signal.SIGKILL)  # not yet waited for, so the id is its own
-            requests.send(STATUS.pack(*os.waitpid(workers[number], 0)))
-            continue
-        process = os.fork()
-        if process == 0:
-            requests.close()
-            serve(socket.socket(fileno=descriptors[0]))
-            atexit._run_exitfuncs()  # and no more: libraries report what they free in a process that was forked
-            os._exit(0)
-        os.close(descriptors[0])
-        workers.append(process)
+    requests, workers = Connection(control), list[BaseProcess]()
+    with suppress(EOFError):
+        while True:
+            number = requests.recv()
+            if number < len(workers):
+                workers[number].kill()
+                workers[number].join()
+                requests.send((workers[number].pid, workers[number].exitcode))
+                continue
+            with socket.socket(fileno=recv_handle(requests)) as end:
+                workers.append(get_context("fork").Process(target=_work, args=(requests, end, open_players)))
+                workers[number].start()
+    deadline = time.monotonic() + CLOSE_SECONDS
+    for worker in workers:
+        worker.join(max(deadline - time.monotonic(), 0.0))
+    os.killpg(0, signal.SIGKILL)
+
+
+def _work(requests: Connection, end: socket.socket, open_players: Callable[[], OpenPlayer]) -> None:
+    """What a worker does until the rank closes its end of the connection."""
+    requests.close()
+    asyncio.run(_serve(end, open_players()))
+    atexit._run_exitfuncs()
+
+
+async def _serve(end: socket.socket, open_player: OpenPlayer) -> None:
+    reader, writer = await asyncio.open_connection(sock=end)
+    worker = Worker(open_player, partial(_write, writer))
+    with suppress(asyncio.IncompleteReadError, OSError):
+        while True:
+            worker.receive(await _read(reader))

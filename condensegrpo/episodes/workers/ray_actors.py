@@ -1,25 +1,19 @@
-"""Workers as Ray actors, on any machine of a Ray cluster. Ray starts them and sees them end; messages travel over TCP.
+"""Workers as Ray actors, on any machine of a Ray cluster. Ray starts them, carries the messages and sees them end.
 
-Every machine needs this package, the plug-ins and the files of the configuration at the same places. Whoever connects
-must know a secret, which an actor gets through Ray: what is received is unpickled.
+Every machine needs this package, the plug-ins and the files of the configuration at the same places.
 """
 
-import hmac
-import secrets
-import socket
+import asyncio
 import sys
-from collections.abc import Sequence
-from functools import partial
-from importlib import import_module
+from collections.abc import AsyncGenerator, Sequence
 from importlib.util import find_spec
+from pkgutil import resolve_name
 from typing import Any
 
 from condensegrpo.core.errors import ConfigError, RolloutError
-from condensegrpo.episodes.workers.worker import StartedWorker
+from condensegrpo.episodes.workers.worker import Worker
 
-SECRET_BYTES = 32
 START_SECONDS = 600.0  # a cluster may start machines for the actors
-END_SECONDS = 5.0
 
 
 def check_ray_installed() -> None:
@@ -31,14 +25,72 @@ def check_ray_installed() -> None:
         )
 
 
-class RayHost:
-    """Starts workers by a function that serves one end of a connection."""
+class Actor:
+    """A worker as Ray runs it."""
 
-    def __init__(self, work: str) -> None:
+    def __init__(self, opener: str, path: Sequence[str]) -> None:
+        """The arguments are ``RayHost.__init__``'s and the rank's ``sys.path``."""
+        sys.path += [folder for folder in path if folder not in sys.path]
+        self._messages = asyncio.Queue[bytes]()
+        self._worker = Worker(resolve_name(opener)(), self._messages.put_nowait)
+
+    async def receive(self, data: bytes) -> None:
+        """Receive a pickled message of the rank."""
+        self._worker.receive(data)
+
+    async def messages(self) -> list[bytes]:
+        """Pickled messages to the rank, as soon as there are some."""
+        messages = [await self._messages.get()]
+        while not self._messages.empty():
+            messages.append(self._messages.get_nowait())
+        return messages
+
+
+class RayHandle:
+    """The rank's handle of an actor."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:  # noqa: ANN401  Ray is untyped
+        """Request its first messages."""
+        self._ray, self._actor = ray, actor
+        self._requested = actor.messages.remote()
+        self._how = "by request"
+
+    async def messages(self, play: bytes) -> AsyncGenerator[bytes, None]:
+        """Send a pickled ``Play``, and receive pickled messages until the worker ends."""
+        self.send(play)
+        while True:
+            try:
+                messages = await self._requested
+            except self._ray.exceptions.RayError as error:
+                self._how = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+                return
+            self._requested = self._actor.messages.remote()
+            for data in messages:
+                yield data
+
+    def send(self, data: bytes) -> None:
+        """Send a pickled message during a play; it is dropped if the worker has ended."""
+        self._actor.receive.remote(data)
+
+    def is_idle(self) -> bool:
+        """Whether it runs. Called between plays."""
+        return not self._ray.wait([self._requested], timeout=0)[0]
+
+    def end(self) -> str:
+        """End it at once, unless it has ended. Returns how it ended."""
+        self._ray.kill(self._actor)
+        lost = "its unfinished trajectories are lost. Ray's log has the exit code"
+        return f"a Ray actor ended: {self._how}; {lost}"
+
+
+class RayHost:
+    """Starts workers as Ray actors."""
+
+    def __init__(self, opener: str) -> None:
         """Join the cluster that ``RAY_ADDRESS`` names, or start one on this machine.
 
         Args:
-            work: the function, as ``module:name``.
+            opener: a function as ``module:name``, called in each actor; returns what opens players there.
 
         Raises:
             ConfigError: Ray is not installed, or there is no such cluster.
@@ -46,7 +98,7 @@ class RayHost:
         check_ray_installed()
         import ray
 
-        self._ray, self._work = ray, work
+        self._ray, self._opener = ray, opener
         self._actors: list[Any] = []
         try:
             self._joined = not ray.is_initialized()
@@ -56,83 +108,28 @@ class RayHost:
                 f"setting up rollout.workers.ray: {error}. Correct RAY_ADDRESS, or leave it out."
             ) from error
 
-    def start(self, number: int) -> Sequence[StartedWorker]:
-        """Start some workers, and wait until they have connected.
+    def start(self, number: int) -> Sequence[RayHandle]:
+        """Start some workers, and wait until they are up.
 
         Raises:
-            RolloutError: the cluster has no room for one, or it cannot reach this machine.
+            RolloutError: the cluster has no room for one, or one cannot be set up.
         """
-        secret = secrets.token_bytes(SECRET_BYTES)
-        actor = self._ray.remote(num_cpus=1)(_Actor)
-        with socket.create_server(("", 0)) as server:
-            address = (self._ray.util.get_node_ip_address(), server.getsockname()[1])
-            actors = [actor.remote() for _ in range(number)]
-            self._actors += actors
-            results = [
-                each.work.remote(self._work, address, secret, number, sys.path) for number, each in enumerate(actors)
-            ]
-            server.settimeout(START_SECONDS)
-            ends = dict[int, socket.socket]()
-            while len(ends) < number:
-                try:
-                    place, end = _accepted(server, secret)
-                except TimeoutError as error:
-                    raise RolloutError(
-                        f"starting {number} Ray actors: {len(ends)} of them connected to {address[0]}:{address[1]} in "
-                        f"{START_SECONDS:g} seconds. Lower rollout.workers.ray to the CPUs of the cluster, and let its "
-                        f"machines connect to this one."
-                    ) from error
-                ends |= {} if end is None else {place: end}
-        return [
-            StartedWorker(ends[place], partial(self._ended, each, results[place])) for place, each in enumerate(actors)
-        ]
+        actor = self._ray.remote(num_cpus=1)(Actor)
+        actors = [actor.remote(self._opener, sys.path) for _ in range(number)]
+        self._actors += actors
+        try:
+            self._ray.get([each.__ray_ready__.remote() for each in actors], timeout=START_SECONDS)
+        except self._ray.exceptions.RayError as error:
+            raise RolloutError(
+                f"starting {number} Ray actors: {error}. Lower rollout.workers.ray to the CPUs of the cluster."
+            ) from error
+        return [RayHandle(self._ray, each) for each in actors]
 
     def close(self) -> None:
-        """End all workers at once, and leave the cluster if ``__init__`` joined it. May be called twice."""
+        """End all workers, and leave the cluster if ``__init__`` joined it. May be called twice."""
         actors, self._actors = self._actors, []
         for actor in actors:
             self._ray.kill(actor)
         if self._joined:
             self._joined = False
             self._ray.shutdown()
-
-    def _ended(self, actor: Any, result: Any) -> str:  # noqa: ANN401  Ray's handles are untyped
-        """End a worker, and say how it ended."""
-        try:
-            self._ray.get(result, timeout=END_SECONDS)
-            how = "it returned"
-        except self._ray.exceptions.RayError as error:
-            how = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        self._ray.kill(actor)
-        return (
-            f"a Ray actor ended: {how.rstrip('.')}; its unfinished trajectories are lost. Ray's log has the exit code"
-        )
-
-
-def _accepted(server: socket.socket, secret: bytes) -> tuple[int, socket.socket | None]:
-    """The place of the actor that connects, and its connection; None if it does not know the secret."""
-    end, _ = server.accept()
-    end.settimeout(END_SECONDS)
-    try:
-        hello = end.recv(SECRET_BYTES + 4, socket.MSG_WAITALL)
-    except OSError:
-        hello = b""
-    if not hmac.compare_digest(hello[:SECRET_BYTES], secret):
-        end.close()
-        return 0, None
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return int.from_bytes(hello[SECRET_BYTES:]), end
-
-
-class _Actor:
-    """What Ray runs."""
-
-    def work(self, work: str, address: tuple[str, int], secret: bytes, place: int, path: Sequence[str]) -> None:
-        """Connect to the rank and serve it."""
-        sys.path += [folder for folder in path if folder not in sys.path]
-        module, _, name = work.partition(":")
-        function = getattr(import_module(module), name)
-        end = socket.create_connection(address)
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        end.sendall(secret + place.to_bytes(4))
-        function(end)

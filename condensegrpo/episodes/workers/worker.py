@@ -1,237 +1,156 @@
-"""The rank's end of one worker: sends it what it plays, and asks the sampler for what it requests."""
+"""The worker: builds players, plays the groups that its rank sends, and calls the sampler of the rank."""
 
 import asyncio
-import socket
-import time
-from array import array
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import NamedTuple, cast
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
 
-from condensegrpo.core.errors import CondenseError, RolloutError
+from condensegrpo.core.errors import CondenseError, RolloutError, SamplerError
 from condensegrpo.core.failures import Failure, failure_of
-from condensegrpo.core.protocols import Attends, AttentionQuery, Measures, Sampler, TokenAttention
-from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.shared_sequence import SharedSequence
-from condensegrpo.core.trajectory import SamplingParams, Stop, Trajectory
-from condensegrpo.episodes.boundary import Ended, guarded
-from condensegrpo.episodes.collect import OnScored
-from condensegrpo.episodes.group import ProblemGroup
-from condensegrpo.episodes.sampling import generated
-from condensegrpo.episodes.scoring import with_score
-from condensegrpo.episodes.workers.connection import Connection
-from condensegrpo.episodes.workers.messages import (
-    PLAIN_DATA,
-    Answer,
-    Attend,
-    Broken,
-    Cancel,
-    Close,
-    Finished,
-    Measure,
-    Message,
-    Play,
-    PlayReport,
-    Sample,
-    SampledIds,
-    SamplerRequest,
-    Setup,
-    Withdraw,
-)
-
-SAMPLER = "the sampler"
+from condensegrpo.core.protocols import AttentionQuery, NamedTensors, TokenAttention
+from condensegrpo.core.shared_sequence import shared_ids
+from condensegrpo.core.thread_call import awaited_in_thread
+from condensegrpo.core.trajectory import Generation, SamplingParams, Stop
+from condensegrpo.episodes.boundary import Ended
+from condensegrpo.episodes.player import COUNT_SECONDS, GroupPlayer
+from condensegrpo.episodes.workers.messages import PLAIN_DATA, Answer, Method, Play, PlayReport, Request, Withdraw
 
 
-class StartedWorker(NamedTuple):
-    """A worker that was started, perhaps not up yet."""
+class Requests:
+    """The requests of a worker that wait for an answer of the rank."""
 
-    end: socket.socket  # connected to it
-    ended: Callable[[], str]  # ends it if it runs, and says how it ended: "was killed by signal 9"
+    def __init__(self, send: Callable[[object], None]) -> None:
+        self._send = send
+        self._sent = 0
+        self._answers: dict[int, asyncio.Future[object]] = {}
 
-
-@dataclass(eq=False)
-class WorkerBatch:
-    """The groups of a batch that one worker plays.
-
-    ``done`` is the end of the worker's play, or None if the worker ended before.
-    """
-
-    play: Play
-    on_scored: OnScored
-    done: "asyncio.Future[PlayReport | None]"
-    scored: dict[str, ScoredTrajectory] = field(default_factory=dict)  # by id
-    began: float = field(default_factory=time.monotonic)
-
-    def report(self, scored: ScoredTrajectory) -> None:
-        """Record a trajectory."""
-        if self.done.done():
-            return
-        self.scored[scored.trajectory.id] = scored
+    async def answer(self, model: str, method: Method, *arguments: object) -> object:
+        """The answer to a request; a ``Failure`` if the sampler failed."""
+        self._sent += 1
+        number, future = self._sent, asyncio.get_running_loop().create_future()
+        self._answers[number] = future
+        self._send(Request(number, model, method, arguments))
         try:
-            self.on_scored(scored)
-        except Exception as error:  # raised where the batch is awaited
-            self.done.set_exception(error)
+            return await future
+        except asyncio.CancelledError:
+            self._send(Withdraw(number))
+            raise
+        finally:
+            del self._answers[number]
 
-    def complete(self, played: PlayReport | None) -> None:
-        """End it: all trajectories are recorded."""
-        if not self.done.done():
-            self.done.set_result(played)
+    def receive(self, answer: Answer) -> None:
+        """Receive an answer."""
+        future = self._answers.get(answer.number)
+        if future is not None and not future.done():
+            future.set_result(answer.value)
 
-    def fail(self, error: CondenseError) -> None:
-        """End the batch."""
-        if not self.done.done():
-            self.done.set_exception(error)
 
-    def lose(self, how: str) -> None:
-        """End it because the worker has ended: what is not scored yet is recorded as failed.
+@dataclass(slots=True)
+class RemoteSampler:
+    """The sampler of the rank. It also measures and attends if the rank's sampler does: the rank checks that before."""
 
-        Args:
-            how: the worker ended.
+    requests: Requests
+    model: str = ""  # folder or Hub id of a frozen model of the rank, for a scorer; empty: the sampler
+    version: int = 0  # when the play began; of a frozen model it never changes
+
+    async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """One reply of the rank's sampler.
+
+        Raises:
+            Ended: the sampler failed; with its own failure, so that place and traceback are of the rank.
         """
-        failure = Failure(source="a rollout worker", error="", message=how)
-        for group in self.play.batch:
-            for sample in range(self.play.samples):
-                if f"{group.id}/{sample}" not in self.scored:
-                    self.report(with_score(self._lost(group, sample, failure), failure))
-        self.complete(None)
+        answer = await self.requests.answer(self.model, "sample", shared_ids(prompt_ids), params)
+        if isinstance(answer, Failure):
+            raise Ended.by(answer, Stop.SAMPLER_ERROR)
+        return cast(Generation, answer)
 
-    def _lost(self, group: ProblemGroup, sample: int, failure: Failure) -> Trajectory:
-        return Trajectory(
-            id=f"{group.id}/{sample}",
-            problem_id=group.problem.id,
-            group_id=group.id,
-            sample=sample,
-            question=group.problem.question,
-            ground_truth=group.problem.answer,
-            turns=(),
-            stop=Stop.ENVIRONMENT_ERROR,
-            answer=None,
-            seconds=time.monotonic() - self.began,
-            detail=str(failure),
-            failure=failure,
-        )
+    async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
+        """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1.
+
+        Raises:
+            SamplerError: the sampler failed.
+        """
+        answer = await self.requests.answer(self.model, "measure", tuple(prompt_ids), tuple(output_ids))
+        return cast(Sequence[float], _checked(answer))
+
+    async def attend(self, query: AttentionQuery) -> TokenAttention:
+        """The attention of one query.
+
+        Raises:
+            SamplerError: the sampler failed.
+        """
+        return cast(TokenAttention, _checked(await self.requests.answer(self.model, "attend", query)))
+
+    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        """The rank updates its sampler by itself."""
+        raise NotImplementedError("a rollout worker holds no weights")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _checked(answer: object) -> object:
+    if isinstance(answer, Failure):
+        raise SamplerError(answer.message)
+    return answer
+
+
+OpenPlayer = Callable[[object, RemoteSampler], GroupPlayer]  # of the settings of a ``Setup``
 
 
 class Worker:
-    """One worker, which plays part of one batch at a time."""
+    """Holds players by key, and plays with one of them at a time."""
 
-    def __init__(self, started: StartedWorker, sampler: Sampler, model: Callable[[str], Attends]) -> None:
-        """Take over a worker; the other arguments are those of ``WorkerPool``."""
-        self._connection = Connection(started.end)
-        self._ended = started.ended
-        self._sampler = sampler
-        self._model = model
-        self._keys: set[int] = set()  # of the players that it has
-        self._prompts: dict[str, SharedSequence[int]] = {}  # the last one, by id of the trajectory
-        self._requests: dict[int, asyncio.Task[None]] = {}
-        self._playing: WorkerBatch | None = None
-        self._turn_seconds = 0.0
-        self._how = ""  # it ended
+    def __init__(self, open_player: OpenPlayer, send: Callable[[bytes], None]) -> None:
+        """``send`` sends a pickled message to the rank."""
+        self._open_player, self._send_pickle = open_player, send
+        self._requests = Requests(self._send)
+        self._sampler = RemoteSampler(self._requests)
+        self._players: dict[int, GroupPlayer] = {}
+        self._playing: asyncio.Task[None] | None = None
 
-    def begin(self, playing: WorkerBatch, setup: Setup, turn_seconds: float) -> None:
-        """Let it play its part of a batch, on the running event loop.
+    def receive(self, data: bytes) -> None:
+        """Receive a pickled message, on the running event loop."""
+        try:
+            message = pickle.loads(data)
+        except Exception as error:  # such as a class that only the rank can import
+            reading = f"reading problems in a rollout worker: {failure_of('', error)}"
+            self._send_pickle(pickle.dumps(RolloutError(f"{reading}. {PLAIN_DATA}.")))
+            return
+        if isinstance(message, Answer):
+            self._requests.receive(message)
+        else:
+            self._playing = asyncio.create_task(self._play(message))
+
+    async def _play(self, play: Play) -> None:
+        key, settings = play.setup
+        self._sampler.version = play.version
+        doing = "setting up"
+        try:
+            if key not in self._players:
+                self._players[key] = self._open_player(settings, self._sampler)
+            player, doing = self._players[key], "playing in"
+            before = player.condensing_seconds
+            await player.play(
+                play.batch, samples=play.samples, run_seed=play.run_seed, step=play.step, on_scored=self._send
+            )
+            counts = await awaited_in_thread(player.counts, name="the counts of the condenser", seconds=COUNT_SECONDS)
+            self._send(PlayReport(player.condensing_seconds - before, counts))
+        except asyncio.CancelledError:  # the rank has closed the connection
+            raise
+        except CondenseError as error:
+            self._send(error)
+        except BaseException as error:  # the boundary to constructors of plug-ins, which may call sys.exit()
+            self._send(RolloutError(f"{doing} a rollout worker: {failure_of('', error)}."))
+        finally:
+            self._playing = None
+
+    def _send(self, message: object) -> None:
+        """Send a message, unless it comes from an abandoned plug-in after its play: the rank does not read it.
 
         Raises:
-            RolloutError: a problem cannot be sent.
+            Exception: it cannot be pickled.
         """
-        self._playing, self._turn_seconds = playing, turn_seconds
-        self._connection.attach(self._received, on_unreadable=self._unreadable, on_end=self._end)
-        if setup.key not in self._keys:
-            self._keys.add(setup.key)
-            self._connection.send(setup)
-        try:
-            self._connection.send(playing.play)
-        except Exception as error:  # the boundary to a task's data
-            sending = f"sending problems to a rollout worker: {failure_of('', error)}"
-            raise RolloutError(f"{sending}. {PLAIN_DATA}.") from error
-
-    def rest(self) -> None:
-        """Let it wait for the next batch; an unfinished one is cancelled."""
-        playing, self._playing = self._playing, None
-        for task in self._requests.values():
-            task.cancel()
-        if playing is not None and not playing.done.done():
-            playing.done.cancel()
-            self._connection.send(Cancel(playing.play.number))
-        self._connection.detach()
-
-    def has_ended(self) -> bool:
-        """Whether it has ended."""
-        return bool(self._how) or self._connection.ended(0.0)
-
-    def ask_to_end(self) -> None:
-        """Ask it to end by itself."""
-        if not self._how:
-            self._connection.send(Close())
-
-    def end(self, seconds: float = 0.0) -> str:
-        """End it, if it does not end by itself within some seconds. Returns how it ended."""
-        if not self._how:
-            self._connection.ended(seconds)
-            self._how = self._ended()
-            self._connection.close()
-        return self._how
-
-    def _received(self, message: Message) -> None:
-        playing = self._playing
-        match message:
-            case SamplerRequest(number, call):
-                self._requests[number] = task = asyncio.create_task(self._answer(number, self._work(call)))
-                task.add_done_callback(lambda _: self._requests.pop(number, None))
-            case Withdraw(number) if number in self._requests:
-                self._requests[number].cancel()
-            case Finished(play, scored) if playing is not None and playing.play.number == play:
-                self._prompts.pop(scored.trajectory.id, None)
-                playing.report(scored)
-            case PlayReport(play) if playing is not None and playing.play.number == play:
-                playing.complete(message)
-            case Broken(error) if playing is not None:
-                playing.fail(error)
-
-    def _unreadable(self, error: Exception) -> None:
         if self._playing is not None:
-            self._playing.fail(RolloutError(f"reading what a rollout worker sent: {failure_of('', error)}."))
-
-    def _end(self) -> None:
-        """It has ended by itself: unfinished trajectories are lost."""
-        if self._playing is not None:
-            self._playing.lose(self.end())
-
-    async def _answer(self, number: int, work: Callable[[], Coroutine[object, object, object]]) -> None:
-        value: object
-        try:
-            value = await guarded(
-                work,
-                who=SAMPLER,
-                stop=Stop.SAMPLER_ERROR,
-                turn_seconds=self._turn_seconds,
-                plugin=self._sampler,
-            )
-        except Ended as end:
-            value = end.failure or Failure(source=SAMPLER, error="", message=end.detail)
-        self._connection.send(Answer(number, value))
-
-    def _work(self, call: Sample | Measure | Attend) -> Callable[[], Coroutine[object, object, object]]:
-        """The call of the sampler. Prompts are put together here, in the order in which they arrive."""
-        match call:
-            case Sample(kept, new, params):
-                last = self._prompts.get(params.trajectory)
-                prompt = last.extended(new) if last is not None and kept else SharedSequence(new)
-                self._prompts[params.trajectory] = prompt
-                return partial(self._sample, prompt, params)
-            case Measure(prompt_ids, output_ids):
-                return partial(self._measure, tuple(prompt_ids), tuple(output_ids))
-            case Attend(model, query):
-                return partial(self._attend, model, query)
-
-    async def _sample(self, prompt: Sequence[int], params: SamplingParams) -> SampledIds:
-        reply = await generated(self._sampler, prompt, params)
-        return SampledIds(array("I", reply.token_ids), array("d", reply.logprobs), reply.finish)
-
-    async def _measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> "array[float]":
-        return array("d", await cast(Measures, self._sampler).measure(prompt_ids, output_ids))
-
-    async def _attend(self, model: str, query: AttentionQuery) -> TokenAttention:
-        attends = self._model(model) if model else cast(Attends, self._sampler)
-        return await attends.attend(query)
+            self._send_pickle(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
