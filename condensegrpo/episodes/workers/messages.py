@@ -1,7 +1,7 @@
 """What a rank and its rollout workers send each other, as pickles. Named tuples: thousands of them are sent a second.
 
 rank ─▶ worker    Play · Answer
-worker ─▶ rank    Request · Withdraw · a ScoredTrajectory · PlayReport, or the CondenseError that ends the batch
+worker ─▶ rank    SamplerRequest · Withdraw · a ScoredTrajectory · PlayReport, or the CondenseError that ends the batch
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class Play(NamedTuple):
     version: int  # of the policy
 
 
-class Request(NamedTuple):
+class SamplerRequest(NamedTuple):
     """A call of a method of the sampler."""
 
     number: int

@@ -22,7 +22,7 @@ from condensegrpo.episodes.collect import OnScored
 from condensegrpo.episodes.group import ProblemGroup
 from condensegrpo.episodes.sampling import generated
 from condensegrpo.episodes.scoring import with_score
-from condensegrpo.episodes.workers.messages import PLAIN_DATA, Answer, Play, PlayReport, Request, Setup, Withdraw
+from condensegrpo.episodes.workers.messages import PLAIN_DATA, Answer, Play, PlayReport, SamplerRequest, Setup, Withdraw
 
 SAMPLER = "the sampler"
 
@@ -139,7 +139,7 @@ class WorkerPool:
         answers: dict[int, asyncio.Task[None]] = {}
         began = time.monotonic()
 
-        def begin_answer(request: Request) -> None:
+        def begin_answer(request: SamplerRequest) -> None:
             task = answers[request.number] = asyncio.create_task(self._answer(request, worker, turn_seconds))
             task.add_done_callback(lambda _: answers.pop(request.number))
 
@@ -147,7 +147,7 @@ class WorkerPool:
             async with aclosing(worker.messages(_pickled(play))) as messages:
                 async for data in messages:
                     match _unpickled(data):
-                        case Request() as request:
+                        case SamplerRequest() as request:
                             begin_answer(request)
                         case Withdraw(number) if number in answers:
                             answers[number].cancel()
@@ -170,7 +170,7 @@ class WorkerPool:
             for task in answers.values():
                 task.cancel()
 
-    async def _answer(self, request: Request, worker: WorkerHandle, turn_seconds: float) -> None:
+    async def _answer(self, request: SamplerRequest, worker: WorkerHandle, turn_seconds: float) -> None:
         work = partial(self._called, request)
         try:
             value = await guarded(
@@ -180,7 +180,7 @@ class WorkerPool:
             value = end.failure or Failure(source=SAMPLER, error="", message=end.detail)
         worker.send(pickle.dumps(Answer(request.number, value), pickle.HIGHEST_PROTOCOL))
 
-    async def _called(self, request: Request) -> object:
+    async def _called(self, request: SamplerRequest) -> object:
         model = self._model(request.model) if request.model else self._sampler
         match request.method:
             case "sample":

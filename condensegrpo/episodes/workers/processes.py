@@ -34,17 +34,15 @@ LENGTH_BYTES = 8  # before each message
 REMEDY = "Lower rollout.workers.processes, or set it to 0"
 
 
-class ProcessHandle:
-    """The rank's end of a worker process."""
+class _ProcessHandle:
+    """A ``WorkerHandle`` of a process."""
 
-    def __init__(self, end: socket.socket, kill: Callable[[], str]) -> None:
-        """``kill`` kills the process, unless it has ended, and returns how it ended."""
-        self._end, self.end = end, kill
+    def __init__(self, connection: socket.socket, end: Callable[[], str]) -> None:
+        self._connection, self.end = connection, end
         self._writer: asyncio.StreamWriter | None = None
 
     async def messages(self, play: bytes) -> AsyncGenerator[bytes, None]:
-        """Send a pickled ``Play``, and receive pickled messages until the worker ends."""
-        reader, self._writer = await asyncio.open_connection(sock=self._end.dup())  # of this event loop
+        reader, self._writer = await asyncio.open_connection(sock=self._connection.dup())  # of this event loop
         try:
             self.send(play)
             while True:
@@ -55,13 +53,11 @@ class ProcessHandle:
             self._writer.close()
 
     def send(self, data: bytes) -> None:
-        """Send a pickled message during a play; it is dropped if the worker has ended."""
         if self._writer is not None:
             _write(self._writer, data)
 
     def is_idle(self) -> bool:
-        """Whether it runs. Called between plays."""
-        return not wait([self._end], timeout=0)  # a worker says nothing between plays: its end can be read
+        return not wait([self._connection], timeout=0)  # a worker says nothing between plays: its end can be read
 
 
 def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
@@ -82,7 +78,7 @@ class ProcessHost:
         self._opener = opener
         self._server: _ForkServer | None = None
 
-    def start(self, number: int) -> Sequence[ProcessHandle]:
+    def start(self, number: int) -> Sequence[_ProcessHandle]:
         """Start some workers. Returns before they are up."""
         if self._server is None or self._server.process.poll() is not None:
             self.close()
@@ -112,14 +108,14 @@ class _ForkServer:
                 start_new_session=True,
             )
 
-    def fork(self) -> ProcessHandle:
+    def fork(self) -> _ProcessHandle:
         number = len(self._ends)
         end, theirs = socket.socketpair()
         with theirs:
             self._control.send(number)
             send_handle(self._control, theirs.fileno(), self.process.pid)
         self._ends.append(end)
-        return ProcessHandle(end, partial(self._end, number))
+        return _ProcessHandle(end, partial(self._end, number))
 
     def close(self) -> None:
         self._control.close()

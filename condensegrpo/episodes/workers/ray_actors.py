@@ -25,11 +25,10 @@ def check_ray_installed() -> None:
         )
 
 
-class Actor:
+class _Actor:
     """A worker as Ray runs it."""
 
     def __init__(self, opener: str, path: Sequence[str]) -> None:
-        """The arguments are ``RayHost.__init__``'s and the rank's ``sys.path``."""
         sys.path += [folder for folder in path if folder not in sys.path]
         self._messages = asyncio.Queue[bytes]()
         self._worker = Worker(resolve_name(opener)(), self._messages.put_nowait)
@@ -46,17 +45,15 @@ class Actor:
         return messages
 
 
-class RayHandle:
-    """The rank's handle of an actor."""
+class _RayHandle:
+    """A ``WorkerHandle`` of an actor."""
 
     def __init__(self, ray: Any, actor: Any) -> None:  # noqa: ANN401  Ray is untyped
-        """Request its first messages."""
         self._ray, self._actor = ray, actor
         self._requested = actor.messages.remote()
         self._how = "by request"
 
     async def messages(self, play: bytes) -> AsyncGenerator[bytes, None]:
-        """Send a pickled ``Play``, and receive pickled messages until the worker ends."""
         self.send(play)
         while True:
             try:
@@ -69,15 +66,12 @@ class RayHandle:
                 yield data
 
     def send(self, data: bytes) -> None:
-        """Send a pickled message during a play; it is dropped if the worker has ended."""
         self._actor.receive.remote(data)
 
     def is_idle(self) -> bool:
-        """Whether it runs. Called between plays."""
         return not self._ray.wait([self._requested], timeout=0)[0]
 
     def end(self) -> str:
-        """End it at once, unless it has ended. Returns how it ended."""
         self._ray.kill(self._actor)
         lost = "its unfinished trajectories are lost. Ray's log has the exit code"
         return f"a Ray actor ended: {self._how}; {lost}"
@@ -108,13 +102,13 @@ class RayHost:
                 f"setting up rollout.workers.ray: {error}. Correct RAY_ADDRESS, or leave it out."
             ) from error
 
-    def start(self, number: int) -> Sequence[RayHandle]:
+    def start(self, number: int) -> Sequence[_RayHandle]:
         """Start some workers, and wait until they are up.
 
         Raises:
             RolloutError: the cluster has no room for one, or one cannot be set up.
         """
-        actor = self._ray.remote(num_cpus=1)(Actor)
+        actor = self._ray.remote(num_cpus=1)(_Actor)
         actors = [actor.remote(self._opener, sys.path) for _ in range(number)]
         self._actors += actors
         try:
@@ -123,7 +117,7 @@ class RayHost:
             raise RolloutError(
                 f"starting {number} Ray actors: {error}. Lower rollout.workers.ray to the CPUs of the cluster."
             ) from error
-        return [RayHandle(self._ray, each) for each in actors]
+        return [_RayHandle(self._ray, each) for each in actors]
 
     def close(self) -> None:
         """End all workers, and leave the cluster if ``__init__`` joined it. May be called twice."""

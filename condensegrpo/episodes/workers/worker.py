@@ -14,7 +14,15 @@ from condensegrpo.core.thread_call import awaited_in_thread
 from condensegrpo.core.trajectory import Generation, SamplingParams, Stop
 from condensegrpo.episodes.boundary import Ended
 from condensegrpo.episodes.player import COUNT_SECONDS, GroupPlayer
-from condensegrpo.episodes.workers.messages import PLAIN_DATA, Answer, Method, Play, PlayReport, Request, Withdraw
+from condensegrpo.episodes.workers.messages import (
+    PLAIN_DATA,
+    Answer,
+    Method,
+    Play,
+    PlayReport,
+    SamplerRequest,
+    Withdraw,
+)
 
 
 class Requests:
@@ -30,7 +38,7 @@ class Requests:
         self._sent += 1
         number, future = self._sent, asyncio.get_running_loop().create_future()
         self._answers[number] = future
-        self._send(Request(number, model, method, arguments))
+        self._send(SamplerRequest(number, model, method, arguments))
         try:
             return await future
         except asyncio.CancelledError:
