@@ -88,7 +88,7 @@ def compare(
         from condensegrpo.evaluation.compare import compare as run_comparison
         from condensegrpo.evaluation.stored import opened_policy
         from condensegrpo.learner.policy import save_tokenizer, trained_steps
-        from condensegrpo.reporting.comparison_plot import plot
+        from condensegrpo.reporting.plots import plot_comparison
 
         quiet_libraries()
         entrants = check_contenders(config, contenders(named, limits, config), model)
@@ -100,7 +100,7 @@ def compare(
             result = run_comparison(entrants, players=players, step=step, observer=display, save=save)
     text = json.dumps(asdict(result), indent=2)
     write_atomically(out / FILES[0], f"{text}\n")
-    plot(result, out / Path(FILES[1]).stem)
+    plot_comparison(result, out / Path(FILES[1]).stem)
     if quiet:
         typer.echo(text)
         return
@@ -147,6 +147,7 @@ def _differences_table(result: "Comparison") -> Table:
     table.add_column("95 % interval", justify="right")
     for difference in result.differences:
         budget = "–" if difference.budget is None else str(difference.budget)
-        mean, bounds = f"{difference.success:+.3f}".split(" ", 1)
-        table.add_row(budget, difference.ours, difference.theirs, mean, bounds)
+        success = difference.success
+        bounds = f"[{success.low:+.3f}, {success.high:+.3f}]"
+        table.add_row(budget, difference.ours, difference.theirs, f"{success.mean:+.3f}", bounds)
     return table

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from condensegrpo.cli.compare import compare as run_comparison
-from condensegrpo.cli.options import AsJson, Debug
+from condensegrpo.cli.options import AsJson, Debug, names_and_overrides
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import counted
 from condensegrpo.display.console import PhaseDisplay
@@ -101,8 +101,7 @@ def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str, Path | 
     from condensegrpo.config.load import named_config
     from condensegrpo.evaluation.policy import model_of, run_of_policy
 
-    names = [argument for argument in arguments if "=" not in argument]
-    overrides = [argument for argument in arguments if "=" in argument]
+    names, overrides = names_and_overrides(arguments)
     if len(names) > 1:
         raise ConfigError(f"reading the arguments: wanted at most one CONFIG, found {names}.")
     model, run = model_of(policy), run_of_policy(policy)

@@ -1,7 +1,7 @@
 """``condensegrpo launch sagemaker``: a training job on Amazon SageMaker, created through its SDK.
 
 The entry point must be process 1 of the container to get SIGTERM: the job is a ``TrainingJob`` of ``sagemaker.core``,
-which has a field for it. ``ModelTrainer`` has none: it runs commands below a shell of its own.
+which has a field for it. ``ModelTrainer`` has none: it runs commands in a shell.
 """
 
 import json
@@ -46,7 +46,7 @@ def sagemaker(
     if not bucket.startswith("s3://"):
         raise ConfigError(f"reading --bucket: found {bucket}, wanted an address such as s3://my-runs.")
     job = Job.load(config, (*(overrides or ()), f"runs_dir={CHECKPOINTS}"))
-    asked = {
+    request = {
         **_request(job.config.name, f"{bucket.rstrip('/')}/{job.config.name}", round(3600 * hours), spot=spot),
         "RoleArn": role,
         "ResourceConfig": {"InstanceType": instance, "InstanceCount": 1, "VolumeSizeInGB": disk},
@@ -64,7 +64,7 @@ def sagemaker(
         else:
             shutil.copy(path, folder)
     texts = {"config.yaml": job.text, ENTRY: template("sagemaker.sh.txt")}
-    for name, text in {**texts, REQUEST: json.dumps(asked, indent=2) + "\n"}.items():  # none is replaced unasked
+    for name, text in {**texts, REQUEST: json.dumps(request, indent=2) + "\n"}.items():
         write(folder / name, text, overwrite=overwrite)
     if submit_:
         typer.echo(f"created the training job {submit(folder)}")
@@ -72,14 +72,14 @@ def sagemaker(
         typer.echo("to submit it: the same command with --submit")
 
 
-def _request(name: str, place: str, seconds: int, *, spot: bool) -> dict[str, object]:
+def _request(name: str, address: str, seconds: int, *, spot: bool) -> dict[str, object]:
     """Where the job reads and writes, and how long; ``submit`` appends the time to the name."""
-    code = {"S3DataType": "S3Prefix", "S3Uri": f"{place}/code/"}
+    code = {"S3DataType": "S3Prefix", "S3Uri": f"{address}/code/"}
     return {
         "TrainingJobName": cloud_name(name)[:LONGEST_NAME].rstrip("-"),
         "InputDataConfig": [{"ChannelName": Path(CODE).name, "DataSource": {"S3DataSource": code}}],
-        "CheckpointConfig": {"S3Uri": f"{place}/checkpoints", "LocalPath": CHECKPOINTS},
-        "OutputDataConfig": {"S3OutputPath": f"{place}/output"},
+        "CheckpointConfig": {"S3Uri": f"{address}/checkpoints", "LocalPath": CHECKPOINTS},
+        "OutputDataConfig": {"S3OutputPath": f"{address}/output"},
         "EnableManagedSpotTraining": spot,
         "StoppingCondition": {
             "MaxRuntimeInSeconds": seconds,

@@ -72,14 +72,14 @@ def script(job: Job, machines: Machines, *, options: tuple[str, ...], setup: "li
         job = _on_server_nodes(job, server)
     elif machines.server_gpus:
         job = _on_server_gpus(job, server, machines)
-    own = (
+    fixed = (
         f"job-name={job.config.name}",
         f"nodes={machines.nodes}",
         f"ntasks-per-node={machines.ranks_per_node}",
         *([f"gpus-per-node={machines.gpus}"] if machines.gpus else []),
         *("output=%x-%j.log", "open-mode=append", "requeue"),
     )
-    directives = "".join(f"#SBATCH --{option}\n" for option in (*own, *options))
+    directives = "".join(f"#SBATCH --{option}\n" for option in (*fixed, *options))
     lines = "".join(f"{line}\n" for line in setup)
     head = f"#!/bin/bash\n{directives}{lines}\n{job.variables}"
     if not machines.server_nodes:

@@ -22,6 +22,12 @@ def without_debug(arguments: Sequence[str]) -> list[str]:
     return [argument for argument in arguments if declared or argument != DEBUG]
 
 
+def names_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments without, and those with an equals sign."""
+    named = [argument for argument in arguments if "=" not in argument]
+    return named, [argument for argument in arguments if "=" in argument]
+
+
 def config_names(incomplete: str) -> list[str]:
     """The shipped configurations whose names begin so; where none does, the shell completes files."""
     shipped = Path(condensegrpo.configs.__file__).parent.glob("*.yaml")

@@ -84,7 +84,7 @@ def retention(
         "messages": sum(map(len, questions.messages.values())),
         "budget": "words" if model is None else f"tokens of {model}",
         "match": match,
-        "figures": [{**asdict(each), "budget": str(each.budget)} for each in figures],
+        "figures": [{**asdict(figure), "budget": str(figure.budget)} for figure in figures],
     }
     _show(report, figures, out, as_json=as_json)
 
@@ -126,10 +126,10 @@ def parsed_shares(text: str) -> list[Fraction]:
 
 def table_rows(figures: "Sequence[Retention]") -> tuple[list[str], list[list[str]]]:
     """Headings, and a row for each method: per budget what is retained, and the difference to the baseline below."""
-    names = list(dict.fromkeys(each.name for each in figures))
-    budgets = list(dict.fromkeys(each.budget for each in figures))
-    cells = {(each.name, each.budget): each for each in figures}
-    sees = {each.name: "yes" if each.sees_question else "no" for each in figures}
+    names = list(dict.fromkeys(figure.name for figure in figures))
+    budgets = list(dict.fromkeys(figure.budget for figure in figures))
+    cells = {(figure.name, figure.budget): figure for figure in figures}
+    sees = {figure.name: "yes" if figure.sees_question else "no" for figure in figures}
     rows = [[name, sees[name], *(_cell(cells[name, budget]) for budget in budgets)] for name in names]
     return ["condenser", "sees the question", *map(str, budgets)], rows
 

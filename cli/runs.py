@@ -97,9 +97,9 @@ def compare_runs(
 
     compared = comparison([RunFolder.open(path) for path in paths])
     if plot is not None:
-        from condensegrpo.reporting.runs_plot import draw
+        from condensegrpo.reporting.plots import plot_runs
 
-        draw(compared, [(metric, title) for metric, title, _ in CURVES], plot)
+        plot_runs(compared, [(metric, title) for metric, title, _ in CURVES], plot)
     if as_json:
         typer.echo(json.dumps({"version": 1, **asdict(compared)}, indent=2))
         return

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from condensegrpo.cli.interrupts import StopRequest
-from condensegrpo.cli.options import Debug, config_names
+from condensegrpo.cli.options import Debug, config_names, names_and_overrides
 from condensegrpo.cli.summary import print_summary
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observers, Silent
@@ -138,8 +138,7 @@ def _source(arguments: list[str], resume: Path | None) -> tuple[Path, list[str]]
     """The YAML file and the overrides that give the configuration."""
     from condensegrpo.config.load import find_config
 
-    names = [argument for argument in arguments if "=" not in argument]
-    overrides = [argument for argument in arguments if "=" in argument]
+    names, overrides = names_and_overrides(arguments)
     if resume is not None:
         if names:
             raise ConfigError(

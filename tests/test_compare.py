@@ -24,7 +24,7 @@ from condensegrpo.evaluation.comparison import (
     contender_result,
 )
 from condensegrpo.evaluation.figures import evaluation_of
-from condensegrpo.reporting.comparison_plot import plot
+from condensegrpo.reporting.plots import plot_comparison
 from condensegrpo.storage.trajectories import read_trajectories
 
 
@@ -169,10 +169,10 @@ def test_contenders_that_met_other_problems_are_not_compared() -> None:
 
 def test_the_picture_is_written_as_png_and_svg(tmp_path: Path) -> None:
     found = comparison("m", [rated("x", {"a": [1.0], "b": [0.0]}), rated("one problem", {"a": [1.0], "b": [1.0]})])
-    png, svg = plot(found, tmp_path / "comparison")
+    png, svg = plot_comparison(found, tmp_path / "comparison")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "one problem" in svg.read_text(encoding="utf-8")
-    again = plot(found, tmp_path / "again")[1]
+    again = plot_comparison(found, tmp_path / "again")[1]
     assert again.read_text(encoding="utf-8") == svg.read_text(encoding="utf-8")
 
 

@@ -13,7 +13,7 @@ from condensegrpo.cli.app import app
 from condensegrpo.core.errors import RunError
 from condensegrpo.inspection.samples import SampleReader, spread
 from condensegrpo.reporting.curves import SHARES, Series, series, variants
-from condensegrpo.reporting.plotting import smoothed
+from condensegrpo.reporting.plots import smoothed
 from condensegrpo.reporting.run_report import ReportTracker, write_page, write_picture
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker

@@ -97,9 +97,9 @@ def shares(amounts: Sequence[int], width: int) -> list[int]:
     exact = [amount * width / total for amount in amounts]
     cells = [max(int(share), 1 if amount else 0) for share, amount in zip(exact, amounts, strict=True)]
     while sum(cells) > width:
-        cells[max(range(len(cells)), key=lambda place: cells[place])] -= 1
+        cells[max(range(len(cells)), key=lambda cell: cells[cell])] -= 1
     while sum(cells) < width:
-        cells[max(range(len(cells)), key=lambda place: exact[place] - cells[place])] += 1
+        cells[max(range(len(cells)), key=lambda cell: exact[cell] - cells[cell])] += 1
     return cells
 
 
@@ -128,6 +128,6 @@ def ruler(units: int) -> Text:
     line = [" "] * (STRIP_WIDTH + 8)
     for column in range(first, units):
         if column % every == 0:
-            place = (column - first) * width + bool(first)
-            line[place : place + len(str(column))] = str(column)
+            start = (column - first) * width + bool(first)
+            line[start : start + len(str(column))] = str(column)
     return Text("".join(line).rstrip(), theme.DIM)

@@ -1,4 +1,4 @@
-"""The table of a training run: a row for each step, in words that need no legend, at most as wide as asked.
+"""The table of a training run: a row for each step, in words that need no legend, at most as wide as requested.
 
 A column that says nothing is hidden: one at its usual value, such as no masked trajectory, and one that had the same
 value in every row since the last headings. It comes back, under new headings, when its value changes.

@@ -1,4 +1,4 @@
-"""The look of everything that is shown: one console, few colours, all told apart by a colour-blind eye and by shape.
+"""The look of everything that is shown: one console, and few colours that a colour-blind eye tells apart, as shapes do.
 
 The hues are those of Okabe and Ito (https://jfly.uni-koeln.de/color/). Rich markup is never parsed.
 """

@@ -51,7 +51,7 @@ def context_views(trajectory: Trajectory, budget: int) -> tuple[ContextView, ...
 
 def newest_messages(context: Sequence[Message]) -> tuple[Message, ...]:
     """The messages after the last reply in a context; none if there is no reply."""
-    replies = [place for place, message in enumerate(context) if message.role == "assistant"]
+    replies = [index for index, message in enumerate(context) if message.role == "assistant"]
     return tuple(context[replies[-1] + 1 :]) if replies else ()
 
 
@@ -123,7 +123,7 @@ def _newest(index: int, turns: Sequence[Turn], declared: Condensation, room: int
     if index == 0 or not declared.spans:
         return 0
     last = declared.spans[-1]
-    latest = max((place for place in range(index) if turns[place].kind == "act"), default=-1)
+    latest = max((earlier for earlier in range(index) if turns[earlier].kind == "act"), default=-1)
     if last.status is SpanStatus.KEPT and last.first == last.last == latest:
         return min(room, max(0, last.tokens - len(turns[latest].output_ids)))
     context = turns[index].context

@@ -60,19 +60,19 @@ def history(trajectory: Trajectory, turn: int, statuses: Mapping[int, SpanStatus
         if each.kind == "condense"
     }
     summarised = bool(chunks) and _without_thinking(chunks[0][0]) in [*written][-1:]
-    places = _places(units, chunks, statuses, first=int(summarised))
+    positions = _positions(units, chunks, statuses, first=int(summarised))
     pieces = [_piece(message, None, PieceStatus.PINNED) for message in pinned]
     done = 0
     for number, messages in units.items():
-        place = places.get(number)
-        if place is None and statuses.get(number) is SpanStatus.REWRITTEN:
+        position = positions.get(number)
+        if position is None and statuses.get(number) is SpanStatus.REWRITTEN:
             pieces += [_piece(message, number, PieceStatus.REWRITTEN, "") for message in messages]
-        elif place is None:
+        elif position is None:
             pieces += [_piece(message, number, PieceStatus.DROPPED) for message in messages]
         else:
-            pieces += _added(chunks[done:place], written)
-            pieces += _unit(number, messages, chunks[place])
-            done = place + 1
+            pieces += _added(chunks[done:position], written)
+            pieces += _unit(number, messages, chunks[position])
+            done = position + 1
     return (*pieces, *_added(chunks[done:], written))
 
 
@@ -90,7 +90,7 @@ def difference(before: str, after: str) -> tuple[tuple[WordChange, str], ...]:
 
 
 def _chunks(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
-    """Messages by replies, each with what stands behind it."""
+    """Messages by replies, each with what follows it."""
     chunks: list[list[Message]] = []
     for message in messages:
         if message.role == "assistant" or not chunks:
@@ -99,7 +99,7 @@ def _chunks(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
     return [tuple(chunk) for chunk in chunks]
 
 
-def _places(
+def _positions(
     units: Mapping[int, tuple[Message, ...]],
     chunks: Sequence[tuple[Message, ...]],
     statuses: Mapping[int, SpanStatus],
@@ -110,16 +110,16 @@ def _places(
 
     From the end, since equal replies may come twice.
     """
-    places: dict[int, int] = {}
+    positions: dict[int, int] = {}
     end = len(chunks)
     for number in reversed(list(units)):
         if statuses.get(number, SpanStatus.KEPT) is SpanStatus.DROPPED:
             continue
         reply = units[number][0].text
-        same = [place for place in range(first, end) if chunks[place][0].text == reply]
+        same = [position for position in range(first, end) if chunks[position][0].text == reply]
         if same:
-            places[number] = end = same[-1]
-    return places
+            positions[number] = end = same[-1]
+    return positions
 
 
 def _unit(number: int, messages: Sequence[Message], chunk: Sequence[Message]) -> Iterator[HistoryPiece]:
@@ -135,7 +135,8 @@ def _unit(number: int, messages: Sequence[Message], chunk: Sequence[Message]) ->
 
 def _added(chunks: Sequence[Sequence[Message]], written: Mapping[str, int]) -> list[HistoryPiece]:
     """What no unit has; of a summary that the policy wrote, with the turn in which it did."""
-    return [_piece(each, written.get(_without_thinking(each)), PieceStatus.ADDED) for chunk in chunks for each in chunk]
+    messages = (message for chunk in chunks for message in chunk)
+    return [_piece(message, written.get(_without_thinking(message)), PieceStatus.ADDED) for message in messages]
 
 
 def _without_thinking(message: Message) -> str:

@@ -9,7 +9,7 @@ const KEYS = [
   ["/", "search all steps: letters in order (qck finds quick), and texts as they stand"], ["", "= score == 0 and turns > 3: a condition over all steps, of " + data.fields.join(", ")],
   ["d", "compare with the next sibling, from the first difference"], ["p", "this problem in all steps"], ["y", "copy the command that shows this"], ["Esc", "all groups"], ["f", "follow a live run: only on a terminal, condensegrpo inspect RUN"], ["?", "these keys"],
 ];
-let at = { batch: 0, group: 0, sibling: 0, turn: 0 }; // places in the lists
+let at = { batch: 0, group: 0, sibling: 0, turn: 0 }; // indices in the lists
 let tab = "shown", ids = false, query = "", view = "", problem = null;
 let search = searchOf(""), fits = new Map(); // of the query; by trajectory, how well it fits
 
@@ -28,27 +28,27 @@ function fit(trajectory) {
   return fits.get(trajectory);
 }
 
-/** The place of the sibling that fits best; 0 if none does. */
+/** The index of the sibling that fits best; 0 if none does. */
 function bestOf(one) {
-  const places = one.siblings.map((each, place) => [matches(each) ? fit(each) : null, place]).filter(([value]) => value !== null);
-  return places.reduce((best, each) => (each[0] < best[0] ? each : best), places[0] ?? [0, 0])[1];
+  const indices = one.siblings.map((each, index) => [matches(each) ? fit(each) : null, index]).filter(([value]) => value !== null);
+  return indices.reduce((best, each) => (each[0] < best[0] ? each : best), indices[0] ?? [0, 0])[1];
 }
 
 /** The groups to list: of the batch, or of all batches while one searches or follows a problem. */
 function listed() {
   const wide = query || view || problem !== null;
-  const found = data.batches.flatMap((each, place) => (wide || place === at.batch ? each.groups.map((one, number) => ({ place, number, one })) : []))
+  const found = data.batches.flatMap((each, index) => (wide || index === at.batch ? each.groups.map((one, number) => ({ index, number, one })) : []))
     .filter(({ one }) => (problem === null || one.problem === problem) && one.siblings.some(matches));
   return query ? found.map((each) => [fit(each.one.siblings[bestOf(each.one)]), each]).sort(([a], [b]) => (a === b ? 0 : a - b)).map(([, each]) => each) : found;
 }
 
-/** Go to a place; what is not named starts anew. */
+/** Go to a batch, group, sibling or turn; what is not named starts at its first. */
 function go(next, scroll = true) {
   const order = ["batch", "group", "sibling", "turn"];
   const first = order.findIndex((name) => name in next);
-  order.forEach((name, place) => {
-    const size = [() => data.batches, () => batch().groups, () => group().siblings, () => sibling().turns][place]().length;
-    const wanted = name in next ? next[name] : place < first ? at[name] : name === "turn" && "sibling" in next ? at.turn : 0;
+  order.forEach((name, index) => {
+    const size = [() => data.batches, () => batch().groups, () => group().siblings, () => sibling().turns][index]().length;
+    const wanted = name in next ? next[name] : index < first ? at[name] : name === "turn" && "sibling" in next ? at.turn : 0;
     at = { ...at, [name]: Math.max(0, Math.min(size - 1, wanted)) };
   });
   draw(scroll);
@@ -66,7 +66,7 @@ function draw(scroll = true) {
   siblingPane.replaceChildren(
     h("div", {}, h("h2", {}, `siblings of ${group().id}${group().idle ? `: ${group().idle}` : ""}`), group().siblings.map(siblingItem)),
     h("div", {}, h("h2", {}, "turns"), sibling().turns.map(turnItem)));
-  const tabs = TABS.map((name, place) => h("button", { type: "button", role: "tab", "aria-selected": String(name === tab), onclick: () => pick(name) }, `${place + 1} ${name}`));
+  const tabs = TABS.map((name, index) => h("button", { type: "button", role: "tab", "aria-selected": String(name === tab), onclick: () => pick(name) }, `${index + 1} ${name}`));
   rightPane.replaceChildren(h("div", { class: "tabs", role: "tablist" }, tabs), h("div", { class: "pane", role: "tabpanel" }, head(), sibling().turns.length ? panes[tab]() : h("p", { class: "dim" }, "no turn was sampled")));
   if (scroll) for (const pane of [groupPane, siblingPane]) pane.querySelectorAll('[aria-current="true"]').forEach((item) => item.scrollIntoView({ block: "nearest" }));
 }
@@ -76,14 +76,14 @@ function pick(name) {
   draw(false);
 }
 
-function groupItem({ place, number, one }) {
+function groupItem({ index, number, one }) {
   const bar = h("span", { class: "rate", title: `${digits(one.success, 3)} correct` }, h("i"));
   bar.firstChild.style.width = `${100 * one.success}%`;
-  const current = place === at.batch && number === at.group;
+  const current = index === at.batch && number === at.group;
   const wide = query || view || problem !== null;
   const first = wide ? bestOf(one) : 0;
-  return h("button", { type: "button", class: "item", "aria-current": String(current), onclick: () => go({ batch: place, group: number, sibling: first }, false) },
-    h("span", { class: "row" }, h("span", {}, wide ? `${data.batches[place].title} · ${one.id}` : one.id), bar),
+  return h("button", { type: "button", class: "item", "aria-current": String(current), onclick: () => go({ batch: index, group: number, sibling: first }, false) },
+    h("span", { class: "row" }, h("span", {}, wide ? `${data.batches[index].title} · ${one.id}` : one.id), bar),
     h("small", {}, [one.question, one.ground_truth === null ? null : `→ ${one.ground_truth}`].filter(Boolean).join(" ").slice(0, 160)),
     one.idle && h("small", { class: "warn" }, `○ ${one.idle}`));
 }
@@ -93,20 +93,20 @@ function verdict({ format, correct }) {
   return correct >= 1 ? h("b", { class: "good" }, "✓ correct") : correct > 0 ? h("b", { class: "warn" }, `◐ ${digits(correct, 2)}`) : h("b", { class: "bad" }, "✗ wrong");
 }
 
-function siblingItem({ figures }, place) {
+function siblingItem({ figures }, index) {
   const parts = [`score ${digits(figures.score, 3)}`, figures.advantage === null ? null : `advantage ${signed(figures.advantage)}`, counted(figures.turns, "turn", "turns"), `context ${digits(figures.context)}`, figures.stop.replaceAll("_", " ")];
-  return h("button", { type: "button", class: "item", "aria-current": String(place === at.sibling), onclick: () => go({ sibling: place }, false) },
+  return h("button", { type: "button", class: "item", "aria-current": String(index === at.sibling), onclick: () => go({ sibling: index }, false) },
     h("span", { class: "row" }, h("span", {}, `#${figures.sample}`), verdict(figures)), h("small", {}, parts.filter(Boolean).join(" · ")));
 }
 
 function stripOf(letters) {
-  return h("span", { class: "strip" }, [...letters].map((letter, place) => h("i", { class: letter === "-" ? "none" : letter, title: `turn ${place}: ${STATUSES[letter]}` })));
+  return h("span", { class: "strip" }, [...letters].map((letter, index) => h("i", { class: letter === "-" ? "none" : letter, title: `turn ${index}: ${STATUSES[letter]}` })));
 }
 
-function turnItem(turn, place) {
-  const stored = sibling().stored.turns[place];
-  return h("button", { type: "button", class: "item", "aria-current": String(place === at.turn), onclick: () => go({ turn: place }, false) },
-    h("span", { class: "row" }, h("span", {}, `turn ${place}${stored.kind === "condense" ? ", summary" : ""}`), h("span", { class: "dim" }, turn.advantage === null ? "" : signed(turn.advantage))),
+function turnItem(turn, index) {
+  const stored = sibling().stored.turns[index];
+  return h("button", { type: "button", class: "item", "aria-current": String(index === at.turn), onclick: () => go({ turn: index }, false) },
+    h("span", { class: "row" }, h("span", {}, `turn ${index}${stored.kind === "condense" ? ", summary" : ""}`), h("span", { class: "dim" }, turn.advantage === null ? "" : signed(turn.advantage))),
     h("small", {}, `context ${digits(turn.context.tokens)} of ${digits(turn.context.budget)}, reply ${digits(stored.output_ids.length)}`), budgetBar(turn.context), stripOf(turn.strip));
 }
 
@@ -166,8 +166,8 @@ const panes = {
 
   full() {
     const { stored, turns, differences } = sibling();
-    return h("div", {}, condensed(), turns[at.turn].pieces.map(([status, turn, place, rewriting]) => {
-      const each = stored.messages[place];
+    return h("div", {}, condensed(), turns[at.turn].pieces.map(([status, turn, index, rewriting]) => {
+      const each = stored.messages[index];
       const label = `${each.role}${turn === null ? "" : `, turn ${turn}`}: ${status}`;
       const content = rewriting === null ? marked(each.content) : differences[rewriting].map(([change, text]) => (change === "same" ? shortened(text, MOST_LETTERS) : h(change === "removed" ? "del" : "ins", {}, shortened(text, MOST_LETTERS))));
       return message(label, `${each.role} ${status}`, content);
@@ -179,9 +179,9 @@ const panes = {
     const turn = stored.turns[at.turn], credit = turns[at.turn].advantage;
     const side = credit > 0 ? "up" : credit < 0 ? "down" : "";
     const known = turn.output_ids.some((id) => data.tokens[id] !== null);
-    const tokens = turn.output_ids.slice(0, MOST_TOKENS).map((id, place) => {
-      const surprise = -turn.logprobs[place];
-      const token = h("span", { class: side, title: `id ${id}, log-probability ${digits(turn.logprobs[place], 3)}${credit === null ? "" : `, advantage ${signed(credit)}`}` }, data.tokens[id] ?? `⟨${id}⟩`);
+    const tokens = turn.output_ids.slice(0, MOST_TOKENS).map((id, index) => {
+      const surprise = -turn.logprobs[index];
+      const token = h("span", { class: side, title: `id ${id}, log-probability ${digits(turn.logprobs[index], 3)}${credit === null ? "" : `, advantage ${signed(credit)}`}` }, data.tokens[id] ?? `⟨${id}⟩`);
       token.style.background = `color-mix(in srgb, var(--c1) ${Math.round(70 * Math.min(1, surprise / 3))}%, transparent)`;
       return ids ? [token, h("sub", {}, String(id))] : [token];
     });
@@ -231,7 +231,7 @@ function drawComparison() {
   comparing.replaceChildren(
     h("h2", {}, `${first} and ${second}: ${part === undefined ? "equal" : `first difference: the ${part} of turn ${where}`}`),
     h("p", { class: "dim" }, `turn ${compared.turn} of ${turns} · h l sibling, j k turn, Esc closes`),
-    h("div", { class: "sides" }, sides.map((side, place) => h("section", {}, comparedSide(side, commonLength(...replies))))));
+    h("div", { class: "sides" }, sides.map((side, index) => h("section", {}, comparedSide(side, commonLength(...replies))))));
 }
 
 function comparedSide(trajectory, common) {
@@ -248,9 +248,9 @@ function comparedSide(trajectory, common) {
 }
 
 function commonLength(first = "", second = "") {
-  let place = 0;
-  while (place < Math.min(first.length, second.length) && first[place] === second[place]) place += 1;
-  return first === second ? place : place && /[\ud800-\udbff]/.test(first[place - 1]) ? place - 1 : place; // never half a character
+  let index = 0;
+  while (index < Math.min(first.length, second.length) && first[index] === second[index]) index += 1;
+  return first === second ? index : index && /[\ud800-\udbff]/.test(first[index - 1]) ? index - 1 : index; // never half a character
 }
 
 const otherSibling = (by) => {
@@ -302,8 +302,8 @@ function restrict() {
     groupPane.replaceChildren(h("h2", {}, "0 groups"), h("p", { class: "dim" }, " nothing matches; Esc shows all groups"));
     return;
   }
-  const kept = all.find(({ place, number }) => place === at.batch && number === at.group) ?? all[0];
-  go({ batch: kept.place, group: kept.number, sibling: matches(sibling()) && kept.one === group() ? at.sibling : bestOf(kept.one) });
+  const kept = all.find(({ index, number }) => index === at.batch && number === at.group) ?? all[0];
+  go({ batch: kept.index, group: kept.number, sibling: matches(sibling()) && kept.one === group() ? at.sibling : bestOf(kept.one) });
 }
 
 function clear() {
@@ -314,17 +314,17 @@ function clear() {
 
 function moveGroup(by) {
   const all = listed();
-  const next = all[all.findIndex(({ place, number }) => place === at.batch && number === at.group) + by];
-  if (next) go({ batch: next.place, group: next.number, sibling: bestOf(next.one) });
+  const next = all[all.findIndex(({ index, number }) => index === at.batch && number === at.group) + by];
+  if (next) go({ batch: next.index, group: next.number, sibling: bestOf(next.one) });
 }
 
 /** Training or evaluations: the batch of the other kind that is nearest in steps. */
 function otherKind() {
   const training = batch().evaluation === null;
-  const others = data.batches.map((each, place) => ({ each, place })).filter(({ each }) => (each.evaluation === null) !== training);
+  const others = data.batches.map((each, index) => ({ each, index })).filter(({ each }) => (each.evaluation === null) !== training);
   if (!others.length) return say(training ? "the page holds no evaluation" : "the page holds no training step");
   const distance = ({ each }) => Math.abs((each.step ?? 0) - (batch().step ?? 0));
-  go({ batch: others.reduce((best, each) => (distance(each) < distance(best) ? each : best)).place });
+  go({ batch: others.reduce((best, each) => (distance(each) < distance(best) ? each : best)).index });
 }
 
 function nextView() {
@@ -347,7 +347,7 @@ const ACTIONS = {
   t: () => { ids = !ids; pick("reply"); }, v: nextView, p: follow, y: copyCommand,
   d: () => compare((at.sibling + 1) % group().siblings.length), f: () => say("a page cannot follow a run: condensegrpo inspect RUN does, on a terminal"),
   "/": () => box.focus(), "?": () => keys.showModal(), Escape: clear,
-  ...Object.fromEntries(TABS.map((name, place) => [String(place + 1), () => pick(name)])),
+  ...Object.fromEntries(TABS.map((name, index) => [String(index + 1), () => pick(name)])),
 };
 
 function pressed(event) {
@@ -366,7 +366,7 @@ function pressed(event) {
 }
 
 const chooser = h("select", { "aria-label": "step or evaluation", onchange: () => go({ batch: Number(chooser.value) }) },
-  data.batches.map((each, place) => h("option", { value: String(place) }, each.title)));
+  data.batches.map((each, index) => h("option", { value: String(index) }, each.title)));
 const box = h("input", { type: "search", placeholder: "search all texts (/)", "aria-label": "search all texts", oninput: () => find(box.value) });
 const chosenView = h("select", { "aria-label": "ready view", onchange: () => { view = chosenView.value; restrict(); } },
   h("option", { value: "" }, "all trajectories"), data.ready_views.map(([name, title]) => h("option", { value: name }, title)));
@@ -388,19 +388,19 @@ function start() {
   open();
 }
 
-/** What the address asks for: #step=6&t=6/14/3&turn=4&tab=full. */
+/** What the address names: #step=6&t=6/14/3&turn=4&tab=full. */
 function open() {
-  const asked = address();
-  if (TABS.includes(asked.get("tab"))) tab = asked.get("tab");
-  const name = asked.get("t");
-  for (const [place, each] of data.batches.entries()) {
-    if (asked.has("step") && String(each.step) !== asked.get("step")) continue;
-    if (asked.has("evaluation") ? each.evaluation !== asked.get("evaluation") : name === null && asked.has("step") && each.evaluation !== null) continue;
+  const named = address();
+  if (TABS.includes(named.get("tab"))) tab = named.get("tab");
+  const name = named.get("t");
+  for (const [index, each] of data.batches.entries()) {
+    if (named.has("step") && String(each.step) !== named.get("step")) continue;
+    if (named.has("evaluation") ? each.evaluation !== named.get("evaluation") : name === null && named.has("step") && each.evaluation !== null) continue;
     for (const [number, one] of each.groups.entries()) {
       const member = name === null ? 0 : one.siblings.findIndex(({ figures }) => figures.id === name);
       if (member < 0) continue;
-      go({ batch: place, group: number, sibling: member, turn: Number(asked.get("turn") ?? 0) });
-      const other = asked.has("with") ? one.siblings.findIndex(({ figures }) => figures.id === asked.get("with")) : -1;
+      go({ batch: index, group: number, sibling: member, turn: Number(named.get("turn") ?? 0) });
+      const other = named.has("with") ? one.siblings.findIndex(({ figures }) => figures.id === named.get("with")) : -1;
       if (other >= 0) compare(other, at.turn);
       return;
     }

@@ -93,7 +93,7 @@ def write_card(run: RunFolder, target: Path, step: int, *, part: Part, name: str
     config = config_at(run, step)
     write_atomically(target / CONDENSER, exported_settings(config))
     evaluation = evaluation_table(read_metrics(run.metrics), step)
-    own = [row for row in evaluation.rows if row[1] == step]
+    of_step = [row for row in evaluation.rows if row[1] == step]
     base = base_model(config)
     changes = [str(change) for change in recorded_changes(run) if change.learned and change.first_step <= step]
     text = CARD.format(
@@ -103,11 +103,11 @@ def write_card(run: RunFolder, target: Path, step: int, *, part: Part, name: str
         training=markdown(_training(config, step)),
         changes="".join(f"Changed while it was trained: {change}\n\n" for change in changes),
         evaluation=(markdown(evaluation) if evaluation.rows else "")
-        + ("" if own else "\nThe policy of this step was not evaluated.\n"),
+        + ("" if of_step else "\nThe policy of this step was not evaluated.\n"),
         use=_adapter_use(config, base) if part == "adapter" else MODEL_USE.format(question=_question(run, step)),
         licence=_licence_text(base, licence),
     )
-    write_atomically(target / "README.md", f"---\n{_metadata(config, own, part, name, licence)}\n---\n{text}")
+    write_atomically(target / "README.md", f"---\n{_metadata(config, of_step, part, name, licence)}\n---\n{text}")
 
 
 def evaluation_table(metrics: Sequence[Mapping[str, float]], step: int) -> Table:
@@ -117,9 +117,9 @@ def evaluation_table(metrics: Sequence[Mapping[str, float]], step: int) -> Table
         figures = {key: value for line in metrics if line["step"] == at for key, value in line.items()}
         for key in figures:
             if key.startswith("eval/") and key.endswith("/success"):
-                place = key.removesuffix("success")
-                name = place.removeprefix("eval/").removesuffix("/") or HELD_OUT
-                cells = (_with_interval(figures, f"{place}{metric}") for metric in SHOWN)
+                prefix = key.removesuffix("success")
+                name = prefix.removeprefix("eval/").removesuffix("/") or HELD_OUT
+                cells = (_with_interval(figures, f"{prefix}{metric}") for metric in SHOWN)
                 rows.append((name, at, *cells))
     return Table(columns=("evaluation", "step", *SHOWN.values()), rows=tuple(rows))
 

@@ -24,11 +24,11 @@ function meanBefore(values, window) {
   });
 }
 
-/** The place of the step nearest to `step` in ascending steps. */
+/** The index of the step nearest to `step` in ascending steps. */
 function nearest(steps, step) {
   let best = 0;
-  steps.forEach((each, place) => {
-    if (Math.abs(each - step) < Math.abs(steps[best] - step)) best = place;
+  steps.forEach((each, index) => {
+    if (Math.abs(each - step) < Math.abs(steps[best] - step)) best = index;
   });
   return best;
 }
@@ -53,7 +53,7 @@ const lastStep = Math.max(firstStep + 1, ...data.grids.map((steps) => steps.at(-
 /** A diagram of some lines [key, label]; hovering shows values, a click the trajectories of the step. */
 function diagram(title, unit, keys, removed) {
   const lines = keys
-    .map(([key, label], place) => ({ key, label, place, evaluation: key.startsWith("eval/") ? label : null, shown: true, ...curve(key) }))
+    .map(([key, label], index) => ({ key, label, index, evaluation: key.startsWith("eval/") ? label : null, shown: true, ...curve(key) }))
     .filter((line) => line.steps !== undefined);
   const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((a, b) => a - b);
   const drawing = svg("svg", { role: "img", "aria-label": `${title}, ${unit}, over optimiser steps` });
@@ -66,7 +66,7 @@ function diagram(title, unit, keys, removed) {
 
   function entry(line) {
     const swatch = h("span", { class: "swatch" });
-    swatch.style.borderColor = `var(--c${line.place % 6})`;
+    swatch.style.borderColor = `var(--c${line.index % 6})`;
     const toggle = () => {
       line.shown = !line.shown;
       button.setAttribute("aria-pressed", line.shown);
@@ -105,23 +105,23 @@ function diagram(title, unit, keys, removed) {
   }
 
   function marks(line) {
-    const colour = `var(--c${line.place % 6})`;
+    const colour = `var(--c${line.index % 6})`;
     const path = (values, settings) => {
       const parts = [];
-      values.forEach((value, place) => {
-        if (value !== null) parts.push(`${place && values[place - 1] !== null ? "L" : "M"}${x(line.steps[place]).toFixed(1)} ${y(value).toFixed(1)}`);
+      values.forEach((value, index) => {
+        if (value !== null) parts.push(`${index && values[index - 1] !== null ? "L" : "M"}${x(line.steps[index]).toFixed(1)} ${y(value).toFixed(1)}`);
       });
       return svg("path", { d: parts.join(""), fill: "none", stroke: colour, "stroke-width": 1.8, ...settings });
     };
-    const dots = (size) => line.values.map((value, place) => value !== null && svg("circle", { cx: x(line.steps[place]), cy: y(value), r: size, fill: colour }));
+    const dots = (size) => line.values.map((value, index) => value !== null && svg("circle", { cx: x(line.steps[index]), cy: y(value), r: size, fill: colour }));
     if (line.evaluation === null) {
       const window = windowOf(line.values.length);
       const pale = window > 1 && lines.filter((each) => each.evaluation === null).length === 1;
       return [pale && path(line.values, { "stroke-width": 1, opacity: 0.3 }), path(meanBefore(line.values, window)), ...(line.values.length === 1 ? dots(3) : [])].filter(Boolean);
     }
     const band = line.low && line.evaluation === "held-out"
-      ? [svg("polygon", { class: "band", opacity: 0.16, fill: colour, points: [...line.steps.map((step, place) => [step, line.low[place]]), ...line.steps.map((step, place) => [step, line.high[place]]).reverse()].map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`).join(" ") })]
-      : line.low ? line.steps.map((step, place) => svg("line", { class: "band", stroke: colour, x1: x(step), x2: x(step), y1: y(line.low[place]), y2: y(line.high[place]) })) : [];
+      ? [svg("polygon", { class: "band", opacity: 0.16, fill: colour, points: [...line.steps.map((step, index) => [step, line.low[index]]), ...line.steps.map((step, index) => [step, line.high[index]]).reverse()].map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`).join(" ") })]
+      : line.low ? line.steps.map((step, index) => svg("line", { class: "band", stroke: colour, x1: x(step), x2: x(step), y1: y(line.low[index]), y2: y(line.high[index]) })) : [];
     return [...band, path(line.values, { "stroke-dasharray": "5 3" }), ...dots(3.2).filter(Boolean)];
   }
 
@@ -131,30 +131,30 @@ function diagram(title, unit, keys, removed) {
     at = step;
     tip.hidden = !full || step === null;
     if (step === null || !steps.length) return;
-    const place = x(steps[nearest(steps, step)]);
-    cursor = svg("line", { class: "cursor", x1: place, x2: place, y1: TOP, y2: HEIGHT - BOTTOM });
+    const left = x(steps[nearest(steps, step)]);
+    cursor = svg("line", { class: "cursor", x1: left, x2: left, y1: TOP, y2: HEIGHT - BOTTOM });
     drawing.append(cursor);
     if (!full) return;
     tip.replaceChildren(h("b", {}, `step ${digits(step)}`), h("table", {}, lines.filter((line) => line.shown).map((line) => valueRow(line, step))));
     const box = node.getBoundingClientRect(), mark = drawing.getBoundingClientRect();
     const most = root.getBoundingClientRect().right - box.left - tip.offsetWidth; // where it still fits the page
-    const narrow = box.width < tip.offsetWidth * 1.6 && most < place + 12; // it would hide what is pointed at
-    tip.style.left = `${narrow ? Math.min(0, most) : place + 12 > most ? place - 12 - tip.offsetWidth : place + 12}px`;
+    const narrow = box.width < tip.offsetWidth * 1.6 && most < left + 12; // it would hide what is pointed at
+    tip.style.left = `${narrow ? Math.min(0, most) : left + 12 > most ? left - 12 - tip.offsetWidth : left + 12}px`;
     tip.style.top = `${mark.top - box.top + (narrow ? HEIGHT : TOP)}px`;
   }
 
   function valueRow(line, step) {
-    let place = line.steps.length - 1; // an evaluation counts until the next one
-    while (place >= 0 && line.steps[place] > step) place -= 1;
-    if (place < 0) return h("tr", {}, h("td", {}, line.label), h("td", {}, "–"));
-    const interval = line.low ? ` [${digits(line.low[place])}, ${digits(line.high[place])}]` : "";
-    const since = line.steps[place] === step ? "" : ` at ${digits(line.steps[place])}`;
-    return h("tr", {}, h("td", {}, line.label), h("td", {}, h("b", {}, digits(line.values[place])), interval, h("span", { class: "dim" }, since)));
+    let index = line.steps.length - 1; // an evaluation counts until the next one
+    while (index >= 0 && line.steps[index] > step) index -= 1;
+    if (index < 0) return h("tr", {}, h("td", {}, line.label), h("td", {}, "–"));
+    const interval = line.low ? ` [${digits(line.low[index])}, ${digits(line.high[index])}]` : "";
+    const since = line.steps[index] === step ? "" : ` at ${digits(line.steps[index])}`;
+    return h("tr", {}, h("td", {}, line.label), h("td", {}, h("b", {}, digits(line.values[index])), interval, h("span", { class: "dim" }, since)));
   }
 
   function pointed(event) {
-    const place = ((event.clientX - drawing.getBoundingClientRect().left) / drawing.clientWidth) * Math.max(200, drawing.clientWidth);
-    return steps[nearest(steps.map(x), place)];
+    const left = ((event.clientX - drawing.getBoundingClientRect().left) / drawing.clientWidth) * Math.max(200, drawing.clientWidth);
+    return steps[nearest(steps.map(x), left)];
   }
 
   function clicked(event) {
@@ -162,8 +162,8 @@ function diagram(title, unit, keys, removed) {
     const [left, top] = [event.clientX - box.left, event.clientY - box.top];
     let best = { distance: NEAR, step: pointed(event), evaluation: null };
     for (const line of lines.filter((each) => each.shown && each.evaluation !== null)) {
-      line.steps.forEach((step, place) => {
-        const distance = Math.hypot(x(step) - left, y(line.values[place] ?? Infinity) - top);
+      line.steps.forEach((step, index) => {
+        const distance = Math.hypot(x(step) - left, y(line.values[index] ?? Infinity) - top);
         if (distance < best.distance) best = { distance, step, evaluation: line.evaluation };
       });
     }
@@ -173,8 +173,8 @@ function diagram(title, unit, keys, removed) {
   function keyed(event) {
     if (event.target !== node || !["ArrowLeft", "ArrowRight", "Enter"].includes(event.key)) return;
     event.preventDefault();
-    const place = at === null ? -1 : nearest(steps, at);
-    if (event.key !== "Enter") hover(steps[Math.max(0, Math.min(steps.length - 1, place + (event.key === "ArrowLeft" ? -1 : 1)))]);
+    const index = at === null ? -1 : nearest(steps, at);
+    if (event.key !== "Enter") hover(steps[Math.max(0, Math.min(steps.length - 1, index + (event.key === "ArrowLeft" ? -1 : 1)))]);
     else if (at !== null) show(at, null, true);
   }
 
@@ -223,7 +223,7 @@ function choose(metric, wanted = !added.has(metric)) {
 /** The table of every metric; a name adds its diagram. */
 function metricTable() {
   const rows = bases.flatMap((metric) => data.metrics[metric].map(([key, label]) => [metric, label, curve(key)])).filter(([, , line]) => line);
-  const cell = (line, place) => h("td", {}, digits(line.values.at(place)), line.low && h("span", { class: "dim" }, ` [${digits(line.low.at(place))}, ${digits(line.high.at(place))}]`));
+  const cell = (line, index) => h("td", {}, digits(line.values.at(index)), line.low && h("span", { class: "dim" }, ` [${digits(line.low.at(index))}, ${digits(line.high.at(index))}]`));
   const body = h("tbody", {}, rows.map(([metric, label, line]) =>
     h("tr", { "data-search": `${metric} ${label}`.toLowerCase() },
       h("td", {}, h("button", { type: "button", onclick: () => { choose(metric, true); added.get(metric).scrollIntoView({ block: "center" }); } }, metric)),
@@ -255,8 +255,8 @@ function show(step, evaluation, scroll) {
   const kind = ofKind.length ? ofKind : data.samples;
   if (!kind.length) return;
   const chosen = kind[nearest(kind.map((each) => each.step), step)];
-  const place = kind.indexOf(chosen);
-  const move = (by) => kind[place + by] && show(kind[place + by].step, chosen.evaluation, false);
+  const index = kind.indexOf(chosen);
+  const move = (by) => kind[index + by] && show(kind[index + by].step, chosen.evaluation, false);
   const order = [null, "held-out", ...data.variants];
   const names = [...new Set(data.samples.map((each) => each.evaluation))].sort((a, b) => order.indexOf(a) - order.indexOf(b));
   const tabs = names.map((name) => h("button", { type: "button", "aria-pressed": String(name === chosen.evaluation), onclick: () => show(chosen.step, name, false) }, name ?? "training"));
@@ -265,7 +265,7 @@ function show(step, evaluation, scroll) {
   samples.replaceChildren(
     h("h2", {}, `Trajectories: ${chosen.evaluation ?? "training"}, ${where}`),
     h("div", { class: "tools" }, tabs,
-      h("span", {}, h("button", { type: "button", "aria-label": "earlier", disabled: place === 0, onclick: () => move(-1) }, "◀"), " ", where, " ", h("button", { type: "button", "aria-label": "later", disabled: place === kind.length - 1, onclick: () => move(1) }, "▶"))),
+      h("span", {}, h("button", { type: "button", "aria-label": "earlier", disabled: index === 0, onclick: () => move(-1) }, "◀"), " ", where, " ", h("button", { type: "button", "aria-label": "later", disabled: index === kind.length - 1, onclick: () => move(1) }, "▶"))),
     h("p", { class: "dim" }, `${chosen.trajectories.length} of ${counted(chosen.count, "trajectory", "trajectories")}${other}. All of them: `, command(`condensegrpo inspect ${data.folder} --step ${chosen.step}${chosen.evaluation === null ? "" : ` --evaluation '${chosen.evaluation}'`}`)),
     ...chosen.trajectories.map((trajectory, number) => sample(trajectory, number === 0)));
   setAddress({ step: chosen.step, evaluation: chosen.evaluation });
@@ -276,16 +276,16 @@ function sample(trajectory, open) {
   const { figures } = trajectory;
   const verdict = figures.correct >= 1 ? h("b", { class: "good" }, "✓ correct") : figures.correct > 0 ? h("b", { class: "warn" }, `◐ ${digits(figures.correct)} correct`) : h("b", { class: "bad" }, "✗ wrong");
   const parts = [figures.id, `score ${digits(figures.total)}`, counted(figures.replies, "turn", "turns"), `largest context ${counted(figures.context_tokens, "token", "tokens")}`, figures.stop.replaceAll("_", " ")];
-  const asked = [["question", trajectory.question], ["ground truth", trajectory.ground_truth], ["answer", trajectory.answer]].filter(([, text]) => text !== null);
+  const texts = [["question", trajectory.question], ["ground truth", trajectory.ground_truth], ["answer", trajectory.answer]].filter(([, text]) => text !== null);
   const node = h("details", { class: "sample", open, ontoggle: fillTurns },
-    h("summary", {}, verdict, h("span", { class: "dim" }, trajectory.chosen), parts.map((text) => h("span", {}, text)), h("span", { class: "asked" }, asked.map(([name, text]) => `${name}: ${text}`).join(" · "))));
+    h("summary", {}, verdict, h("span", { class: "dim" }, trajectory.chosen), parts.map((text) => h("span", {}, text)), h("span", { class: "asked" }, texts.map(([name, text]) => `${name}: ${text}`).join(" · "))));
   function fillTurns() { // only when it is opened: long trajectories are many elements
     if (!node.open || node.children.length > 1) return;
     const failure = trajectory.detail && h("div", { class: "turn" }, h("div", { class: "about" }, "failure"), h("pre", { class: "bad" }, trajectory.detail));
-    node.append(...[failure, ...trajectory.turns.flatMap(turnBehind)].filter(Boolean));
+    node.append(...[failure, ...trajectory.turns.flatMap(turnAfterGap)].filter(Boolean));
   }
-  const turnBehind = (each, place) => {
-    const missing = each.turn - (place ? trajectory.turns[place - 1].turn + 1 : 0);
+  const turnAfterGap = (each, index) => {
+    const missing = each.turn - (index ? trajectory.turns[index - 1].turn + 1 : 0);
     return [missing > 0 && h("div", { class: "turn" }, h("div", {}), h("div", { class: "dim" }, `${counted(missing, "turn", "turns")} left out: the command above shows all`)), turn(each)];
   };
   if (open) fillTurns();
@@ -294,7 +294,7 @@ function sample(trajectory, open) {
 
 function turn(each) {
   const letters = { k: ["", "kept"], d: ["dropped", "dropped"], r: ["rewritten", "rewritten"], "-": ["none", "no unit"] };
-  const strip = each.strip && h("div", { class: "strip" }, [...each.strip].map((letter, place) => h("i", { class: letters[letter][0], title: `turn ${place}: ${letters[letter][1]}` })));
+  const strip = each.strip && h("div", { class: "strip" }, [...each.strip].map((letter, index) => h("i", { class: letters[letter][0], title: `turn ${index}: ${letters[letter][1]}` })));
   return h("div", { class: "turn" },
     h("div", { class: "about" }, h("div", {}, `turn ${each.turn}${each.kind === "act" ? "" : `, ${each.kind}`}`), `context ${digits(each.context_tokens)}, reply ${digits(each.output_tokens)}`, each.advantage !== null && h("div", {}, `advantage ${each.advantage > 0 ? "+" : ""}${digits(each.advantage)}`), each.condensed && h("div", {}, each.condensed), strip),
     h("div", {}, h("pre", {}, each.reply), each.observations.map((text) => h("pre", { class: "observed" }, text))));
@@ -333,12 +333,12 @@ function start() {
   open();
 }
 
-/** What the address asks for. */
+/** What the address names. */
 function open() {
-  const asked = address();
-  (asked.get("metrics") ?? "").split(",").filter(Boolean).forEach((metric) => choose(metric, true));
+  const named = address();
+  (named.get("metrics") ?? "").split(",").filter(Boolean).forEach((metric) => choose(metric, true));
   const last = data.samples.at(-1);
-  if (asked.has("step")) show(Number(asked.get("step")), asked.get("evaluation"), true);
+  if (named.has("step")) show(Number(named.get("step")), named.get("evaluation"), true);
   else if (last) {
     show(last.step, last.evaluation, false);
     setAddress({ step: null, evaluation: null });

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from condensegrpo.config.resumed import Change
 from condensegrpo.reporting.curves import PANELS, SHARES, Metrics, Panel, Shares, series, variants
-from condensegrpo.reporting.plotting import HELD_OUT, MARKERS, TRAIN, VARIANTS, smoothed, window
+from condensegrpo.reporting.plots import HELD_OUT, MARKERS, TRAIN, VARIANTS, smoothed, window
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,12 +23,12 @@ def draw(metrics: Metrics, changes: Sequence[Change], *, title: str, file: Path)
     figure = Figure(figsize=(16, 7.2), dpi=110, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)  # not pyplot, which keeps figures alive and looks for a display
     figure.suptitle(title, fontsize=15, fontweight="bold", x=0.01, ha="left")
-    places = figure.subplots(2, 4)
-    for axes, panel in zip(places[:, :3].flat, PANELS, strict=True):
+    diagrams = figure.subplots(2, 4)
+    for axes, panel in zip(diagrams[:, :3].flat, PANELS, strict=True):
         _panel(axes, panel, metrics)
-    for axes, shares in zip(places[:, 3], SHARES, strict=True):
+    for axes, shares in zip(diagrams[:, 3], SHARES, strict=True):
         _shares(axes, shares, metrics)
-    _mark(figure, places.flat, [change for change in changes if change.learned])
+    _mark(figure, diagrams.flat, [change for change in changes if change.learned])
     figure.savefig(file)
 
 
@@ -88,8 +88,8 @@ def _finish(axes: "Axes", title: str, unit: str, *, columns: int = 1) -> None:
     for side in ("left", "bottom"):
         axes.spines[side].set_color("#bbbbbb")
     if axes.has_data():
-        place = "upper left" if columns > 1 else "best"
-        axes.legend(fontsize=8.5, frameon=False, ncols=columns, loc=place, columnspacing=1.0)
+        location = "upper left" if columns > 1 else "best"
+        axes.legend(fontsize=8.5, frameon=False, ncols=columns, loc=location, columnspacing=1.0)
     else:
         axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes, color="#999999")
 
@@ -102,10 +102,10 @@ def _held_out(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
         if low.steps and low.steps == high.steps:
             axes.fill_between(low.steps, low.values, high.values, color=HELD_OUT, alpha=0.15, linewidth=0)
     if panel.varied:
-        for place, name in enumerate(variants(metrics)):
+        for number, name in enumerate(variants(metrics)):
             key = f"eval/{name}/{panel.metric}"
             line, low, high = series(metrics, key), series(metrics, f"{key}_low"), series(metrics, f"{key}_high")
-            colour, marker = VARIANTS[place % len(VARIANTS)], MARKERS[place % len(MARKERS)]
+            colour, marker = VARIANTS[number % len(VARIANTS)], MARKERS[number % len(MARKERS)]
             if line.steps:
                 axes.plot(*line, color=colour, marker=marker, markersize=5, linewidth=1.2, linestyle=":", label=name)
             if line.steps and line.steps == low.steps == high.steps:

@@ -56,7 +56,7 @@ class RunReport:
     state: str
     folder: str  # as a shell takes it
     grids: tuple[tuple[float, ...], ...]  # the steps of curves
-    curves: Mapping[str, tuple[int, tuple[float | None, ...]]]  # by metric: the place of its grid, and its values
+    curves: Mapping[str, tuple[int, tuple[float | None, ...]]]  # by metric: the index of its grid, and its values
     metrics: Mapping[str, Pairs]  # by name: the lines of its diagram, each a key of ``curves`` and a label
     variants: tuple[str, ...]  # of the evaluation
     diagrams: tuple[Diagram, ...]
@@ -170,8 +170,8 @@ def _thinned(line: Series) -> Series:
     if stride < 2:
         return line
     last = len(line.steps) - 1
-    places = [place for place in range(len(line.steps)) if (last - place) % stride == 0]
-    return Series(*(tuple(column[place] for place in places) for column in line))
+    kept = [index for index in range(len(line.steps)) if (last - index) % stride == 0]
+    return Series(*(tuple(column[index] for index in kept) for column in line))
 
 
 def _rounded(value: float) -> float | None:

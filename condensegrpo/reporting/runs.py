@@ -78,11 +78,11 @@ class _Evaluated(NamedTuple):
 
 def find_runs(folder: Path) -> Iterator[Path]:
     """The run folders below a folder, sweeps' included, by name."""
-    for place, inside, files in os.walk(folder):
+    for path, inside, files in os.walk(folder):
         if "config.yaml" in files:
-            yield Path(place)
+            yield Path(path)
             inside.clear()
-        elif len(Path(place).relative_to(folder).parts) >= DEPTH:
+        elif len(Path(path).relative_to(folder).parts) >= DEPTH:
             inside.clear()
         inside[:] = sorted(name for name in inside if not name.startswith("."))
 
@@ -119,18 +119,18 @@ def comparison(runs: Sequence[RunFolder]) -> RunComparison:
     """
     names = _names([run.path for run in runs])
     settings = [_leaves(load_config(run.config).model_dump(mode="json", exclude={"name", "runs_dir"})) for run in runs]
-    keys = dict.fromkeys(key for each in settings for key in each)
-    rows = {key: tuple(each.get(key) for each in settings) for key in keys}
+    keys = dict.fromkeys(key for setting in settings for key in setting)
+    rows = {key: tuple(setting.get(key) for setting in settings) for key in keys}
     evaluated = [_Evaluated(run, _latest_evaluations(run)) for run in runs]
     return RunComparison(
         runs=names,
         settings={key: values for key, values in rows.items() if any(value != values[0] for value in values)},
         metrics=tuple(read_metrics(run.metrics) for run in runs),
         evaluations=tuple(
-            _compared(evaluation, name, own, evaluated[0] if own is not evaluated[0] else None)
-            for evaluation in dict.fromkeys(evaluation for each in evaluated for evaluation in each.latest)
-            for name, own in zip(names, evaluated, strict=True)
-            if evaluation in own.latest
+            _compared(evaluation, name, evaluated_run, evaluated[0] if evaluated_run is not evaluated[0] else None)
+            for evaluation in dict.fromkeys(evaluation for run in evaluated for evaluation in run.latest)
+            for name, evaluated_run in zip(names, evaluated, strict=True)
+            if evaluation in evaluated_run.latest
         ),
     )
 
@@ -160,10 +160,10 @@ def sparklines(curves: Sequence[Sequence[tuple[float, float]]], cells: int) -> l
 
 def _sizes(folder: Path) -> Iterator[int]:
     """The bytes of the files below a folder, in which a run may be deleting checkpoints."""
-    for place, _, files in os.walk(folder):
+    for path, _, files in os.walk(folder):
         for name in files:
             with suppress(FileNotFoundError):
-                about = Path(place, name).lstat()
+                about = Path(path, name).lstat()
                 yield about.st_size if stat.S_ISREG(about.st_mode) else 0
 
 
@@ -202,22 +202,22 @@ def _latest_evaluations(run: RunFolder) -> dict[str, tuple[int, Mapping[str, flo
     for line in read_metrics(run.metrics):
         for key in line:
             if key.startswith("eval/") and key.endswith("/success"):
-                place = key.removesuffix("/success")
+                prefix = key.removesuffix("/success")
                 metrics = {
-                    name.removeprefix(f"{place}/"): value for name, value in line.items() if name.startswith(place)
+                    name.removeprefix(f"{prefix}/"): value for name, value in line.items() if name.startswith(prefix)
                 }
-                latest[HELD_OUT if place == "eval" else place.removeprefix("eval/")] = int(line["step"]), metrics
+                latest[HELD_OUT if prefix == "eval" else prefix.removeprefix("eval/")] = int(line["step"]), metrics
     for stored in stored_evaluations(run):
         latest[stored.name] = stored.step, stored.metrics
     return latest
 
 
-def _compared(evaluation: str, name: str, own: "_Evaluated", base: "_Evaluated | None") -> ComparedEvaluation:
+def _compared(evaluation: str, name: str, evaluated_run: "_Evaluated", base: "_Evaluated | None") -> ComparedEvaluation:
     """An evaluation of a run, its success paired by problem with that of the base."""
-    step, metrics = own.latest[evaluation]
+    step, metrics = evaluated_run.latest[evaluation]
     difference, pairs = None, 0
     if base is not None and evaluation in base.latest:
-        sides = [correctness(each.run, each.latest[evaluation][0], evaluation) for each in (own, base)]
+        sides = [correctness(side.run, side.latest[evaluation][0], evaluation) for side in (evaluated_run, base)]
         both = sides[0].keys() & sides[1].keys()
         pairs = len(both)
         if both:

@@ -23,7 +23,7 @@ from condensegrpo.evaluation.study import (
     evaluation_figures,
     learning_curve,
 )
-from condensegrpo.reporting.study_plot import plot
+from condensegrpo.reporting.plots import plot_study
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
@@ -42,7 +42,7 @@ def write_results(study: Study, runs: Sequence[RunConfig], arms: Sequence[str], 
     figures = study_figures(study, runs, arms)
     write_atomically(out / RESULTS[0], f"{json.dumps(asdict(figures), indent=2)}\n")
     write_atomically(out / RESULTS[1], markdown(figures))
-    plot(figures, out / Path(RESULTS[2]).stem)
+    plot_study(figures, out / Path(RESULTS[2]).stem)
     return figures
 
 

@@ -1,0 +1,206 @@
+"""The pictures of a comparison of condensers, of several runs and of a study; the palette that all plots share."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from condensegrpo.core.errors import RunError
+from condensegrpo.evaluation.comparison import Comparison, ContenderFigures
+from condensegrpo.evaluation.study import StudyFigures
+from condensegrpo.metrics.estimates import Interval
+from condensegrpo.reporting.curves import Series, series
+from condensegrpo.reporting.runs import RunComparison
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette (https://jfly.uni-koeln.de/color/): distinguishable when colour-blind and in greyscale
+TRAIN = "#0072B2"
+HELD_OUT = "#D55E00"
+VARIANTS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = (HELD_OUT, TRAIN, *VARIANTS, "#000000", "#999999")
+MARKERS = ("s", "^", "D", "v")
+STYLES = ("-", "--", "-.", ":")
+COLUMNS = 4  # of diagrams in the picture of several runs
+
+
+def plot_comparison(comparison: Comparison, stem: Path) -> tuple[Path, ...]:
+    """Write ``<stem>.png`` and ``<stem>.svg``: a line per condenser, a point per budget, 95 % intervals as bars."""
+    with settings():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 4), layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        lines: dict[str, list[ContenderFigures]] = defaultdict(list)
+        for figures in comparison.figures:
+            lines[figures.contender.label].append(figures)
+        for index, (label, points) in enumerate(lines.items()):
+            success = [point.success for point in points]
+            peaks, sums = [point.peak_tokens for point in points], [point.summed_tokens for point in points]
+            for panel, tokens in zip(panels, (peaks, sums), strict=True):
+                panel.errorbar(
+                    tokens,
+                    [interval.mean for interval in success],
+                    yerr=bars(success),
+                    capsize=3,
+                    markersize=5,
+                    color=COLOURS[index % len(COLOURS)],
+                    marker=MARKERS[index % len(MARKERS)],
+                    label=label,
+                )
+        panels[0].set_ylabel("success, 95 % interval")
+        panels[0].set_xlabel("largest context, tokens")
+        panels[1].set_xlabel("sum of all contexts, tokens")
+        for panel in panels:
+            panel.set_ylim(-0.03, 1.03)
+            panel.grid(alpha=0.3)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
+        figure.suptitle(
+            f"problems: {comparison.problems}, samples per problem: {comparison.samples}, seed: {comparison.seed}",
+            fontsize=9,
+        )
+        return save(figure, stem)
+
+
+def plot_runs(compared: RunComparison, curves: Sequence[tuple[str, str]], file: Path) -> None:
+    """Draw metrics over optimiser steps, a panel for each metric and title, and a line for each run.
+
+    Raises:
+        RunError: the file cannot be written, or its ending names no format.
+    """
+    with settings():
+        from matplotlib.figure import Figure
+
+        colours = (TRAIN, HELD_OUT, *COLOURS[2:])
+        measured = [each for each in curves if any(series(lines, each[0]).steps for lines in compared.metrics)]
+        rows = max(1, -(-len(measured) // COLUMNS))
+        figure = Figure(figsize=(14, 3.4 * rows), layout="constrained")
+        panels = figure.subplots(rows, COLUMNS, squeeze=False).flat
+        for panel, (metric, title) in zip(panels, measured, strict=False):
+            for number, (run, lines) in enumerate(zip(compared.runs, compared.metrics, strict=True)):
+                line = series(lines, metric)
+                values = smoothed(line.values, window(line))
+                style = STYLES[number // len(colours) % len(STYLES)]
+                panel.plot(line.steps, values, color=colours[number % len(colours)], linestyle=style, label=run)
+            panel.set_title(title, loc="left")
+            panel.set_xlabel("optimiser steps")
+            panel.grid(alpha=0.3)
+        for panel in list(figure.axes)[len(measured) :]:
+            panel.remove()
+        if measured:
+            figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        try:
+            figure.savefig(file, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
+        except (OSError, ValueError) as error:
+            raise RunError(f"drawing {file}: {error}. Give a file that ends in .svg or .png.") from error
+
+
+def plot_study(figures: StudyFigures, stem: Path) -> tuple[Path, ...]:
+    """Write ``<stem>.png`` and ``<stem>.svg``; intervals are 95 % over seeds and problems, bands over seeds."""
+    with settings():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(14, 4.2), layout="constrained")
+        curves, lengths, frontier = figure.subplots(1, 3, sharey=True)
+        _curves(curves, figures)
+        _by_evaluation(lengths, figures)
+        _frontier(frontier, figures)
+        for axes in (curves, lengths, frontier):
+            axes.set_ylim(-0.03, 1.03)
+            axes.grid(alpha=0.3)
+        curves.set_ylabel("success on held-out problems")
+        figure.legend(*lengths.get_legend_handles_labels(), loc="outside right upper")
+        figure.suptitle(figures.study, fontsize=10, parse_math=False)
+        return save(figure, stem)
+
+
+def _style(figures: StudyFigures, arm: str) -> dict[str, Any]:
+    """Colour and marker of an arm, the same in all diagrams."""
+    at = [curve.arm for curve in figures.curves].index(arm)
+    return {"color": COLOURS[at % len(COLOURS)], "marker": MARKERS[at % len(MARKERS)]}
+
+
+def _curves(axes: "Axes", figures: StudyFigures) -> None:
+    for curve in figures.curves:
+        steps, style = [point.step for point in curve.points], _style(figures, curve.arm)
+        axes.plot(steps, [point.success.mean for point in curve.points], markersize=4, label=curve.arm, **style)
+        low, high = ([getattr(point.success, end) for point in curve.points] for end in ("low", "high"))
+        axes.fill_between(steps, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    axes.set_xlabel("optimiser steps; bands: 95 % over seeds")
+
+
+def _by_evaluation(axes: "Axes", figures: StudyFigures) -> None:
+    """A line per arm over the evaluations, slightly apart."""
+    names = [evaluation.name for evaluation in figures.evaluations]
+    for number, curve in enumerate(figures.curves):
+        points = [
+            (at, arm.success)
+            for at, evaluation in enumerate(figures.evaluations)
+            for arm in evaluation.arms
+            if arm.arm == curve.arm
+        ]
+        shift = 0.04 * (number - (len(figures.curves) - 1) / 2)
+        intervals = [interval for _, interval in points]
+        axes.errorbar(
+            [at + shift for at, _ in points],
+            [interval.mean for interval in intervals],
+            yerr=bars(intervals),
+            capsize=3,
+            markersize=5,
+            linewidth=1,
+            label=curve.arm,
+            **_style(figures, curve.arm),
+        )
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlabel("evaluation; bars: 95 % over seeds and problems")
+
+
+def _frontier(axes: "Axes", figures: StudyFigures) -> None:
+    for arm in figures.evaluations[0].arms:
+        axes.errorbar(
+            [arm.context.mean],
+            [arm.success.mean],
+            xerr=bars([arm.context]),
+            yerr=bars([arm.success]),
+            capsize=3,
+            markersize=6,
+            **_style(figures, arm.arm),
+        )
+    axes.set_xlabel(f"largest context, tokens ({figures.evaluations[0].name})")
+
+
+@contextmanager
+def settings() -> Iterator[None]:
+    """Draw with small letters and, in an SVG, with texts as texts and the same names for the same parts."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "condensegrpo", "svg.fonttype": "none", "font.size": 9}):
+        yield
+
+
+def save(figure: "Figure", stem: Path) -> tuple[Path, ...]:
+    """Write ``<stem>.png`` and ``<stem>.svg``."""
+    paths = (stem.with_suffix(".png"), stem.with_suffix(".svg"))
+    figure.savefig(paths[0], dpi=150)
+    figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def bars(intervals: Sequence[Interval]) -> list[list[float]]:
+    """The lengths of error bars below and above the means."""
+    return [[abs(i.mean - i.low) for i in intervals], [abs(i.high - i.mean) for i in intervals]]
+
+
+def window(line: Series) -> int:
+    """The length of a curve's running mean, in values."""
+    return max(1, len(line.values) // 12)
+
+
+def smoothed(values: Sequence[float], window: int) -> tuple[float, ...]:
+    """The mean of each value and up to ``window`` − 1 values before it."""
+    return tuple(
+        sum(values[max(0, end - window) : end]) / (end - max(0, end - window)) for end in range(1, len(values) + 1)
+    )
