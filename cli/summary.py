@@ -35,6 +35,8 @@ def print_summary(folder: RunFolder) -> None:
 
 
 def _table(before: dict[str, float], after: dict[str, float]) -> Table:
+    from condensegrpo.evaluation.figures import evaluations_in
+
     steps = counted(round(after["step"]), "step")
     title = f"held-out problems, before → after {steps}, [95 % interval]"
     table = Table(title=title, title_justify="left")
@@ -42,9 +44,7 @@ def _table(before: dict[str, float], after: dict[str, float]) -> Table:
     table.add_column("metric")
     for heading in ("before", "after"):
         table.add_column(heading, justify="right", no_wrap=True)
-    prefixes = [key.removesuffix("/success") for key in after if key.startswith("eval/") and key.endswith("/success")]
-    for prefix in sorted(prefixes, key=len):
-        name = "held-out" if prefix == "eval" else prefix.removeprefix("eval/")
+    for name, prefix in sorted(evaluations_in(after).items(), key=lambda evaluation: len(evaluation[1])):
         measured = [measure for measure in MEASURES if f"{prefix}/{measure[1]}" in after]
         for row, (label, key, form) in enumerate(measured):
             cells = [_cell(line, f"{prefix}/{key}", form) for line in (before, after)]

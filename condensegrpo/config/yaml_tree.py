@@ -102,6 +102,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return tree
 
 
+def leaves(tree: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """The values of a tree by their dotted keys; a list is one value, and so is an empty section."""
+    if isinstance(tree, dict) and tree:
+        for name, part in tree.items():
+            yield from leaves(part, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, tree
+
+
 def apply_overrides(
     tree: Mapping[str, Any], overrides: Sequence[str], *, wrap: Callable[[object], object] = lambda value: value
 ) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The figures of an evaluation: counted in trajectories, clustered by problem. Pure functions."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from condensegrpo.config.load import HELD_OUT
@@ -58,3 +58,9 @@ def evaluation_metrics(result: Evaluation) -> dict[str, float]:
 def metric_prefix(evaluation: str) -> str:
     """What the metrics of an evaluation begin with: ``eval``, or ``eval/<variant>``."""
     return "eval" if evaluation == HELD_OUT else f"eval/{evaluation}"
+
+
+def evaluations_in(metrics: Iterable[str]) -> dict[str, str]:
+    """The evaluations whose success is among some metrics, each with its ``metric_prefix``."""
+    prefixes = (key.removesuffix("/success") for key in metrics if key.startswith("eval/") and key.endswith("/success"))
+    return {HELD_OUT if prefix == "eval" else prefix.removeprefix("eval/"): prefix for prefix in prefixes}

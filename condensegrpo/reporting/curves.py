@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from condensegrpo.config.load import HELD_OUT
+from condensegrpo.evaluation.figures import evaluations_in
+
 Metrics = Sequence[Mapping[str, float]]
 
 
@@ -72,6 +75,5 @@ def series(metrics: Metrics, key: str) -> Series:
 
 def variants(metrics: Metrics) -> tuple[str, ...]:
     """The names of the evaluation variants: k20 of ``eval/k20/success``."""
-    keys = (key.split("/") for line in metrics for key in line)
-    named = (parts[1] for parts in keys if len(parts) == 3 and parts[::2] == ["eval", "success"])
-    return tuple(dict.fromkeys(named))
+    names = evaluations_in(key for line in metrics for key in line)
+    return tuple(name for name in names if name != HELD_OUT)

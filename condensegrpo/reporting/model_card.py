@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 from condensegrpo.assembly.exported import CONDENSER, exported_settings
-from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.resumed import config_at, recorded_changes
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import dump
 from condensegrpo.core.table import Cell, Table, markdown
+from condensegrpo.evaluation.figures import evaluations_in
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
@@ -115,12 +115,8 @@ def evaluation_table(metrics: Sequence[Mapping[str, float]], step: int) -> Table
     rows: list[tuple[str | float | None, ...]] = []
     for at in dict.fromkeys((0, step)):
         figures = {key: value for line in metrics if line["step"] == at for key, value in line.items()}
-        for key in figures:
-            if key.startswith("eval/") and key.endswith("/success"):
-                prefix = key.removesuffix("success")
-                name = prefix.removeprefix("eval/").removesuffix("/") or HELD_OUT
-                cells = (_with_interval(figures, f"{prefix}{metric}") for metric in SHOWN)
-                rows.append((name, at, *cells))
+        for name, prefix in evaluations_in(figures).items():
+            rows.append((name, at, *(_with_interval(figures, f"{prefix}/{metric}") for metric in SHOWN)))
     return Table(columns=("evaluation", "step", *SHOWN.values()), rows=tuple(rows))
 
 

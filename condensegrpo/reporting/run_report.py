@@ -15,7 +15,7 @@ from pathlib import Path
 
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.resumed import recorded_changes
-from condensegrpo.config.yaml_tree import read_yaml
+from condensegrpo.config.yaml_tree import leaves, read_yaml
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import counted
 from condensegrpo.inspection.page import page, typed_path
@@ -212,14 +212,10 @@ def _diagrams(measured: Collection[str], varied: Sequence[str]) -> Iterator[Diag
 def _settings(file: Path) -> Pairs:
     """The leaves of a YAML or JSON file by their dotted keys; none if it cannot be read."""
     try:
-        return tuple(_leaves(read_yaml(file), ""))
+        values = leaves(read_yaml(file))
     except ConfigError:
         return ()
-
-
-def _leaves(tree: object, key: str) -> Iterator[tuple[str, str]]:
-    if isinstance(tree, dict) and tree:
-        for name, part in tree.items():
-            yield from _leaves(part, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, tree if isinstance(tree, str) else json.dumps(tree, ensure_ascii=False, default=str)
+    return tuple(
+        (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+        for key, value in values
+    )

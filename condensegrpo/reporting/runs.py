@@ -10,8 +10,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from condensegrpo.config.load import HELD_OUT, load_config
+from condensegrpo.config.load import load_config
+from condensegrpo.config.yaml_tree import leaves
 from condensegrpo.core.errors import CondenseError
+from condensegrpo.evaluation.figures import evaluations_in
 from condensegrpo.metrics.estimates import Interval, paired_difference
 from condensegrpo.storage.evaluations import correctness, stored_evaluations
 from condensegrpo.storage.run_folder import RunFolder
@@ -118,7 +120,8 @@ def comparison(runs: Sequence[RunFolder]) -> RunComparison:
         CondenseError: a configuration or a file of a run cannot be read.
     """
     names = _names([run.path for run in runs])
-    settings = [_leaves(load_config(run.config).model_dump(mode="json", exclude={"name", "runs_dir"})) for run in runs]
+    trees = (load_config(run.config).model_dump(mode="json", exclude={"name", "runs_dir"}) for run in runs)
+    settings = [{key: value for key, value in leaves(tree) if value != {}} for tree in trees]
     keys = dict.fromkeys(key for setting in settings for key in setting)
     rows = {key: tuple(setting.get(key) for setting in settings) for key in keys}
     evaluated = [_Evaluated(run, _latest_evaluations(run)) for run in runs]
@@ -185,28 +188,13 @@ def _names(paths: Sequence[Path]) -> tuple[str, ...]:
     return tuple(map(str, paths))
 
 
-def _leaves(tree: object, key: str = "") -> dict[str, object]:
-    """The values of a tree by dotted keys; a list is one value, an empty section none."""
-    if not isinstance(tree, Mapping):
-        return {key: tree}
-    return {
-        name: leaf
-        for part, value in tree.items()
-        for name, leaf in _leaves(value, f"{key}.{part}" if key else str(part)).items()
-    }
-
-
 def _latest_evaluations(run: RunFolder) -> dict[str, tuple[int, Mapping[str, float]]]:
     """The last evaluation of each name: those of the training, then those of ``condensegrpo eval``."""
     latest: dict[str, tuple[int, Mapping[str, float]]] = {}
     for line in read_metrics(run.metrics):
-        for key in line:
-            if key.startswith("eval/") and key.endswith("/success"):
-                prefix = key.removesuffix("/success")
-                metrics = {
-                    name.removeprefix(f"{prefix}/"): value for name, value in line.items() if name.startswith(prefix)
-                }
-                latest[HELD_OUT if prefix == "eval" else prefix.removeprefix("eval/")] = int(line["step"]), metrics
+        for name, prefix in evaluations_in(line).items():
+            metrics = {key.removeprefix(f"{prefix}/"): value for key, value in line.items() if key.startswith(prefix)}
+            latest[name] = int(line["step"]), metrics
     for stored in stored_evaluations(run):
         latest[stored.name] = stored.step, stored.metrics
     return latest
