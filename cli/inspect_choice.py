@@ -1,13 +1,11 @@
 """Which trajectories of a file the options of ``condensegrpo inspect`` mean."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.inspection import views
-from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.records import IndexedTrajectory, groups
 
 
@@ -56,7 +54,7 @@ class Choice:
             )
         if not self.given:
             by_group = groups(matches)
-            return next((each for each in by_group if each.signal), by_group[0]).siblings
+            return next((group for group in by_group if group.signal), by_group[0]).siblings
         return matches
 
     def named(self, every: Sequence[IndexedTrajectory]) -> list[IndexedTrajectory]:
@@ -70,36 +68,30 @@ class Choice:
         return [record for record in every if group in (None, record.figures.group_id) and named in (None, record.id)]
 
 
-def view_and_condition(given: Sequence[str]) -> tuple[str | None, str | None]:
-    """The name of a view and the condition among the values of ``--view`` and ``--where``; None: not given.
+def one_view(names: Sequence[str]) -> str | None:
+    """The view of ``--view``; None: not given.
 
     Raises:
         ConfigError: several views are named.
     """
-    known = {*(view.name for view in views.READY_VIEWS), views.GOT_WORSE}
-    names = [text for text in given if text in known or (re.fullmatch(r"[\w-]+", text) and text not in FIELDS)]
     if len(names) > 1:
         raise ConfigError(f"reading --view: found {' and '.join(names)}, wanted one view. Add a condition by --where.")
-    conditions = [text for text in given if text not in names]
-    where = " and ".join(f"({text})" for text in conditions) if len(conditions) > 1 else next(iter(conditions), None)
-    return next(iter(names), None), where
+    return next(iter(names), None)
 
 
-def page_and_picture(given: Sequence[Path]) -> tuple[Path | None, Path | None]:
-    """The page or the picture among the values of ``--html`` and ``--svg``, by its name; None: not given.
+def check_output(page: Path | None, picture: Path | None) -> None:
+    """Check the files of ``--html`` and ``--svg``.
 
     Raises:
-        ConfigError: it is neither, or several files are given.
+        ConfigError: a file has another ending, or both are given.
     """
-    for file in given:
-        if file.suffix not in (".html", ".htm", ".svg"):
+    for file, endings in ((page, (".html", ".htm")), (picture, (".svg",))):
+        if file is not None and file.suffix not in endings:
             raise ConfigError(f"writing {file}: wanted a name that ends in .html, for a page, or .svg, for a picture.")
-    if len(given) > 1:
-        found = " and ".join(map(str, given))
-        raise ConfigError(f"reading --html and --svg: found {found}, wanted one file. Run the command for each.")
-    if not given:
-        return None, None
-    return (None, given[0]) if given[0].suffix == ".svg" else (given[0], None)
+    if page is not None and picture is not None:
+        raise ConfigError(
+            f"reading --html and --svg: found {page} and {picture}, wanted one file. Run the command for each."
+        )
 
 
 def _meant(kind: str, given: str | None, every: Sequence[str]) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from condensegrpo.cli.inspect_choice import Choice, page_and_picture, view_and_condition
+from condensegrpo.cli.inspect_choice import Choice, check_output, one_view
 from condensegrpo.cli.inspect_print import parts_of, turns_to_show, view_json, view_of
 from condensegrpo.cli.options import AsJson
 from condensegrpo.core.errors import ConfigError
@@ -36,14 +36,11 @@ GroupName = Annotated[str | None, typer.Option(help="Only trajectories of this g
 TrajectoryName = Annotated[
     str | None, typer.Option(help="Show the trajectory of this id, 6/12/3, or number: 99 or '#99'.")
 ]
-ViewNames = ", ".join((*(each.name for each in views.READY_VIEWS), views.GOT_WORSE))
+ViewNames = ", ".join((*(view.name for view in views.READY_VIEWS), views.GOT_WORSE))
+View = Annotated[list[str] | None, typer.Option(metavar="NAME", help=f"Show a ready view: {ViewNames}.")]
 Where = Annotated[
     list[str] | None,
-    typer.Option(
-        "--view",
-        "--where",
-        help=f"Show a ready view ({ViewNames}), or those for which this holds: 'score==0 and turns>3'. Repeat: both.",
-    ),
+    typer.Option(metavar="CONDITION", help="Show those for which this holds: 'score==0 and turns>3'. Repeat: all."),
 ]
 Sort = Annotated[str | None, typer.Option(help="Show the first by this field; -field: the largest first.")]
 TurnNumber = Annotated[int | None, typer.Option(min=0, help="Details of this turn only.")]
@@ -53,15 +50,11 @@ Check = Annotated[
     bool, typer.Option("--check", help="Only verify the invariants, of all steps without --step; exit code 1.")
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="Print, also on a terminal.")]
-Output = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--html",
-        "--svg",
-        metavar="FILE",
-        help=".html: write one offline page, of the step or of what --view and --where match; .svg: also draw this.",
-    ),
+Page = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write one offline page, of the step or of what --view and --where match."),
 ]
+Picture = Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw what is printed into a picture.")]
 
 
 def inspect_trajectory(
@@ -71,6 +64,7 @@ def inspect_trajectory(
     evaluation: Evaluation = None,
     group: GroupName = None,
     trajectory: TrajectoryName = None,
+    view: View = None,
     where: Where = None,
     sort: Sort = None,
     turn: TurnNumber = None,
@@ -79,7 +73,8 @@ def inspect_trajectory(
     check: Check = False,
     as_json: AsJson = False,
     plain: Plain = False,
-    output: Output = None,
+    html: Page = None,
+    svg: Picture = None,
 ) -> None:
     """Browse a run's trajectories: what was condensed, sampled and trained, and why. Press ? for the keys.
 
@@ -95,25 +90,27 @@ def inspect_trajectory(
         files = trajectory_files(path) if every_file else ()
         print_breaches(files or (choose(path, step, evaluation),), as_json=as_json)
         return
-    view, condition = view_and_condition(where or [])
+    check_output(html, svg)
+    conditions = where or []
+    condition = conditions[0] if len(conditions) == 1 else " and ".join(f"({text})" for text in conditions) or None
+    named = one_view(view or [])
     choice = Choice(group=group, trajectory=trajectory or trajectory_id, where=condition, sort=sort)
     if step is None and (path / "config.yaml").is_file():
         step = step_of(choice.trajectory, group)
     index, file = Index(path), choose(path, step, evaluation)
-    is_worse = view == views.GOT_WORSE
-    ready = views.ready_view(view) if view is not None and not is_worse else None
-    page, svg = page_and_picture(output or [])
+    is_worse = named == views.GOT_WORSE
+    ready = views.ready_view(named) if named is not None and not is_worse else None
     printed = plain or tokens or full or as_json or svg is not None
-    if is_worse and (condition or sort or as_json or output):
+    if is_worse and (condition or sort or as_json or html or svg):
         raise ConfigError(
-            f"reading --view {view}: it lists problems, without --where, --sort, --json, --html and --svg. Choose "
+            f"reading --view {named}: it lists problems, without --where, --sort, --json, --html and --svg. Choose "
             "a problem: --where \"problem == 'NAME'\"."
         )
-    if page is not None:
+    if html is not None:
         from condensegrpo.cli.inspect_html import export
 
         is_single = path.is_file() or choice.is_named or step is not None or evaluation is not None
-        export(page, index, file if is_single else None, choice.within(ready))
+        export(html, index, file if is_single else None, choice.within(ready))
     elif sys.stdin.isatty() and sys.stdout.isatty() and not printed:
         from condensegrpo.cli.inspect_app.app import run
 
@@ -132,8 +129,8 @@ def _listing(choice: Choice, ready: views.ReadyView | None, file: Path | None) -
     given = (("--view", ready and ready.name), ("--where", choice.where), ("--sort", choice.sort))
     shown = [(option, value) for option, value in given if value]
     meant = choice.within(ready)
-    matching = ", ".join(each for each in (ready and ready.title, choice.where) if each)
-    title = " by ".join(each for each in (matching, choice.sort) if each)
+    matching = ", ".join(part for part in (ready and ready.title, choice.where) if part)
+    title = " by ".join(part for part in (matching, choice.sort) if part)
     options = tuple(part for pair in shown for part in pair)
     return Listing(title, meant.where, meant.sort, options, file) if shown else None
 
