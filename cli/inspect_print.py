@@ -43,7 +43,7 @@ class View:
     detail: str
     turns: tuple[TurnView, ...]
     information: tuple[str, ...]  # how condensations changed the information about the answer, a sentence each
-    tokenizer: str | None  # file; None: not asked for, or none was found
+    tokenizer: str | None  # file; None: not requested, or none was found
 
 
 def view_of(
@@ -89,7 +89,7 @@ def view_json(view: View, shown: Sequence[TurnView]) -> str:
 
 
 def turns_to_show(view: View, turn: int | None) -> tuple[TurnView, ...]:
-    """The turns of which details are printed: the one that is asked for, or all.
+    """The turns of which details are printed: the requested one, or all.
 
     Raises:
         DataError: the trajectory has no such turn.
@@ -100,7 +100,7 @@ def turns_to_show(view: View, turn: int | None) -> tuple[TurnView, ...]:
     return every if turn is None else every[turn : turn + 1]
 
 
-def _listing_parts(view: View, *, asked: str, one_group: bool, width: int) -> Iterator[RenderableType]:
+def _listing_parts(view: View, *, condition: str, one_group: bool, width: int) -> Iterator[RenderableType]:
     """File and step, the groups or the matches, and the siblings of the chosen trajectory."""
     chosen = view.trajectory
     count = sum(len(group.siblings) for group in view.groups)
@@ -115,9 +115,9 @@ def _listing_parts(view: View, *, asked: str, one_group: bool, width: int) -> It
     for problem in view.problems:
         yield Text(f"incomplete: {problem}", theme.WARN)
     yield Text()
-    if asked:
+    if condition:
         more = f", the first {MOST_MATCHES}" if len(view.matches) > MOST_MATCHES else ""
-        title = f"{counted(len(view.matches), 'trajectory', 'trajectories')}{neutral(asked)}{more}"
+        title = f"{counted(len(view.matches), 'trajectory', 'trajectories')}{neutral(condition)}{more}"
         yield sibling_table(title, view.matches[:MOST_MATCHES], chosen.id, width)
     elif not one_group:
         yield group_table(view.groups, chosen.figures.group_id, width)
@@ -161,6 +161,8 @@ def parts_of(
     view: View, width: int, *, choice: Choice, shown: Sequence[TurnView], tokens: bool, full: bool
 ) -> Iterator[RenderableType]:
     """Everything that is printed, with details of the turns that are ``shown``."""
-    asked = "".join(f" {option} {value}" for option, value in (("where", choice.where), ("by", choice.sort)) if value)
-    yield from _listing_parts(view, asked=asked, one_group=choice.is_named, width=width)
+    condition = "".join(
+        f" {option} {value}" for option, value in (("where", choice.where), ("by", choice.sort)) if value
+    )
+    yield from _listing_parts(view, condition=condition, one_group=choice.is_named, width=width)
     yield from _trajectory_parts(view, shown, tokens=tokens, full=full)

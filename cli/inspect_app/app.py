@@ -81,7 +81,7 @@ class InspectorApp(App[None]):
         turn: int = 0,
         first: Listing | Literal["worse"] | None = None,
     ) -> None:
-        """An application that begins with a place.
+        """An application that begins with a trajectory or a list.
 
         Args:
             selection: what is shown.
@@ -152,7 +152,7 @@ class InspectorApp(App[None]):
         self.show(record, turn)
 
     def show_listed(self, listed: Listed) -> None:
-        """List trajectories of any steps, and show the first, or the one that was asked for with the listing."""
+        """List trajectories of any steps, and show the first, or the one that the listing names."""
         self.listed = listed
         self._fill("list", listed.rows)
         self._set_title(f"{listed.title}   (Esc: groups)")
@@ -243,7 +243,7 @@ class InspectorApp(App[None]):
             case "list":
                 if row == len(self.selection.groups) - 1 and self.selection.more_groups():
                     added = self.selection.groups[row + 1 :]
-                    event.option_list.add_options(Option(rows.group_row(each)) for each in added)
+                    event.option_list.add_options(Option(rows.group_row(added_group)) for added_group in added)
                 self.show(self.selection.groups[row].siblings[0])
             case "siblings" if group is not None:
                 self.show(group.siblings[row], self.selection.turn)

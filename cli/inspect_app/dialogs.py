@@ -100,7 +100,7 @@ class CompareDialog(ModalScreen[None]):
     ]
 
     def __init__(self, first: OpenedTrajectory, sibling: Callable[[int], OpenedTrajectory]) -> None:
-        """``sibling``: that many places behind the first."""
+        """``sibling``: the one that many rows after the first."""
         super().__init__()
         self._first, self._second, self._sibling, self._by, self._turn = first, first, sibling, 0, 0
 

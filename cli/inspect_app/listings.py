@@ -51,7 +51,7 @@ def worse(index: Index, so_far: str) -> Listed:
     worst = [(change, index.at(visit.batch, visit.worst)) for change, visit in last]
     listed = [(change, record) for change, record in worst if record is not None]
     title = f"{counted(len(changes), 'problem')} got worse: first half of the steps → last half{so_far}"
-    return Listed(title, [record for _, record in listed], [rows.change_row(*each) for each in listed])
+    return Listed(title, [record for _, record in listed], [rows.change_row(*pair) for pair in listed])
 
 
 def visits(index: Index, problem: str) -> Listed:

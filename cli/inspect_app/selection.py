@@ -30,7 +30,7 @@ class Listing(NamedTuple):
 
 @dataclass(slots=True)
 class Selection:
-    """The place in a run, moved by the keys."""
+    """What of a run is shown, moved by the keys."""
 
     index: Index
     file: Path
@@ -79,10 +79,10 @@ class Selection:
     def step(self, by: int) -> bool:
         """Go to another step; False: there is none."""
         files = self.files
-        place = files.index(self.file) + by if self.file in files else len(files) - 1
-        if not 0 <= place < len(files):
+        number = files.index(self.file) + by if self.file in files else len(files) - 1
+        if not 0 <= number < len(files):
             return False
-        return self.go_to(files[place])
+        return self.go_to(files[number])
 
     def other_kind(self) -> bool:
         """Go from training to the evaluations, through their names, and back; False: there is nothing else."""

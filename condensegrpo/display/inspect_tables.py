@@ -29,11 +29,11 @@ def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
     idle = f", {sum(group.signal is False for group in groups)} without signal" if credited else ""
     table = _table(f"{counted(len(groups), 'group')}{idle}")
     wide = width >= WIDE
-    asked = wide and any(group.question is not None for group in groups)
+    with_texts = wide and any(group.question is not None for group in groups)
     table.add_column("", no_wrap=True)
     dots = DOTS if wide else "…"
     table.add_column("group", overflow="fold", min_width=5)
-    for heading in ("question", "ground truth")[: 2 * asked]:
+    for heading in ("question", "ground truth")[: 2 * with_texts]:
         table.add_column(heading, overflow="fold")
     narrow = width < NARROW
     sizes = ("context",) if narrow else ("turns", "context", "output")
@@ -47,7 +47,7 @@ def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
         table.add_row(
             Text(CHOSEN if group.id == chosen else " ", theme.HEAD),
             Text(one_line(group.id, 48)),
-            *([_known(group.question, 32), _known(group.ground_truth, 16)] if asked else []),
+            *([_known(group.question, 32), _known(group.ground_truth, 16)] if with_texts else []),
             str(len(members)),
             f"{sum(each.correct for each in figures) / len(figures):.2f}",
             _span([each.total for each in figures], ".3f", dots),

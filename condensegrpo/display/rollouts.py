@@ -100,14 +100,14 @@ class Rollouts(Sequence[Rollout]):
         self._rollouts = tuple(Rollout(index, self.batch, record) for record in index.records(self.batch))
 
     @overload
-    def __getitem__(self, place: int) -> Rollout: ...
+    def __getitem__(self, index: int) -> Rollout: ...
 
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Rollout]: ...
+    def __getitem__(self, index: slice) -> Sequence[Rollout]: ...
 
-    def __getitem__(self, place: int | slice) -> Rollout | Sequence[Rollout]:
-        """The rollout at a place; several for a slice."""
-        return self._rollouts[place]
+    def __getitem__(self, index: int | slice) -> Rollout | Sequence[Rollout]:
+        """The rollout at an index; several for a slice."""
+        return self._rollouts[index]
 
     def __len__(self) -> int:
         return len(self._rollouts)
@@ -122,11 +122,11 @@ class Rollouts(Sequence[Rollout]):
 
     def trajectory_rows(self) -> list[Row]:
         """The rows of ``trajectories``."""
-        return self._with_step(trajectory_row(each.record) for each in self)
+        return self._with_step(trajectory_row(rollout.record) for rollout in self)
 
     def turn_rows(self) -> list[Row]:
         """The rows of ``turns``."""
-        return self._with_step(row for each in self for row in turn_rows(each.scored, each.record.credit))
+        return self._with_step(row for rollout in self for row in turn_rows(rollout.scored, rollout.record.credit))
 
     def show(self) -> None:
         """Print a line for each."""
@@ -142,7 +142,7 @@ class Rollouts(Sequence[Rollout]):
         return [{"step": self.batch.number, **row} for row in rows]
 
     def _draw(self, console: Console) -> None:
-        console.print(sibling_table("", [each.record for each in self], "", console.width))
+        console.print(sibling_table("", [rollout.record for rollout in self], "", console.width))
 
 
 def _html(draw: Callable[[Console], None]) -> str:

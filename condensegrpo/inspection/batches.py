@@ -123,7 +123,7 @@ def trajectory_files(path: Path) -> tuple[Path, ...]:
 
 
 def run_of(file: Path) -> Path | None:
-    """The run folder that a file lies in, by its place."""
+    """The run folder that a file lies in, by its path."""
     inside = file.resolve().parent
     if inside.name == "trajectories":
         return inside.parent
@@ -131,7 +131,7 @@ def run_of(file: Path) -> Path | None:
 
 
 def is_training(file: Path) -> bool:
-    """Whether a file holds a training batch of a run, by its place."""
+    """Whether a file holds a training batch of a run, by its path."""
     return file.resolve().parent.name == "trajectories"
 
 
@@ -183,22 +183,22 @@ def step_of(trajectory: str | None, group: str | None) -> int | None:
 
 def _evaluations(folder: Path) -> Iterator[Path]:
     """The files of evaluations: in a run's folder, in its ``evaluations``, or in one that ``eval --save`` made."""
-    own = () if (folder / "config.yaml").is_file() else ("step_*/*.jsonl", "*.jsonl")
-    for pattern in ("evaluations/step_*/*.jsonl", *own):
+    saved = () if (folder / "config.yaml").is_file() else ("step_*/*.jsonl", "*.jsonl")
+    for pattern in ("evaluations/step_*/*.jsonl", *saved):
         yield from sorted(folder.glob(pattern))
 
 
 def _evaluation_of(folder: Path, files: tuple[Path, ...], number: int | None, name: str | None) -> Path:
     """The evaluation of a name (held-out, or else the first) at a step (by default the last)."""
     steps = {file: re.fullmatch(r"step_(\d+)", file.parent.name) for file in files}
-    wanted = [file for file, step in steps.items() if number is None or (step and int(step[1]) == number)]
-    named = [file for file in wanted if name is None or file.name == evaluation_file(name)]
+    at_step = [file for file, step in steps.items() if number is None or (step and int(step[1]) == number)]
+    named = [file for file in at_step if name is None or file.name == evaluation_file(name)]
     if not named:
-        found = ", ".join(dict.fromkeys(file.stem for file in wanted or files)) or "none"
+        found = ", ".join(dict.fromkeys(file.stem for file in at_step or files)) or "none"
         taken = ranges(sorted({int(step[1]) for step in steps.values() if step}))
-        asked = f"evaluation {name}" if name else "evaluation"
+        described = f"evaluation {name}" if name else "evaluation"
         raise RunError(
-            f"reading {folder}: there is no {asked}{'' if number is None else f' after step {number}'}. There are: "
+            f"reading {folder}: there is no {described}{'' if number is None else f' after step {number}'}. There are: "
             f"{found}{f'; after steps {taken}' if taken else ''}."
         )
     last = [file for file in named if file.parent == named[-1].parent]

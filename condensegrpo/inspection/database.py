@@ -199,21 +199,21 @@ def _connected(folder: Path) -> tuple[sqlite3.Connection, Path | None]:
     """The index file in the folder, in the user's cache where that cannot be written, or else one in memory (None)."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "condensegrpo"
     name = f"inspection-{sha256(os.fsencode(folder)).hexdigest()[:16]}.sqlite"
-    for place in (folder / NAME, cache / name):
+    for path in (folder / NAME, cache / name):
         with suppress(OSError, sqlite3.Error):
-            if place.parent == cache:
+            if path.parent == cache:
                 cache.mkdir(parents=True, exist_ok=True)
             try:
-                return _prepared(place), place
+                return _prepared(path), path
             except sqlite3.DatabaseError:  # damaged, or it cannot be written
-                place.unlink()
-                return _prepared(place), place
+                path.unlink()
+                return _prepared(path), path
     return _prepared(":memory:"), None
 
 
-def _prepared(place: Path | str) -> sqlite3.Connection:
+def _prepared(path: Path | str) -> sqlite3.Connection:
     """A connection whose tables exist and can be written."""
-    connection = sqlite3.connect(place, timeout=10, check_same_thread=False)
+    connection = sqlite3.connect(path, timeout=10, check_same_thread=False)
     try:
         connection.execute("PRAGMA synchronous = OFF")  # what a crash of the machine damages is built again
         (version,) = connection.execute("PRAGMA user_version").fetchone()

@@ -161,10 +161,10 @@ COMPARISONS: Mapping[type[ast.cmpop], Comparison] = {
 }
 
 
-def _known(name: str, asked: str) -> None:
+def _known(name: str, option: str) -> None:
     if name not in FIELDS:
         hint = did_you_mean(name, FIELDS).strip() or f"Fields: {', '.join(FIELDS)}."
-        raise ConfigError(f"reading {asked}: unknown field {name!r}. {hint}")
+        raise ConfigError(f"reading {option}: unknown field {name!r}. {hint}")
 
 
 def _refusal(text: str, reason: str) -> ConfigError:

@@ -54,7 +54,7 @@ class Visit(NamedTuple):
 class Progress(NamedTuple):
     """How far the index is."""
 
-    done: int  # bytes of the files that it was asked for
+    done: int  # bytes of the files to read
     total: int
 
 
@@ -73,9 +73,9 @@ class Index:
     def note(self) -> str:
         """Where the index is, if not beside the trajectories; else nothing."""
         file = self._database.file
-        place = "in memory, and made again at each start" if file is None else f"in {file}"
+        where = "in memory, and made again at each start" if file is None else f"in {file}"
         beside = file is not None and file.parent == self._root
-        return "" if beside else f"{self._root} cannot be written: the index is {place}"
+        return "" if beside else f"{self._root} cannot be written: the index is {where}"
 
     def update(self, files: Iterable[Path] | None = None) -> None:
         """Read all that is new in some files, by default of the whole path."""
@@ -91,12 +91,12 @@ class Index:
             TrajectoryFileError: a line is damaged; names file and line.
             DataError: a file cannot be read.
         """
-        wanted = tuple(trajectory_files(self.path) if files is None else files)
+        chosen = tuple(trajectory_files(self.path) if files is None else files)
         if files is None and self.path.is_dir():
-            self._database.forget_all_but({self._name(file) for file in wanted})
-        sizes = [file.stat().st_size if file.exists() else 0 for file in wanted]
+            self._database.forget_all_but({self._name(file) for file in chosen})
+        sizes = [file.stat().st_size if file.exists() else 0 for file in chosen]
         before, damage = 0, None
-        for file, size in zip(wanted, sizes, strict=True):
+        for file, size in zip(chosen, sizes, strict=True):
             try:
                 for end in self._extend_file(file):
                     yield Progress(before + end, sum(sizes))
@@ -180,11 +180,11 @@ class Index:
     def follow(self, problem: str) -> tuple[tuple[TrajectoryBatch, Group], ...]:
         """What became of one problem: its groups in all batches, in order."""
         query = "SELECT DISTINCT name, natural FROM trajectories JOIN files USING (file) WHERE problem_id = ?"
-        places = {(str(name), str(key)) for name, key in self._database.rows(query, problem)}
+        groups_of = {(str(name), str(key)) for name, key in self._database.rows(query, problem)}
         return tuple(
             (batch, group)
             for batch in self.batches()
-            for name, key in sorted(places)
+            for name, key in sorted(groups_of)
             if name == self._name(batch.file)
             for group in groups(tuple(self._span(batch.file, key, key)))
             if group.problem == problem
@@ -232,7 +232,7 @@ class Index:
     def _where(self, batch: TrajectoryBatch, column: str, value: str | int) -> IndexedTrajectory | None:
         query = f"SELECT natural, start FROM trajectories WHERE file = ? AND {column} = ?"
         for key, start in self._database.rows(query, self._key(batch.file), value):
-            return next(each for each in self._span(batch.file, key, key) if each.place.start == start)
+            return next(known for known in self._span(batch.file, key, key) if known.place.start == start)
         return None
 
     def _extend_file(self, file: Path) -> Iterator[int]:

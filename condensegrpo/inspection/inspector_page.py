@@ -25,7 +25,7 @@ from condensegrpo.inspection.views import READY_VIEWS, select
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.stored_trajectory import stored
 
-Piece = tuple[str, int | None, int, int | None]  # status, turn, place of the message, place of its difference
+Piece = tuple[str, int | None, int, int | None]  # status, turn, index of the message, index of its difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +160,8 @@ class _Reader:
         kept, record = stored(opened.scored.trajectory), opened.record
         fields = {name: int(value) if isinstance(value, bool) else value for name, value in record.fields.items()}
         messages = cast(list[Message], kept["messages"])
-        places: dict[tuple[str, str], int] = {
-            (message.role, message.text): place for place, message in enumerate(messages)
+        indices: dict[tuple[str, str], int] = {
+            (message.role, message.text): index for index, message in enumerate(messages)
         }
         rewritings: dict[tuple[str, str], int] = {}
         return PageTrajectory(
@@ -169,7 +169,7 @@ class _Reader:
             views=tuple(name for name, matches in self._views.items() if record.id in matches),
             stored=kept | {"messages": [replace(message, content=message.text) for message in messages]},
             parts_from=parts_from,
-            turns=tuple(_turns(opened, group, places, rewritings)),
+            turns=tuple(_turns(opened, group, indices, rewritings)),
             differences=tuple(difference(*pair) for pair in rewritings),
         )
 
@@ -177,7 +177,7 @@ class _Reader:
 def _turns(
     opened: OpenedTrajectory,
     group: Group,
-    places: Mapping[tuple[str, str], int],
+    indices: Mapping[tuple[str, str], int],
     rewritings: dict[tuple[str, str], int],
 ) -> Iterator[PageTurn]:
     """The turns of a trajectory; adds what was rewritten, with its text before, to ``rewritings``."""
@@ -187,7 +187,7 @@ def _turns(
             rewriting = None
             if piece.rewritten is not None:
                 rewriting = rewritings.setdefault((piece.text, piece.rewritten), len(rewritings))
-            pieces.append((piece.status, piece.turn, places[piece.role, piece.text], rewriting))
+            pieces.append((piece.status, piece.turn, indices[piece.role, piece.text], rewriting))
         yield PageTurn(
             strip=turn.context.strip,
             context=turn.context,

@@ -57,7 +57,7 @@ class NewLines(NamedTuple):
 
 
 def read_new_lines(path: Path, known: KnownFile) -> Iterator[NewLines]:
-    """The lines behind those that are known, in parts; nothing if the file did not change.
+    """The lines after those that are known, in parts; nothing if the file did not change.
 
     Raises:
         TrajectoryFileError: a line is damaged; names file and line.
@@ -132,12 +132,12 @@ def _read(path: Path, line: bytes, number: int) -> tuple[LineContent, str | None
 
 
 def _grew(file: BinaryIO, size: int, known: KnownFile) -> bool:
-    """Whether a file goes on where it ended: longer than before, with the same bytes before that place."""
+    """Whether a file goes on where it ended: longer than before, with the same bytes before that byte."""
     return known.end > 0 and size > known.size and _tail(file, known.end) == known.tail
 
 
 def _tail(file: BinaryIO, end: int) -> bytes:
-    """A hash of what stands before a place of a file."""
+    """A hash of what stands before a byte of a file."""
     return sha256(os.pread(file.fileno(), min(end, TAIL), max(0, end - TAIL))).digest()
 
 

@@ -28,7 +28,7 @@ class TokenView:
     """One sampled token."""
 
     id: int
-    text: str | None  # None: there is no tokenizer to ask
+    text: str | None  # None: there is no tokenizer
     logprob: float
 
     @property
@@ -69,7 +69,7 @@ class TurnView:
     logprob: float | None  # mean of the output tokens, nats
     advantage: float | None
     weight: float | None  # of one token's loss; 0.0: not trained
-    tokens: tuple[TokenView, ...] | None  # None: not asked for
+    tokens: tuple[TokenView, ...] | None  # None: not requested
     rejected: tuple[RejectedView, ...]  # written for this turn's context, or after the last turn
 
 
@@ -131,7 +131,7 @@ class TokenTexts:
 
     @cache  # noqa: B019  as many as tokens of the vocabulary
     def text(self, token: int) -> str | None:
-        """The text of one token; of part of a character, the tokenizer's own name for it."""
+        """The text of one token; of part of a character, the tokenizer's name for it."""
         if self._tokenizer is None:
             return None
         plain: str = self._tokenizer.decode([token], skip_special_tokens=False)

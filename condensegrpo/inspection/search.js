@@ -12,36 +12,36 @@ function folded(text) {
 
 /** What a query means: `fit` of a trajectory (less is better, null: it does not match) and the `parts` of a text to mark. */
 function searchOf(query) {
-  const wanted = folded(query.trim());
-  if (!wanted) return { fit: () => 0, parts: () => [] };
-  if (wanted.startsWith("=")) {
+  const letters = folded(query.trim());
+  if (!letters) return { fit: () => 0, parts: () => [] };
+  if (letters.startsWith("=")) {
     const holds = condition(query.trim().slice(1));
     return { fit: (trajectory) => (holds(trajectory.figures) ? 0 : null), parts: () => [] };
   }
   return {
     fit({ figures, stored }) {
       const texts = [figures.id, figures.problem, figures.question, figures.ground_truth, figures.answer].filter(Boolean);
-      const lengths = texts.map((text) => inOrder(folded(text), wanted)).filter(Boolean).map(([first, end]) => end - first);
+      const lengths = texts.map((text) => inOrder(folded(text), letters)).filter(Boolean).map(([first, end]) => end - first);
       if (lengths.length) return Math.min(...lengths);
-      return stored.messages.some((message) => folded(message.content).includes(wanted)) ? Infinity : null;
+      return stored.messages.some((message) => folded(message.content).includes(letters)) ? Infinity : null;
     },
     parts(text, loosely) {
       const small = folded(text), parts = [];
-      for (let place = small.indexOf(wanted); place >= 0 && parts.length < MOST_MARKS; place = small.indexOf(wanted, place + wanted.length)) parts.push([place, place + wanted.length]);
-      return parts.length || !loosely ? parts : [inOrder(small, wanted)].filter(Boolean);
+      for (let position = small.indexOf(letters); position >= 0 && parts.length < MOST_MARKS; position = small.indexOf(letters, position + letters.length)) parts.push([position, position + letters.length]);
+      return parts.length || !loosely ? parts : [inOrder(small, letters)].filter(Boolean);
     },
   };
 }
 
 /** The shortest part [first, end] of a text that has the letters of a query in order, at most GAP others between two. */
 function inOrder(text, query) {
-  let ends = new Map(); // where the letters so far end: the latest place at which they begin
-  for (let place = text.indexOf(query[0]); place >= 0; place = text.indexOf(query[0], place + 1)) ends.set(place + 1, place);
+  let ends = new Map(); // where the letters so far end: the latest position at which they begin
+  for (let position = text.indexOf(query[0]); position >= 0; position = text.indexOf(query[0], position + 1)) ends.set(position + 1, position);
   for (let letter = 1; letter < query.length && ends.size; letter += 1) {
     const longer = new Map();
     for (const [end, first] of ends) {
-      for (let place = end; place <= end + GAP; place += 1) {
-        if (text[place] === query[letter]) longer.set(place + 1, Math.max(first, longer.get(place + 1) ?? 0));
+      for (let position = end; position <= end + GAP; position += 1) {
+        if (text[position] === query[letter]) longer.set(position + 1, Math.max(first, longer.get(position + 1) ?? 0));
       }
     }
     ends = longer;
@@ -52,7 +52,7 @@ function inOrder(text, query) {
 /** The function of a condition, in the language of --where, with truth values as numbers; an Error says what is wrong with it. */
 function condition(text) {
   const tokens = tokensOf(text);
-  const take = (...wanted) => (wanted.includes(tokens[0]?.text) && tokens[0].kind !== "text" ? tokens.shift().text : null);
+  const take = (...texts) => (texts.includes(tokens[0]?.text) && tokens[0].kind !== "text" ? tokens.shift().text : null);
   const whole = either();
   if (tokens.length) throw Error(`condition: did not expect ${tokens[0].text}`);
   return whole;
@@ -86,7 +86,7 @@ function condition(text) {
     if (!signs.length) return sides[0];
     return (fields) => {
       const values = sides.map((side) => side(fields));
-      return Number(signs.every((sign, place) => compares(sign, values[place], values[place + 1])));
+      return Number(signs.every((sign, position) => compares(sign, values[position], values[position + 1])));
     };
   }
 

@@ -24,7 +24,7 @@ AROUND = 40  # characters of an excerpt before and after a hit
 
 
 class ReadyView(NamedTuple):
-    """A question that is asked often, as a condition and an order."""
+    """A frequent question, as a condition and an order."""
 
     name: str
     title: str
@@ -143,10 +143,10 @@ def got_worse(index: Index) -> tuple[SuccessChange, ...]:
     changes = []
     for (kind, problem), visits in every.items():
         if half := len(visits) // 2:
-            before, after = (fmean(each.success for each in some) for some in (visits[:half], visits[-half:]))
+            before, after = (fmean(visit.success for visit in part) for part in (visits[:half], visits[-half:]))
             changes.append(SuccessChange(problem, kind, tuple(visits), before, after))
-    fallen = (each for each in changes if each.after < each.before)
-    return tuple(sorted(fallen, key=lambda each: each.after - each.before))
+    fallen = (change for change in changes if change.after < change.before)
+    return tuple(sorted(fallen, key=lambda change: change.after - change.before))
 
 
 def search(index: Index, query: str) -> Iterator[Hit]:
@@ -166,11 +166,11 @@ def search(index: Index, query: str) -> Iterator[Hit]:
 
 def fuzzy(index: Index, query: str) -> tuple[Hit, ...]:
     """The trajectories whose figures match a query, those with the fewest letters in between first."""
-    wanted = query.strip().lower()
+    letters = query.strip().lower()
     hits: list[tuple[int, int, RecordKey, str]] = []
     for number, (key, fields) in enumerate(index.fields(SEARCHED)):
         texts = [text for text in fields.values() if isinstance(text, str)]
-        matches = [(end - first, text, first, end) for text in texts for first, end in _in_order(text.lower(), wanted)]
+        matches = [(end - first, text, first, end) for text in texts for first, end in _in_order(text.lower(), letters)]
         if matches:
             length, text, first, end = min(matches)
             hits.append((length, number, key, _excerpt(text, first, end)))
@@ -183,25 +183,26 @@ def _in_order(text: str, letters: str) -> Iterator[tuple[int, int]]:
     left = iter(text)
     if not letters or not all(letter in left for letter in letters):  # nearly all texts end here
         return
-    ends = {place + 1: place for place, letter in enumerate(text) if letter == letters[0]}  # end: the latest beginning
-    for wanted in letters[1:]:
+    # by its end, the latest position at which a part begins
+    ends = {position + 1: position for position, letter in enumerate(text) if letter == letters[0]}
+    for letter in letters[1:]:
         longer: dict[int, int] = {}
         for end, begin in ends.items():
-            for place in range(end, min(end + GAP + 1, len(text))):
-                if text[place] == wanted:
-                    longer[place + 1] = max(begin, longer.get(place + 1, 0))
+            for position in range(end, min(end + GAP + 1, len(text))):
+                if text[position] == letter:
+                    longer[position + 1] = max(begin, longer.get(position + 1, 0))
         ends = longer
     yield from ((begin, end) for end, begin in ends.items())
 
 
 def full_text(index: Index, query: str) -> Iterator[Hit]:
     """The trajectories of which a message has a text, in letters of either case, as they are found."""
-    wanted = query.strip().lower()
-    stored = json.dumps(wanted)[1:-1].encode().lower()  # as a line of ASCII JSON has it
+    text = query.strip().lower()
+    stored = json.dumps(text)[1:-1].encode().lower()  # as a line of ASCII JSON has it
     for batch in index.batches():
         for start, line in _lines(batch.file):
             record = index.at(batch, start) if stored in line.lower() else None
-            if record is not None and (hit := _hit(index.read(record), record, wanted)) is not None:
+            if record is not None and (hit := _hit(index.read(record), record, text)) is not None:
                 yield hit
 
 
@@ -217,12 +218,12 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise DataError(f"reading {path}: {error.strerror}.") from error
 
 
-def _hit(scored: ScoredTrajectory, record: IndexedTrajectory, wanted: str) -> Hit | None:
+def _hit(scored: ScoredTrajectory, record: IndexedTrajectory, text: str) -> Hit | None:
     for number, turn in enumerate(scored.trajectory.turns):
         for message in (*(turn.context if number == 0 else ()), turn.reply, *turn.observations):
-            place = message.text.lower().find(wanted)
-            if place >= 0:
-                return Hit(record, number, _excerpt(message.text, place, place + len(wanted)))
+            position = message.text.lower().find(text)
+            if position >= 0:
+                return Hit(record, number, _excerpt(message.text, position, position + len(text)))
     return None  # it is a name in the JSON
 
 
