@@ -10,6 +10,7 @@ from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.neutral import one_line
+from condensegrpo.inspection import records
 from condensegrpo.inspection.records import Group, IndexedTrajectory
 
 MOST_COMPONENTS = 5  # columns; the rest is in --json
@@ -17,6 +18,7 @@ WIDE = 110  # columns of a console that has room for everything
 NARROW = 80  # columns of a console below which turns and outputs are left out
 DOTS = " … "  # between the ends of a range
 CHOSEN = "▶"
+QUALITIES = {"good": theme.GOOD, "bad": theme.BAD, "partial": theme.WARN}
 HANDLED = {"mask": " (masked)", "penalise": " (penalised)"}  # shown after the stop reason
 
 
@@ -104,11 +106,8 @@ def sibling_table(title: str, members: Sequence[IndexedTrajectory], chosen: str,
 
 def verdict(figures: TrajectoryFigures) -> Text:
     """Correct, wrong, partly correct or malformed, as a mark and a word."""
-    if not figures.format_valid:
-        return Text("✗ malformed", theme.BAD)
-    if figures.correct >= 1:
-        return Text("✓ correct", theme.GOOD)
-    return Text("✗ wrong", theme.BAD) if figures.correct <= 0 else Text(f"◐ {figures.correct:.2f}", theme.WARN)
+    text, quality = records.verdict(figures)
+    return Text(text, QUALITIES[quality])
 
 
 def advantage(sibling: IndexedTrajectory, largest: float, dots: str = DOTS) -> Text:

@@ -88,15 +88,14 @@ function groupItem({ index, number, one }) {
     one.idle && h("small", { class: "warn" }, `○ ${one.idle}`));
 }
 
-function verdict({ format, correct }) {
-  if (!format) return h("b", { class: "bad" }, "✗ malformed");
-  return correct >= 1 ? h("b", { class: "good" }, "✓ correct") : correct > 0 ? h("b", { class: "warn" }, `◐ ${digits(correct, 2)}`) : h("b", { class: "bad" }, "✗ wrong");
+function verdictOf({ verdict: [text, quality] }) {
+  return h("b", { class: quality === "partial" ? "warn" : quality }, text);
 }
 
 function siblingItem({ figures }, index) {
   const parts = [`score ${digits(figures.score, 3)}`, figures.advantage === null ? null : `advantage ${signed(figures.advantage)}`, counted(figures.turns, "turn", "turns"), `context ${digits(figures.context)}`, figures.stop.replaceAll("_", " ")];
   return h("button", { type: "button", class: "item", "aria-current": String(index === at.sibling), onclick: () => go({ sibling: index }, false) },
-    h("span", { class: "row" }, h("span", {}, `#${figures.sample}`), verdict(figures)), h("small", {}, parts.filter(Boolean).join(" · ")));
+    h("span", { class: "row" }, h("span", {}, `#${figures.sample}`), verdictOf(figures)), h("small", {}, parts.filter(Boolean).join(" · ")));
 }
 
 function stripOf(letters) {
@@ -124,7 +123,7 @@ function head() {
   const { figures, stored } = sibling();
   const line = (name, text) => text !== null && text !== "" && h("span", {}, h("span", { class: "dim" }, `${name}: `), marked(text, true));
   const figure = [batch().title, sibling().turns.length ? `turn ${at.turn} of ${sibling().turns.length}` : null, `score ${digits(figures.score)}`, figures.stop.replaceAll("_", " ")];
-  return h("div", { class: "about" }, h("p", {}, h("b", {}, figures.id), " ", verdict(figures), h("span", { class: "dim" }, ` ${figure.filter(Boolean).join(" · ")}`)),
+  return h("div", { class: "about" }, h("p", {}, h("b", {}, figures.id), " ", verdictOf(figures), h("span", { class: "dim" }, ` ${figure.filter(Boolean).join(" · ")}`)),
     h("p", {}, line("question", figures.question)), h("p", {}, line("ground truth", figures.ground_truth), line("answer", figures.answer)), stored.detail && h("p", {}, line("failure", stored.detail)));
 }
 
@@ -213,7 +212,7 @@ function observed() {
 let compared = { other: 0, turn: 0 }; // the sibling and the turn that are compared
 
 /** Compare with another sibling, from the first turn that differs or from a turn. */
-function compare(other, turn = sibling().parts_from[other]?.[0] ?? 0) {
+function compare(other, turn = sibling().first_differences[other]?.[0] ?? 0) {
   if (group().siblings.length < 2) return say("it has no sibling");
   compared = { other, turn };
   drawComparison();
@@ -223,7 +222,7 @@ function compare(other, turn = sibling().parts_from[other]?.[0] ?? 0) {
 function drawComparison() {
   const sides = [sibling(), group().siblings[compared.other]];
   const [first, second] = sides.map(({ figures }) => figures.id);
-  const [where, part] = sibling().parts_from[compared.other] ?? [];
+  const [where, part] = sibling().first_differences[compared.other] ?? [];
   const turns = Math.max(...sides.map((side) => side.turns.length));
   compared.turn = Math.max(0, Math.min(turns - 1, compared.turn));
   const replies = sides.map((side) => side.stored.turns[compared.turn] && side.stored.messages[side.stored.turns[compared.turn].reply].content);
@@ -237,7 +236,7 @@ function drawComparison() {
 function comparedSide(trajectory, common) {
   const { figures, stored } = trajectory;
   const turn = stored.turns[compared.turn];
-  const about = h("p", {}, h("b", {}, figures.id), " ", verdict(figures), h("span", { class: "dim" }, ` score ${digits(figures.score)} · ${figures.stop.replaceAll("_", " ")} · ${counted(figures.turns, "turn", "turns")}`));
+  const about = h("p", {}, h("b", {}, figures.id), " ", verdictOf(figures), h("span", { class: "dim" }, ` score ${digits(figures.score)} · ${figures.stop.replaceAll("_", " ")} · ${counted(figures.turns, "turn", "turns")}`));
   if (!turn) return [about, h("p", { class: "warn" }, "it had ended before this turn")];
   const more = trajectory.turns[compared.turn];
   const shown = (each) => message(each.name ? `${each.role} ${each.name}` : each.role, each.role, shortened(each.content, MOST_LETTERS));

@@ -14,13 +14,13 @@ from typing import cast
 from condensegrpo.core.messages import Message
 from condensegrpo.inspection.batches import TrajectoryBatch, command_of
 from condensegrpo.inspection.context_view import ContextView
-from condensegrpo.inspection.filters import FIELDS, Value
+from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.formula import CreditLine
 from condensegrpo.inspection.history import WordChange, difference
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.opened import FirstDifference, OpenedTrajectory, TrajectoryReader, first_difference
 from condensegrpo.inspection.page import page, typed_path
-from condensegrpo.inspection.records import Group, IndexedTrajectory, groups
+from condensegrpo.inspection.records import Group, IndexedTrajectory, groups, verdict
 from condensegrpo.inspection.views import READY_VIEWS, select
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.stored_trajectory import stored
@@ -45,9 +45,9 @@ class PageTurn:
 class PageTrajectory:
     """One trajectory."""
 
-    figures: Mapping[str, Value]  # ``filters.FIELDS``, truth values as numbers; sample and handling
+    figures: Mapping[str, object]  # ``filters.FIELDS``, truth values as numbers; sample, handling and verdict
     views: tuple[str, ...]  # the ready views that it belongs to
-    parts_from: tuple[FirstDifference | None, ...]  # each of its siblings, in their order
+    first_differences: tuple[FirstDifference | None, ...]  # from each of its siblings, in their order; None: equal
     stored: Mapping[str, object]  # as a line of its file has it
     turns: tuple[PageTurn, ...]
     differences: tuple[tuple[tuple[WordChange, str], ...], ...]  # of rewritten messages
@@ -151,13 +151,13 @@ class _Reader:
             ids = {token for turn in opened.scored.trajectory.turns for token in turn.output_ids}
             tokens.update({token: self._reader.texts.text(token) for token in ids - tokens.keys()})
             others = (other.scored.trajectory for other in every)
-            parts_from = tuple(first_difference(opened.scored.trajectory, other) for other in others)
-            yield self._trajectory(opened, whole, parts_from)
+            first_differences = tuple(first_difference(opened.scored.trajectory, other) for other in others)
+            yield self._trajectory(opened, whole, first_differences)
 
     def _trajectory(
-        self, opened: OpenedTrajectory, group: Group, parts_from: tuple[FirstDifference | None, ...]
+        self, opened: OpenedTrajectory, group: Group, first_differences: tuple[FirstDifference | None, ...]
     ) -> PageTrajectory:
-        kept, record = stored(opened.scored.trajectory), opened.record
+        kept, record, figures = stored(opened.scored.trajectory), opened.record, opened.record.figures
         fields = {name: int(value) if isinstance(value, bool) else value for name, value in record.fields.items()}
         messages = cast(list[Message], kept["messages"])
         indices: dict[tuple[str, str], int] = {
@@ -165,10 +165,10 @@ class _Reader:
         }
         rewritings: dict[tuple[str, str], int] = {}
         return PageTrajectory(
-            figures={**fields, "sample": record.figures.sample, "handling": record.handling},
+            figures={**fields, "sample": figures.sample, "handling": record.handling, "verdict": verdict(figures)},
             views=tuple(name for name, matches in self._views.items() if record.id in matches),
             stored=kept | {"messages": [replace(message, content=message.text) for message in messages]},
-            parts_from=parts_from,
+            first_differences=first_differences,
             turns=tuple(_turns(opened, group, indices, rewritings)),
             differences=tuple(difference(*pair) for pair in rewritings),
         )

@@ -125,6 +125,15 @@ def _has_signal(members: Sequence[IndexedTrajectory]) -> bool | None:
     return any(advantage != 0 for advantages in known for advantage in advantages) if known else None
 
 
+def verdict(figures: TrajectoryFigures) -> tuple[str, str]:
+    """Correct, wrong, partly correct or malformed, as a mark and a word; and whether that is good, bad or partial."""
+    if not figures.format_valid:
+        return "✗ malformed", "bad"
+    if figures.correct >= 1:
+        return "✓ correct", "good"
+    return ("✗ wrong", "bad") if figures.correct <= 0 else (f"◐ {figures.correct:.2f}", "partial")
+
+
 def natural(text: str) -> str:
     """A sort key that compares numbers in names by value: p2 before p10."""
     return re.sub(r"[0-9]+", lambda digits: digits[0].zfill(12), text.encode("utf-8", "replace").decode())
