@@ -215,7 +215,10 @@ def padded(rows: Sequence[Segment]) -> tuple[Tensor, Tensor]:
     columns = max(len(row.token_ids) for row in rows)
     ids = torch.tensor([[*row.token_ids, *[0] * (columns - len(row.token_ids))] for row in rows])
     places = [
-        number * columns + place - 1 for number, row in enumerate(rows) for turn in row.turns for place in turn.places
+        number * columns + place - 1
+        for number, row in enumerate(rows)
+        for turn in row.turns
+        for place in turn.positions
     ]
     return ids, torch.tensor(places)
 

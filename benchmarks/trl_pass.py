@@ -93,8 +93,8 @@ def _tries(trie: Any, rows: Sequence[Segment], budget: int) -> Iterator[Any]:  #
         logprobs = [0.0] * len(row.token_ids)
         mask = [False] * len(row.token_ids)
         for turn in row.turns:
-            logprobs[turn.start : turn.places.stop] = turn.logprobs
-            mask[turn.start : turn.places.stop] = [True] * len(turn.logprobs)
+            logprobs[turn.start : turn.positions.stop] = turn.logprobs
+            mask[turn.start : turn.positions.stop] = [True] * len(turn.logprobs)
         sample = {
             "input_ids": torch.tensor(row.token_ids),
             "completion_mask": torch.tensor(mask),

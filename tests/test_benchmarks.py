@@ -87,7 +87,7 @@ def test_turns_apart_train_the_same_tokens_with_the_same_weights_as_the_rows(kin
             (row.token_ids[place], turn.advantage, turn.weight)
             for row in rows
             for turn in row.turns
-            for place in turn.places
+            for place in turn.positions
         ]
 
     assert trained(load.rows) == trained(load.apart)

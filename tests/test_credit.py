@@ -65,7 +65,7 @@ def test_every_output_token_of_a_trajectory_has_its_advantage() -> None:
     advantage_NK = of_scores("grpo", {"scale": "none"})(scores_of(batch))
     rows = rows_of(batch, advantage_NK, torch.ones_like(advantage_NK))
     trained = {
-        row.trajectory + str(row.first_turn): [turn.advantage for turn in row.turns for _ in turn.places]
+        row.trajectory + str(row.first_turn): [turn.advantage for turn in row.turns for _ in turn.positions]
         for row in rows
     }
     assert trained == {"g/a0": [0.5, 0.5], "g/a1": [0.5], "g/a2": [0.5, 0.5, 0.5], "g/b0": [-0.5] * 4}

@@ -81,7 +81,7 @@ def rows(
 def apart(row: Segment) -> list[Segment]:
     """A merged row as one row a turn: the earlier turns of it are context to the later ones."""
     return [
-        replace(row, token_ids=row.token_ids[: turn.places.stop], turns=(turn,), first_turn=turn.turn)
+        replace(row, token_ids=row.token_ids[: turn.positions.stop], turns=(turn,), first_turn=turn.turn)
         for turn in row.turns
     ]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from condensegrpo.core.garbage import THRESHOLDS, rare_collections
+from condensegrpo.episodes.group import GARBAGE_THRESHOLDS, rare_collections
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def test_blocks_that_overlap_end_with_the_last() -> None:
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert gc.get_threshold() == THRESHOLDS
+    assert gc.get_threshold() == GARBAGE_THRESHOLDS
     second.__exit__(None, None, None)
     assert gc.get_threshold() == (700, 10, 10)
 

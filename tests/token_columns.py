@@ -19,7 +19,7 @@ class Columns(NamedTuple):
 
 def columns(row: Segment) -> Columns:
     """The columns of a row."""
-    of = {place: (turn, place - turn.start) for turn in row.turns for place in turn.places}
+    of = {place: (turn, place - turn.start) for turn in row.turns for place in turn.positions}
     every = [of.get(place) for place in range(len(row.token_ids))]
     return Columns(
         trained=tuple(known is not None for known in every),
@@ -32,12 +32,12 @@ def columns(row: Segment) -> Columns:
 
 def trained_tokens(row: Segment) -> list[int]:
     """The ids of its trained tokens, in order."""
-    return [row.token_ids[place] for turn in row.turns for place in turn.places]
+    return [row.token_ids[place] for turn in row.turns for place in turn.positions]
 
 
 def places_of(row: Segment) -> list[int]:
     """The places of its trained tokens."""
-    return [place for turn in row.turns for place in turn.places]
+    return [place for turn in row.turns for place in turn.positions]
 
 
 def runs(flags: Sequence[bool]) -> Iterator[tuple[int, int]]:

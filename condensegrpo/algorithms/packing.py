@@ -283,7 +283,7 @@ def _check(segments: Sequence[Segment]) -> None:
 
 def _trained(segment: Segment) -> list[int]:
     """The positions of the trained tokens of a row."""
-    return [position for turn in segment.turns for position in turn.places]
+    return [position for turn in segment.turns for position in turn.positions]
 
 
 def _repeated(values: Sequence[float], sizes: Sequence[int]) -> Tensor:

@@ -20,7 +20,7 @@ from condensegrpo.config.schema import Plugin, RunConfig, TaskSettings
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.plugins import OBJECT
 from condensegrpo.core.protocols import Condenser, GroupReward, Reward, Sampler, Task, Tool
-from condensegrpo.core.suggestions import did_you_mean
+from condensegrpo.core.wording import did_you_mean
 
 Objects = Mapping[str, object]  # by the name that the configuration has for them
 NO_OBJECTS: Objects = {}

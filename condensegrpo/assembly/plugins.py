@@ -22,7 +22,7 @@ from condensegrpo.core.credentials import without_credentials
 from condensegrpo.core.errors import CondenseError, PluginError
 from condensegrpo.core.failures import at_definition, is_ctrl_c, message_of
 from condensegrpo.core.plugins import load
-from condensegrpo.core.suggestions import did_you_mean
+from condensegrpo.core.wording import did_you_mean
 
 NOTHING: Mapping[str, object] = {}
 STRICT = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)

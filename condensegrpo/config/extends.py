@@ -14,7 +14,7 @@ from condensegrpo.algorithms.settings import LossSettings
 from condensegrpo.config.schema import CondenserPlugin, RewardPlugin, SamplerPlugin
 from condensegrpo.config.yaml_tree import EXTENDS, KeyPath, read_yaml
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.suggestions import did_you_mean
+from condensegrpo.core.wording import did_you_mean
 
 Tree = dict[str, Any]
 

@@ -11,7 +11,7 @@ from condensegrpo.config.extends import origins as origins_of
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import KeyPath, apply_overrides, dump, dump_commented, parse
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.suggestions import did_you_mean
+from condensegrpo.core.wording import did_you_mean
 
 HELD_OUT = "held-out"  # the evaluation on a configuration's own problems
 STORED = "config.yaml"  # the configuration in a run folder

@@ -9,7 +9,7 @@ from condensegrpo.config.load import HELD_OUT, find_config, load_config
 from condensegrpo.config.schema import Name, RunConfig
 from condensegrpo.config.yaml_tree import Section, override, parse, read_yaml
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.suggestions import did_you_mean
+from condensegrpo.core.wording import did_you_mean
 
 
 class StudyReport(Section):

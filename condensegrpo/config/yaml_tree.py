@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.suggestions import did_you_mean
+from condensegrpo.core.wording import did_you_mean
 
 FLOAT = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")  # YAML 1.1, and so PyYAML, reads 1e-3 as text
 EXTENDS = "extends"  # the key of a YAML file that names the files below it

@@ -49,22 +49,22 @@ def account(history: History, shown: Sequence[Unit], count: Count) -> tuple[Span
 
 
 def _runs(history: History, shown: tuple[Unit, ...]) -> Iterator[tuple[SpanStatus, int]]:
-    """Statuses in order, each with the place where its units end."""
+    """Statuses in order, each with the index after its last unit."""
     units, done = history.units, 0
     if history.summary is not None and shown[:1] == (history.summary.unit,):
         shown, done = shown[1:], bisect_left(units, history.summary.through + 1, key=_turn)
         yield SpanStatus.REWRITTEN, done
-    for unit, at in zip(shown, places(units, shown, done), strict=True):
-        if at > done:
-            yield SpanStatus.DROPPED, at
-        done = at + 1
-        yield SpanStatus.KEPT if unit is units[at] or unit == units[at] else SpanStatus.REWRITTEN, done
+    for unit, index in zip(shown, positions(units, shown, done), strict=True):
+        if index > done:
+            yield SpanStatus.DROPPED, index
+        done = index + 1
+        yield SpanStatus.KEPT if unit is units[index] or unit == units[index] else SpanStatus.REWRITTEN, done
     if done < len(units):
         yield SpanStatus.DROPPED, len(units)
 
 
-def places(units: Sequence[Unit], shown: Sequence[Unit], first: int = 0) -> Sequence[int]:
-    """The place of each shown unit among the units of a history from ``first`` on, by its turn.
+def positions(units: Sequence[Unit], shown: Sequence[Unit], first: int = 0) -> Sequence[int]:
+    """The index of each shown unit among the units of a history from ``first`` on, found by its turn.
 
     Raises:
         ValueError: it shows a unit that the history does not have, or not in order, or twice.

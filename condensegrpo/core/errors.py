@@ -5,21 +5,21 @@
     │   └── PluginError      a plug-in is unknown, cannot be imported or refuses its options
     ├── DataError            a file or dataset does not hold what it should
     │   └── TrajectoryFileError  a trajectory file is truncated, of another version or breaks an invariant
-    ├── RolloutError         a trajectory cannot be sampled as asked
+    ├── RolloutError         a trajectory cannot be sampled as configured
     │   ├── PrefixBroken     a prompt does not continue the last one and no condensation was declared
     │   ├── ContextOverflow  a prompt does not fit, whatever the condenser did
     │   ├── SummaryRefused   a summary was not written, or cannot be used
     │   └── SamplerError     the sampler failed
-    │       └── ServerUnreachable  a server of it cannot be reached or fails; it may be asked again
+    │       └── ServerUnreachable  a server of it cannot be reached or fails; a retry may succeed
     ├── SandboxError         no sandbox holds on this machine, or its server ended
     ├── ScoreError           a reward is not a finite number
-    ├── LearnerError         the optimiser step cannot be taken as asked
+    ├── LearnerError         the optimiser step cannot be taken as configured
     │   └── CheckpointError  a checkpoint is damaged, incomplete or of another run
     └── RunError             the run folder is in use, missing or full
-        └── Interrupted      somebody asked to stop before there was anything to save
+        └── Interrupted      the run was stopped before there was anything to save
 
 A message says what was being done, what was found, what was wanted and what to do now. Errors come back from worker
-processes, so none has an ``__init__`` of its own (they must unpickle): named constructors build the messages.
+processes, so none defines ``__init__`` (they must unpickle): named constructors build the messages.
 """
 
 from typing import Self
@@ -46,7 +46,7 @@ class TrajectoryFileError(DataError):
 
 
 class RolloutError(CondenseError):
-    """A trajectory cannot be sampled as asked."""
+    """A trajectory cannot be sampled as configured."""
 
 
 class PrefixBroken(RolloutError):
@@ -55,9 +55,9 @@ class PrefixBroken(RolloutError):
     @classmethod
     def at(cls, *, turn: int, position: int, wanted: int, found: int | None) -> Self:
         """The error for the first token that differs; ``found=None`` says that the prompt ended there."""
-        held = "ends" if found is None else f"holds {found}"
+        ending = "ends" if found is None else f"holds {found}"
         return cls(
-            f"turn {turn} does not continue turn {turn - 1}: at token {position} the prompt {held}, the earlier turn "
+            f"turn {turn} does not continue turn {turn - 1}: at token {position} the prompt {ending}, the earlier turn "
             f"held {wanted}, and no condensation was declared there. The text was probably tokenised again; build the "
             f"prompt from token ids, or declare the rewrite in Turn.condensation."
         )
@@ -108,7 +108,7 @@ class SamplerError(RolloutError):
 
 
 class ServerUnreachable(SamplerError):
-    """A sampler's server cannot be reached, or fails: it may be asked again."""
+    """A sampler's server cannot be reached, or fails: a retry may succeed."""
 
 
 class SandboxError(CondenseError):
@@ -120,7 +120,7 @@ class ScoreError(CondenseError):
 
 
 class LearnerError(CondenseError):
-    """The optimiser step cannot be taken as asked."""
+    """The optimiser step cannot be taken as configured."""
 
 
 class CheckpointError(LearnerError):
@@ -132,4 +132,4 @@ class RunError(CondenseError):
 
 
 class Interrupted(RunError):
-    """Somebody asked to stop before there was anything to save."""
+    """The run was stopped before there was anything to save."""

@@ -1,4 +1,4 @@
-"""What a plug-in raised, and in which line of its own code. Standard library only."""
+"""What a plug-in raised, and in which line of its code. Standard library only."""
 
 import inspect
 import linecache
@@ -25,7 +25,7 @@ class Failure:
     source: str  # which plug-in: the reward Brief
     error: str  # the class of the exception
     message: str  # on one line
-    place: str = ""  # file:line of the plug-in's own code; empty: not known
+    place: str = ""  # file:line of the plug-in's code; empty: not known
     traceback: str = ""  # empty: nothing was raised
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call that the model asked for. ``arguments`` stays the raw JSON that it wrote, valid or not."""
+    """A call that the model wrote. ``arguments`` stays the raw JSON that it wrote, valid or not."""
 
     id: str
     name: str
@@ -72,7 +72,7 @@ class Message:
         return tuple(part for part in parts if isinstance(part, MediaPart))
 
     def followed_by(self, text: str) -> Self:
-        """This message with a text behind its last part."""
+        """This message with a text after its last part."""
         if isinstance(self.content, str):
             return replace(self, content=f"{self.content}{text}")
         return replace(self, content=(*self.content, TextPart(text=text)))
@@ -89,7 +89,7 @@ class Message:
         )
 
     def __hash__(self) -> int:
-        """Of the text, whose own hash Python remembers: messages are keys of caches."""
+        """Of the text, whose hash Python remembers: messages are keys of caches."""
         return hash((self.role, self.content))
 
 
@@ -112,7 +112,7 @@ class Unit:
         return (self.reply, *self.results)
 
     def with_instruction(self, instruction: str) -> Self:
-        """This unit with an instruction after its results: appended to a last user message, or as one of its own.
+        """This unit with an instruction after its results: appended to a last user message, or as a further one.
 
         Two user messages in a row are refused by some chat templates.
         """
@@ -144,7 +144,7 @@ class Summary:
 
 @dataclass(slots=True)
 class Rewrites:
-    """What a condenser made of single units: of each once. Units that go on from the last ones cost what is new."""
+    """Units that a condenser rewrote, each once. Units that continue the last ones cost only what is new."""
 
     made: dict[Unit, Unit] = field(default_factory=dict)
     last: tuple[Unit, ...] = ()

@@ -35,7 +35,7 @@ class Sampler(Protocol):
         """The optimiser step whose weights are in use."""
 
     def close(self) -> None:
-        """Free what is held. May be called twice."""
+        """Free memory, processes and connections. May be called twice."""
 
 
 @runtime_checkable
@@ -89,8 +89,8 @@ class AttentionQuery:
 
     prompt_ids: tuple[int, ...]  # (P,) the prompt
     positions: tuple[int, ...] = ()  # in the prompt, whose attention counts too, such as those of the last output
-    question_ids: tuple[int, ...]  # behind the prompt: the question once more; at least one
-    calibration_ids: tuple[int, ...]  # behind the prompt, without sight of the question: no content; at least one
+    question_ids: tuple[int, ...]  # after the prompt: the question once more; at least one
+    calibration_ids: tuple[int, ...]  # after the prompt, without sight of the question: no content; at least one
     layers: tuple[int, ...] = ()  # counted from 0; (): a few from the middle to near the end
 
     def __post_init__(self) -> None:
@@ -174,7 +174,7 @@ class Budget:
     scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # by name, those of ``RanksUnits``
     write: Write | None = None  # samples a condense turn; None: the condenser is none of ``Writes``
     request_tokens: int | None = None  # at most, of the prompt of a request; None: as ``tokens``
-    reply_tokens: int | None = None  # at most, of a text that is written; None: as many as are asked for
+    reply_tokens: int | None = None  # at most, of a text that is written; None: as many as the request allows
     seconds: float | None = None  # after which the engine gives the condenser up; None: never
 
 
@@ -217,7 +217,7 @@ class Counted(Protocol):
     """A condenser that has something to count, such as calls of another model."""
 
     def counts(self) -> Mapping[str, float]:
-        """What was counted since the last time it was asked, by name."""
+        """What was counted since the last call, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +301,7 @@ class OffersTools(Protocol):
     """An environment with tools of its own, which may keep a state: they belong to one episode."""
 
     def tools(self) -> Sequence[EnvironmentTool]:
-        """The tools, asked for once, after ``start``; their names are none of the run's tools."""
+        """The tools, read once, after ``start``; their names are none of the run's tools."""
 
 
 @runtime_checkable

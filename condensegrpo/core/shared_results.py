@@ -1,4 +1,4 @@
-"""Results that cost much: remembered by key, and computed once for all who ask at the same time. Standard library only.
+"""Expensive results: remembered by key, and computed once for all concurrent callers. Standard library only.
 
 a   asks ──── computes ──── result
 b           asks ────────── result            awaits the computation of a
@@ -23,7 +23,7 @@ class _Pending(Generic[R]):
 
 @dataclass(slots=True, eq=False)
 class SharedResults(Generic[K, R]):
-    """The last ``most`` results that were asked for. It serves one event loop after another; failures are forgotten."""
+    """The ``most`` results that were requested last. It serves one event loop after another; failures are forgotten."""
 
     most: int
     _results: OrderedDict[K, R] = field(default_factory=OrderedDict, init=False)
@@ -56,7 +56,7 @@ class SharedResults(Generic[K, R]):
                     del self._pending[key]
 
     def forget(self, key: K) -> None:
-        """Compute this result again when it is asked for again."""
+        """Compute this result again when it is requested again."""
         self._results.pop(key, None)
 
     async def _computed(self, key: K, compute: Callable[[], Coroutine[Any, Any, R]]) -> R:

@@ -31,7 +31,7 @@ class SharedSequence(Sequence[T]):
         self._length = len(storage) if length is None else length
 
     def extended(self, items: Iterable[T]) -> "SharedSequence[T]":
-        """This sequence with more items behind it: shares its storage unless that already goes on in another way."""
+        """This sequence with more items at its end. It shares the storage unless that already continues differently."""
         storage = self._storage if len(self._storage) == self._length else self._storage[: self._length]
         storage.extend(items)
         return SharedSequence(storage)
@@ -65,7 +65,7 @@ class SharedSequence(Sequence[T]):
         start, stop, step = index.indices(self._length)
         if step == 1:
             return tuple(self._storage[start:stop])
-        return tuple(self._storage[place] for place in range(start, stop, step))
+        return tuple(self._storage[item] for item in range(start, stop, step))
 
     def __add__(self, other: Iterable[T]) -> tuple[T, ...]:
         """A tuple of the items of both."""

@@ -2,7 +2,7 @@
 
 Only ``log`` and ``close`` are needed. ``start``, ``log_table`` and ``log_artifact`` are optional, one for each job:
 
-    StartsRun      the configuration at the start; the tracker's own run continues when the run is resumed
+    StartsRun      the configuration at the start; the run in the tracker continues when the run is resumed
     LogsTables     evaluations with intervals, and a sample of trajectories
     LogsArtifacts  the report and the model, after the last step
 
@@ -43,7 +43,7 @@ class RunStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedRun:
-    """The tracker's own run."""
+    """The run in the tracker."""
 
     identity: str  # by which ``start`` continues it
     place: str  # an address or folder, for the log
@@ -51,7 +51,7 @@ class StartedRun:
 
 @runtime_checkable
 class StartsRun(Protocol):
-    """A tracker that opens a run of its own before the first metrics."""
+    """A tracker that opens a run before the first metrics."""
 
     def start(self, run: RunStart) -> StartedRun:
         """Open the tracker's run, or continue the one with ``run.identity``."""

@@ -28,7 +28,7 @@ class Stop(StrEnum):
     """Why a trajectory ended."""
 
     ANSWERED = "answered"  # the policy gave its answer
-    FINISHED = "finished"  # the environment ended the episode with an outcome of its own and without an answer in text
+    FINISHED = "finished"  # the environment ended the episode with an outcome, without an answer in text
     CONFIDENT = "confident"  # it was sure of the answer that it drafted, which was taken (rollout.stop_when_confident)
     TURN_LIMIT = "turn_limit"  # max_turns replies were sampled without an answer
     CONTEXT_OVERFLOW = "context_overflow"  # the condensed prompt does not fit the budget
@@ -62,7 +62,7 @@ class SamplingParams:
 
     max_tokens: int
     temperature: float = 1.0  # 0 is greedy; the log-probabilities are then those at temperature 1
-    seed: int = 0  # of this reply's own random stream
+    seed: int = 0  # of the random stream of this reply
     stop_ids: tuple[int, ...] = ()  # sampling one of these ends the reply; it stays the last output id
     stop_strings: tuple[str, ...] = ()  # the token that completes one of these ends the reply and is kept whole
     trajectory: str = ""  # whose reply it is: a sampler of several engines may keep its prefix in one; changes no reply
@@ -112,9 +112,9 @@ class Condensation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What the policy would have answered to a prompt, asked before it acted."""
+    """What the policy would answer to a prompt, sampled before it acts."""
 
-    text: str  # behind what opens an answer, which was given
+    text: str  # after the opening of an answer, which was part of the prompt
     tokens: int  # sampled
     probability: float  # of the whole text, in [0, 1], under the distribution sampled from
 
@@ -153,7 +153,7 @@ class Turn:
     def added_ids(self, last: Self) -> tuple[int, ...] | None:
         """What the prompt adds to another turn's prompt and output; None: it does not continue them.
 
-        Two different pictures behind equal placeholder ids are no continuation.
+        Two different pictures with equal placeholder ids are no continuation.
         """
         if self.media[: len(last.media)] != last.media:
             return None
@@ -188,7 +188,7 @@ class Trajectory:
     turns: tuple[Turn, ...]
     stop: Stop
     answer: str | None  # read from the assistant's text only; None: none was given
-    outcome: float | None = None  # of the environment's own, which the reward ``environment`` pays; None: it gave none
+    outcome: float | None = None  # that the environment gave, which the reward ``environment`` pays; None: it gave none
     seconds: float
     detail: str = ""  # what went wrong, for stops that are failures
     failure: Failure | None = None  # of a plug-in; None: none failed
@@ -230,18 +230,18 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTurn:
-    """What one turn samples in a row of training data: A tokens behind each other, with one advantage and weight."""
+    """What one turn samples in a row of training data: A consecutive tokens, with one advantage and weight."""
 
     turn: int  # its index in the trajectory
-    start: int  # the place of its first sampled token in the row
+    start: int  # the position of its first sampled token in the row
     logprobs: tuple[float, ...]  # (A,) nats, of the sampler
     advantage: float
     weight: float  # of each token's loss in the optimiser step
     kl_weight: float | None = None  # of each token's KL term; None: the same as weight
 
     @property
-    def places(self) -> range:
-        """The places of its sampled tokens in the row."""
+    def positions(self) -> range:
+        """The positions of its sampled tokens in the row."""
         return range(self.start, self.start + len(self.logprobs))
 
 
@@ -261,12 +261,12 @@ class Segment:
     def __post_init__(self) -> None:
         end = 0
         for turn in self.turns:
-            if turn.start < end or turn.places.stop > len(self.token_ids):
+            if turn.start < end or turn.positions.stop > len(self.token_ids):
                 raise ValueError(
-                    f"turn {turn.turn} of a segment samples the places {turn.places} of {len(self.token_ids)} tokens, "
-                    f"wanted them behind those of the turn before it, which end at {end}"
+                    f"turn {turn.turn} of a segment samples the places {turn.positions} of {len(self.token_ids)} "
+                    f"tokens, wanted them behind those of the turn before it, which end at {end}"
                 )
-            end = turn.places.stop
+            end = turn.positions.stop
 
     @property
     def trained(self) -> int:

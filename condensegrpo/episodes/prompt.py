@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from condensegrpo.core.account import account, places, unit_tokens
+from condensegrpo.core.account import account, positions, unit_tokens
 from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History, Message, Unit, flatten
 from condensegrpo.core.protocols import Budget, Condensed, Request, Write
@@ -208,9 +208,9 @@ def _check_units(units: tuple[Unit, ...], shown: tuple[Unit, ...]) -> None:
     """Check that the shown units are of the history, each at most once and in order, rewritten or not."""
     if shown == units[len(units) - len(shown) :]:
         return
-    for unit, place in zip(shown, places(units, shown), strict=True):
-        if unit is not units[place]:
-            _check_whole(unit, units[place])
+    for unit, index in zip(shown, positions(units, shown), strict=True):
+        if unit is not units[index]:
+            _check_whole(unit, units[index])
 
 
 def _check_whole(shown: Unit, raw: Unit) -> None:

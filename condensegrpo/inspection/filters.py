@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.suggestions import did_you_mean
+from condensegrpo.core.wording import did_you_mean
 
 Value = str | float | bool | None
 Fields = Mapping[str, Value]

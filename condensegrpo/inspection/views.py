@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.suggestions import did_you_mean
+from condensegrpo.core.wording import did_you_mean
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.filters import Fields, fields_in, parse_where, sort_key
 from condensegrpo.inspection.index import Index, RecordKey, Visit

@@ -6,12 +6,13 @@ Its clients repeat a request for up to a minute before they say that it cannot. 
 
 import os
 import shlex
-import threading
 from functools import cache
 from pathlib import Path
 
 from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import RunError
+from condensegrpo.core.failures import Failure
+from condensegrpo.core.thread_call import result_in_thread
 
 SECONDS = 3.0  # for one answer, name resolution included
 REFUSALS = (403, 407)  # HTTP statuses of a proxy that lets no request through
@@ -21,31 +22,26 @@ REFUSALS = (403, 407)  # HTTP statuses of a proxy that lets no request through
 def hub_fault() -> str | None:
     """Why the Hub cannot be reached, as the end of a sentence; None: it answers.
 
-    Asked once in a process. If the Hub does not answer, or a proxy refuses, its clients stay offline from then on: they
+    Tested once a process. If the Hub does not answer, or a proxy refuses, its clients stay offline from then on: they
     read what their caches hold and fail at once otherwise.
     """
     from huggingface_hub import constants, get_session
 
     if constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set"
-    statuses, ended = list[int](), threading.Event()
 
-    def ask() -> None:
-        try:
-            statuses.append(get_session().head(constants.ENDPOINT, timeout=SECONDS).status_code)
-        except Exception:  # boundary to the client: any failure is no answer
-            pass
-        finally:
-            ended.set()
+    def head() -> int:
+        return int(get_session().head(constants.ENDPOINT, timeout=SECONDS).status_code)
 
-    threading.Thread(target=ask, daemon=True).start()  # a thread: no timeout of the client bounds the name resolution
-    ended.wait(SECONDS)
-    if statuses and statuses[0] not in REFUSALS and statuses[0] < 500:  # a mirror may have no page at its root
+    # in a thread: no timeout of the client bounds the name resolution
+    status = result_in_thread(head, name="the Hugging Face Hub", seconds=SECONDS)
+    if isinstance(status, int) and status not in REFUSALS and status < 500:  # a mirror may have no page at its root
         return None
     # read by processes started, and libraries imported, from now on
     os.environ["HF_HUB_OFFLINE"] = "1"
     constants.HF_HUB_OFFLINE = True
-    return f"{constants.ENDPOINT} {f'answers with the HTTP status {statuses[0]}' if statuses else 'does not answer'}"
+    found = "does not answer" if isinstance(status, Failure) else f"answers with the HTTP status {status}"
+    return f"{constants.ENDPOINT} {found}"
 
 
 def model_fault(name: str) -> str | None:
