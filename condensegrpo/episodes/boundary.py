@@ -1,15 +1,20 @@
-"""The boundary between the engine and plug-ins: an exception, an exit or a hang in a plug-in ends one episode only."""
+"""The boundary between the engine and plug-ins: an exception, an exit or a hang in a plug-in ends one episode only.
+
+What a task or an environment returns is checked here: a wrong type would otherwise fail later, when a file is written.
+"""
 
 import asyncio
 import inspect
+import math
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Self, TypeVar, get_args
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Self, SupportsFloat, TypeVar, get_args
 
 from condensegrpo.core.errors import ContextOverflow, SamplerError
 from condensegrpo.core.failures import Failure, failure_of
 from condensegrpo.core.messages import Message, Role
 from condensegrpo.core.plugin_task import result_of_task
+from condensegrpo.core.protocols import EnvironmentTool, Step
 from condensegrpo.core.trajectory import Stop
 
 T = TypeVar("T")
@@ -86,18 +91,18 @@ async def translated(
         raise Ended.by(failure_of(who, error, plugin=plugin), stop) from error
 
 
-async def asynchronous(returned: Awaitable[T], place: str) -> T:
-    """The result of a plug-in's coroutine.
+async def asynchronous(returned: Awaitable[T], call: str) -> T:
+    """The result of a plug-in's coroutine, from a call such as ``step()``.
 
     Raises:
         TypeError: its function is not ``async def``.
     """
     if not inspect.isawaitable(returned):
-        raise TypeError(f"{place} is not asynchronous, it returned {_short(returned)}: define it with async def")
+        raise TypeError(f"{call} is not asynchronous, it returned {_short(returned)}: define it with async def")
     return await returned
 
 
-def checked_messages(value: object, place: str) -> tuple[Message, ...]:
+def checked_messages(value: object, call: str) -> tuple[Message, ...]:
     """The messages that a plug-in returned.
 
     Raises:
@@ -105,19 +110,81 @@ def checked_messages(value: object, place: str) -> tuple[Message, ...]:
     """
     if not isinstance(value, Sequence):
         raise TypeError(
-            f"{place} returned {_short(value)}, wanted a tuple of messages, as in "
+            f"{call} returned {_short(value)}, wanted a tuple of messages, as in "
             f'return (Message(role="user", content=problem.question),)'
         )
     for message in value:
         if not isinstance(message, Message) or not isinstance(message.content, str | tuple):
             raise TypeError(
-                f"{place} returned {_short(message)} among its messages, wanted a Message whose content is text"
+                f"{call} returned {_short(message)} among its messages, wanted a Message whose content is text"
             )
         if message.role not in get_args(Role):
             raise TypeError(
-                f"{place} returned a message of role {message.role!r}, known roles: {', '.join(get_args(Role))}"
+                f"{call} returned a message of role {message.role!r}, known roles: {', '.join(get_args(Role))}"
             )
     return tuple(value)
+
+
+def check_environment(value: object) -> None:
+    """Check what a task returned for an environment.
+
+    Raises:
+        TypeError: it has no ``start`` or no ``step``.
+    """
+    if not all(callable(getattr(value, method, None)) for method in ("start", "step")):
+        raise TypeError(
+            f"environment() returned {_short(value)}, wanted an object with start() and step(), as in "
+            f"return AnswerEnvironment(question=problem.question)"
+        )
+
+
+def checked_tools(value: object) -> tuple[EnvironmentTool, ...]:
+    """The tools that an environment offers.
+
+    Raises:
+        TypeError: it returned something else.
+    """
+    if not isinstance(value, Sequence) or not all(isinstance(tool, EnvironmentTool) for tool in value):
+        raise TypeError(f"tools() returned {_short(value)}, wanted a sequence of EnvironmentTool")
+    return tuple(value)
+
+
+def checked_step(value: object) -> Step:
+    """The response of an environment to a reply, with plain tuples and floats.
+
+    Raises:
+        TypeError, ValueError: it is no ``Step``, or holds a wrong value.
+    """
+    if not isinstance(value, Step):
+        raise TypeError(f'step() returned {_short(value)}, wanted a Step, as in return Step(done=True, answer="4")')
+    answer, outcome = checked_end(value.answer, value.outcome, "step()")
+    return Step(
+        observations=checked_messages(value.observations, "step()"),
+        done=value.done,
+        answer=answer,
+        outcome=outcome,
+        turn_rewards=checked_rewards(value.turn_rewards, "step()"),
+        new_query=value.new_query,
+    )
+
+
+def checked_rewards(rewards: Mapping[str, float], call: str) -> Mapping[str, float]:
+    """Turn rewards as plain floats; TypeError or ValueError if they are none."""
+    plain = {str(name): float(value) for name, value in rewards.items()}
+    if not all(map(math.isfinite, plain.values())):
+        raise ValueError(f"{call} returned the turn rewards {plain}, wanted finite numbers")
+    return plain
+
+
+def checked_end(answer: str | None, outcome: float | None, call: str) -> tuple[str | None, float | None]:
+    """Answer and outcome of an episode; TypeError or ValueError if they are none."""
+    if not isinstance(answer, str | None):
+        raise TypeError(f"{call} returned the answer {_short(answer)}, wanted text or None")
+    if outcome is None:
+        return answer, None
+    if not isinstance(outcome, SupportsFloat) or not math.isfinite(float(outcome)):
+        raise ValueError(f"{call} returned the outcome {_short(outcome)}, wanted a finite number or None")
+    return answer, float(outcome)
 
 
 def _short(value: object) -> str:

@@ -14,13 +14,13 @@ from condensegrpo.episodes.toolcalls import Toolbox
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """The parts that play an episode. Condensers know how to condense; ``trigger`` says when they are asked."""
+    """The parts that play an episode. Condensers know how to condense; ``trigger`` says when they are called."""
 
     sampler: Sampler
     renderer: Renderer
     condenser: Condenser
     condenser_name: str  # as declared in every Condensation
-    scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # what the condenser may ask, by name
+    scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # that the condenser may call, by name
     trigger: Trigger = field(default_factory=Trigger)
     toolbox: Toolbox
     limits: Limits
@@ -37,5 +37,5 @@ class Engine:
         """
         if not tools:
             return self
-        toolbox = self.toolbox.beside(tools)
+        toolbox = self.toolbox.with_tools(tools)
         return replace(self, toolbox=toolbox, renderer=self.renderer.with_tools(toolbox.template_schemas))

@@ -11,18 +11,27 @@ not count.
 """
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import SupportsFloat, TypedDict
 
 from condensegrpo.core.failures import Failure, failure_of
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Closes, Environment, EnvironmentTool, OffersTools, Problem, Step, ToolResult
 from condensegrpo.core.trajectory import Finish, Rejected, Stop, Trajectory, Turn
-from condensegrpo.episodes.boundary import Ended, asynchronous, checked_messages, guarded, translated
+from condensegrpo.episodes.boundary import (
+    Ended,
+    asynchronous,
+    check_environment,
+    checked_end,
+    checked_messages,
+    checked_rewards,
+    checked_step,
+    checked_tools,
+    guarded,
+    translated,
+)
 from condensegrpo.episodes.confidence import Drafted, drafted
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.prompt import next_prompt
@@ -258,25 +267,10 @@ async def _started(
 async def _start(
     environment: Callable[[Problem], Environment], problem: Problem, record: _Record
 ) -> tuple[Environment, tuple[Message, ...], tuple[EnvironmentTool, ...]]:
-    episode = record.environment = environment(problem)
-    if not all(callable(getattr(episode, method, None)) for method in ("start", "step")):
-        raise TypeError(
-            f"environment() returned {episode!r:.80}, wanted an object with start() and step(), as in "
-            f"return AnswerEnvironment(question=problem.question)"
-        )
+    episode = record.environment = environment(problem)  # closed even if it has no start() or step()
+    check_environment(episode)
     pinned = checked_messages(await asynchronous(episode.start(), "start()"), "start()")
-    return episode, pinned, _checked_tools(episode.tools()) if isinstance(episode, OffersTools) else ()
-
-
-def _checked_tools(tools: object) -> tuple[EnvironmentTool, ...]:
-    """The tools that an environment offers.
-
-    Raises:
-        TypeError: it returned something else.
-    """
-    if not isinstance(tools, Sequence) or not all(isinstance(tool, EnvironmentTool) for tool in tools):
-        raise TypeError(f"tools() returned {tools!r:.80}, wanted a sequence of EnvironmentTool")
-    return tuple(tools)
+    return episode, pinned, checked_tools(episode.tools()) if isinstance(episode, OffersTools) else ()
 
 
 async def _offering(engine: Engine, tools: Sequence[EnvironmentTool]) -> Engine:
@@ -369,13 +363,15 @@ async def _react(
             stop=Stop.ENVIRONMENT_ERROR,
         )
         if answers.attempted:
+            rewards, ending = _rewards_and_ending(answers.results)
             return _Reaction(
                 reply=replace(reply, tool_calls=tuple(answers.calls)),
                 observations=tuple(answers.messages),
+                turn_rewards=rewards,
                 tool_attempts=answers.attempted,
                 tool_successes=answers.succeeded,
                 tools_abandoned=answers.abandoned,
-                **_of_results(answers.results),
+                ending=ending,
             )
         step = await guarded(
             partial(_step, environment, reply),
@@ -396,68 +392,28 @@ async def _react(
     )
 
 
-class _FromResults(TypedDict, total=False):
-    """Fields of a ``_Reaction`` that tools of the environment set."""
-
-    turn_rewards: Mapping[str, float]
-    ending: _Ending | None
-
-
-def _of_results(results: Sequence[ToolResult]) -> _FromResults:
+def _rewards_and_ending(results: Sequence[ToolResult]) -> tuple[Mapping[str, float], _Ending | None]:
     """What the tools of the environment gave besides text: turn rewards are added, the first that is done ends it.
 
     Raises:
-        Ended: a result holds what is none.
+        Ended: a result holds a wrong value.
     """
-    if not results:
-        return {}
     rewards: dict[str, float] = {}
     try:
         for result in results:
-            for name, value in _checked_rewards(result.turn_rewards, "a tool").items():
+            for name, value in checked_rewards(result.turn_rewards, "a tool").items():
                 rewards[name] = rewards.get(name, 0.0) + value
         last = next((result for result in results if result.done), None)
         if last is None:
-            return {"turn_rewards": rewards}
-        answer, outcome = _checked_end(last.answer, last.outcome, "a tool")
+            return rewards, None
+        answer, outcome = checked_end(last.answer, last.outcome, "a tool")
     except (TypeError, ValueError) as error:
         raise Ended.by(failure_of("the environment", error), Stop.ENVIRONMENT_ERROR) from error
-    return {"turn_rewards": rewards, "ending": _ending(done=True, answer=answer, outcome=outcome)}
+    return rewards, _ending(done=True, answer=answer, outcome=outcome)
 
 
 async def _step(environment: Environment, reply: Message) -> Step:
-    """The environment's response, checked here: a wrong type would otherwise fail later, when a file is written."""
-    step = await asynchronous(environment.step(reply), "step()")
-    if not isinstance(step, Step):
-        raise TypeError(f'step() returned {step!r:.80}, wanted a Step, as in return Step(done=True, answer="4")')
-    answer, outcome = _checked_end(step.answer, step.outcome, "step()")
-    return Step(
-        observations=checked_messages(step.observations, "step()"),
-        done=step.done,
-        answer=answer,
-        outcome=outcome,
-        turn_rewards=_checked_rewards(step.turn_rewards, "step()"),
-        new_query=step.new_query,
-    )
-
-
-def _checked_rewards(rewards: Mapping[str, float], who: str) -> Mapping[str, float]:
-    """Turn rewards as plain floats; TypeError or ValueError if they are none."""
-    plain = {str(name): float(value) for name, value in rewards.items()}
-    if not all(map(math.isfinite, plain.values())):
-        raise ValueError(f"{who} returned the turn rewards {plain}, wanted finite numbers")
-    return plain
-
-
-def _checked_end(answer: str | None, outcome: float | None, who: str) -> tuple[str | None, float | None]:
-    """Answer and outcome of an episode; TypeError or ValueError if they are none."""
-    if not isinstance(answer, str | None):
-        raise TypeError(f"{who} returned the answer {answer!r:.80}, wanted text or None")
-    if outcome is None:
-        return answer, None
-    if not isinstance(outcome, SupportsFloat) or not math.isfinite(float(outcome)):
-        raise ValueError(f"{who} returned the outcome {outcome!r:.80}, wanted a finite number or None")
-    return answer, float(outcome)
+    return checked_step(await asynchronous(environment.step(reply), "step()"))
 
 
 def _ending(*, done: bool, answer: str | None, outcome: float | None) -> _Ending | None:

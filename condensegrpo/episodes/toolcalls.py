@@ -60,11 +60,17 @@ class Toolbox:
     An asynchronous tool is cancelled at the limit, or abandoned in its thread if it holds up the event loop.
     """
 
-    def __init__(self, tools: Mapping[str, Tool], *, format: ToolFormat, limits: ToolLimits = NO_LIMITS) -> None:  # noqa: A002  the word that the configuration uses
+    def __init__(
+        self,
+        tools: Mapping[str, "Tool | EnvironmentTool | _RunTool | _OfferedTool"],
+        *,
+        format: ToolFormat,  # noqa: A002  the word that the configuration uses
+        limits: ToolLimits = NO_LIMITS,
+    ) -> None:
         """Tools by the name that the model calls them by.
 
         Args:
-            tools: typed functions with a Google docstring, synchronous or asynchronous.
+            tools: typed functions with a Google docstring, synchronous or asynchronous; or tools of an environment.
             format: how calls are written.
             limits: of the calls.
 
@@ -73,8 +79,8 @@ class Toolbox:
         """
         self.format = format
         self._limits = limits
-        self.schemas: tuple[dict[str, object], ...] = tuple(_schema(name, tool) for name, tool in tools.items())
-        self._tools: dict[str, _RunTool | _OfferedTool] = {name: _RunTool(name, tool) for name, tool in tools.items()}
+        self._tools = {name: _callable(name, tool) for name, tool in tools.items()}
+        self.schemas = tuple(tool.schema for tool in self._tools.values())
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -86,7 +92,7 @@ class Toolbox:
         """What the chat template shows: the schemas, unless the format explains the tools in the system message."""
         return () if self.format.instructions(self.schemas) else self.schemas
 
-    def beside(self, offered: Sequence[EnvironmentTool]) -> "Toolbox":
+    def with_tools(self, offered: Sequence[EnvironmentTool]) -> "Toolbox":
         """The toolbox of one episode: these tools, and those that its environment offers.
 
         Raises:
@@ -98,10 +104,8 @@ class Toolbox:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"tools() offers {', '.join(map(repr, twice))}, which another tool is called too")
-        box = Toolbox({}, format=self.format, limits=self._limits)
-        box.schemas = (*self.schemas, *(tool.schema for tool in offered))
-        box._tools = {**self._tools, **{tool.name: _OfferedTool(tool) for tool in offered}}
-        return box
+        tools = {**self._tools, **{tool.name: tool for tool in offered}}
+        return Toolbox(tools, format=self.format, limits=self._limits)
 
     def introduced(self, pinned: Sequence[Message]) -> tuple[Message, ...]:
         """The pinned messages with a system message that explains the tools, unless the chat template shows them.
@@ -201,6 +205,7 @@ class _RunTool:
     def __init__(self, name: str, function: Tool) -> None:
         self._function = function
         self._signature = inspect.signature(function)
+        self.schema = _schema(name, function)
         self.called = f"{name}{self._signature}"
         self.asynchronous = inspect.iscoroutinefunction(function)
 
@@ -221,6 +226,7 @@ class _OfferedTool:
     def __init__(self, tool: EnvironmentTool) -> None:
         self._tool = tool
         self._properties = tool.parameters.get("properties", {})
+        self.schema = tool.schema
         self.called = f"{tool.name}({', '.join(self._properties)})"
 
     def check(self, arguments: Mapping[str, object]) -> None:
@@ -235,6 +241,12 @@ class _OfferedTool:
     def bound(self, arguments: Mapping[str, object], history: History) -> Callable[[], Any]:
         """The call."""
         return partial(self._tool.call, arguments, history)
+
+
+def _callable(name: str, tool: Tool | EnvironmentTool | _RunTool | _OfferedTool) -> _RunTool | _OfferedTool:
+    if isinstance(tool, _RunTool | _OfferedTool):  # of the toolbox that this one extends
+        return tool
+    return _OfferedTool(tool) if isinstance(tool, EnvironmentTool) else _RunTool(name, tool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
