@@ -95,7 +95,7 @@ class ChatTemplate:
                 f"{self._doing(messages)} refuses them: {error}{_line(error)}. Use a condenser, task or tool format "
                 f"that keeps to the order of roles that it wants."
             ) from error
-        except Exception as error:  # the boundary to the template's own code
+        except Exception as error:  # the boundary to the code of the template
             raise RolloutError(
                 f"{self._doing(messages)} fails: {type(error).__name__}: {error}{_line(error)}. Fix it in "
                 f"chat_template.jinja or tokenizer_config.json."
@@ -103,8 +103,8 @@ class ChatTemplate:
 
     def _doing(self, messages: Sequence[Message]) -> str:
         roles = ", ".join(message.role for message in messages)
-        place = f" of {self._tokenizer.name_or_path}" if self._tokenizer.name_or_path else ""
-        return f"rendering {len(messages)} messages ({roles}): the chat template{place}"
+        model = f" of {self._tokenizer.name_or_path}" if self._tokenizer.name_or_path else ""
+        return f"rendering {len(messages)} messages ({roles}): the chat template{model}"
 
     def _entry(self, message: Message, marker: str, end: str) -> dict[str, object]:
         """A message as chat templates take it. Calls that the content already contains are not shown twice."""

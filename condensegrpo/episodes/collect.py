@@ -72,8 +72,8 @@ class _Scorer:
         if len(group) == self.samples:
             group.sort(key=lambda member: member.sample)
             outcomes = await self._called(partial(score_group, group, problem, self.reward))
-            for place, member in enumerate(group):
-                self._report(with_score(member, outcomes if isinstance(outcomes, Failure) else outcomes[place]))
+            for index, member in enumerate(group):
+                self._report(with_score(member, outcomes if isinstance(outcomes, Failure) else outcomes[index]))
 
     async def _called(self, call: Callable[[], T]) -> T | Failure:
         """The result of a call of the reward: in a thread of its own, a few at a time."""

@@ -26,20 +26,20 @@ class Drafted:
 
 
 async def drafted(engine: Engine, prompt: Prompt, *, trajectory: str, seed: int, replies: int) -> Drafted | None:
-    """The policy's answer to a prompt if it answered now; None if drafts are not configured, or not asked for yet.
+    """The policy's answer to a prompt if it answered now; None if drafts are not configured, or not yet due.
 
     Args:
         trajectory: id of the trajectory of the draft.
-        seed: of the draft's random stream.
+        seed: of the random stream of the draft.
         replies: of the episode so far.
 
     Raises:
         Ended: the sampler failed, took longer than ``turn_seconds`` or aborted the draft.
     """
-    asked = engine.confidence
-    if asked is None or replies < asked.after_turns:
+    settings = engine.confidence
+    if settings is None or replies < settings.after_turns:
         return None
-    opening = engine.renderer.text_ids(asked.opening)
+    opening = engine.renderer.text_ids(settings.opening)
     declared = prompt.condensation
     if declared is not None:
         declared = replace(declared, tokens_after=declared.tokens_after + len(opening))
@@ -50,16 +50,16 @@ async def drafted(engine: Engine, prompt: Prompt, *, trajectory: str, seed: int,
         opened,
         trajectory=trajectory,
         seed=seed,
-        max_tokens=min(asked.max_tokens, engine.limits.max_output_tokens - len(opening)),
-        stop_strings=(asked.closing,) if asked.closing else (),
+        max_tokens=min(settings.max_tokens, engine.limits.max_output_tokens - len(opening)),
+        stop_strings=(settings.closing,) if settings.closing else (),
     )
-    answer = answer_of(sampled, asked.closing)
+    answer = answer_of(sampled, settings.closing)
     probability = math.exp(math.fsum(sampled.generation.logprobs))
     turn = sampled.turn()
     return Drafted(
         draft=Draft(text=sampled.text, tokens=len(sampled.generation.token_ids), probability=probability),
-        answer=answer if probability >= asked.threshold else None,
-        turn=replace(turn, reply=replace(turn.reply, content=asked.opening + sampled.text)),
+        answer=answer if probability >= settings.threshold else None,
+        turn=replace(turn, reply=replace(turn.reply, content=settings.opening + sampled.text)),
     )
 
 

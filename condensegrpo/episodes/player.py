@@ -22,7 +22,7 @@ class GroupPlayer(Protocol):
         """``samples`` scored trajectories of every group of a batch; see ``collect``."""
 
     def counts(self) -> Mapping[str, float]:
-        """What the condenser counted since the last time it was asked."""
+        """What the condenser counted since the last call."""
 
     @property
     def condensing_seconds(self) -> float:
@@ -53,7 +53,7 @@ class LocalPlayer:
         )
 
     def counts(self) -> Mapping[str, float]:
-        """What the condenser counted since the last time it was asked."""
+        """What the condenser counted since the last call."""
         condenser = self.engine.condenser
         given = condenser.counts() if isinstance(condenser, Counted) else {}
         return {str(name): float(value) for name, value in given.items()}

@@ -123,8 +123,8 @@ def request_prompt(engine: Engine, history: History, last: Sampled, request: Req
             return continued
     *before, latest = shown
     spans = account(history, shown, engine.renderer.count)
-    asked = (*before, latest.with_instruction(request.instruction))
-    return _rewritten(engine, history, asked, spans, reason="to ask for a text")
+    requested = (*before, latest.with_instruction(request.instruction))
+    return _rewritten(engine, history, requested, spans, reason="to ask for a text")
 
 
 def _continued(engine: Engine, history: History, last: Sampled, *, newest: Unit | None = None) -> Prompt:

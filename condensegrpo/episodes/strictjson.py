@@ -1,4 +1,4 @@
-"""JSON as a model writes it inside other text: read strictly, and with the written form of every member at hand.
+"""JSON as a model writes it inside other text: read strictly, together with the written form of every member.
 
 Stricter than ``json.loads`` (NaN, Infinity and a key that stands twice are refused), and every fault, too deep a
 nesting included, is a ``ValueError`` of one line. Standard library only.
@@ -72,8 +72,8 @@ def _faults_in_one_line(start: int) -> Iterator[None]:
     try:
         yield
     except json.JSONDecodeError as error:
-        place = max(error.pos - start, 0)
-        raise ValueError(f"the JSON breaks off or is wrong at its character {place} ({error.msg})") from error
+        position = max(error.pos - start, 0)
+        raise ValueError(f"the JSON breaks off or is wrong at its character {position} ({error.msg})") from error
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
 

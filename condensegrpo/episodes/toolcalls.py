@@ -55,9 +55,9 @@ class Toolbox:
     """Runs the tools that a reply calls: those of the run, and those that the environment of one episode offers.
 
     The calls of one reply run at the same time, so tools must not depend on each other's order; their results come back
-    in the order of the calls. A synchronous tool runs in a daemon thread of its own: one that hangs costs its own call
-    the time limit and then lingers, since a thread cannot be stopped, but holds up neither its siblings nor the exit.
-    An asynchronous tool is cancelled at the limit, or abandoned in its thread if it holds up the event loop.
+    in the order of the calls. A synchronous tool runs in a separate daemon thread: one that hangs costs its call the
+    time limit and then lingers, since a thread cannot be stopped, but delays neither its siblings nor the exit. An
+    asynchronous tool is cancelled at the limit, or abandoned in its thread if it blocks the event loop.
     """
 
     def __init__(

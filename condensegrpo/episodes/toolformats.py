@@ -157,7 +157,7 @@ def parsed_calls(
 
     Args:
         opening: regular expression of what opens a call.
-        read: the call after an opening, and the position behind it; called with the text, the position behind the
+        read: the call after an opening, and the position after it; called with the text, the position after the
             opening, the opening and the id of the call.
         none_beside_answer: a reply with ``<answer>…</answer>`` outside of its calls has none.
     """
