@@ -98,7 +98,7 @@ app.add_typer(model, name="model")
 
 
 def main() -> None:
-    """Run the command line. Exit code 2: the configuration is wrong; 1: the work failed; 130: interrupted."""
+    """Run the command line. Exit code 2: the configuration is wrong; 1: the work failed; 130: Ctrl-C; 143: SIGTERM."""
     end_with_launcher()
     handle_first(exit_immediately)  # train installs its own handler
     try:

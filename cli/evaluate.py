@@ -71,10 +71,15 @@ def evaluate(
     check_alone(os.environ)
     override = [] if samples is None else [f"evaluate.samples={samples}"]
     config, model, run = _policy(policy, [*(arguments or []), *override])
+    from condensegrpo.evaluation.policy import in_use
+
     if compare is not None:
-        run_comparison(config, model, compare, budgets, out or Path("compare"), save=save, quiet=as_json, debug=debug)
+        with in_use(model):
+            run_comparison(
+                config, model, compare, budgets, out or Path("compare"), save=save, quiet=as_json, debug=debug
+            )
         return
-    with PhaseDisplay(Console(stderr=True, quiet=as_json), debug=debug) as display:
+    with in_use(model), PhaseDisplay(Console(stderr=True, quiet=as_json), debug=debug) as display:
         display.phase("loading torch, transformers and the model", None)
         from condensegrpo.assembly.build import build
         from condensegrpo.evaluation.stored import evaluate_policy
@@ -92,8 +97,8 @@ def evaluate(
     if save is not None:
         typer.echo(f"next: condensegrpo inspect {shlex.quote(str(save))} --tokens")
     elif run is not None and step is not None:
-        folder = shlex.quote(str(run))
-        typer.echo(f"stored as {result.name}: condensegrpo inspect {folder} --evaluation {result.name}")
+        run_folder = shlex.quote(str(run))
+        typer.echo(f"stored as {result.name}: condensegrpo inspect {run_folder} --evaluation {result.name}")
 
 
 def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str, Path | None]":

@@ -35,20 +35,26 @@ class StopRequest:
             announce: called in the handler with what will be done; returns whether it shows that.
         """
         self._doing, self._announce = doing, announce
-        self._requested = self._polled = False
+        self._signal: int | None = None
+        self._polled = False
         handle_first(self._handle)
 
     def requested(self) -> bool:
         """Whether a signal requested a stop."""
         self._polled = True
-        return self._requested
+        return self._signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """Of a process that stopped as requested: 143 after SIGTERM; else, also if another rank got a signal, 130."""
+        return 128 + (self._signal or signal.SIGINT)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._requested and number in _repeated():
+        if self._signal is not None and number in _repeated():
             return
-        if self._requested or not self._polled:  # there is nothing to save yet
+        if self._signal is not None or not self._polled:  # there is nothing to save yet
             exit_immediately(number, frame)
-        self._requested = True
+        self._signal = number
         for each in SIGNALS if KERNEL_ENDS else ():
             if each not in _repeated():
                 signal.signal(each, signal.SIG_DFL)

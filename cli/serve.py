@@ -35,10 +35,13 @@ def serve(
     from condensegrpo.config.load import named_config
 
     loaded = named_config(config, overrides or ())
+    from condensegrpo.evaluation.policy import in_use
+    from condensegrpo.learner.checkpoint import verify_model
     from condensegrpo.samplers.vllm_server.process import check_free, check_installed, command, environment
     from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 
-    line = command(*_served(loaded, model or _policy(loaded, Path(config))), host=host, port=port)
+    source = model or _policy(loaded, Path(config))
+    line = command(*_served(loaded, source), host=host, port=port)
     if dry_run:
         typer.echo(shlex.join(line))
         return
@@ -49,7 +52,9 @@ def serve(
         token = secrets.token_urlsafe(24)
         typer.echo(f"the token of this server; the run needs it:\nexport {TOKEN_VARIABLE}={token}", err=True)
     typer.echo(f"sampler.name=vllm_server sampler.options.urls=[http://{host}:{port}]", err=True)
-    os.execvpe(line[0], line, environment(token))  # the server replaces this process: Ctrl-C reaches it directly
+    with in_use(source):
+        verify_model(Path(source))
+        os.execvpe(line[0], line, environment(token))  # the server replaces this process: Ctrl-C reaches it directly
 
 
 def _served(config: "RunConfig", model: str) -> "tuple[ServedModel, ServerSettings]":

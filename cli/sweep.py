@@ -70,8 +70,8 @@ def run_sweep(path: Path, out: Path | None, *, parallel: int, launch: "Launch", 
         return
     make_folder(folder)
     with RunFolder(folder).locked():
-        stopped = _run(planned, study, stop, SweepProgress(planned, log, console, parallel))
-        _finish(planned, study, folder, console, stopped=stopped)
+        unfinished = _run(planned, study, stop, SweepProgress(planned, log, console, parallel))
+        _finish(planned, study, folder, console, unfinished=unfinished)
 
 
 def start_process(run: "StudyRun") -> "RunProcess":
@@ -160,8 +160,8 @@ class SweepProgress:
         return table
 
 
-def _run(sweep: "Sweep", study: "Study", stop: StopRequest, progress: SweepProgress) -> bool:
-    """Run until nothing is left to do; returns whether a stop was requested."""
+def _run(sweep: "Sweep", study: "Study", stop: StopRequest, progress: SweepProgress) -> int:
+    """Run until nothing is left to do; returns the exit code of a sweep that did not finish every run."""
     began, stopping = time.monotonic(), False
     with progress:
         while sweep.advance():
@@ -173,11 +173,15 @@ def _run(sweep: "Sweep", study: "Study", stop: StopRequest, progress: SweepProgr
                 sweep.start_no_more()
             time.sleep(POLL_SECONDS)
         progress.update()
-    return stopping
+    return stop.exit_code if stopping else 1
 
 
-def _finish(sweep: "Sweep", study: "Study", folder: Path, console: Console, *, stopped: bool) -> None:
-    """Write the results of the finished runs, name the failed ones, and say how to continue."""
+def _finish(sweep: "Sweep", study: "Study", folder: Path, console: Console, *, unfinished: int) -> None:
+    """Write the results of the finished runs, name the failed ones, and say how to continue.
+
+    Args:
+        unfinished: the exit code if a run is not finished.
+    """
     from condensegrpo.reporting.study_results import RESULTS, markdown, write_results
     from condensegrpo.training.sweep import RunState
 
@@ -193,7 +197,7 @@ def _finish(sweep: "Sweep", study: "Study", folder: Path, console: Console, *, s
             console.print("\n  ".join([f"{run.name} failed, see {log}:", *tail]), soft_wrap=True)
     if missing := len(sweep.runs) - len(finished):
         console.print(f"{counted(missing, 'run')} not finished. To continue, run the same command again.")
-        raise typer.Exit(130 if stopped else 1)
+        raise typer.Exit(unfinished)
 
 
 def _duration(seconds: float) -> str:

@@ -94,11 +94,11 @@ def train(
     quiet_libraries()
     with prepared.folder() as folder:
         if launched_rank(os.environ) > 0:
-            finished = prepared.train(folder, observer=Silent(), stopping=StopRequest().requested)
+            stop = StopRequest()
+            code = 0 if prepared.train(folder, observer=Silent(), stopping=stop.requested) else stop.exit_code
         else:
-            finished = _train_as_first_rank(prepared, folder, output, debug=debug)
-    if not finished:
-        raise typer.Exit(130)
+            code = _train_as_first_rank(prepared, folder, output, debug=debug)
+    raise typer.Exit(code)
 
 
 def _one_of(options: Mapping[str, bool]) -> None:
@@ -153,8 +153,8 @@ def _source(arguments: list[str], resume: Path | None) -> tuple[Path, list[str]]
     return find_config(names[0]), overrides
 
 
-def _train_as_first_rank(prepared: "PreparedRun", folder: RunFolder, output: Output, *, debug: bool) -> bool:
-    """Train as rank 0, which shows the progress and writes ``log.txt``; returns whether all steps were taken."""
+def _train_as_first_rank(prepared: "PreparedRun", folder: RunFolder, output: Output, *, debug: bool) -> int:
+    """Train as rank 0, which shows the progress and writes ``log.txt``; returns the exit code, 0 after all steps."""
     steps, lines = prepared.components.config.train.steps, JsonLines()
     with ExitStack() as stack:
         log = stack.enter_context(RunLog(folder.log, steps=steps))
@@ -170,4 +170,4 @@ def _train_as_first_rank(prepared: "PreparedRun", folder: RunFolder, output: Out
         print_summary(folder)
     elif output is Output.CONSOLE:
         typer.echo(f"stopped. To continue: condensegrpo train --resume {shlex.quote(str(folder.path))}")
-    return finished
+    return 0 if finished else stop.exit_code

@@ -20,15 +20,16 @@ from condensegrpo.learner import checkpoint
 from condensegrpo.learner.engine import (
     STAGES,
     DeepSpeedEngine,
-    close_engine,
+    close_deepspeed,
     learning_rate,
-    open_engine,
+    open_deepspeed,
     optimizer_step,
 )
 from condensegrpo.learner.policy import save_policy
 from condensegrpo.learner.settings import Dtype, OptimizerSettings
 from condensegrpo.learner.training_state import training_state
-from condensegrpo.learner.weights import gathered
+from condensegrpo.learner.weights import gathered_weights
+from condensegrpo.storage.files import shared_lock
 
 HERE = Path(__file__).parent
 COSINE = OptimizerSettings(lr=0.01, weight_decay=0.1, grad_clip=0.05, warmup_steps=2, schedule="cosine")
@@ -38,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def engine(stage: int = 0, *, seed: int = 0) -> DeepSpeedEngine:
-    return open_engine(qwen3(seed), zero_stage=stage, optimizer=COSINE, total_steps=8, dtype="float32")
+    return open_deepspeed(qwen3(seed), zero_stage=stage, optimizer=COSINE, total_steps=8, dtype="float32")
 
 
 def steps(learner: DeepSpeedEngine, numbers: range) -> list[tuple[float, float, float]]:
@@ -52,7 +53,7 @@ def steps(learner: DeepSpeedEngine, numbers: range) -> list[tuple[float, float, 
 
 
 def weights(learner: DeepSpeedEngine) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in gathered(learner)}
+    return {name: tensor.clone() for name, tensor in gathered_weights(learner)}
 
 
 def saved(folder: Path, *numbers: int) -> Path:
@@ -61,7 +62,7 @@ def saved(folder: Path, *numbers: int) -> Path:
     path = folder
     for number in numbers:
         path = checkpoint.save(learner, folder, step=number, state={"cursor": number})
-    close_engine(learner)
+    close_deepspeed(learner)
     return path
 
 
@@ -79,7 +80,7 @@ def test_resume_continues_bit_equal_with_weights_rate_and_random_numbers(tmp_pat
     checkpoint.save(whole, tmp_path, step=3, state={"cursor": 3})
     wanted = steps(whole, range(3, 6))
     wanted_weights = weights(whole)
-    close_engine(whole)
+    close_deepspeed(whole)
 
     random.seed(99)
     torch.manual_seed(99)
@@ -89,7 +90,7 @@ def test_resume_continues_bit_equal_with_weights_rate_and_random_numbers(tmp_pat
     assert checkpoint.load(resumed, newest) == {"cursor": 3}
     assert steps(resumed, range(3, 6)) == wanted
     found = weights(resumed)
-    close_engine(resumed)
+    close_deepspeed(resumed)
     assert [name for name, tensor in found.items() if not torch.equal(tensor, wanted_weights[name])] == []
 
 
@@ -99,15 +100,15 @@ def test_a_resumed_engine_goes_on_with_its_own_rate_decay_and_betas(tmp_path: Pa
     first = engine(stage)
     steps(first, range(3))
     path = checkpoint.save(first, tmp_path, step=3, state={})
-    close_engine(first)
+    close_deepspeed(first)
     calmer = replace(COSINE, lr=0.001, weight_decay=0.5, betas=(0.8, 0.9))
-    second = open_engine(qwen3(), zero_stage=stage, optimizer=calmer, total_steps=8, dtype="float32")
+    second = open_deepspeed(qwen3(), zero_stage=stage, optimizer=calmer, total_steps=8, dtype="float32")
     checkpoint.load(second, path)
     before = weights(second)
     rates = [rate for rate, _, _ in steps(second, range(3, 5))]
     moved = max(float((tensor - before[name]).abs().max()) for name, tensor in weights(second).items())
     (group,) = second.optimizer.param_groups
-    close_engine(second)
+    close_deepspeed(second)
     assert rates == [learning_rate(calmer, step, total_steps=8) for step in (3, 4)]
     assert (group["weight_decay"], group["betas"]) == (0.5, (0.8, 0.9))
     assert 0 < moved < 0.004  # AdamW moves a weight by about the rate, and by its decay
@@ -116,12 +117,12 @@ def test_a_resumed_engine_goes_on_with_its_own_rate_decay_and_betas(tmp_path: Pa
 def test_in_bfloat16_opening_and_resuming_print_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """DeepSpeed prints a dozen lines on memory there."""
     for made in range(2):
-        learner = open_engine(qwen3(), zero_stage=0, optimizer=COSINE, total_steps=8, dtype="bfloat16")
+        learner = open_deepspeed(qwen3(), zero_stage=0, optimizer=COSINE, total_steps=8, dtype="bfloat16")
         if made:
             checkpoint.load(learner, tmp_path / "step_000001")
         optimizer_step(learner, micro_batches(rows(2), 2), loss)
         checkpoint.save(learner, tmp_path, step=1, state={})
-        close_engine(learner)
+        close_deepspeed(learner)
     assert capsys.readouterr().out == ""
 
 
@@ -130,10 +131,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks of one ``torchrun`` did, after this process saved checkpoints for them to take up."""
     folder = tmp_path_factory.mktemp("ranks")
     for stage in (1, 3):
-        first = open_engine(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+        first = open_deepspeed(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
         steps_of(first, range(3))
         checkpoint.save(first, folder / MORE.format(stage), step=3, state={})
-        close_engine(first)
+        close_deepspeed(first)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     names = "saved_and_resumed,resharded,saved_in_background,fails_on_one_rank,late"
     done = subprocess.run(
@@ -151,9 +152,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, torch.Tensor]:
     """The weights after six steps of one rank that nothing interrupted."""
-    learner = open_engine(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    learner = open_deepspeed(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     weights = steps_of(learner, range(6))
-    close_engine(learner)
+    close_deepspeed(learner)
     return weights
 
 
@@ -184,10 +185,10 @@ def test_one_rank_goes_on_from_what_two_saved_under_any_stage(
     ranks: Path, undisturbed: dict[str, torch.Tensor], stage: int, to: int
 ) -> None:
     """Weights, moments and the place in the schedule are the same; gradients are added up in another order."""
-    learner = open_engine(qwen3(seed=9), zero_stage=to, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    learner = open_deepspeed(qwen3(seed=9), zero_stage=to, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     checkpoint.load(learner, ranks / FEWER.format(stage) / "step_000003")
     found = steps_of(learner, range(3, 6))
-    close_engine(learner)
+    close_deepspeed(learner)
     assert_near(found, undisturbed)
 
 
@@ -198,7 +199,7 @@ def test_on_one_rank_another_zero_stage_continues_bit_equal(
     """DeepSpeed has another optimiser for each of these; in bfloat16 the weights are those of its fp32 copies."""
     path: Path | None = None
     for step, stage in enumerate(stages):
-        learner = open_engine(qwen3(step), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype=dtype)
+        learner = open_deepspeed(qwen3(step), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype=dtype)
         if path is not None:
             saved = torch.load(path / "train_rank_0.pt", weights_only=True)
             checkpoint.load(learner, path)
@@ -207,12 +208,12 @@ def test_on_one_rank_another_zero_stage_continues_bit_equal(
             assert again["pieces"].keys() == saved["pieces"].keys()
             for name, (_, tensors) in again["pieces"].items():
                 assert all(torch.equal(tensors[key], saved["pieces"][name][1][key]) for key in tensors), name
-            weights = {name: tensor.flatten() for name, tensor in gathered(learner)}
+            weights = {name: tensor.flatten() for name, tensor in gathered_weights(learner)}
             masters = {name: tensors["weight"] for name, (_, tensors) in saved["pieces"].items()}
             assert all(torch.equal(weights[name], masters[name].to(weights[name].dtype)) for name in masters)
         steps_of(learner, range(step, step + 1))
         path = checkpoint.save(learner, tmp_path, step=step + 1, state={})
-        close_engine(learner)
+        close_deepspeed(learner)
 
 
 def test_a_checkpoint_in_the_background_is_that_of_the_step_it_was_begun_after(ranks: Path) -> None:
@@ -270,7 +271,7 @@ def test_a_disk_that_is_full_while_extra_writes_says_what_to_do(tmp_path: Path) 
     checkpoint.save(learner, tmp_path, step=1, state={})
     with pytest.raises(CheckpointError, match=r"No space left on device.*disk or quota is full: free some space"):
         checkpoint.save(learner, tmp_path, step=2, state={}, extra=full)
-    close_engine(learner)
+    close_deepspeed(learner)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000001"]
 
 
@@ -284,7 +285,7 @@ def test_a_flipped_bit_is_found_and_its_file_named(tmp_path: Path) -> None:
     learner = engine()
     with pytest.raises(CheckpointError, match=rf"{victim.name} its SHA-256 begins"):
         checkpoint.load(learner, path)
-    close_engine(learner)
+    close_deepspeed(learner)
 
 
 def test_a_missing_or_short_file_is_found_and_named(tmp_path: Path) -> None:
@@ -298,6 +299,21 @@ def test_a_missing_or_short_file_is_found_and_named(tmp_path: Path) -> None:
     (path / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match=r"manifest.json cannot be read"):
         checkpoint.verify(path)
+
+
+def test_a_copy_without_the_pointer_resumes_from_its_highest_step(tmp_path: Path) -> None:
+    path = saved(tmp_path, 2, 10)
+    (tmp_path / "latest").unlink()
+    assert checkpoint.latest(tmp_path) == path == tmp_path / "step_000010"
+
+
+def test_prune_leaves_a_checkpoint_that_a_process_reads(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2)
+    with shared_lock(tmp_path / "step_000001" / "manifest.json"):
+        checkpoint.prune(tmp_path, keep=1)
+        assert list(checkpoint.steps(tmp_path)) == [1, 2]
+    checkpoint.prune(tmp_path, keep=1)
+    assert list(checkpoint.steps(tmp_path)) == [2]
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
@@ -364,7 +380,7 @@ def test_an_old_folder_that_a_process_of_the_same_id_left_is_no_obstacle(tmp_pat
     (old / "state.json").touch()
     path = checkpoint.save(learner, tmp_path, step=1, state={"try": 2})
     assert checkpoint.load(learner, path) == {"try": 2}
-    close_engine(learner)
+    close_deepspeed(learner)
     assert sorted(found.name for found in tmp_path.iterdir()) == ["latest", "step_000001"]
 
 
@@ -383,12 +399,12 @@ def test_the_manifest_covers_every_file_and_extra_ones_too(tmp_path: Path) -> No
         save_policy(
             folder / "model",
             model_config=learner.module.config,
-            named_tensors=gathered(learner),
+            named_tensors=gathered_weights(learner),
             tokenizer=tokenizer(),
         )
 
     path = checkpoint.save(learner, tmp_path, step=4, state={"cursor": [1, None, "x"]}, extra=export)
-    close_engine(learner)
+    close_deepspeed(learner)
     manifest = checkpoint.verify(path)
     files = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()} - {"manifest.json"}
     assert manifest.hashes.keys() == manifest.sizes.keys() == files
@@ -403,5 +419,5 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     checkpoint.save(learner, tmp_path, step=1, state={"try": 1})
     path = checkpoint.save(learner, tmp_path, step=1, state={"try": 2})
     assert checkpoint.load(learner, path) == {"try": 2}
-    close_engine(learner)
+    close_deepspeed(learner)
     assert sorted(found.name for found in tmp_path.iterdir()) == ["latest", "step_000001"]

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import re
+import shlex
 import shutil
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from command import TINY, run, succeed
+from command import ENVIRONMENT, TINY, command, run, succeed
 from peft import PeftModel
 from safetensors.torch import load_file
 from stand_in_hub import stand_in_hub
@@ -287,6 +289,33 @@ def test_a_damaged_checkpoint_is_not_exported(finished: Path, tmp_path: Path) ->
     message = refused(str(tmp_path / "step_000002"), str(tmp_path / "model"))
     assert "model/model.safetensors its SHA-256 begins" in message
     assert not (tmp_path / "model").exists()
+
+
+def test_a_full_disk_names_the_file_and_what_to_do(finished: Path, tmp_path: Path) -> None:
+    """A limit on the size of files is that disk; ``copytree`` collects such errors in a list of tuples."""
+    line = shlex.join(command("export", str(finished), str(tmp_path / "model")))
+    done = subprocess.run(["bash", "-c", f"ulimit -f 4; {line}"], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 1
+    message = done.stderr.replace("\n", " ")
+    assert re.search(r"model\.safetensors: .*File too large.*The disk or quota is full: free some space", message)
+    assert "[(" not in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_checkpoint_is_not_evaluated(finished: Path, tmp_path: Path) -> None:
+    """The sizes are right: only the hashes can tell. Run, checkpoint and model folder name the same policy."""
+    shutil.copytree(finished, tmp_path / "run")
+    checkpoint = tmp_path / "run/checkpoints/step_000003"
+    file = checkpoint / "model/model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    evaluations = sorted((tmp_path / "run").rglob("evaluations/*/*"))
+    for policy in (tmp_path / "run", checkpoint, checkpoint / "model"):
+        result = CliRunner().invoke(app, ["eval", str(policy)])
+        assert isinstance(result.exception, CheckpointError)
+        assert "model/model.safetensors its SHA-256 begins" in str(result.exception)
+    assert sorted((tmp_path / "run").rglob("evaluations/*/*")) == evaluations
 
 
 def test_a_run_that_trained_all_weights_has_no_adapter(finished: Path, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_job_that_gets_sigterm_saves_is_queued_again_and_finishes_the_run(tmp_
     job.send_signal(signal.SIGTERM)
     assert "the job is queued again and continues the run" in ended(job)
     assert cluster.calls[-1] == ["scontrol", "requeue", "4711"]
-    assert cluster.ended == [0, 130]  # doctor; the rank, which saved
+    assert cluster.ended == [0, 143]  # doctor; the rank, which saved
     before = trained_steps(run)
     assert 1 <= len(before) < 8
     out = ended(start(script, cluster.environment(SLURM_RESTART_COUNT="1")))
@@ -226,7 +226,7 @@ def test_sagemaker_continues_what_it_copied_to_s3(tmp_path: Path, cluster: Slurm
     wait_for(ml / "checkpoints/mine/trajectories/step_000001.jsonl", job)
     job.send_signal(signal.SIGTERM)  # process 1: the command, not a shell before it
     assert "stopped. To continue" in job.communicate(timeout=60)[0]
-    assert job.returncode == 130
+    assert job.returncode == 143
     before = trained_steps(ml / "checkpoints/mine")
     (ml / "checkpoints").rename(tmp_path / "before")
     for file in (tmp_path / "before").rglob("*"):  # S3 has files alone: no folders, no links

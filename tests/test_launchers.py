@@ -171,7 +171,7 @@ def test_srun_trains_on_two_nodes_and_scancel_leaves_a_run_that_continues(tmp_pa
         for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGTERM):
             for process in both:
                 process.send_signal(number)
-        ended(both, 130)
+        ended(both, 143)
     last = max(checkpoint.steps(run / "checkpoints"))
     with tasks(tmp_path, 1, *2 * [("--resume", str(run), f"train.steps={last + 1}")]) as both:
         ended(both, 0)

@@ -1,16 +1,21 @@
 """Finds the policy that an argument names: the newest checkpoint of a run, a checkpoint, a model folder or a Hub id."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from condensegrpo.config.load import STORED
 from condensegrpo.core.errors import RunError
+from condensegrpo.storage.files import shared_lock
 from condensegrpo.storage.run_folder import RunFolder
+
+MANIFEST = "manifest.json"  # of a checkpoint
 
 
 def run_of_policy(policy: str) -> Path | None:
     """The run folder that a policy is of: the folder itself, or that of a checkpoint or its model; None: neither."""
     path = Path(policy)
-    checkpoint = next((each for each in (path, path.parent) if (each / "manifest.json").is_file()), None)
+    checkpoint = next((each for each in (path, path.parent) if (each / MANIFEST).is_file()), None)
     run = checkpoint.resolve().parent.parent if checkpoint is not None else path
     return run if (run / STORED).is_file() else None
 
@@ -22,7 +27,7 @@ def model_of(policy: str) -> str:
         RunError: the run has no checkpoint yet, or no longer has that one.
     """
     path = Path(policy)
-    if (path / "manifest.json").is_file():
+    if (path / MANIFEST).is_file():
         return str(path / "model")
     if path.parent.name == "checkpoints" and not path.exists() and path.parent.is_dir():
         kept = ", ".join(sorted(other.name for other in path.parent.glob("step_*")))
@@ -37,3 +42,23 @@ def model_of(policy: str) -> str:
     if newest is None:
         raise RunError(f"evaluating {policy}: it has no checkpoint yet. Wait for one, or continue with train --resume.")
     return str(newest / "model")
+
+
+@contextmanager
+def in_use(model: str) -> Iterator[None]:
+    """Keep the checkpoint of a model folder from being pruned by its run. Nothing to do for any other model.
+
+    Raises:
+        RunError: its run has removed it already.
+    """
+    checkpoint = Path(model).parent
+    with ExitStack() as locks:
+        if checkpoint.parent.name == "checkpoints":
+            try:
+                locks.enter_context(shared_lock(checkpoint / MANIFEST))
+            except OSError as error:
+                raise RunError(
+                    f"reading the policy {model}: its checkpoint cannot be opened ({error.strerror}). If its run "
+                    f"removed it (train.keep_checkpoints), name the run's folder to take its newest checkpoint."
+                ) from error
+        yield

@@ -1,7 +1,7 @@
 """Opens a policy for sampling, and keeps its evaluations: in the folder of its run, or in a new folder."""
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from condensegrpo.assembly.components import Components
@@ -14,6 +14,8 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.evaluation.evaluate import evaluate
+from condensegrpo.evaluation.policy import in_use
+from condensegrpo.learner.checkpoint import verify_model
 from condensegrpo.learner.policy import save_tokenizer, trained_steps
 from condensegrpo.storage.evaluations import destination_of, new_name, store_evaluation
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
@@ -21,12 +23,18 @@ from condensegrpo.storage.run_folder import RunFolder, evaluation_file
 
 @contextmanager
 def opened_policy(config: RunConfig, source: str, *, objects: Objects = NO_OBJECTS) -> Iterator[Players]:
-    """The players of a policy: a model folder or Hub id. A sampler among ``objects`` is not closed at the end."""
+    """The players of a policy: a model folder or Hub id. A sampler among ``objects`` is not closed at the end.
+
+    A checkpoint's files are compared with their hashes, and its run does not remove it meanwhile.
+    """
     use_threads(config)
-    sampler = open_sampler(config, source, objects=objects)
-    closed = nullcontext() if config.sampler.name in objects else closing(sampler)
-    with closed, Players(config, sampler, source) as players:
-        yield players
+    with ExitStack() as opened:
+        opened.enter_context(in_use(source))
+        verify_model(Path(source))
+        sampler = open_sampler(config, source, objects=objects)
+        if config.sampler.name not in objects:
+            opened.enter_context(closing(sampler))
+        yield opened.enter_context(Players(config, sampler, source))
 
 
 def evaluate_policy(

@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 from condensegrpo.core.errors import CheckpointError
 from condensegrpo.storage.files import DISK_FULL, TEMPORARY
 
-FULL_SIGNS = ("No space left", "unexpected pos")  # safetensors and torch.save hide the error of the system
+# of a full disk in messages of safetensors, torch.save and copytree, which hide the error of the system
+FULL_SIGNS = ("No space left", "File too large", "unexpected pos")
 
 
 def temporary_name(folder: Path, token: int) -> Path:
@@ -84,6 +85,8 @@ def write_errors(temporary: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
         full = getattr(error, "errno", None) in DISK_FULL or any(sign in str(error) for sign in FULL_SIGNS)
+        faults = error.args[0] if isinstance(error, shutil.Error) else ()  # of copytree: source, target and why of each
+        reason = f"{Path(faults[0][0]).name}: {faults[0][2]}" if faults else f"{type(error).__name__}: {error}"
         free = shutil.disk_usage(temporary.parent).free if temporary.parent.is_dir() else 0
         advice = (
             "The disk or quota is full: free some space (fewer train.keep_checkpoints helps) and resume."
@@ -91,7 +94,7 @@ def write_errors(temporary: Path) -> Iterator[None]:
             else "Make sure that the folder is writable and has space, then resume."
         )
         raise CheckpointError(
-            f"writing {temporary}: {type(error).__name__}: {error}; {free / 1e9:.2f} GB are free there. The unfinished "
+            f"writing {temporary}: {reason}; {free / 1e9:.2f} GB are free there. The unfinished "
             f"folder was removed; earlier checkpoints are untouched. {advice}"
         ) from error
 

@@ -41,7 +41,7 @@ from condensegrpo.learner.hashed_files import HashedFiles, InMemory, sha256_of
 from condensegrpo.learner.ranks import any_rank, from_first, gather, rank, world_size
 from condensegrpo.learner.training_state import restore_training_state, training_state
 from condensegrpo.learner.weights import fingerprint
-from condensegrpo.storage.files import TEMPORARY, replace_file
+from condensegrpo.storage.files import TEMPORARY, is_locked, replace_file
 
 FORMAT = 1  # of the files; a checkpoint of another format is refused
 MANIFEST = "manifest.json"
@@ -212,10 +212,12 @@ def _read(path: Path, *, mmap: bool = False) -> Any:  # noqa: ANN401  torch.load
 def latest(folder: Path) -> Path | None:
     """The newest checkpoint, with every file present at its full size; None if none was ever published.
 
+    Without the file ``latest``, as in a copy that lost it, that is the one with the highest step.
+
     Raises:
         CheckpointError: the newest is damaged; it is never skipped silently.
     """
-    checkpoint = _pointed_to(folder)
+    checkpoint = _pointed_to(folder) or next(reversed(steps(folder).values()), None)
     if checkpoint is not None:
         _complete(checkpoint)
     return checkpoint
@@ -227,25 +229,37 @@ def steps(folder: Path) -> dict[int, Path]:
     return dict(sorted(paths.items()))
 
 
-def verify(checkpoint: Path) -> Manifest:
-    """Compare every file with its hash.
+def verify(checkpoint: Path, part: str = "") -> Manifest:
+    """Compare every file of a part, such as ``model``, with its hash; by default all files.
 
     Raises:
         CheckpointError: a file is missing or differs; the message names it.
     """
     manifest = _complete(checkpoint)
-    for name, wanted in manifest.hashes.items():
+    hashes = {name: value for name, value in manifest.hashes.items() if name.startswith(part)}
+    for name, wanted in hashes.items():
         digest = sha256_of(checkpoint / name)
         if digest != wanted:
             raise _damaged(checkpoint, name, f"its SHA-256 begins {digest[:12]}", f"wanted {wanted[:12]}")
     return manifest
 
 
+def verify_model(folder: Path) -> None:
+    """Compare the files of a checkpoint's model folder with their hashes; any other folder has none.
+
+    Raises:
+        CheckpointError: as ``verify``.
+    """
+    if (folder.parent / MANIFEST).is_file():
+        verify(folder.parent, f"{folder.name}/")
+
+
 def prune(folder: Path, keep: int) -> None:
     """Remove old and abandoned checkpoints, and what interrupted saves left. Not while another save runs.
 
-    Kept are the ``keep`` newest steps (at least one) up to and including the one that ``latest`` names. Steps beyond it
-    belong to a continuation that was abandoned and are removed. If ``latest`` names no existing step, none is removed.
+    Kept are the ``keep`` newest steps (at least one) up to and including the one that ``latest`` names, and those whose
+    manifest a process has locked while it reads them. Steps beyond ``latest`` belong to a continuation that was
+    abandoned and are removed. If ``latest`` names no existing step, none is removed.
 
         steps 5 10 12 30, latest 12, keep 2   ─▶   10 12
 
@@ -261,7 +275,7 @@ def prune(folder: Path, keep: int) -> None:
     end = existing.index(newest) + 1 if newest in existing else None
     kept = existing if end is None else existing[max(0, end - max(keep, 1)) : end]
     leftovers = [path for path in folder.iterdir() if is_leftover(path)]
-    for path in (*(step for step in existing if step not in kept), *leftovers):
+    for path in (*(step for step in existing if step not in kept and not is_locked(step / MANIFEST)), *leftovers):
         try:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         except OSError as error:

@@ -7,7 +7,8 @@ import errno
 import fcntl
 import json
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from condensegrpo.core.errors import DataError, RunError
@@ -120,6 +121,31 @@ def read_lines(path: Path) -> tuple[list[tuple[int, object]], tuple[str, ...]]:
             f"line {len(complete) + 1} is cut off after {len(tail)} bytes, as if the run was interrupted while writing "
             f"it; {len(values)} lines before it were read",
         )
+
+
+@contextmanager
+def shared_lock(path: Path) -> Iterator[None]:
+    """Show other processes that this one uses an existing file; see ``is_locked``. Raises ``OSError``: no such file.
+
+    A program that replaces this process keeps the lock. On a file system without locks nothing shows it.
+    """
+    with path.open("rb") as file:
+        os.set_inheritable(file.fileno(), True)
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds a lock of a file."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or a file system without locks
+        pass
+    return False
 
 
 def write_error(path: Path, error: OSError) -> RunError:
