@@ -1,4 +1,4 @@
-"""``condensegrpo eval``."""
+"""``condensegrpo eval``: success of a policy on held-out problems, with intervals."""
 
 import json
 import os

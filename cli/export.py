@@ -1,4 +1,4 @@
-"""``condensegrpo export``."""
+"""``condensegrpo export``: a trained policy as a Hugging Face folder."""
 
 from functools import partial
 from pathlib import Path

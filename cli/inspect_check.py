@@ -1,4 +1,4 @@
-"""``inspect-trajectory --check``: the invariants of a trajectory file, in words where they are broken."""
+"""``condensegrpo inspect --check``: the invariants of a trajectory file, in words where they are broken."""
 
 import json
 import math

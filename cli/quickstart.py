@@ -1,4 +1,4 @@
-"""``condensegrpo quickstart``."""
+"""``condensegrpo quickstart``: trains the built-in ledger task offline, in a few minutes of a CPU."""
 
 from pathlib import Path
 from typing import Annotated

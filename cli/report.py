@@ -1,4 +1,4 @@
-"""``condensegrpo report``."""
+"""``condensegrpo report``: writes a run's ``report.html`` again."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""``condensegrpo bench retention``."""
+"""``condensegrpo bench retention``: which answers still stand in what condensers keep of a conversation."""
 
 import json
 import re

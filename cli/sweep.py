@@ -1,4 +1,4 @@
-"""``condensegrpo sweep``."""
+"""``condensegrpo sweep``: runs the arms and seeds of a study, and writes its results."""
 
 import os
 import shlex

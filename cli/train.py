@@ -1,4 +1,4 @@
-"""``condensegrpo train``."""
+"""``condensegrpo train``: starts a training run or resumes one, and shows its progress."""
 
 import os
 import shlex

@@ -1,7 +1,7 @@
 """Multi-turn GRPO for language-model agents whose context is condensed before every turn.
 
-The floors of the house are listed in ``docs/explanation/architecture.md``. Importing this package imports nothing else:
-the names of ``api.py`` are loaded when they are first used.
+``docs/explanation/architecture.md`` lists the floors of the package. Importing this package imports nothing else: the
+names of ``api.py`` are loaded when they are first used.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The Python front door: ``import condensegrpo as cg``.
+"""The Python interface: what ``import condensegrpo as cg`` offers.
 
     run = cg.train("quickstart", "train.steps=20")               a configuration and overrides, as on the command line
     run = cg.train("gsm8k", task=MyTask(), reward=my_reward)     objects in place of names

@@ -1,4 +1,4 @@
-"""The words of the package: errors, messages, trajectories, the protocols of plug-ins, and how plug-ins are found.
+"""What every folder builds on: errors, messages, trajectories, the protocols of plug-ins, and how plug-ins are found.
 
 It imports the standard library only, and nothing else of the package.
 Start with ``trajectory.py``, then ``protocols.py``.

@@ -1,8 +1,8 @@
-"""The seams: what a sampler, condenser, reward, task, environment and tool are. Standard library only.
+"""The interfaces of plug-ins: what a sampler, condenser, reward, task, environment and tool are. Standard library only.
 
-A plug-in inherits nothing from here; it has the method. Every seam has a deterministic fake or a small real member in
-the package. The engine decides *when* a plug-in is called and names the boundary when it raises; a plug-in raises plain
-Python errors.
+A plug-in inherits nothing from here; it has the method. Every interface has a deterministic fake or a small real
+implementation in the package. The engine decides *when* a plug-in is called and names the boundary when it raises; a
+plug-in raises plain Python errors.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence

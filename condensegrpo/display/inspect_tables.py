@@ -1,4 +1,4 @@
-"""The tables of ``inspect-trajectory``: groups, siblings, matches."""
+"""The tables that ``condensegrpo inspect`` prints: groups, siblings, matches."""
 
 from collections.abc import Sequence
 

@@ -4,7 +4,7 @@ checkpoints/
     latest                  the name of the newest complete checkpoint; written last
     step_000100/
         manifest.json       size and SHA-256 of every file below, step, world size, ZeRO stage
-        state.json          the loop's own state, such as the data cursor
+        state.json          the state of the training loop (``training/saving.py``)
         rng_rank_0.pt       states of the random number generators, a file per rank
         train_rank_0.pt     its share of weights that are trained, optimiser, schedule (``training_state.py``)
         model/ adapter/     whatever ``extra`` writes, such as the Hugging Face folder

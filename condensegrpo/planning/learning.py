@@ -1,4 +1,4 @@
-"""What a micro-batch takes on one device while the learner works on it, at each moment, in bytes."""
+"""Predicted memory of an optimiser step on one device, in bytes: what a micro-batch takes at each moment of it."""
 
 from dataclasses import replace
 from math import ceil

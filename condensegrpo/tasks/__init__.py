@@ -1,4 +1,4 @@
 """Built-in tasks: problems and the environments that pose them.
 
-They import ``core``, ``storage`` and ``tools``. Start with ``ledger.py``.
+They import ``core``, ``episodes``, ``storage`` and ``tools``. Start with ``ledger.py``.
 """

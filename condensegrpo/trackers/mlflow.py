@@ -1,4 +1,4 @@
-"""MLflow: a tracking server, or a local store."""
+"""The tracker ``mlflow``: metrics, tables and artifacts to an MLflow server, or into a local store."""
 
 import importlib
 import json

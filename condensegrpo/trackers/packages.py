@@ -1,4 +1,4 @@
-"""Packages that only some users want: whether they are installed, without importing them."""
+"""Whether the package of a tracker is installed, checked without importing it."""
 
 from importlib.util import find_spec
 

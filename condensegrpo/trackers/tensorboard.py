@@ -1,4 +1,4 @@
-"""TensorBoard event files: scalars, the configuration and tables as Markdown texts."""
+"""The tracker ``tensorboard`` writes event files: scalars, the configuration and tables as Markdown texts."""
 
 import importlib
 from collections.abc import Mapping

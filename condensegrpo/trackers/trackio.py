@@ -1,4 +1,4 @@
-"""Trackio: a local SQLite store, or a Hugging Face Space."""
+"""The tracker ``trackio``: metrics, tables and artifacts into a local SQLite store, or to a Hugging Face Space."""
 
 import importlib
 import io

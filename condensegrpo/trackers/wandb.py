@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""The tracker ``wandb``: metrics, tables and artifacts to Weights & Biases, or offline into the run's folder."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""The training loop. One step reads as its sentence: take trajectories, give credit, update, send the new weights.
+"""The training loop: each step takes trajectories, gives credit, updates the policy and sends the new weights.
 
 problems ─▶ groups of trajectories ─▶ scores ─▶ advantages ─▶ segments ─▶ one optimiser step ─▶ sampler
 

@@ -1,5 +1,7 @@
 """Estimators that give a trajectory one scalar, for all its turns or discounted towards its end. Torch only.
 
+``grpo``, ``grpo_merged``, ``rloo``, ``reinforce`` and ``turn_discounted``.
+
 Arguments and suffixes as in ``condensegrpo.algorithms.advantages``.
 """
 

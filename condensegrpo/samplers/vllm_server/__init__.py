@@ -1,4 +1,5 @@
 """Sampling from vLLM servers, started here or on other machines.
 
-It imports ``core``, ``config`` and ``samplers.vllm``; vLLM runs in other processes. Start with ``sampler.py``.
+It imports ``core``, ``learner`` and ``samplers.vllm``; vLLM runs in other processes. Start with ``sampler.py``;
+``replica.py`` and ``pool.py`` recover servers that are lost.
 """
