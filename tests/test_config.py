@@ -171,6 +171,45 @@ def test_a_section_that_stands_twice_is_refused(tmp_path: Path) -> None:
     assert "the key 'train' stands twice" in refusal(path)
 
 
+def test_aliases_that_multiply_are_refused_before_they_do(tmp_path: Path) -> None:
+    """Ten lines of ten aliases each to the line before: 10^9 values if they were read."""
+    lines = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
+    path = tmp_path / "bomb.yaml"
+    path.write_text(f"a0: &a0 [{', '.join('x' * 10)}]\n{lines}")
+    assert "more than 100,000 values, those that aliases repeat included" in refusal(path)
+    path.write_text("task: &task {options: *task}\n")
+    assert "more than 100,000 values" in refusal(path)
+
+
+def test_deep_nesting_is_refused(small: Path, tmp_path: Path) -> None:
+    brackets = "[" * 20_000 + "]" * 20_000
+    path = tmp_path / "deep.yaml"
+    path.write_text(f"name: {brackets}\n")
+    assert "more than 50 levels of nesting" in refusal(path)
+    assert "more than 50 levels of nesting" in refusal(small, f"name={brackets}")
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("true", "found True, wanted a valid integer"),
+        ("1:30", "found '1:30', wanted a valid integer"),
+        ("'8'", "found '8'"),
+    ],
+)
+def test_what_is_no_number_is_not_taken_for_one(small: Path, value: str, found: str) -> None:
+    assert f"train.steps: {found}" in refusal(small, f"train.steps={value}")
+
+
+@pytest.mark.parametrize(("text", "steps"), [("010", 10), ("0x10", 16), ("1_000", 1000)])
+def test_a_whole_number_is_decimal_unless_its_prefix_says_otherwise(small: Path, text: str, steps: int) -> None:
+    assert load_config(small, [f"train.steps={text}"]).train.steps == steps
+
+
+def test_a_name_that_no_file_system_takes_is_refused(small: Path) -> None:
+    assert "name: found" in refusal(small, f"name={'x' * 300}")
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert "absent.yaml" in refusal(tmp_path / "absent.yaml")
 

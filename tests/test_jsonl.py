@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,17 @@ def test_faults_of_the_columns_are_said_before_anything_runs(tmp_path: Path) -> 
         Jsonl(data=twice, question="q", answer=None, id="n")
     with pytest.raises(PluginError, match="the option eval_share is 1, wanted less than 1"):
         build_plugin("tasks", "jsonl", {"data": twice, "eval_share": 1})
+
+
+@pytest.mark.parametrize(
+    ("question", "found"),
+    [(None, "None"), (["x"], "['x']"), ({"a": 1}, "{'a': 1}"), ("", "''"), (" ", "' '"), (7, "7")],
+)
+def test_a_question_that_is_no_text_is_named_with_its_row(tmp_path: Path, question: object, found: str) -> None:
+    rows = [{"question": "1 + 1?", "answer": "2"}, {"question": question, "answer": "2"}]
+    data = write(tmp_path / "questions.jsonl", lines(*rows))
+    with pytest.raises(DataError, match=re.escape(f"{data}: row 2 has the question {found}, wanted a text")):
+        Jsonl(data=data)
 
 
 def test_an_episode_is_one_answer(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ from condensegrpo.learner.settings import (
 )
 from condensegrpo.sandbox.limits import SandboxLimits
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9=._-]*$")]  # of a folder, or in a metric's name
+# Of a folder, or in a metric's name; file systems allow 255 bytes, and some files begin with it
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9=._-]*$", max_length=200)]
 
 
 class Plugin(Section):

@@ -1,11 +1,12 @@
 """YAML files and ``key=value`` overrides as one tree of plain values, and a tree as a checked section."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -13,7 +14,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import did_you_mean
 
-FLOAT = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")  # YAML 1.1, and so PyYAML, reads 1e-3 as text
+INTEGER = re.compile(r"^[-+]?([0-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+|0b[01]+)$")
+FLOAT = re.compile(
+    r"^[-+]?(([0-9][0-9_]*\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(inf|Inf|INF))$|^\.nan$"
+)
+MAX_DEPTH = 50  # levels of nesting in a file or value
+MAX_VALUES = 100_000  # scalars, lists and mappings in it, with those that aliases repeat
 EXTENDS = "extends"  # the key of a YAML file that names the files below it
 WIDTH = 60  # columns of commented YAML before its comments
 
@@ -29,11 +35,41 @@ class Section(BaseModel):
 
 
 S = TypeVar("S", bound=Section)
+_INT_TAG, _FLOAT_TAG = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 KeyPath = tuple[str, ...]  # the keys from the top of a tree to a value; of an entry of a list, its index
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number and a repeated key is an error: PyYAML would drop the first one silently."""
+    """YAML in which 1e-3 is a number, 010 is ten and 1:30 is a text: PyYAML, which is YAML 1.1, reads a text, 8 and 90.
+
+    A key that stands twice is an error, where PyYAML drops the first one silently; so is deep nesting, and what aliases
+    make too large.
+    """
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in known if tag not in (_INT_TAG, _FLOAT_TAG)]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """A node, not too deep."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise yaml.composer.ComposerError(
+                None, None, f"more than {MAX_DEPTH} levels of nesting", self.peek_event().start_mark
+            )
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_document(self, node: yaml.Node) -> Any:  # noqa: ANN401  a YAML tree
+        """The tree of a root node, not too large."""
+        if _values_in(node, {}) > MAX_VALUES:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"more than {MAX_VALUES:,} values, those that aliases repeat included", node.start_mark
+            )
+        return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """A mapping whose keys are all different."""
@@ -43,13 +79,30 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
         return super().construct_mapping(node, deep=deep)
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """A whole number: decimal, also with leading zeros, or with the prefix 0x, 0o or 0b."""
+        digits = self.construct_scalar(node)
+        return int(digits) if digits.lstrip("+-").replace("_", "").isdecimal() else int(digits, base=0)
+
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes the text ``1e-3``, which ``_Loader`` would read as a number."""
+    """Quotes a text that ``_Loader``, or any other reader of YAML, would read as a number."""
 
 
+_Loader.add_constructor(_INT_TAG, _Loader.construct_yaml_int)
 for _kind in (_Loader, _Dumper):
-    _kind.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))
+    _kind.add_implicit_resolver(_INT_TAG, INTEGER, list("-+0123456789"))
+    _kind.add_implicit_resolver(_FLOAT_TAG, FLOAT, list("-+.0123456789"))
+
+
+def _values_in(node: yaml.Node, counted: dict[yaml.Node, int]) -> int:
+    """The values at and below a node, each as often as aliases repeat it. ``counted`` are the nodes counted before."""
+    if node not in counted:
+        counted[node] = MAX_VALUES  # for an alias to itself, whose tree has no end
+        children = node.value if isinstance(node, yaml.CollectionNode) else ()
+        nodes = (each for child in children for each in (child if isinstance(child, tuple) else (child,)))
+        counted[node] = 1 + sum(_values_in(each, counted) for each in nodes)
+    return counted[node]
 
 
 def parse_yaml(text: str) -> Any:  # noqa: ANN401  a YAML tree
@@ -159,7 +212,7 @@ def parse(kind: type[S], tree: object, *, source: str) -> S:
         ConfigError: every fault on a line of its own: the key, the value found and the value wanted.
     """
     try:
-        return kind.model_validate(tree)
+        return kind.model_validate_json(json.dumps(tree, default=str), strict=True)  # where true is no number
     except ValidationError as error:
         lines = "\n".join(f"  {_fault(kind, fault)}" for fault in error.errors())
         raise ConfigError(f"reading {source}:\n{lines}") from error

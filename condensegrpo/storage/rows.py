@@ -60,6 +60,17 @@ def require_columns(rows: Sequence[Row], columns: Sequence[str], *, source: str)
                 )
 
 
+def require_texts(rows: Sequence[Row], column: str, *, source: str) -> None:
+    """Raise DataError unless every row has a text in this column, and not only white space."""
+    for at, row in enumerate(rows):
+        text = row[column]
+        if not isinstance(text, str) or not text.strip():
+            raise DataError(
+                f"reading the dataset {source}: row {at + 1} has the {column} {text!r:.80}, wanted a text. Correct the "
+                f"row or remove it"
+            )
+
+
 def require_unique(rows: Sequence[Row], column: str, *, source: str) -> None:
     """Raise DataError if two rows have one value in this column."""
     first: dict[str, int] = {}

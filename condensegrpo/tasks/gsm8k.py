@@ -23,7 +23,7 @@ from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Demonstration, Problem
 from condensegrpo.episodes.toolformats import JSON_FORMATS, Native, Tagged
-from condensegrpo.storage.rows import read_rows, require_columns
+from condensegrpo.storage.rows import read_rows, require_columns, require_texts
 from condensegrpo.tasks.answer_environment import QuestionTask, head
 from condensegrpo.tasks.answers import AnswerStyle, is_call_or_answer
 from condensegrpo.tasks.splits import split
@@ -164,6 +164,8 @@ def _system(calls_as: Native | Tagged) -> str:
 def _problems(source: str, split: str, *, limit: int | None = None) -> tuple[Problem, ...]:
     rows = read_rows(source, split=split, limit=limit)
     require_columns(rows, ("question", "answer"), source=source)
+    require_texts(rows, "question", source=source)
+    require_texts(rows, "answer", source=source)
     problems = []
     for number, row in enumerate(rows):
         worked = str(row["answer"])

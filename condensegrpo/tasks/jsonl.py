@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Lt
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.protocols import Problem
-from condensegrpo.storage.rows import Row, read_file, read_rows, require_columns, require_unique
+from condensegrpo.storage.rows import Row, read_file, read_rows, require_columns, require_texts, require_unique
 from condensegrpo.tasks.answer_environment import QuestionTask
 from condensegrpo.tasks.answers import AnswerStyle
 from condensegrpo.tasks.splits import SHARE, Splits, split
@@ -54,6 +54,7 @@ class Jsonl(QuestionTask):
     def _read(self, rows: Sequence[Row], split: str, source: str) -> tuple[Problem, ...]:
         answer = None if self.ground_truth_file else self.answer
         require_columns(rows, [name for name in (self.question, answer, self.id) if name is not None], source=source)
+        require_texts(rows, self.question, source=source)
         if self.id is not None:
             require_unique(rows, self.id, source=source)
         return tuple(

@@ -14,7 +14,7 @@ from annotated_types import Ge
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.protocols import Problem
-from condensegrpo.storage.rows import Row, read_rows, require_columns, require_unique
+from condensegrpo.storage.rows import Row, read_rows, require_columns, require_texts, require_unique
 from condensegrpo.tasks.answer_environment import QuestionTask
 from condensegrpo.tasks.answers import AnswerStyle
 from condensegrpo.tasks.splits import split
@@ -56,6 +56,7 @@ class Mbpp(QuestionTask):
 
     def _read(self, rows: Sequence[Row], source: str) -> tuple[Problem, ...]:
         require_columns(rows, ("task_id", "code", "test_list"), source=source)
+        require_texts(rows, "code", source=source)
         require_unique(rows, "task_id", source=source)
         return tuple(self._problem(row, number, source) for number, row in enumerate(rows, start=1))
 

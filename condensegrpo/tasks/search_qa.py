@@ -15,7 +15,7 @@ from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Demonstration, Problem
 from condensegrpo.episodes.toolformats import Tagged
-from condensegrpo.storage.rows import Row, read_rows, require_columns
+from condensegrpo.storage.rows import Row, read_rows, require_columns, require_texts
 from condensegrpo.tasks.answer_environment import QuestionTask, head
 from condensegrpo.tasks.answers import AnswerStyle, is_call_or_answer
 from condensegrpo.tasks.splits import SHARE, split
@@ -134,6 +134,7 @@ def _answer(answer: str) -> str:
 
 def _problems(rows: Sequence[Row], *, split: str, source: str) -> tuple[Problem, ...]:
     require_columns(rows, ("question",), source=source)
+    require_texts(rows, "question", source=source)
     return tuple(_problem(row, number, split=split, source=source) for number, row in enumerate(rows))
 
 
