@@ -15,8 +15,9 @@ Match = Literal["exact", "number", "last_number", "alias", "contains", "words", 
 
 _DECORATION = re.compile(r"[,$%]")
 _MINUS = "\N{MINUS SIGN}"
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 _NUMBERS = re.compile(r"(?<![\w.])[+-]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])[+-]?\$?\.\d+")
+_DENOMINATOR = re.compile(r" ?/ ?(\d+)(?!\d|\.\d| ?/)")  # behind a number: the date 12/25/2024 has none behind 12
 _TOLERANCE = 1e-6
 MAX_CODE = 100_000  # characters of an answer's code; longer code fails
 _FENCED = re.compile(r"^[ \t]*```(?:python|py)?[ \t\r]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
@@ -77,21 +78,43 @@ class Matcher:
 def number(text: str) -> float | None:
     """The first number of a text after ``, $ %`` are removed, ``None`` if it holds none.
 
+    A fraction such as ``3/4`` is one number. Not read as such are mixed numbers (``1 1/2`` is 1), fractions in TeX,
+    number words and percentages (``20%`` is 20).
+
     >>> number("$1,080"), number("\u22125"), number("x = 7 apples"), number("#### 12 #### 13"), number("seven")
     (1080.0, -5.0, 7.0, 12.0, None)
+    >>> number("72/3"), number("1 / 4"), number("1/0")
+    (24.0, 0.25, None)
     """
-    first = _NUMBER.search(_DECORATION.sub("", text).replace(_MINUS, "-"))
-    return float(first[0]) if first else None
+    plain = _DECORATION.sub("", text).replace(_MINUS, "-")
+    first = _NUMBER.search(plain)
+    return None if first is None else _value(first[0], plain[first.end() :])
 
 
 def last_number(text: str) -> float | None:
-    """The last number of a text, ``None`` if it holds none.
+    """The last number of a text, read as in ``number``; ``None`` if it holds none.
 
     >>> last_number("48 and 24 make $1,072.50."), last_number("about 3.14"), last_number("no number")
     (1072.5, 3.14, None)
+    >>> last_number("that is 72/3."), last_number("on 12/25/2024")
+    (24.0, 2024.0)
     """
-    numbers = _NUMBERS.findall(text.replace(_MINUS, "-"))
-    return number(numbers[-1]) if numbers else None
+    plain = text.replace(_MINUS, "-")
+    numbers = list(_NUMBERS.finditer(plain))
+    if not numbers:
+        return None
+    *before, last = numbers
+    if before and _DENOMINATOR.match(plain, before[-1].end()) and not plain[: before[-1].start()].endswith("/"):
+        last = before[-1]
+    return _value(_DECORATION.sub("", last[0]), plain[last.end() :])
+
+
+def _value(numerator: str, rest: str) -> float | None:
+    """The value of a number, over the denominator with which the text behind it begins, if it does."""
+    denominator = _DENOMINATOR.match(rest)
+    if denominator is None:
+        return float(numerator)
+    return float(numerator) / int(denominator[1]) if int(denominator[1]) else None
 
 
 _RIGHT: Mapping[Match, Callable[[str, Problem], bool]] = {

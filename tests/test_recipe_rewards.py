@@ -221,6 +221,8 @@ def test_the_format_is_the_mean_over_all_replies() -> None:
         ("−5", -5.0),
         ("costs $-5", -5.0),
         ("1,2", 2.0),
+        ("each gets 72/3", 24.0),
+        ("1/0", None),
         ("none", None),
         ("x2", None),
     ],

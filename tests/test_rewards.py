@@ -98,6 +98,15 @@ def test_a_trajectory_without_turns_is_not_well_formed() -> None:
         ("number", "7", "x = 7 apples", 1.0),
         ("number", "12", "#### 12 #### 13", 1.0),  # the first
         ("number", "13", "#### 12 #### 13", 0.0),
+        ("number", "1/3", "1/2", 0.0),
+        ("number", "1/3", "2/6", 1.0),
+        ("number", "24", "72/3", 1.0),
+        ("number", "24", "$72 / 3", 1.0),
+        ("number", "72", "72/3", 0.0),
+        ("number", "0.5", "x = 1/2", 1.0),
+        ("number", "12", "12/25/2024", 1.0),  # a date is no fraction
+        ("number", "1", "1 1/2", 1.0),  # nor is a mixed number
+        ("number", "1", "1/0", 0.0),
         ("number", "7", "therefore", 0.0),
         ("number", "7", "", 0.0),
         ("number", "7", "inf", 0.0),
