@@ -1,6 +1,8 @@
 import errno
+import hashlib
 import json
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -285,6 +287,22 @@ def test_a_flipped_bit_is_found_and_its_file_named(tmp_path: Path) -> None:
     learner = engine()
     with pytest.raises(CheckpointError, match=rf"{victim.name} its SHA-256 begins"):
         checkpoint.load(learner, path)
+    close_deepspeed(learner)
+
+
+def test_a_pickle_that_the_manifest_vouches_for_is_not_executed(tmp_path: Path) -> None:
+    """Whoever writes the file can write its hash: torch refuses it, and its advice to allow it is not passed on."""
+    path = saved(tmp_path, 1)
+    file = path / "train_rank_0.pt"
+    file.write_bytes(pickle.dumps(Path("/")))
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["sizes"][file.name] = file.stat().st_size
+    manifest["hashes"][file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    learner = engine()
+    with pytest.raises(CheckpointError, match=r"train_rank_0.pt is no file of tensors") as caught:
+        checkpoint.load(learner, path)
+    assert "weights_only" not in str(caught.value)
     close_deepspeed(learner)
 
 

@@ -16,6 +16,7 @@ the manifest says whether they are the same.
 
 import json
 import os
+import pickle
 import random
 import re
 import shutil
@@ -206,7 +207,10 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, *, mmap: bool = False) -> Any:  # noqa: ANN401  torch.load is untyped
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:  # whose message advises to execute the file
+        raise _damaged(path.parent, path.name, "is no file of tensors", "wanted what torch.save writes") from error
 
 
 def latest(folder: Path) -> Path | None:
