@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -46,10 +46,6 @@ class _Loader(yaml.SafeLoader):
     make too large.
     """
 
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in known if tag not in (_INT_TAG, _FLOAT_TAG)]
-        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
@@ -57,7 +53,7 @@ class _Loader(yaml.SafeLoader):
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise yaml.composer.ComposerError(
-                None, None, f"more than {MAX_DEPTH} levels of nesting", self.peek_event().start_mark
+                None, None, f"more than {MAX_DEPTH} levels of nesting", parent.start_mark if parent else None
             )
         node: yaml.Node | None = super().compose_node(parent, index)
         self.depth -= 1
@@ -89,6 +85,10 @@ class _Dumper(yaml.SafeDumper):
     """Quotes a text that ``_Loader``, or any other reader of YAML, would read as a number."""
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag not in (_INT_TAG, _FLOAT_TAG)]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_constructor(_INT_TAG, _Loader.construct_yaml_int)
 for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver(_INT_TAG, INTEGER, list("-+0123456789"))
