@@ -128,6 +128,33 @@ def test_the_drivers_own_error_is_that_of_its_requests(worker: ThreadPoolExecuto
         asyncio.run(RequestQueue(drive=Doubling(), worker=worker).submit(13))
 
 
+def test_a_panic_of_the_driver_is_the_error_of_its_requests_and_the_queue_goes_on(worker: ThreadPoolExecutor) -> None:
+    """An extension in Rust raises what is no ``Exception``."""
+
+    def drive(requests: Requests) -> Outcomes[int, int]:
+        if requests[0].value == 1:
+            raise GeneratorExit("panic")
+        return [(request, 2 * request.value) for request in requests]
+
+    queue = RequestQueue(drive=drive, worker=worker)
+    with pytest.raises(RuntimeError, match="GeneratorExit: panic"):
+        asyncio.run(asyncio.wait_for(queue.submit(1), 20))
+    assert asyncio.run(asyncio.wait_for(queue.submit(2), 20)) == 4
+    with queue.paused(20):
+        pass
+
+
+def test_a_worker_that_cannot_begin_fails_the_requests() -> None:
+    def begin() -> None:
+        raise OSError("no device")
+
+    with ThreadPoolExecutor(1, initializer=begin) as broken:
+        queue = RequestQueue(drive=Doubling(), worker=broken)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="initializer failed"):
+                asyncio.run(asyncio.wait_for(queue.submit(1), 20))
+
+
 @pytest.mark.parametrize("settle", [False, True])
 def test_a_cancelled_request_is_abandoned_and_the_others_get_their_replies(
     worker: ThreadPoolExecutor, settle: bool

@@ -1,6 +1,5 @@
 """YAML files and ``key=value`` overrides as one tree of plain values, and a tree as a checked section."""
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -212,7 +211,7 @@ def parse(kind: type[S], tree: object, *, source: str) -> S:
         ConfigError: every fault on a line of its own: the key, the value found and the value wanted.
     """
     try:
-        return kind.model_validate_json(json.dumps(tree, default=str), strict=True)  # where true is no number
+        return kind.model_validate(tree)
     except ValidationError as error:
         lines = "\n".join(f"  {_fault(kind, fault)}" for fault in error.errors())
         raise ConfigError(f"reading {source}:\n{lines}") from error

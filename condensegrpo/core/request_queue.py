@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -157,11 +157,19 @@ class RequestQueue(Generic[Q, R]):
     def _continue(self) -> None:
         """Have the worker make the next call, after the calls of other queues. The state is locked."""
         try:
-            self.worker.submit(self._call)
+            call = self.worker.submit(self._call)
         except RuntimeError as error:  # it was shut down
             self._end(error)
         else:
             self._running = True
+            call.add_done_callback(self._end_unless_made)
+
+    def _end_unless_made(self, call: "Future[None]") -> None:
+        """Fail all requests if the worker could not make a call: the initializer of its thread raised."""
+        error = None if call.cancelled() else call.exception()
+        if error is not None:
+            with self._state:
+                self._end(_as_exception(error))
 
     def _call(self) -> None:
         """In the worker: call the driver once."""
@@ -174,8 +182,9 @@ class RequestQueue(Generic[Q, R]):
             for request, outcome in self.drive(new) if self._under_way else ():
                 finished.add(request)
                 _deliver(request, outcome)
-        except Exception as error:  # the boundary to the model
-            self._fail([request for request in self._under_way if request not in finished], error)
+        except BaseException as error:  # the boundary to the model; a panic of Rust code is no Exception
+            failed = [request for request in self._under_way if request not in finished]
+            self._fail(failed, _as_exception(error))
             finished.update(self._under_way)
         self._call_started = None
         with self._state:
@@ -214,6 +223,10 @@ class RequestQueue(Generic[Q, R]):
         if self.call_seconds is None:
             return None
         return max(0.0, (self._call_started or time.monotonic()) + self.call_seconds - time.monotonic())
+
+
+def _as_exception(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _deliver(request: QueuedRequest[Q, R], outcome: R | Exception) -> None:

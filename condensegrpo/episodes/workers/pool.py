@@ -178,7 +178,11 @@ class WorkerPool:
             )
         except Ended as end:
             value = end.failure or Failure(source=SAMPLER, error="", message=end.detail)
-        worker.send(pickle.dumps(Answer(request.number, value), pickle.HIGHEST_PROTOCOL))
+        try:
+            data = pickle.dumps(Answer(request.number, value), pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # what a sampler of a user's returned: the worker must not wait for it for ever
+            data = pickle.dumps(Answer(request.number, failure_of(SAMPLER, error, plugin=self._sampler)))
+        worker.send(data)
 
     async def _called(self, request: SamplerRequest) -> object:
         model = self._model(request.model) if request.model else self._sampler

@@ -163,22 +163,25 @@ def fork_workers(control: int, opener: str) -> None:
         signal.signal(number, lambda *_: None)
     open_players = resolve_name(opener)
     gc.freeze()  # a collection in a worker would copy the pages that it shares with the others
-    requests, workers = Connection(control), list[BaseProcess]()
-    with suppress(EOFError):
-        while True:
-            number = requests.recv()
-            if number < len(workers):
-                workers[number].kill()
-                workers[number].join()
-                requests.send((workers[number].pid, workers[number].exitcode))
-                continue
-            with socket.socket(fileno=recv_handle(requests)) as end:
-                workers.append(get_context("fork").Process(target=_work, args=(requests, end, open_players)))
-                workers[number].start()
-    deadline = time.monotonic() + CLOSE_SECONDS
-    for worker in workers:
-        worker.join(max(deadline - time.monotonic(), 0.0))
-    os.killpg(0, signal.SIGKILL)
+    requests, workers, server = Connection(control), list[BaseProcess](), os.getpid()
+    try:
+        with suppress(EOFError, ConnectionError):  # the rank has ended, perhaps before it read the last answer
+            while True:
+                number = requests.recv()
+                if number < len(workers):
+                    workers[number].kill()
+                    workers[number].join()
+                    requests.send((workers[number].pid, workers[number].exitcode))
+                    continue
+                with socket.socket(fileno=recv_handle(requests)) as end:
+                    workers.append(get_context("fork").Process(target=_work, args=(requests, end, open_players)))
+                    workers[number].start()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for worker in workers:
+            worker.join(max(deadline - time.monotonic(), 0.0))
+    finally:  # also after an error: no worker may outlive the rank
+        if os.getpid() == server:
+            os.killpg(0, signal.SIGKILL)
 
 
 def _work(requests: Connection, end: socket.socket, open_players: Callable[[], OpenPlayer]) -> None:
