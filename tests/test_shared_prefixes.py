@@ -175,9 +175,9 @@ def alternating() -> PreTrainedModel:
 
 @pytest.mark.parametrize(
     ("make", "reason"),
-    [(sliding, "its sliding_window is 4"), (alternating, "layers of sliding_attention, which look back by place")],
+    [(sliding, "its sliding_window is 4"), (alternating, "layers of sliding_attention, which look back by index")],
 )
-def test_models_that_look_back_by_place_take_plain_rows_and_say_why(
+def test_models_that_look_back_by_index_take_plain_rows_and_say_why(
     make: Callable[[], PreTrainedModel], reason: str
 ) -> None:
     model, rows = make(), forking_rows(24, seed=4)
