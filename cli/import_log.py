@@ -22,9 +22,9 @@ def import_log(
             exists=True, help="trl: completions/ or a file in it; traces.jsonl, results.jsonl; .json, .eval."
         ),
     ],
-    out: Annotated[Path, typer.Argument(help="New folder, for inspect-trajectory.")],
+    out: Annotated[Path, typer.Argument(help="New folder, for inspect.")],
 ) -> None:
-    """Read a trajectory log of TRL, verifiers or Inspect, so that inspect-trajectory shows it.
+    """Read a trajectory log of TRL, verifiers or Inspect, so that inspect shows it.
 
     Example: condensegrpo import verifiers outputs/wordle/traces.jsonl imported/wordle
     """

@@ -12,7 +12,7 @@ from condensegrpo.cli.inspect_choice import Choice
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.wording import counted
 from condensegrpo.inspection import views
-from condensegrpo.inspection.batches import TrajectoryBatch, trajectory_files
+from condensegrpo.inspection.batches import TrajectoryBatch, ranges, trajectory_files
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.inspector_page import write_inspector
 from condensegrpo.inspection.records import IndexedTrajectory, LinePlace
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from condensegrpo.cli.inspect_app.selection import Selection
 
 MEGABYTE = 10**6
-COMFORTABLE, LARGEST = 30 * MEGABYTE, 200 * MEGABYTE  # of stored lines; the page is about as large
+COMFORTABLE, LARGEST = 30 * MEGABYTE, 200 * MEGABYTE  # of a page, roughly
+TURN, PIECE = 650, 26  # bytes that the page adds for a turn, and for a turn in the history of another
+FEW = 8  # training steps of a page that is still too large: from here on, groups are left out
 
 Batches = Sequence[tuple[TrajectoryBatch, Sequence[IndexedTrajectory]]]
 
@@ -50,34 +52,77 @@ def write_html(
     """Write the page of some trajectories and print what it holds.
 
     Args:
+        chosen: batches, each with its chosen trajectories; there may be none.
         limited: whether the reader chose them; else only as many steps are taken as are comfortable.
-        comfortable: bytes of stored lines that a browser opens at once.
-        largest: bytes of stored lines that a browser opens at all.
+        comfortable: bytes that a browser opens at once.
+        largest: bytes that a browser opens at all.
 
     Raises:
         DataError: no trajectory is left, or there are more than a browser can open.
     """
-    if not chosen:
+    matching = [(batch, records) for batch, records in chosen if records]
+    if not matching:
         raise DataError(f"writing {file}: no trajectory is left. Try another step or a wider condition.")
-    taken, most = chosen, len(chosen)
-    while not limited and _size(taken) > comfortable and most > 1:
-        most //= 2
-        taken = spread(chosen, most)
+    taken, groups = (matching, None) if limited else _fitting(matching, comfortable)
     if _size(taken) > largest:
         raise DataError(
             f"writing {file}: {_count(taken)} trajectories of {_size(taken) // MEGABYTE} MB are more than a browser "
             f"opens, at most {largest // MEGABYTE} MB. Take fewer with --step, --group, --view or --where."
         )
-    size = write_inspector(file, index, taken)
-    of = sum(batch.trajectories for batch, _ in chosen)
-    typer.echo(f"{file}: {_count(taken)} of {counted(of, 'trajectory', 'trajectories')}, {size / MEGABYTE:.1f} MB")
-    if len(taken) < len(chosen):
-        typer.echo(
-            f"{len(taken)} of {len(chosen)} steps and evaluations, spread over the run; --step, --view or --where "
-            "takes all that they select"
-        )
+    extent = _extent(taken, [batch for batch, _ in chosen])
+    if groups is not None:
+        extent += f"; at most the first {counted(groups, 'group')} of each"
+    size = write_inspector(file, index, taken, extent)
+    typer.echo(f"{file}: {extent}, {size / MEGABYTE:.1f} MB")
+    if _count(taken) < _count(matching):
+        typer.echo("spread over the run; --step, --view or --where takes all that they select")
     if size > 2 * comfortable:
         typer.echo("a browser opens a page of this size slowly; --step, --group, --view or --where makes it smaller")
+
+
+def _fitting(chosen: Batches, comfortable: int) -> tuple[Batches, int | None]:
+    """As many steps as are comfortable, and, if few are still too many, how many groups of each; None: all."""
+    most = max(len(_groups(records)) for _, records in chosen)
+    taken, steps, groups = chosen, len(chosen), most
+    while _size(taken) > comfortable and groups > 1:
+        steps, groups = (steps // 2, groups) if steps > FEW else (steps, groups // 2)
+        taken = [(batch, _first_groups(records, groups)) for batch, records in _spread(chosen, steps)]
+    return taken, groups if groups < most else None
+
+
+def _groups(records: Sequence[IndexedTrajectory]) -> list[str]:
+    return list(dict.fromkeys(record.figures.group_id for record in records))
+
+
+def _first_groups(records: Sequence[IndexedTrajectory], most: int) -> list[IndexedTrajectory]:
+    """The first groups: of evaluations of one name, the same problems."""
+    kept = {*_groups(records)[:most]}
+    return [record for record in records if record.figures.group_id in kept]
+
+
+def _spread(chosen: Batches, most: int) -> Batches:
+    """About ``most`` training steps, and as many evaluations of each name: the first and the last among them."""
+    names = {batch.evaluation for batch, _ in chosen}
+    by_name = ([batch.file for batch, _ in chosen if batch.evaluation == name] for name in names)
+    kept = {file for files in by_name for file in spread(files, most)}
+    return [(batch, records) for batch, records in chosen if batch.file in kept]
+
+
+def _extent(taken: Batches, every: Sequence[TrajectoryBatch]) -> str:
+    """How many trajectories of how many, and of which steps: ``8 of 24 trajectories: steps 1–2; held-out after 2``."""
+    of = sum(batch.trajectories for batch in every)
+    numbers: dict[str | None, list[int]] = {}
+    for batch, _ in taken:
+        numbers.setdefault(batch.evaluation, []).extend([] if batch.number is None else [batch.number])
+    which = "; ".join(filter(None, (_named_steps(*each) for each in numbers.items())))
+    return f"{_count(taken):,} of {of:,} trajectories{f': {which}' if which else ''}"
+
+
+def _named_steps(evaluation: str | None, steps: Sequence[int]) -> str:
+    if not steps:
+        return evaluation or ""
+    numbers = f"{'step' if len(steps) == 1 else 'steps'} {ranges(steps)}"
+    return numbers if evaluation is None else f"{evaluation} after {numbers}"
 
 
 def write_selection(selection: "Selection", listed: Sequence[IndexedTrajectory] | None) -> str:
@@ -97,7 +142,7 @@ def write_selection(selection: "Selection", listed: Sequence[IndexedTrajectory] 
     if opened is None or group is None:
         return ""
     every = [*(index.records(selection.batch) if listed is None else listed)]
-    if sum(record.place.size for record in every) > COMFORTABLE:
+    if _size([(selection.batch, every)]) > COMFORTABLE:
         every = []
     chosen: dict[Path, dict[LinePlace, IndexedTrajectory]] = {}
     for record in (*every, *group.siblings):
@@ -105,7 +150,8 @@ def write_selection(selection: "Selection", listed: Sequence[IndexedTrajectory] 
     name = re.sub(r"[^\w.-]+", "-", opened.record.id)
     page = Path(f"inspect-{index.path.resolve().stem}-{name}.html")
     batches = [(batch, [*chosen[batch.file].values()]) for batch in index.batches() if batch.file in chosen]
-    size = write_inspector(page, index, batches)
+    extent = _extent(batches, index.batches())
+    size = write_inspector(page, index, batches, extent)
     shown = {
         "step": opened.batch.number,
         "evaluation": opened.batch.evaluation,
@@ -113,12 +159,11 @@ def write_selection(selection: "Selection", listed: Sequence[IndexedTrajectory] 
         "turn": selection.turn,
     }
     address = urlencode({key: value for key, value in shown.items() if value is not None}, safe="/")
-    many = counted(_count(batches), "trajectory", "trajectories")
-    return f"{page.absolute()}: {many}, {size / MEGABYTE:.1f} MB. With #{address} behind its address it opens here."
+    return f"{page.absolute()}: {extent}, {size / MEGABYTE:.1f} MB. With #{address} behind its address it opens here."
 
 
 def chosen_batches(index: Index, files: Sequence[Path], choice: Choice) -> Batches:
-    """The chosen trajectories of some files, of named ones their whole groups; files without any are left out."""
+    """The batches of some files with their chosen trajectories, of named ones the whole groups; there may be none."""
     index.update(files)
     chosen = []
     several = (batch for batch in index.batches() if batch.file in files)  # without those that hold nothing yet
@@ -126,13 +171,14 @@ def chosen_batches(index: Index, files: Sequence[Path], choice: Choice) -> Batch
         records = tuple(index.records(batch))
         groups = {record.figures.group_id for record in choice.named(records)}
         meant = [record for record in records if record.figures.group_id in groups]
-        if matches := views.select(meant, where=choice.where, most=len(records)).records:
-            chosen.append((batch, matches))
+        chosen.append((batch, views.select(meant, where=choice.where, most=len(records)).records))
     return chosen
 
 
 def _size(chosen: Batches) -> int:
-    return sum(record.place.size for _, records in chosen for record in records)
+    """Bytes of a page, roughly: the stored lines, and for every turn its credit and the history before it."""
+    every = [(record.place.size, record.figures.turns) for _, records in chosen for record in records]
+    return sum(stored + TURN * turns + PIECE * turns**2 for stored, turns in every)
 
 
 def _count(chosen: Batches) -> int:

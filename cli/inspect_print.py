@@ -32,7 +32,7 @@ class View:
     version: int
     file: str
     step: int | None
-    provenance: Provenance | None  # None: the file has none
+    provenance: Provenance | None  # None: an imported log, which has none
     evaluation: bool  # whether the policy was evaluated: nothing is learned from these trajectories
     beside: tuple[str, ...]  # names of the other evaluations of the same policy
     budget: int | None  # of a context, in tokens; None: not known, and bars are drawn against the largest one

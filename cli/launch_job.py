@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from condensegrpo.cli.options import config_names
-from condensegrpo.core.errors import ConfigError, RunError
+from condensegrpo.core.errors import ConfigError, DataMissing, ModelMissing, RunError
 from condensegrpo.core.wording import counted
 from condensegrpo.storage.files import make_folder, write_atomically
 
@@ -47,6 +47,26 @@ class Job:
         from condensegrpo.config.load import find_config, load_config
 
         return cls(source=source, overrides=tuple(overrides), config=load_config(find_config(source), overrides))
+
+    def check(self, *, gpus: int) -> None:
+        """Check what this machine can tell of the run, and print what it cannot; doctor checks all of it on the nodes.
+
+        Args:
+            gpus: of a node.
+
+        Raises:
+            ConfigError, DataError: as ``build`` and ``check_settings``.
+        """
+        from condensegrpo.assembly.build import build
+        from condensegrpo.assembly.preflight import check_settings
+        from condensegrpo.config.load import config_on
+
+        try:
+            unchecked = check_settings(build(config_on("gpu" if gpus else "cpu", self.source, self.overrides)))
+        except (DataMissing, ModelMissing) as error:
+            unchecked = (str(error),)
+        for note in unchecked:
+            typer.echo(f"not checked on this machine: {note}")
 
     @property
     def variables(self) -> str:

@@ -56,6 +56,7 @@ def sagemaker(
             "ContainerEntrypoint": ["/bin/bash", f"{CODE}/{ENTRY}"],
         },
     }
+    job.check(gpus=1)  # of any instance that trains a language model
     folder = out or Path(f"{job.config.name}.sagemaker")
     make_folder(folder)
     for path in include or ():

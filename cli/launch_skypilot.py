@@ -63,6 +63,7 @@ def skypilot(
         if volume
         else {"file_mounts": {SHARED: {"source": bucket, "mode": "MOUNT_CACHED"}}}
     )
+    job.check(gpus=_count(accelerators))
     path = out or Path(f"{job.config.name}.sky.yaml")
     write(path, task(job, nodes, {"resources": resources, "workdir": ".", **mounts}, setup or ()), overwrite=overwrite)
     submit(("sky", "jobs", "launch", "--yes", str(path)), now=submit_)

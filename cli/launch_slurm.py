@@ -60,6 +60,7 @@ def slurm(
     if wrong := [option for option in sbatch or () if not OPTION.fullmatch(option)]:
         raise ConfigError(f"reading --sbatch: found {wrong[0]!r}, wanted KEY=VALUE or KEY, such as account=lab.")
     limits = (f"time={_time(hours)}", f"signal=B:TERM@{60 * save_minutes}")
+    job.check(gpus=gpus)
     path = out or Path(f"{job.config.name}.sbatch")
     write(path, script(job, machines, options=(*limits, *(sbatch or ())), setup=setup or ()), overwrite=overwrite)
     submit(("sbatch", str(path)), now=submit_)

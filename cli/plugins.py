@@ -48,7 +48,7 @@ def plugins(
     if kind is not None and kind not in KINDS:
         raise PluginError(f"listing plug-ins: found the kind {kind!r}, wanted one of {', '.join(KINDS)}.")
     kinds = (kind,) if kind else KINDS
-    listed = [described(name, point) for name in kinds for point in installed(name)]
+    listed = [describe_plugin(name, point) for name in kinds for point in installed(name)]
     if as_json:
         typer.echo(json.dumps({"version": 1, "plugins": [asdict(plugin) for plugin in listed]}))
     else:
@@ -57,7 +57,7 @@ def plugins(
         raise typer.Exit(1)
 
 
-def described(kind: str, point: EntryPoint) -> InstalledPlugin:
+def describe_plugin(kind: str, point: EntryPoint) -> InstalledPlugin:
     """Describe a plug-in without calling it; one of another package is imported."""
     package = point.dist
     docstring, error = None, ""

@@ -93,9 +93,9 @@ def compare_runs(
 
     Example: condensegrpo runs compare runs/quickstart runs/two-notes
     """
-    from condensegrpo.reporting.runs import comparison
+    from condensegrpo.reporting.runs import compare_runs
 
-    compared = comparison([RunFolder.open(path) for path in paths])
+    compared = compare_runs([RunFolder.open(path) for path in paths])
     if plot is not None:
         from condensegrpo.reporting.plots import plot_runs
 

@@ -34,7 +34,7 @@ TAIL = 3  # lines of the log of a failed run that are shown
 
 
 def sweep(
-    study: Annotated[Path, typer.Argument(metavar="STUDY", exists=True, dir_okay=False, help="A study file (YAML).")],
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="A study file (YAML), or the name of a shipped study.")],
     parallel: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     out: Annotated[
         Path | None, typer.Option(help="Folder of runs and results; by default runs/ and the name of the study.")
@@ -48,7 +48,9 @@ def sweep(
     Example: condensegrpo sweep studies/s1_summaries.yaml --parallel 2
     """
     check_alone(os.environ)
-    run_sweep(study, out, parallel=parallel, dry_run=dry_run, launch=start_process)
+    from condensegrpo.config.study import find_study
+
+    run_sweep(find_study(study), out, parallel=parallel, dry_run=dry_run, launch=start_process)
 
 
 def run_sweep(path: Path, out: Path | None, *, parallel: int, launch: "Launch", dry_run: bool = False) -> None:

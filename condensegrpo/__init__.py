@@ -8,6 +8,7 @@ import os
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
+from warnings import filterwarnings
 
 if TYPE_CHECKING:
     from condensegrpo.api import Rollout, Rollouts, Run, evaluate, rollout, train
@@ -21,6 +22,10 @@ if CPU_INFO.exists() and "GenuineIntel" in CPU_INFO.read_text(encoding="utf-8", 
     # before anything imports torch: on Intel's processors MKL otherwise sums in an order that depends on where in
     # memory a matrix lies, and two runs of one seed differ in their last bits
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
+
+# of tqdm, which transformers imports: in a notebook without ipywidgets its bars are drawn as text
+filterwarnings("ignore", message="IProgress not found")
 
 
 def __getattr__(name: str) -> object:

@@ -17,12 +17,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from tempfile import mkdtemp
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
-from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.observer import Observer, Observers
 from condensegrpo.display.rollouts import Rollout, Rollouts
 from condensegrpo.inspection.batches import choose
@@ -41,7 +42,22 @@ if TYPE_CHECKING:
     from condensegrpo.core.protocols import Problem, Split
     from condensegrpo.display.console import PhaseDisplay
 
+P = ParamSpec("P")
+T = TypeVar("T")
 ROLLOUT_STEP = -2  # names the random streams of rollouts apart from those of training and evaluation
+
+
+def _concise(function: Callable[P, T]) -> Callable[P, T]:
+    """Let errors that are raised on purpose show the line of the caller and the message, no lines of this package."""
+
+    @wraps(function)
+    def called(*arguments: P.args, **options: P.kwargs) -> T:
+        try:
+            return function(*arguments, **options)
+        except CondenseError as error:
+            raise error.with_traceback(None) from None
+
+    return called
 
 
 class Run:
@@ -118,6 +134,7 @@ class Run:
             yield self.rollouts(number, evaluation)
 
 
+@_concise
 def train(
     config: "RunConfig | Path | str",
     *overrides: str,
@@ -173,6 +190,7 @@ def train(
     return Run(folder.path)
 
 
+@_concise
 def rollout(
     config: "RunConfig | Path | str",
     *overrides: str,
@@ -200,12 +218,12 @@ def rollout(
 
     Raises:
         ConfigError: the configuration is wrong, or names no model.
-        RolloutError: every trajectory failed.
+        TooManyFailed: every trajectory failed.
     """
     from condensegrpo.assembly.model_checks import check_model
     from condensegrpo.assembly.runtime import provenance
     from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
-    from condensegrpo.episodes.collect import failures_of, report_failures
+    from condensegrpo.episodes.failures import check_failures, failures_of
     from condensegrpo.episodes.group import problem_groups
     from condensegrpo.evaluation.stored import opened_policy
     from condensegrpo.learner.policy import trained_steps
@@ -227,7 +245,7 @@ def rollout(
                     on_scored=lambda _: shown.advance(),
                 )
             )
-        report_failures([failures_of(scored)], shown)
+        check_failures([failures_of(scored)], shown)
     sampled_with = provenance(settings, model=source, step=step)
     folder = mkdtemp(prefix="condensegrpo-rollouts-")
     file = Path(folder) / "rollouts.jsonl"
@@ -238,6 +256,7 @@ def rollout(
     return Rollouts(index, file)
 
 
+@_concise
 def evaluate(
     config: "RunConfig | Path | str",
     *overrides: str,
@@ -263,7 +282,7 @@ def evaluate(
 
     Raises:
         ConfigError: the configuration is wrong, or names no model.
-        RolloutError: every trajectory failed.
+        TooManyFailed: more than ``train.max_failed`` of the trajectories failed.
         RunError: the folder cannot be written.
     """
     from condensegrpo.evaluation.policy import run_of_policy

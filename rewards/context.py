@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.matches import Match, Matcher
-from condensegrpo.rewards.verdict import Domain, judge
+from condensegrpo.rewards.verdict import Domain, judge_trajectory
 from condensegrpo.sandbox.sandbox import Sandbox
 
 Measure = Literal["max", "sum", "last"]
@@ -61,7 +61,7 @@ class InverseMaxContext(ContextReward):
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
         least = self.min_last_reply_chars
-        verdict = judge(trajectory, problem, self._matcher, min_last_reply_chars=least, domain=self.domain)
+        verdict = judge_trajectory(trajectory, problem, self._matcher, min_last_reply_chars=least, domain=self.domain)
         return verdict.pays("inverse_max_context", verdict.correct / self.context(trajectory))
 
 
@@ -77,7 +77,7 @@ class InverseScaled(ContextReward):
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        verdict = judge(trajectory, problem, self._matcher)
+        verdict = judge_trajectory(trajectory, problem, self._matcher)
         worth = min(1.0, self.reference_tokens / self.context(trajectory))
         return verdict.pays("inverse_scaled", verdict.correct * worth)
 
@@ -118,7 +118,7 @@ class Multiplicative(TaxedReward):
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        verdict = judge(trajectory, problem, self._matcher)
+        verdict = judge_trajectory(trajectory, problem, self._matcher)
         return verdict.pays("multiplicative", verdict.correct * (1 - self.tax(trajectory)))
 
 
@@ -137,7 +137,7 @@ class LinearPassRate(TaxedReward):
 
     def score_group(self, trajectories: Sequence[Trajectory], problem: Problem) -> list[RewardResult]:
         """The reward of every trajectory of a group."""
-        verdicts = [judge(trajectory, problem, self._matcher) for trajectory in trajectories]
+        verdicts = [judge_trajectory(trajectory, problem, self._matcher) for trajectory in trajectories]
         pass_rate = fmean(verdict.correct for verdict in verdicts)
         return [
             verdict.pays("linear_pass_rate", verdict.correct * (1 - pass_rate * self.tax(trajectory)))

@@ -15,7 +15,7 @@ from annotated_types import Ge, MinLen
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.matches import Match, Matcher
-from condensegrpo.rewards.verdict import judge
+from condensegrpo.rewards.verdict import judge_trajectory
 from condensegrpo.sandbox.sandbox import Sandbox
 
 Fields = Annotated[Sequence[Annotated[Sequence[str], MinLen(1)]], MinLen(1)]  # names of tags
@@ -41,7 +41,7 @@ class Format:
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        verdict = judge(trajectory, problem, self._matcher, min_reply_chars=self._min_reply_chars)
+        verdict = judge_trajectory(trajectory, problem, self._matcher, min_reply_chars=self._min_reply_chars)
         return verdict.pays("format", float(verdict.format_valid))
 
 

@@ -9,7 +9,7 @@ from condensegrpo.rewards.mathematics import equal
 from condensegrpo.sandbox.grade import grade_now
 from condensegrpo.sandbox.result import CallOutcome
 from condensegrpo.sandbox.sandbox import Sandbox
-from condensegrpo.storage.bfcl_memory import stands
+from condensegrpo.storage.bfcl_memory import contains_answer
 
 Match = Literal["exact", "number", "last_number", "alias", "contains", "words", "math", "tests"]
 
@@ -125,7 +125,7 @@ _RIGHT: Mapping[Match, Callable[[str, Problem], bool]] = {
     "contains": lambda answer, problem: any(
         _fold(truth) in _fold(answer) for truth in _truths(problem, "contains") if truth.strip()
     ),
-    "words": lambda answer, problem: stands(filter(str.strip, _truths(problem, "words")), answer),
+    "words": lambda answer, problem: contains_answer(filter(str.strip, _truths(problem, "words")), answer),
     "math": lambda answer, problem: equal(answer, _truths(problem, "math")[0]),
 }
 

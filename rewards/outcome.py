@@ -7,7 +7,7 @@ from annotated_types import Ge
 from condensegrpo.core.protocols import Problem, RewardResult
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.matches import Match, Matcher, folded_aliases
-from condensegrpo.rewards.verdict import Judgement, judge
+from condensegrpo.rewards.verdict import Judgement, judge_trajectory
 from condensegrpo.sandbox.sandbox import Sandbox
 
 
@@ -19,7 +19,7 @@ class Correct:
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        verdict = judge(trajectory, problem, self._matcher)
+        verdict = judge_trajectory(trajectory, problem, self._matcher)
         return verdict.pays("correct", verdict.correct)
 
 
@@ -35,7 +35,7 @@ class Answered:
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        verdict = judge(trajectory, problem, self._matcher)
+        verdict = judge_trajectory(trajectory, problem, self._matcher)
         answer_worth = self._right if verdict.correct else self._wrong
         return verdict.pays("answered", answer_worth if verdict.format_valid else 0.0)
 
@@ -105,4 +105,4 @@ class ToolCalls:
         attempts = sum(turn.tool_attempts for turn in trajectory.turns)
         successes = sum(turn.tool_successes for turn in trajectory.turns)
         total = self._weight * successes / attempts if attempts else 0.0
-        return judge(trajectory, problem, self._matcher).pays("tool_calls", total)
+        return judge_trajectory(trajectory, problem, self._matcher).pays("tool_calls", total)

@@ -23,7 +23,7 @@ class Judgement(NamedTuple):
         return RewardResult(total=total, components={name: total}, format_valid=self.format_valid, correct=self.correct)
 
 
-def judge(
+def judge_trajectory(
     trajectory: Trajectory,
     problem: Problem,
     matcher: Matcher | None,

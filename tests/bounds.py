@@ -16,14 +16,15 @@ from pathlib import Path
 from condensegrpo.sandbox.limits import MIB, SandboxLimits
 from condensegrpo.sandbox.result import CallResult
 from condensegrpo.sandbox.sandbox import Sandbox
+from condensegrpo.sandbox.syscalls import numbers
 
 LIMITS = SandboxLimits(seconds=10, memory_mib=256, processes=8, disk_mib=4, files=200)
 ENDED = ("timeout", "memory", "processes", "disk", "killed")
 PRELUDE = """
-import ctypes, errno, fcntl, mmap, os, resource, signal, socket, threading, time
+import ctypes, errno, fcntl, mmap, os, resource, signal, socket, struct, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
 part, goal = bytes(1 << 18), 5 * {disk}
-host, link, named, outside = {host!r}, {link!r}, {named!r}, {outside}
+host, link, named, outside, calls = {host!r}, {link!r}, {named!r}, {outside}, {calls!r}
 def succeeding(*attempts):
     count = 0
     for attempt in attempts:
@@ -114,8 +115,11 @@ ATTEMPTS = {
         "kept = []\nprint(got(lambda n: kept.append(bytearray(1 << 24)) or 1 << 24, 1 << 30))", LIMITS.memory_bytes
     ),
     "memory of all processes": Attempt(
-        "def step(n):\n  if os.fork() == 0: x = bytearray(b'x' * (100 << 20)); time.sleep(5); os._exit(0)\n"
-        "  return 100 << 20\nprint(got(step, 400 << 20), flush=True); time.sleep(1)"
+        "def hold():\n  time.sleep(0.3); x = bytearray(b'x') * (100 << 20); time.sleep(5); os._exit(0)\n"
+        "def step(n):\n  if os.fork() == 0: threading.Thread(target=hold).start(); libc.syscall(exit_thread, 0)\n"
+        "  return 100 << 20\n"
+        "exit_thread = 60 if os.uname().machine == 'x86_64' else 93  # of the first thread only\n"
+        "print(got(step, 300 << 20), flush=True); time.sleep(4)"
     ),
     "shared memory of a process that has ended": Attempt(
         "def shared(size):\n  try: return mmap.mmap(-1, size)\n"
@@ -145,8 +149,32 @@ ATTEMPTS = {
         "print(max(got(pair, 1 << 30), got(pipe, 1 << 30)))",
         64 * MIB,
     ),
+    "memory of the kernel that no limit counts (see below)": Attempt(
+        "r, w = os.pipe()\n"
+        "libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, for seccomp\n"
+        "area = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE)\n"
+        "page = ctypes.addressof(ctypes.c_char.from_buffer(area))\n"
+        "vector = (ctypes.c_uint64 * 2)(page, 1)\n"
+        "allow = (ctypes.c_uint64 * 1)(0x7FFF0000 << 32 | 6)\n"
+        "program = (ctypes.c_uint64 * 2)(1, ctypes.addressof(allow))\n"
+        "ruleset, context, every = (ctypes.c_uint64 * 1)(1), ctypes.c_uint64(), 0xFFFFFFFF\n"
+        "entries = ((1, 7, every), *[(2, 7, os.getuid())] * 1000, (4, 7, every), (16, 7, every), (32, 7, every))\n"
+        "acl = struct.pack('I', 2) + b''.join(struct.pack('HHI', *entry) for entry in entries)\n"
+        "write('x')\n"
+        "print(succeeding(lambda: libc.vmsplice(w, vector, ctypes.c_size_t(1), 0),\n"
+        "  lambda: libc.prctl(78, 1, 2, 0, 0),  # PR_FUTEX_HASH\n"
+        "  lambda: libc.syscall(calls['mbind'], ctypes.c_void_p(page), 4096, 0, None, 0, 0),\n"
+        "  lambda: libc.syscall(calls['io_setup'], 8, ctypes.byref(context)),\n"
+        "  lambda: libc.syscall(calls['landlock_create_ruleset'], ruleset, ctypes.c_size_t(8), 0),\n"
+        "  lambda: libc.syscall(calls['seccomp'], 1, 8, program), lambda: libc.prctl(22, 2, program, 0, 0),\n"
+        "  lambda: os.setxattr('x', 'system.posix_acl_access', acl),\n"
+        "  lambda: socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)))"
+    ),
     "bytes written to stdin": Attempt("print(succeeding(lambda: os.truncate(0, 9), lambda: os.write(0, b'x')))"),
     "wall clock and CPU time": Attempt("while True: pass", seconds=1),
+    "programs in place of Python (`execve`)": Attempt(
+        "succeeding(lambda: os.execv('/bin/echo', ['echo', '1']))\nprint(0)"
+    ),
     "processes": Attempt(
         "def step(n):\n  if os.fork() == 0: time.sleep(5); os._exit(0)\n  return 1\n"
         "print(got(step, 20), flush=True); time.sleep(0.3); os._exit(0)",
@@ -156,6 +184,12 @@ ATTEMPTS = {
         "def step(n):\n  threading.Thread(target=time.sleep, args=(5,), daemon=True).start(); return 1\n"
         "threading.stack_size(1 << 16)\nprint(got(step, 20), flush=True); time.sleep(0.3); os._exit(0)",
         LIMITS.processes,
+    ),
+    "timers and queued signals": Attempt(
+        "timer = ctypes.c_int()\n"
+        "def create():\n  return libc.syscall(calls['timer_create'], 1, None, ctypes.byref(timer))\n"
+        "print(succeeding(*[create] * 5000))",
+        256,
     ),
     "open files": Attempt("print(got(lambda n: os.dup(1) and 1, 1000))", 64),
     "reading files of the host": Attempt("print(succeeding(lambda: open(host).read(), lambda: os.listdir('/proc')))"),
@@ -177,10 +211,23 @@ ATTEMPTS = {
         "print(succeeding(lambda: open('/proc/mounts').read(),\n"
         "  lambda: libc.syscall(458, ctypes.byref(request), ctypes.byref(mounts), 64, 0)))"
     ),
-    "seeing, signalling and tracing other processes": Attempt(
-        "print(succeeding(lambda: os.kill(outside, 0), lambda: open(f'/proc/{outside}/cmdline').read(),\n"
+    "signalling and changing other processes": Attempt(
+        "print(succeeding(lambda: os.kill(outside, 0),\n"
         "  lambda: os.sched_setaffinity(outside, os.sched_getaffinity(0))))"
     ),
+    "the command, session, priority, scheduling and clocks of other processes": Attempt(
+        "clock, answer = ~outside << 3 | 2, ctypes.create_string_buffer(64)\n"
+        "print(succeeding(lambda: open(f'/proc/{outside}/cmdline').read(), lambda: os.pidfd_open(outside),\n"
+        "  lambda: os.getsid(outside), lambda: os.getpgid(outside), lambda: os.getpriority(0, outside),\n"
+        "  lambda: os.getpriority(1, os.getpgid(outside)), lambda: os.sched_getaffinity(outside),\n"
+        "  lambda: os.sched_getscheduler(outside), lambda: os.sched_getparam(outside),\n"
+        "  lambda: os.sched_rr_get_interval(outside), lambda: libc.clock_gettime(clock, answer),\n"
+        "  lambda: libc.clock_getres(clock, answer),\n"
+        "  lambda: libc.syscall(calls['timer_create'], clock, None, answer),\n"
+        "  lambda: libc.syscall(calls['ioprio_get'], 1, outside),\n"
+        "  lambda: libc.syscall(calls['sched_getattr'], outside, answer, 56, 0)))"
+    ),
+    "whether a process exists (`stat` of `/proc`)": Attempt("print(succeeding(lambda: os.stat(f'/proc/{outside}')))"),
     "sockets of the network": Attempt("print(succeeding(socket.socket))"),
     "named sockets of the host": Attempt(
         "def step():\n  one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
@@ -203,8 +250,8 @@ async def run_all(isolation: str) -> dict[str, CallResult]:
         server.bind(named)
         for path in (host, named):
             Path(path).chmod(0o666)
-        values = {"disk": LIMITS.disk_bytes, "host": host, "link": link, "named": named, "outside": os.getpid()}
-        prelude = PRELUDE.format(**values)
+        values = {"host": host, "link": link, "named": named, "outside": os.getpid(), "calls": numbers()}
+        prelude = PRELUDE.format(disk=LIMITS.disk_bytes, **values)
         with Sandbox(isolation=isolation, limits=LIMITS, parallel=8) as sandbox:
             sandbox.open()
             calls = (sandbox.run_python(prelude + each.code, seconds=each.seconds) for each in ATTEMPTS.values())

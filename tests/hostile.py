@@ -151,8 +151,9 @@ INPUTS = {
     "system calls by ctypes": Hostile(
         "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
         "calls = dict(ptrace=libc.ptrace(16, os.getppid(), 0, 0), mount=libc.mount(b'none', b'/box', b'tmpfs', 0, 0),\n"
-        "  unshare=libc.unshare(0x10000000), chroot=libc.chroot(b'.'), setuid=-1 if os.getuid() else libc.setuid(1),\n"
-        "  read=libc.process_vm_readv(os.getppid(), 0, 0, 0, 0, 1), key=libc.syscall(248, 0, 0, 0, 0, 0))\n"
+        "  syncfs=libc.syncfs(1), unshare=libc.unshare(0x10000000), chroot=libc.chroot(b'.'),\n"
+        "  setuid=-1 if os.getuid() else libc.setuid(1), read=libc.process_vm_readv(os.getppid(), 0, 0, 0, 0, 1),\n"
+        "  key=libc.syscall(248, 0, 0, 0, 0, 0))\n"
         "print([name for name, result in calls.items() if result != -1])",
         stdout="[]\n",
     ),

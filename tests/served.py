@@ -17,7 +17,7 @@ ROOM = 384  # tokens of a prompt and its reply: three blocks of the prefix cache
 LONG = tuple(token % VOCAB for token in range(3, 300))  # more than two blocks
 
 
-def save_model(path: Path, *, seed: int = 0, layers: int = 2) -> PreTrainedModel:
+def save_model(path: Path, *, seed: int = 0, layers: int = 2, head_dim: int = 32) -> PreTrainedModel:
     """A Qwen3 with tied embeddings whose folder would change every distribution; the learner's model."""
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -27,7 +27,7 @@ def save_model(path: Path, *, seed: int = 0, layers: int = 2) -> PreTrainedModel
         num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=32,
+        head_dim=head_dim,
         max_position_embeddings=512,
         initializer_range=0.2,
         bos_token_id=1,

@@ -55,8 +55,6 @@ class StandIn:
             "world_size": 1,
             "lora_rank": self.lora_rank,
             "nccl": self.nccl,
-            "head_size": 32,
-            "head_sizes": None,
         }
         return web.json_response({"results": [found]})
 

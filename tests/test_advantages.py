@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from condensegrpo.algorithms import advantages
-from condensegrpo.algorithms.advantages import MAX_REWARD, Batch, grpo
+from condensegrpo.algorithms.advantages import Batch, grpo
 from condensegrpo.core.errors import ScoreError
+from condensegrpo.core.trajectory import MAX_REWARD
 
 ROOT_HALF = math.sqrt(0.5)
 ALL = sorted(ESTIMATORS)

@@ -15,7 +15,8 @@ from estimating import ESTIMATORS, LOSSES, estimate
 
 from condensegrpo.assembly.build import build
 from condensegrpo.config.load import load_config
-from condensegrpo.core.errors import CondenseError, RolloutError
+from condensegrpo.core.data_order import indices
+from condensegrpo.core.errors import CondenseError, RolloutError, TooManyFailed
 from condensegrpo.core.observer import Observer, Silent
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.storage.credit import read_credit
@@ -23,7 +24,6 @@ from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.tasks.ledger import Ledger
-from condensegrpo.training.data_order import indices
 from condensegrpo.training.train import train
 
 SMALL = (
@@ -215,6 +215,38 @@ def test_broken_problems_among_those_sampled_anew_do_not_end_the_run(warm: str, 
     assert "tests/flaky_task.py:" in told
     with pytest.raises(RolloutError, match=r"trajectories failed.*this problem is broken"):
         run(tmp_path / "none", *from_warm(warm), *chosen, task.replace(json.dumps(sound), "[]"))
+
+
+def test_a_reward_that_fails_most_of_two_steps_stops_the_run_which_resumes_once_it_is_fixed(
+    warm: str, tmp_path: Path
+) -> None:
+    broken, rewards = tmp_path / "broken", tmp_path / "rewards.py"
+    broken.touch()
+    rewards.write_text(
+        "from pathlib import Path\n"
+        "class Fragile:\n"
+        "    def __call__(self, trajectory, problem):\n"
+        f"        if trajectory.sample and Path({str(broken)!r}).exists():\n"
+        "            raise LookupError('no judge')\n"
+        "        return {'brief': 1.0 / len(trajectory.turns[0].output_ids)}\n"
+    )
+    chosen = (
+        *from_warm(warm),
+        "algorithm={advantage: {estimator: grpo}, importance: {cap: 2}}",
+        f"reward.name='{rewards}:Fragile'",
+        "rollout.staleness=1",
+    )
+    config, folder = load_config(ROOT / "configs" / "quickstart.yaml", [*SMALL, *chosen]), tmp_path / "run"
+    with pytest.raises(TooManyFailed, match=r"24 of 32 .* the reward Fragile: LookupError: no judge"):
+        train(build(config), RunFolder.create(folder), observer=Silent(), stopping=lambda: False)
+    assert [path.name for path in (folder / "checkpoints").glob("step_*")] == ["step_000001"]
+    with pytest.raises(TooManyFailed, match=r"12 of 16 .* more than train.max_failed=0\.5"):  # of an evaluation
+        run(tmp_path / "other", *chosen, "evaluate.samples=4")
+    broken.unlink()
+    assert train(build(config), RunFolder(folder), observer=Silent(), stopping=lambda: False)
+    lines = [line for line in read_metrics(folder / "metrics.jsonl") if "rows" in line]
+    failed = [(line["step"], line.get("stop/reward_error", 0)) for line in lines]
+    assert failed == [(1, 0.75), (2, 0), (3, 0)]  # the batch of step 3 was prefetched, and is sampled again
 
 
 def test_a_masked_stop_trains_nothing_and_counts_nowhere(warm: str, tmp_path: Path) -> None:

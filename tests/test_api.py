@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 from builders import ledger_episode, scored, write_tokenizer
+from command import ENVIRONMENT, succeed
 from talk import said, shown, tokenizer
 from transformers import Qwen3Config
 
 import condensegrpo as cg
+from condensegrpo.assembly.objects import described_objects
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.errors import CondenseError, ConfigError
+from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import Problem, Split
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Trajectory
@@ -264,6 +267,9 @@ def test_problems_of_ones_own_are_posed(config: Path) -> None:
 class Broken:
     """A task whose constructor and environment are wrong."""
 
+    class Nested:
+        """A class that no name of the module stands for."""
+
     def problems(self, split: Split) -> Sequence[Problem]:
         raise KeyError("column")
 
@@ -273,7 +279,7 @@ class Broken:
 @pytest.mark.parametrize(
     ("parts", "overrides", "message"),
     [
-        ({"task": Sums}, (), "reading the argument task: found the class Sums, wanted an object of it"),
+        ({"task": Broken.Nested}, (), r"found the class Nested of .*test_api, which no file has that can be imported"),
         ({"taks": Sums()}, (), "there is no part 'taks'. Did you mean 'task'"),
         ({"task": Sums()}, ("task.options.size=3",), "found the options size, and it is an object"),
         ({"task": Sums()}, ("rollout.workers.processes=2",), "found 2 processes, .* python:Sums is an object"),
@@ -287,3 +293,60 @@ def test_a_wrong_part_says_what_is_wrong_with_it(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         cg.rollout(config, *overrides, **parts)  # type: ignore[arg-type]
+
+
+# --- a program, and the command line after it
+
+
+MINE = """
+class Brief:
+    def __init__(self, most=8):
+        self.most = most
+    def __call__(self, trajectory, problem):
+        return {"correct": 1.0, "brief": float(len(trajectory.turns) < self.most)}
+"""
+PROGRAM = """
+import condensegrpo as cg
+from mine import Brief
+
+SHORT = ("train.steps=0", "warm_start.steps=1", "train.eval_every=0", "evaluate={problems: 1}", "algorithm={}")
+cg.train("quickstart", "name=classy", *SHORT, reward={"name": Brief, "options": {"most": 5}})
+cg.train("quickstart", "name=objective", *SHORT, "train.stepz=1", reward=Brief())
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a program that trains with a class and then fails, and what it wrote to standard error."""
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "mine.py").write_text(MINE)
+    (folder / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    return folder, done.stderr
+
+
+def test_a_run_that_was_given_a_class_is_evaluated_from_the_command_line(program: tuple[Path, str]) -> None:
+    folder, _ = program
+    assert cg.Run(folder / "runs/classy").config.reward.name == f"{folder}/mine.py:Brief"
+    evaluated = json.loads(succeed("eval", str(folder / "runs/classy"), "--json"))
+    assert evaluated["success"] == 1
+
+
+def test_an_error_shows_the_line_of_the_program_and_the_message_alone(program: tuple[Path, str]) -> None:
+    _, stderr = program
+    traceback = stderr[stderr.index("Traceback") :]
+    assert "[rank0]" not in stderr
+    assert 'program.py", line 7, in <module>' in traceback
+    assert "stepz: unknown key. Did you mean 'steps'?" in traceback
+    assert traceback.count("File ") == 2  # and the line that raises
+
+
+def test_what_a_class_cannot_be_named_by_or_an_object_needs_is_said(tmp_path: Path) -> None:
+    (line,) = described_objects({"python:brevity": brevity})
+    assert line.startswith("built by this program alone: brevity. condensegrpo eval needs them by name")
+    assert described_objects({}) == ()
+    with pytest.raises(ConfigError, match=r"On the command line name its class in a file, as in reward\.name=path/to/"):
+        load("rewards", "python:brevity")

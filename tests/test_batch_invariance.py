@@ -4,6 +4,7 @@ import asyncio
 import math
 import random
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,35 @@ def test_prompts_computed_in_parts_have_the_same_bits(monkeypatch: pytest.Monkey
     by = decoder()
     assert play(by, asked) == whole
     assert by.passes > sum(len(prompt) for prompt, _ in asked) / 11
+
+
+def siblings(prompt: Sequence[int]) -> list[Asked]:
+    return [(prompt, SamplingParams(max_tokens=8, seed=seed, trajectory=f"g/{seed}")) for seed in range(5)]
+
+
+@pytest.mark.parametrize("arrivals", [{}, {1: 2, 2: 2, 3: 4, 4: 5}])
+def test_equal_prompts_are_computed_once_and_give_the_bits_of_computing_each(arrivals: Mapping[int, int]) -> None:
+    of, asked, computed = model(), siblings(range(3, 63)), list[int]()
+    alone = [play(decoder(of), [each])[0] for each in asked]
+    of.get_input_embeddings().register_forward_hook(lambda _, tokens, __: computed.append(tokens[0].numel()))
+    assert play(decoder(of), asked, arrivals) == alone
+    assert len([tokens for tokens in computed if tokens > 32]) == 1  # the pass with the 60 tokens of the prompt
+    assert max(computed) < 2 * 60
+
+
+@pytest.mark.parametrize("length", [1, 16, 30])
+def test_a_reply_computes_its_prompt_if_its_leader_leaves_first(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    monkeypatch.setattr(decoding, "PASS_TOKENS", 11)  # a prompt of 30 takes three passes
+    asked = siblings(range(3, 3 + length))
+    alone = [play(decoder(), [each])[0] for each in asked]
+    by, passes = decoder(), count()
+    replies = {by.join(*asked[0], abandoned=lambda: next(passes) == 1): 0}
+    replies |= {by.join(*each, abandoned=lambda: False): index for index, each in enumerate(asked[1:], start=1)}
+    ended: dict[int, Generation] = {}
+    while by.replies:
+        ended |= {replies[reply]: generation for reply, generation in by.step()}
+    assert ended.pop(0).finish is Finish.ABORT
+    assert [ended[index] for index in range(1, 5)] == alone[1:]
 
 
 def conversation(by: ContinuousBatch, trajectory: str, *, turns: int = 4) -> list[Asked]:

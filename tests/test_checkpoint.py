@@ -427,6 +427,7 @@ def test_the_manifest_covers_every_file_and_extra_ones_too(tmp_path: Path) -> No
     files = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()} - {"manifest.json"}
     assert manifest.hashes.keys() == manifest.sizes.keys() == files
     assert "model/model.safetensors" in files
+    assert len({file.stat().st_mode for file in path.rglob("*") if file.is_file()}) == 1  # as the umask has it
     assert (manifest.step, manifest.world_size, manifest.zero_stage) == (4, 1, 0)
     assert json.loads((path / "state.json").read_text()) == {"cursor": [1, None, "x"]}
     assert torch.equal(load_file(path / "model/model.safetensors")["model.norm.weight"], torch.ones(16))

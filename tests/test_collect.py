@@ -1,20 +1,15 @@
-"""Trajectories are scored as they finish, or by whole groups; failed ones are told of."""
+"""Trajectories are scored as they finish, or by whole groups."""
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
-from builders import scored, trajectory
 from talk import Counting, engine, problem, said, shown
 
-from condensegrpo.core.errors import RolloutError
-from condensegrpo.core.failures import Failure
-from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import GroupReward, Problem, Reward
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.episodes.collect import check_each_rank, collect, failures_of, report_failures
+from condensegrpo.episodes.collect import collect
 from condensegrpo.episodes.group import problem_groups
 from condensegrpo.rewards.context import LinearPassRate
 from condensegrpo.rewards.outcome import Correct
@@ -143,68 +138,3 @@ def test_a_group_reward_that_raises_is_the_failure_of_its_group() -> None:
     for one in found:
         assert (one.trajectory.stop, one.score.total) == (Stop.REWARD_ERROR, 0.0)
         assert one.trajectory.detail.startswith("the reward Broken: KeyError: 'level' (tests/test_collect.py:")
-
-
-# --- failures -------------------------------------------------------------------------------------------------------
-
-
-class Listening(Observer):
-    """Remembers what it is told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def failed(self, text: str, traceback: str) -> None:
-        self.lines.append(text)
-
-
-def ended(*stops: Stop, failure: Failure | None = None) -> list[ScoredTrajectory]:
-    return [scored(replace(trajectory(stop=stop, answer=None), failure=failure), 0.0, correct=0.0) for stop in stops]
-
-
-def reported(*ranks: Sequence[ScoredTrajectory]) -> list[str]:
-    observer = Listening()
-    report_failures([failures_of(rank) for rank in ranks], observer)
-    return observer.lines
-
-
-def raised(message: str, place: str) -> Failure:
-    return Failure(source="the reward Brief", error="KeyError", message=message, place=place)
-
-
-def test_nothing_is_said_where_nothing_failed() -> None:
-    """A wrong format or a cut-off reply is the policy's doing, not a failure."""
-    assert reported(ended(Stop.FORMAT, Stop.OUTPUT_LENGTH, Stop.TURN_LIMIT), []) == []
-
-
-def test_failures_are_reported_in_one_line_for_each_kind() -> None:
-    """A kind is a plug-in, an exception and a line: the message may differ."""
-    errors = [Stop.REWARD_ERROR]
-    batch = [
-        *ended(Stop.ANSWERED),
-        *ended(*errors, failure=raised("'b'", "mine.py:9")),
-        *ended(*errors, failure=raised("'a'", "mine.py:3")),
-    ]
-    assert reported(batch, ended(*errors, failure=raised("'c'", "mine.py:3"))) == [
-        "2 of 4 trajectories failed (reward_error): the reward Brief: KeyError: 'a' (mine.py:3); first in p0/0",
-        "1 of 4 trajectories failed (reward_error): the reward Brief: KeyError: 'b' (mine.py:9); first in p0/0",
-    ]
-
-
-@pytest.mark.parametrize("stop", [Stop.ENVIRONMENT_ERROR, Stop.SAMPLER_ERROR, Stop.REWARD_ERROR])
-def test_nothing_but_failures_is_an_error(stop: Stop) -> None:
-    failed = ended(stop, failure=raised("'a'", "mine.py:3"))
-    with pytest.raises(RolloutError, match=r"all 2 trajectories failed, 2 of them like this: the reward Brief: KeyE"):
-        reported(failed, failed)
-
-
-def test_a_rank_whose_trajectories_all_failed_is_an_error_on_all_ranks() -> None:
-    """A rank without any trajectory did not fail."""
-    broken, well = ended(Stop.ENVIRONMENT_ERROR, Stop.SAMPLER_ERROR), ended(Stop.ANSWERED, Stop.FORMAT)
-    first, second = reported(well, broken, [])
-    assert first.startswith("1 of 4 trajectories failed (environment_error)")
-    assert second.startswith("1 of 4 trajectories failed (sampler_error)")
-    failures = [failures_of(rank) for rank in (well, broken, [])]
-    with pytest.raises(RolloutError, match="all 2 trajectories of rank 1 failed"):
-        check_each_rank(failures)
-    check_each_rank([failures_of(well), failures_of([*well, *broken]), failures_of([])])

@@ -24,7 +24,7 @@ from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Confidence
 from condensegrpo.metrics.trajectories import summarise
 from condensegrpo.rewards.matches import Matcher
-from condensegrpo.rewards.verdict import judge
+from condensegrpo.rewards.verdict import judge_trajectory
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.trajectories import read_trajectories, write_trajectory
 
@@ -148,8 +148,8 @@ def test_the_draft_counts_as_a_reply() -> None:
 
 def test_an_early_answer_is_judged_like_any_other() -> None:
     one = played(Deciding(0.9))
-    assert judge(one, Problem(id="p", question="?", answer="7"), Matcher("number")) == (True, 1.0)
-    assert judge(one, Problem(id="p", question="?", answer="8"), Matcher("number")) == (True, 0.0)
+    assert judge_trajectory(one, Problem(id="p", question="?", answer="7"), Matcher("number")) == (True, 1.0)
+    assert judge_trajectory(one, Problem(id="p", question="?", answer="8"), Matcher("number")) == (True, 0.0)
 
 
 def test_metrics_count_the_tokens_of_drafts_beside_those_of_turns() -> None:

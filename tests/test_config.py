@@ -130,6 +130,13 @@ def test_a_figure_must_be_finite(small: Path, value: str) -> None:
     assert "learner.optimiser.lr" in refusal(small, f"learner.optimiser.lr={value}")
 
 
+@pytest.mark.parametrize("change", ["train.steps=true", "learner.optimiser.lr=on", "learner.zero_stage=no"])
+def test_true_and_false_are_no_numbers(small: Path, change: str) -> None:
+    key, _, value = change.partition("=")
+    found = f"{key}: found {value in ('true', 'on')}, wanted a number (the override {change})"
+    assert found in refusal(small, "seed=1", change)
+
+
 def test_the_size_of_a_new_model_must_divide_into_its_heads(small: Path) -> None:
     assert "hidden_size=64 is no multiple of heads=5" in refusal(small, "model.new.heads=5")
 
@@ -143,6 +150,17 @@ def test_every_fault_is_reported_at_once(small: Path) -> None:
     assert "train.steps: found 'soon'" in message
     assert "rollout.temperature: found -1" in message
     assert "learner.zero_stage: found 4" in message
+
+
+def test_a_fault_of_an_override_names_the_override(small: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.steps: found 'many', wanted .* \(the override train\.steps=many\)$"):
+        load_config(small, ["train.steps=4", "train.steps=many"])
+    with pytest.raises(ConfigError, match=r"train\.stepz: unknown key.*\(the override train={stepz: 1}\)$"):
+        load_config(small, ["seed=1", "train={stepz: 1}"])
+    faulty = small.with_name("faulty.yaml")
+    faulty.write_text(f"{small.read_text()}\nseed: many\n")
+    with pytest.raises(ConfigError, match=r"seed: found 'many', wanted a valid integer$"):
+        load_config(faulty, ["name=seed"])
 
 
 def test_a_policy_needs_exactly_one_origin(small: Path) -> None:

@@ -1,5 +1,7 @@
 """The daemon thread: order, results and errors, calls that are skipped, and its end."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -66,3 +68,26 @@ def test_the_outcome_of_a_call_is_awaited_within_a_time_limit() -> None:
     assert worker.outcome(lambda: 6, 10) == (6, None)
     worker.close()
     assert worker.join(10)
+
+
+EXITS = """
+import os
+from condensegrpo.core.daemon_thread import DaemonThread
+
+def fork():
+    child = os.fork()
+    if child == 0:
+        os._exit(5)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+worker = DaemonThread("mine")
+print(worker.submit(lambda: os._exit(7)).exception(10))
+print(worker.submit(fork).result(10), flush=True)
+os._exit(3)
+"""
+
+
+def test_os_exit_of_a_call_raises_and_ends_a_fork_or_another_thread_as_ever() -> None:
+    done = subprocess.run([sys.executable, "-c", EXITS], capture_output=True, text=True, check=False, timeout=60)
+    raised = "os._exit(7) would end the process without a message. Raise an exception instead."
+    assert (done.returncode, done.stdout.splitlines()) == (3, [raised, "5"]), done.stderr

@@ -69,7 +69,7 @@ def test_the_example_of_the_docstring() -> None:
     assert found["groups_without_advantage"] == 0.5
     assert found["trajectories_without_advantage"] == 0.5
     assert found["weight/correct"] == 0.75
-    assert found["pull/correct"] == 0.5
+    assert found["update/correct"] == 0.5
 
 
 def test_groups_of_one_have_equal_outcomes() -> None:
@@ -181,7 +181,7 @@ def test_masked_trajectories_are_a_share_of_the_kept_ones_and_carry_no_weight() 
     assert found["trajectories_without_advantage"] == 1
     assert found["weight/correct"] == 1
     assert found["weight/gini"] == pytest.approx(0.25)  # 1 and 3: (−1·1 + 1·3) / (2·4)
-    assert found["pull/correct"] == 0
+    assert found["update/correct"] == 0
 
 
 def test_a_group_that_is_masked_as_a_whole_is_neither_equal_nor_dropped() -> None:
@@ -222,7 +222,7 @@ def test_a_long_failure_outweighs_a_short_success() -> None:
     """More turns, more weight: under one weight a token a wrong trajectory three times as long has ¾ of everything."""
     found = credit_metrics([row("a", 1, [0.5], [1.0]), row("a", 0, [-0.5] * 3, [1.0] * 3)])
     assert found["weight/correct"] == 0.25
-    assert found["pull/correct"] == 0.25  # ½·1 of ½·1 + 3·½·1
+    assert found["update/correct"] == 0.25  # ½·1 of ½·1 + 3·½·1
     assert found["weight/turns_1"] == 0.25
     assert found["weight/turns_3_4"] == 0.75
 
@@ -230,7 +230,7 @@ def test_a_long_failure_outweighs_a_short_success() -> None:
 def test_the_pull_weighs_every_turn_by_its_own_advantage() -> None:
     # correct: 2·1 + 0·5 = 2; wrong: |−1|·6 = 6
     found = credit_metrics([row("a", 1, [2.0, 0.0], [1.0, 5.0]), row("a", 0, [-1.0], [6.0])])
-    assert found["pull/correct"] == 0.25
+    assert found["update/correct"] == 0.25
     assert found["weight/correct"] == 0.5
 
 
@@ -394,8 +394,8 @@ def test_the_weight_and_the_pull_of_summaries_are_those_of_their_turns() -> None
         ]
     )
     assert found["weight/summaries"] == 2 / 5
-    assert found["pull/summaries"] == 1 / 4
+    assert found["update/summaries"] == 1 / 4
 
 
 def test_without_summaries_nothing_is_said_of_them() -> None:
-    assert not {"weight/summaries", "pull/summaries"} & credit_metrics([row("g", 1), row("g", 0)]).keys()
+    assert not {"weight/summaries", "update/summaries"} & credit_metrics([row("g", 1), row("g", 0)]).keys()

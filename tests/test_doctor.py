@@ -1,7 +1,6 @@
 import inspect
 import json
 import os
-import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,9 +18,6 @@ from condensegrpo.cli.doctor import (
     doctor,
     lucene_findings,
     memory_finding,
-    parameters_of_files,
-    parameters_of_name,
-    parameters_of_new,
     print_findings,
 )
 from condensegrpo.cli.doctor_machine import (
@@ -42,13 +38,14 @@ from condensegrpo.cli.doctor_machine import (
     usable_cores,
     warning,
 )
-from condensegrpo.cli.plugins import described, docstring_in_source, plugins
+from condensegrpo.cli.plugins import describe_plugin, docstring_in_source, plugins
 from condensegrpo.config.load import load_config
-from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.plugins import KINDS, installed, load
 from condensegrpo.display.theme import console
-from condensegrpo.learner.settings import NewModel
+from condensegrpo.planning.architecture import architecture
+from condensegrpo.planning.plan import plan
+from condensegrpo.planning.remedies import remedy
 from condensegrpo.sandbox import probing
 
 CONFIG = """
@@ -192,15 +189,6 @@ def test_missing_data_is_a_problem(tmp_path: Path) -> None:
     assert levels(findings)["task.eval_data"] is Level.OK
 
 
-def write_safetensors(file: Path, shapes: dict[str, list[int]]) -> None:
-    """Headers only: what the doctor reads."""
-    header: dict[str, object] = {
-        name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()
-    }
-    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
-    file.write_bytes(struct.pack("<Q", len(text)) + text)
-
-
 def folder_findings(tmp_path: Path) -> list[Finding]:
     text = f"name: demo\nmodel: {{path: {tmp_path / 'policy'}}}\ntask: {{name: ledger}}\n"
     return config_findings(config_with(tmp_path, text), [])
@@ -210,7 +198,7 @@ def test_a_model_folder_without_tokenizer_or_chat_template_is_a_problem(tmp_path
     policy = tmp_path / "policy"
     policy.mkdir()
     assert levels(folder_findings(tmp_path))["model"] is Level.PROBLEM
-    (policy / "config.json").write_text("{}")
+    write_config(policy)
     assert levels(folder_findings(tmp_path))["tokenizer"] is Level.PROBLEM
     write_tokenizer(policy)
     assert levels(folder_findings(tmp_path))["chat template"] is Level.PROBLEM
@@ -218,18 +206,23 @@ def test_a_model_folder_without_tokenizer_or_chat_template_is_a_problem(tmp_path
     assert levels(folder_findings(tmp_path))["model"] is Level.OK
 
 
-def test_a_model_that_does_not_fit_the_memory_is_a_problem(tmp_path: Path) -> None:
+def write_config(policy: Path, **sizes: int) -> None:
+    """Of a small Qwen2; a prediction needs no weights."""
+    qwen = {"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000}
+    (policy / "config.json").write_text(json.dumps(qwen | heads | sizes))
+
+
+def test_a_run_that_does_not_fit_the_memory_is_a_problem(tmp_path: Path) -> None:
     policy = tmp_path / "policy"
     write_tokenizer(policy)
-    (policy / "config.json").write_text("{}")
     (policy / "chat_template.jinja").write_text("{{ messages }}")
-    write_safetensors(policy / "model.safetensors", {"a": [10, 20], "b": [3]})
-    assert parameters_of_files(policy) == 203
+    write_config(policy)
     assert levels(folder_findings(tmp_path))["model memory"] is Level.OK
-    write_safetensors(policy / "model-2.safetensors", {"c": [10**7, 10**7]})
+    write_config(policy, hidden_size=8192, intermediate_size=32768, num_hidden_layers=80)  # 86 G parameters
     findings = folder_findings(tmp_path)
     assert levels(findings)["model memory"] is Level.PROBLEM
-    assert "learner.zero_stage=3" in cure(findings, "model memory")
+    assert "use a smaller model" in cure(findings, "model memory")
 
 
 def test_a_model_that_is_nowhere_is_a_problem(tmp_path: Path) -> None:
@@ -238,54 +231,25 @@ def test_a_model_that_is_nowhere_is_a_problem(tmp_path: Path) -> None:
     assert levels(config_findings(path, ["model.path=some/model-of-nobody"]))["model"] in (Level.WARNING, Level.PROBLEM)
 
 
-def test_the_parameters_of_a_new_model_counted_by_hand() -> None:
-    """2 layers of 4·8² attention and 3·8·16 feed-forward weights, and 10 embeddings of 8."""
-    small = NewModel(hidden_size=8, ffn_size=16, layers=2)
-    assert parameters_of_new(small, 10) == 2 * (256 + 384) + 80
+def test_a_run_that_a_change_makes_fit_is_given_the_change(tmp_path: Path) -> None:
+    """It is the change that ``condensegrpo plan`` finds; two GPUs are planned with two ranks."""
+    policy = tmp_path / "policy"
+    write_tokenizer(policy)
+    write_config(policy, hidden_size=1024, intermediate_size=4096, num_hidden_layers=24)  # 0.4 G parameters
+    text = f"name: demo\nmodel: {{path: {policy}}}\ntask: {{name: ledger}}\n"
+    config = load_config(Path(config_with(tmp_path, text)), [])
+    architecture_of = architecture(config.model)
+    needed = plan(config, architecture_of, ranks=2, device="gpu", memory=GIB).peak.bytes
+    assert memory_finding(config, (needed, 2 * needed), 0).level is Level.OK
+    tight = memory_finding(config, (needed - 1, 2 * needed), 0)
+    change = remedy(config, plan(config, architecture_of, ranks=2, device="gpu", memory=needed - 1), needed - 1)
+    assert change is not None
+    assert (tight.level, tight.cure) == (Level.PROBLEM, " ".join(change[0]))
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("Qwen/Qwen2.5-Coder-0.5B-Instruct", 500_000_000),
-        ("Qwen/Qwen2.5-7B", 7_000_000_000),
-        ("HuggingFaceTB/SmolLM2-135M-Instruct", 135_000_000),
-        ("gpt2", None),
-        ("owner/v2.5-base", None),
-        ("7b/none", None),
-    ],
-)
-def test_the_size_of_a_model_on_the_hub_is_read_from_its_name(name: str, parameters: int | None) -> None:
-    assert parameters_of_name(name) == parameters
-
-
-def recipe(tmp_path: Path, *overrides: str) -> RunConfig:
-    text = "name: demo\nmodel: {path: some/model-7B, dtype: bfloat16}\ntask: {name: ledger}\nlearner: {zero_stage: 3}\n"
-    return load_config(Path(config_with(tmp_path, text)), overrides)
-
-
-def test_zero_3_shares_the_learner_among_the_gpus_and_not_the_sampler(tmp_path: Path) -> None:
-    """7·10⁹ weights: 16 bytes in the learner make 104.3 GiB, 2 in the sampler 13.0. Four GPUs: 26.1 + 13.0 on each."""
-    config, size = recipe(tmp_path), 7_000_000_000
-    four = memory_finding(config, size, (40 * GIB,) * 4, None)
-    assert four.level is Level.OK
-    assert "about 117.3 GiB for 7000.0 M parameters" in four.found
-    assert "shared among 4 GPUs 39.1 GiB on each" in four.found
-    one = memory_finding(config, size, (40 * GIB,), None)
-    assert one.level is Level.PROBLEM
-    assert "learner.zero_stage=3 over 4 GPUs of this size" in one.cure  # 104.3 / (40 - 13.0) = 3.9
-    assert "over larger GPUs" in memory_finding(config, size, (12 * GIB,) * 8, None).cure
-    none = memory_finding(config, 70_000_000_000, (), 64 * GIB)  # 1043 GiB to share, and 130 on each
-    assert "over larger GPUs" in none.cure
-    fits_one = memory_finding(config, 2_000_000_000, (), 16 * GIB)  # 29.8 + 3.7 GiB
-    assert fits_one.cure == "use a smaller model (model.path=…), or use a machine with a GPU of 80 GiB"
-    assert "over 2 GPUs of 80 GiB" in memory_finding(config, size, (), 64 * GIB).cure  # 104.3 / (80 - 13.0) = 1.6
-
-
-def test_adapters_need_no_optimiser_state_of_the_base(tmp_path: Path) -> None:
-    """2 + 2 bytes a weight: 26.1 GiB."""
-    found = memory_finding(recipe(tmp_path, "model.lora={rank: 4}"), 7_000_000_000, (40 * GIB,), None)
-    assert (found.level, "about 26.1 GiB" in found.found) == (Level.OK, True)
+def test_ranks_that_do_not_divide_the_problems_of_a_step_are_a_problem(tmp_path: Path) -> None:
+    config = load_config(Path(config_with(tmp_path, CONFIG)), ["train.problems_per_step=8"])
+    assert "train.problems_per_step=8 does not divide" in memory_finding(config, (GIB,) * 3, 0).found
 
 
 def test_what_tools_read_is_looked_for_and_java_only_for_lucene(tmp_path: Path) -> None:
@@ -398,7 +362,7 @@ def test_an_unknown_kind_names_those_that_exist() -> None:
 
 def test_a_plugin_that_does_not_load_says_why() -> None:
     broken = EntryPoint(name="nowhere", value="condensegrpo.nowhere:Nothing", group="condensegrpo.tools")
-    found = described("tools", broken)
+    found = describe_plugin("tools", broken)
     assert found.error.startswith("looking for 'nowhere' among the tools: not installed")
     assert found.distribution == ""
 

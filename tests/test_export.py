@@ -191,6 +191,8 @@ def test_the_program_in_the_card_plays_an_episode_under_the_condenser(
     trajectory = played["trajectory"]
     limits = yaml.safe_load((exported / "condenser.yaml").read_text())["rollout"]["limits"]
     assert trajectory.failure is None
+    unknown = json.loads((exported / "tokenizer.json").read_text())["model"]["vocab"]["[UNK]"]
+    assert all(unknown not in turn.prompt_ids for turn in trajectory.turns)
     assert 0 < len(trajectory.turns) <= limits["max_turns"]
     assert max(len(turn.prompt_ids) for turn in trajectory.turns) <= limits["max_context_tokens"]
     assert any(turn.condensation for turn in trajectory.turns)

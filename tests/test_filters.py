@@ -3,13 +3,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.inspection.filters import FIELDS, Fields, Value, parse_where, sort_key
+from condensegrpo.inspection.filters import FIELDS, Fields, Value, fields_in, parse_where, sort_key
 
 
 def fields(**changed: Value) -> Fields:
     plain: dict[str, Value] = {
+        "step": 6,
+        "evaluation": None,
         "id": "p0/0",
         "group": "p0",
+        "sample": 0,
         "problem": "p0",
         "question": "3 + 4?",
         "ground_truth": "7",
@@ -38,6 +41,8 @@ def fields(**changed: Value) -> Fields:
         ("score == 0.5 and turns > 3", True),
         ("score==0 and turns>3", False),
         ("correct", True),
+        ("step == 6 and sample == 0 and evaluation == None", True),
+        ("ctx == context and valid_format", True),  # as lists abbreviate them
         ("not correct or not format", False),
         ("stop == 'answered'", True),
         ("stop in ('format', 'aborted')", False),
@@ -92,10 +97,17 @@ def test_anything_beyond_comparing_is_refused(text: str) -> None:
         parse_where(text)(fields())
 
 
+def test_a_part_of_the_reward_comes_before_an_abbreviation_of_its_name() -> None:
+    known, row = (*FIELDS, "ctx"), fields(ctx=0.5)
+    assert parse_where("ctx == 0.5 and valid_format", known)(row)
+    assert sort_key("-ctx", known)(row) == (False, -0.5, "")
+    assert fields_in("ctx > 0", "valid_format", known) == ("format", "ctx")
+
+
 def test_a_mistyped_field_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown field 'socre'\. Did you mean 'score'\?"):
         parse_where("socre == 0")
-    with pytest.raises(ConfigError, match=r"unknown field 'zzz'\. Fields: id, group"):
+    with pytest.raises(ConfigError, match=r"unknown field 'zzz'\. Fields: step, evaluation, id"):
         sort_key("-zzz")
 
 

@@ -20,7 +20,7 @@ from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Rejected, Score, Stop
 from condensegrpo.display.neutral import excerpt, neutral, one_line
-from condensegrpo.display.theme import PLAIN_WIDTH, console, signed_style
+from condensegrpo.display.theme import BAD, GOOD, PLAIN_WIDTH, console, signed_style
 from condensegrpo.display.token_view import Glosses, token_grid
 from condensegrpo.inspection.batches import choose, ranges, read_batch
 from condensegrpo.inspection.filters import FIELDS
@@ -29,7 +29,7 @@ from condensegrpo.inspection.panes import TokenTexts, TokenView, turns
 from condensegrpo.inspection.records import IndexedTrajectory, groups
 from condensegrpo.storage.credit import Credit, read_credit, write_credit
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import write_trajectory
+from condensegrpo.storage.trajectories import Provenance, write_trajectory
 
 CONFIG = """
 name: demo
@@ -75,16 +75,21 @@ def credit(one: ScoredTrajectory, *advantages: float) -> Credit:
     return Credit(trajectory=one.trajectory.id, advantages=advantages, weights=(0.001,) * len(advantages))
 
 
+SAMPLED_WITH = Provenance(
+    evaluation=None, step=2, model="m", condenser="last_k", max_context_tokens=48, temperature=1.0, seed=0
+)
+
+
 @pytest.fixture
 def demo(tmp_path: Path) -> Path:
     """Two steps; in step 2, group p2 has no signal, p10 has: a right, short one and a wrong one with a long context."""
     folder = RunFolder.create(tmp_path / "demo")
     folder.config.write_text(CONFIG)
-    write_trajectory(folder.trajectories(1), episode("p1", 0, 0.5))
+    write_trajectory(folder.trajectories(1), episode("p1", 0, 0.5), replace(SAMPLED_WITH, step=1))
     same = [episode("p2", sample, 0.5) for sample in (0, 1)]
     right, wrong = episode("p10", 0, 0.5), episode("p10", 1, 0.0, keep_last=None)
     for one in (wrong, *same, right):
-        write_trajectory(folder.trajectories(2), one)
+        write_trajectory(folder.trajectories(2), one, SAMPLED_WITH)
     flat = [credit(one, 0.0, 0.0, 0.0, 0.0) for one in same]
     write_credit(folder.credit(2), [*flat, credit(right, 1.0, 1.0, 1.0, 1.0), credit(wrong, -1.0, -1.0, -0.5, -1.0)])
     return folder.path
@@ -262,8 +267,12 @@ def test_a_group_and_a_trajectory_can_be_named(demo: Path) -> None:
     assert "p2/1   ✓ correct" in inspect(demo, "p2/1")
 
 
-def test_without_a_configuration_the_budget_is_the_largest_context(demo: Path) -> None:
-    (demo / "config.yaml").write_text("name: demo\nno_such_key: 1\n")
+def test_of_an_imported_log_the_budget_is_the_largest_context(demo: Path) -> None:
+    file = RunFolder(demo).trajectories(2)
+    read = read_batch(file).scored
+    file.unlink()
+    for one in read:
+        write_trajectory(file, one)  # as it is imported: without what it was sampled with
     assert "context of 34 tokens" in inspect(demo)
 
 
@@ -345,9 +354,10 @@ def test_tokens_without_a_tokenizer_are_ids_and_say_so(demo: Path) -> None:
     assert f"{IDS['<answer>']}" in text
 
 
-def test_the_tokenizer_of_the_configured_model_is_found(demo: Path, tmp_path: Path) -> None:
+def test_the_tokenizer_of_the_recorded_model_is_found(demo: Path, tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "policy")
-    (demo / "config.yaml").write_text(f"model: {{path: {tmp_path / 'policy'}}}\ntask: {{name: ledger}}\n")
+    file = RunFolder(demo).trajectories(2)
+    file.write_text(file.read_text().replace('"model":"m"', json.dumps({"model": str(tmp_path / "policy")})[1:-1]))
     view = json.loads(inspect(demo, "--turn", 3, "--tokens", "--json"))
     assert view["tokenizer"] == str(tmp_path / "policy" / "tokenizer.json")
     assert [token["text"] for token in view["turns"][0]["tokens"]] == ["<answer>", "6", "</answer>", "<end>"]
@@ -395,7 +405,7 @@ def test_tokens_that_are_not_trained_have_no_colour(demo: Path) -> None:
         screen = Console(width=100, force_terminal=True, color_system="truecolor")
         with screen.capture() as capture:
             screen.print(token_grid(view, 1.0))
-        styles.append("48;2;0;158;115" in capture.get())  # the background of a full positive advantage
+        styles.append("48;2;12;128;103" in capture.get())  # the background of a full positive advantage
     assert styles == [False, True]
 
 
@@ -419,11 +429,11 @@ def test_a_condense_turn_is_told_as_one(tmp_path: Path) -> None:
 
 def test_colours_follow_the_sign_and_size_of_the_advantage() -> None:
     strong, weak = signed_style(1.0, 1.0), signed_style(0.1, 1.0)
-    assert strong == "#009e73"
+    assert strong == GOOD
     assert weak != strong
-    assert signed_style(-1.0, 1.0) == "#d55e00"
+    assert signed_style(-1.0, 1.0) == BAD
     assert signed_style(0.0, 1.0) == signed_style(0.5, 0.0)
-    assert signed_style(-1.0, 1.0, background=True) == "#ffffff on #d55e00"
+    assert signed_style(-1.0, 1.0, background=True) == "#ffffff on #a8581d"
 
 
 # --- for machines
@@ -442,7 +452,7 @@ def test_json_is_one_object_with_everything(demo: Path) -> None:
 
 def test_every_field_of_the_filter_is_known_of_a_trajectory(demo: Path) -> None:
     every = records(demo)
-    assert all(tuple(one.fields) == tuple(FIELDS) for one in every)
+    assert all(tuple(one.fields)[: len(FIELDS)] == tuple(FIELDS) for one in every)
     assert [one.id for one in every] == ["p2/0", "p2/1", "p10/0", "p10/1"]
 
 
@@ -473,7 +483,7 @@ def test_a_picture_shows_what_the_terminal_shows(demo: Path, tmp_path: Path) -> 
     assert svg.startswith("<svg")
     assert "condensegrpo&#160;inspect" in svg
     assert "░░" in svg
-    assert "#009e73" in svg
+    assert GOOD in svg
     assert "@font-face" not in svg
     assert "url(http" not in svg.replace('"', "")  # nothing is fetched, such as fonts
 

@@ -5,19 +5,25 @@ import contextlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from builders import assistant, ledger_episode, scored, user, write_tokenizer
+from rich.color import Color, ColorSystem
 from rich.console import Console
+from textual.geometry import Region
 from textual.pilot import Pilot
-from textual.widgets import OptionList, Static, TabbedContent
+from textual.widget import Widget
+from textual.widgets import Input, OptionList, Static, TabbedContent
 
 from condensegrpo.cli.inspect_app.app import InspectorApp
 from condensegrpo.cli.inspect_app.rows import sparkline
 from condensegrpo.cli.inspect_app.selection import Listing, Selection
 from condensegrpo.core.trajectory import Stop
+from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.index import Index
 from condensegrpo.storage.credit import Credit, CreditTerm, write_credit
 from condensegrpo.storage.run_folder import RunFolder
@@ -130,7 +136,7 @@ def screens(run: RunFolder) -> dict[str, dict[str, str]]:
             seen.screens["compare"] |= {name: text(app, name) for name in ("difference", "left", "right")}
             await seen.press("compared turn", "j", "l", "h", "k")
             await seen.press("keys", "escape", "question_mark")
-            seen.screens["keys"]["keys"] = str(app.screen.query_one(".box", Static).content)
+            seen.screens["keys"]["keys"] = str(app.screen.query_one(".box Static", Static).content)
             await seen.press("problem", "escape", "p")
             await seen.press("groups", "escape")
             await seen.press("view", "v", "enter")
@@ -138,7 +144,9 @@ def screens(run: RunFolder) -> dict[str, dict[str, str]]:
             await seen.press(
                 "condition", "slash", *["equals_sign", *"correct", "equals_sign", "equals_sign", "0"], "enter"
             )
-            await seen.press("no condition", "slash", "equals_sign", "x", "enter")
+            await seen.press("no condition", "slash", "equals_sign", *"stp", "equals_sign", "equals_sign", "1", "enter")
+            seen.screens["no condition"]["input"] = app.query_one("#search", Input).value
+            await seen.press("corrected", *["left"] * 4, "e", "enter")
             await seen.press("step", "escape", "left_square_bracket")
             await seen.press("no step", "left_square_bracket")
             await seen.press("evaluation", "right_square_bracket", "e")
@@ -167,7 +175,7 @@ def test_the_first_screen_has_steps_groups_siblings_and_turns(screens: Screens) 
     start = screens["start"]
     assert "demo training · step 2 · 4 trajectories" in start["top"]
     assert "success ▅▅ 0.50" in " ".join(start["top"].split())
-    assert "groups with signal ██ 1.00" in start["top"]
+    assert "groups without signal ▁▁ 0.00" in start["top"]
     assert start["list"].splitlines()[:2] == ["2/0 ████░░░░ 1/2  ● signal", "start 3 → 6"]
     assert [line.split()[:3] for line in start["siblings"].splitlines()] == [["0", "✓", "1.000"], ["1", "✗", "0.000"]]
     assert [line.split() for line in start["turns"].splitlines()] == [
@@ -185,7 +193,7 @@ def test_keys_move_through_turns_siblings_and_steps(screens: Screens) -> None:
     assert [head[1].strip() for head in heads.values()] == [
         "turn 2 of 3", "turn 1 of 3", "turn 1 of 3", "turn 1 of 3", "turn 0 of 3",
     ]  # fmt: skip
-    assert [head[0] for head in heads.values()] == ["2/0/0", "2/0/0", "2/0/1", "2/0/0", "1/0/1"]
+    assert [head[0] for head in heads.values()] == ["2/0/0", "2/0/0", "2/0/1", "2/0/0", "1/0/0"]
     assert "step 1 " in screens["no step"]["top"]
     assert screens["arrow"]["head"].startswith("2/1/0")
 
@@ -221,7 +229,8 @@ def test_a_problem_is_followed_through_training(screens: Screens) -> None:
     ]  # fmt: skip
     assert screens["problem"]["list-title"].startswith("p0 ")
     assert screens["groups"]["list-title"].startswith("2 groups")
-    assert screens["groups"]["head"] == screens["problem"]["head"].replace("   step 1", "")  # the same trajectory
+    assert screens["groups"]["head"] == screens["problem"]["head"]  # the same trajectory
+    assert "training · step 1" in screens["problem"]["top"]  # its step, not that of the groups before
 
 
 def test_problems_that_got_worse_are_listed_by_their_fall(screens: Screens) -> None:
@@ -245,7 +254,9 @@ def test_views_searches_and_conditions_list_trajectories_of_all_steps(screens: S
     assert " ctx  3 turns  " in screens["view"]["list"].splitlines()[0]  # a narrow list cuts the end of a row
     assert ids("condition") == ["1/0/1", "1/1/1", "2/0/1", "2/1/1", "2/0/1", "2/1/1"]
     assert "'nte5': 0" in screens["search"]["list-title"]
-    assert ids("no condition") == ids("condition")  # a notice says what is wrong
+    assert ids("no condition") == ids("condition")  # a notice says what is wrong, and it can be corrected
+    assert screens["no condition"]["input"] == "=stp==1"
+    assert ids("corrected") == ["1/0/0", "1/0/1", "1/1/0", "1/1/1"]
     assert screens["view"]["command"].endswith("--step 1 --trajectory 1/1/0 --turn 0 --view pushed-down")
     assert screens["condition"]["command"].endswith("--where correct==0")
 
@@ -265,9 +276,65 @@ def test_a_live_run_is_followed(screens: Screens) -> None:
     assert "training · step 3" in screens["live"]["top"]
 
 
+XTERM = (
+    (0, 0, 0), (205, 0, 0), (0, 205, 0), (205, 205, 0), (0, 0, 238), (205, 0, 205), (0, 205, 205), (229, 229, 229),
+    (127, 127, 127), (255, 0, 0), (0, 255, 0), (255, 255, 0), (92, 92, 255), (255, 0, 255), (0, 255, 255), (255,) * 3,
+)  # fmt: skip
+
+
+def luminance(color: Color, system: ColorSystem) -> float:
+    """The relative luminance of WCAG 2.2, of the ANSI 16 colours with the values of xterm."""
+    shown = color.downgrade(system)
+    number = shown.number
+    parts = shown.get_truecolor() if number is None or number > 15 else XTERM[number]
+    red, green, blue = (
+        part / 255 / 12.92 if part <= 0.04045 * 255 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrasts(app: InspectorApp, system: ColorSystem) -> Iterator[tuple[float, str]]:
+    """The contrast of each text on the screen to its background."""
+    for widget in app.screen.query("*").results(Widget):
+        strips = [] if widget.children else widget.render_lines(Region(0, 0, *widget.region.size))
+        for text, style, _ in chain.from_iterable(strips):
+            if style is not None and style.color and style.bgcolor and any(map(shows_text, text)):
+                low, high = sorted(luminance(color, system) for color in (style.color, style.bgcolor))
+                yield (high + 0.05) / (low + 0.05), f"{text!r} in #{widget.id}, {style}"
+
+
+def shows_text(character: str) -> bool:
+    return character.isalnum() or character in "✓✗◐●○▲▼"
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_every_text_stands_out_from_its_background(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, no_color: bool
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+
+    async def scenario() -> list[tuple[float, str]]:
+        app = InspectorApp(Selection(Index(run.path), run.trajectories(1)))
+        async with app.run_test(size=(140, 40)) as pilot:
+            await app.workers.wait_for_complete()
+            found = []
+            for keys in ([], ["tab"], ["tab", "3"], ["2", "j", "j"], ["v"]):
+                await pilot.press(*keys)
+                await pilot.pause()
+                for system in (ColorSystem.TRUECOLOR, ColorSystem.STANDARD):
+                    found += contrasts(app, system)
+        return found
+
+    found = asyncio.run(scenario())
+    assert len(found) > 100
+    assert [each for each in found if each[0] < 4.5] == []
+
+
 def test_every_key_is_explained(screens: Screens) -> None:
     keys = screens["keys"]["keys"]
-    for key in ("[ ]", "e ", "f ", "h l", "j k", "/ ", "v ", "p ", "d ", "y ", "t ", "q ", "Esc", "w ", "x "):
+    for key in ("[ ]", "e ", "f ", "h l", "j k", "/ ", "v ", "p ", "d ", "y ", "t ", "q ", "Esc", "w ", "x ", *FIELDS):
         assert key in keys
 
 
@@ -290,6 +357,20 @@ def test_a_condition_and_a_trajectory_can_be_shown_first(run: RunFolder) -> None
     title, head, place = asyncio.run(scenario())
     assert title.startswith("wrong: 2 ")  # of step 1 alone
     assert (head.split()[0], place) == ("1/1/1", 1)
+
+
+def test_a_view_begins_with_the_requested_turn(run: RunFolder) -> None:
+    async def scenario() -> str:
+        pushed_down = Listing("pushed down", "correct >= 1 and advantage < 0", None, ("--view", "pushed-down"))
+        app = InspectorApp(Selection(Index(run.path), run.trajectories(1)), turn=2, first=pushed_down)
+        async with app.run_test(size=(60, 20)) as pilot:
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            return text(app, "head")
+
+    assert asyncio.run(scenario()).split("   ")[1].strip() == "turn 2 of 3"
 
 
 def test_a_view_without_a_match_says_what_it_looked_for(run: RunFolder) -> None:

@@ -22,7 +22,7 @@ from condensegrpo.core.trajectory import SpanStatus, Stop
 from condensegrpo.inspection import database
 from condensegrpo.inspection.context_view import context_views
 from condensegrpo.inspection.filters import FIELDS
-from condensegrpo.inspection.history import PieceStatus, WordChange, difference, history
+from condensegrpo.inspection.history import PieceStatus, WordChange, history, word_changes
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.views import READY_VIEWS, find, fuzzy, got_worse, ready_view, search, select
 from condensegrpo.storage.credit import Credit, write_credit
@@ -181,13 +181,28 @@ def test_ready_views_select_over_all_steps(run: RunFolder, tmp_path: Path) -> No
     assert [record.id for record in select(index.records(), where=view.where, sort=view.sort).records] == ["2/2/0"]
     every = select(index.records(), where="correct == 0", sort="-context", most=2)
     assert (len(every.records), every.total) == (2, 4)
-    every_field = " or ".join(f"{name} == 1" for name in FIELDS)
+    every_field = " or ".join(f"{name} == 1" for name in index.field_names())
     for where, sort in ((every_field, None), (None, "group"), *((each.where, each.sort) for each in READY_VIEWS)):
         assert find(index, None, where=where, sort=sort) == select(index.records(), where=where, sort=sort)
     in_step = find(index, index.batches()[1], where="advantage < 0", sort=None).records
     assert [record.id for record in in_step] == ["2/2/0"]
     with pytest.raises(ConfigError, match="Did you mean 'truncated'"):
         ready_view("trunkated")
+
+
+def test_a_condition_knows_the_step_the_evaluation_and_the_parts_of_the_reward(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    for step in (1, 2):
+        one = replace(episode(step, 0, 0).trajectory)
+        parts = {"brevity": step / 10, "of two words": 1.0}
+        write_trajectory(run.trajectories(step), scored(one, 1.0, components=parts))
+    index = opened(run.path)
+    assert index.field_names() == (*FIELDS, "brevity")  # the other name cannot be written in a condition
+    for where in ("step == 2 and evaluation == None", "brevity > 0.1", "step == 2 and brevity == 0.2"):
+        for found in (find(index, None, where=where, sort="-brevity"), select(index.records(), where=where)):
+            assert [record.id for record in found.records] == ["2/0/0"]
+    with pytest.raises(ConfigError, match="Did you mean 'brevity'"):
+        find(index, None, where="brevty > 0", sort=None)
 
 
 def test_problems_got_worse_from_the_first_half_of_their_visits_to_the_last(tmp_path: Path) -> None:
@@ -340,7 +355,7 @@ def test_of_equal_replies_the_newest_is_the_one_that_was_kept() -> None:
 
 
 def test_a_rewriting_is_told_word_by_word() -> None:
-    assert difference("the long result", "the short result") == (
+    assert word_changes("the long result", "the short result") == (
         (WordChange.SAME, "the "),
         (WordChange.REMOVED, "long"),
         (WordChange.INSERTED, "short"),

@@ -1,5 +1,6 @@
 """The page of ``inspect --html`` in a browser: the panes, the keys, the address, and text that must not run."""
 
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
 from condensegrpo.cli.inspect_choice import Choice
-from condensegrpo.cli.inspect_html import chosen_batches, write_html
+from condensegrpo.cli.inspect_html import MEGABYTE, chosen_batches, write_html
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.inspection.batches import trajectory_files
@@ -195,11 +196,34 @@ def test_ready_views_and_the_search_list_groups_of_all_steps(watched: Watched, f
     tab.keyboard.press("v")
     assert tab.locator("section h2").first.inner_text() == "4 groups: correct but pushed down"
     assert head(tab).startswith("1/0/1")
+    tab.keyboard.press("p")  # a problem in all steps, also where nothing matches the view
+    assert tab.locator("section h2").first.inner_text() == "3 groups: problem p0"
     tab.keyboard.press("Escape")
-    tab.keyboard.press("/")
-    tab.keyboard.type("QUESTION 1")
+    for query in ("nothing", "QUESTION 1"):  # the second replaces the first
+        tab.keyboard.press("/")
+        tab.keyboard.type(query)
+        tab.keyboard.press("Enter")
     assert tab.locator("section h2").first.inner_text() == "3 groups"
     assert tab.locator("mark").first.inner_text() == "question 1"
+
+
+def test_the_page_says_what_it_holds(watched: Watched, file: Path) -> None:
+    tab = watched.open(file)
+    assert tab.locator(".extent").inner_text() == "13 of 13 trajectories: steps 1–2; held-out after step 2"
+
+
+def test_siblings_have_the_height_of_the_page(browser: "Browser", run: Path) -> None:
+    index, page = Index(run), run / "many.html"
+    folder = RunFolder(run.parent / "many")
+    folder.trajectories(1).parent.mkdir(parents=True)
+    for sample in range(8):
+        write_trajectory(folder.trajectories(1), episode(1, 0, sample), None)
+    index = Index(folder.path)
+    write_html(page, index, chosen_batches(index, trajectory_files(folder.path), Choice()), limited=False)
+    tab = Watched.of(browser, width=1400).open(page)
+    last = tab.locator(".halves > div").first.locator("button").last.bounding_box()
+    assert last is not None
+    assert last["y"] + last["height"] < 900
 
 
 @pytest.mark.parametrize(
@@ -361,11 +385,11 @@ def test_the_command_writes_the_step_a_group_or_what_matches_in_all_steps(run: P
         (["--step", "1"], "4 of 4"),
         (["--group", "2/1"], "2 of 4"),
         (["--trajectory", "2/1/1"], "2 of 4"),  # with its siblings
-        (["--view", "pushed-down"], "4 of 8"),
+        (["--view", "pushed-down"], "4 of 13"),
         (["--evaluation", "held-out", "--where", "correct < 1"], "2 of 5"),
     ):
         result = CliRunner().invoke(app, ["inspect", str(run), "--html", str(page), *options])
-        assert result.stdout.startswith(f"{page}: {count} trajectories, 0."), result.output
+        assert result.stdout.startswith(f"{page}: {count} trajectories: "), result.output
 
 
 def test_what_is_written_is_said_and_can_be_limited(
@@ -373,15 +397,36 @@ def test_what_is_written_is_said_and_can_be_limited(
 ) -> None:
     index, files, page = Index(run), tuple(trajectory_files(run)), tmp_path / "page.html"
     write_html(page, index, chosen_batches(index, files, Choice(where="correct >= 1 and advantage < 0")), limited=True)
-    assert capsys.readouterr().out.startswith(f"{page}: 4 of 8 trajectories, 0.")
+    assert capsys.readouterr().out.startswith(f"{page}: 4 of 13 trajectories: steps 1–2, 0.")
     group = chosen_batches(index, files[:1], Choice(trajectory="#2"))
     assert [record.id for _, records in group for record in records] == ["1/1/0", "1/1/1"]
     every = chosen_batches(index, files, Choice())
-    write_html(page, index, every, limited=False, comfortable=1)
-    out = capsys.readouterr().out
-    assert out.startswith(f"{page}: 9 of 13 trajectories, 0.")
-    assert "2 of 3 steps and evaluations, spread over the run" in out
     with pytest.raises(DataError, match=r"13 trajectories of 0 MB are more than .* Take fewer with --step"):
         write_html(page, index, every, limited=True, largest=1)
     with pytest.raises(DataError, match="no trajectory is left"):
         write_html(page, index, chosen_batches(index, files, Choice(where="turns > 9")), limited=True)
+
+
+def test_a_page_of_a_long_run_has_the_first_and_the_last_of_each_evaluation(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long, page = RunFolder(shutil.copytree(run, tmp_path / "long")), tmp_path / "page.html"
+    step, held_out = long.trajectories(1).read_bytes(), long.evaluation(2, "held-out").read_bytes()
+    for number in range(3, 41):
+        long.trajectories(number).write_bytes(step)
+    for number, name in ((0, "held-out"), (20, "held-out"), (40, "held-out"), (0, "K=20"), (40, "K=20")):
+        file = long.evaluation(number, name)
+        file.parent.mkdir(exist_ok=True)
+        moved = held_out.replace(b'"held-out","step":2', f'"{name}","step":{number}'.encode())
+        file.write_bytes(moved)
+    index = Index(long.path)
+    every = chosen_batches(index, trajectory_files(long.path), Choice())
+    write_html(page, index, every, limited=False, comfortable=MEGABYTE // 2)
+    said, hint = capsys.readouterr().out.splitlines()
+    evaluated = "K=20 after steps 0, 40; held-out after steps 0, 2, 20, 40"
+    assert f"of 190 trajectories: steps 1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 40; {evaluated}, " in said
+    assert hint.startswith("spread over the run; --step")
+    write_html(page, index, every, limited=False, comfortable=1)
+    evaluated = "K=20 after steps 0, 40; held-out after steps 0, 2, 20, 40; at most the first 1 group of each"
+    assert evaluated in capsys.readouterr().out
+    assert evaluated in page.read_text()

@@ -23,12 +23,14 @@ from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
 from condensegrpo.config.load import find_config, load_config
-from condensegrpo.core.errors import ConfigError, RunError
+from condensegrpo.core.errors import ConfigError, DataError, RunError
 from condensegrpo.storage.trackers import read_metrics
 
 SHORT = (*TINY, "warm_start.steps=1", "evaluate.problems=1", "train.eval_every=0", "name=mine")
 GPU = (
     "gsm8k",
+    "task.data=openai/gsm8k:main",  # not on the machine of the tests
+    "task.eval_data=openai/gsm8k:main",
     "model={new: null, path: some/model}",
     "runs_dir=/shared/runs",
     "train.problems_per_step=48",
@@ -160,6 +162,26 @@ def test_what_cannot_run_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=re.escape(message)):
         launch(*arguments, "--out", tmp_path / "script")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_data_that_does_not_fit_is_refused_before_a_job_is_written(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"question": "1 + 1?", "solution": "2"}\n' * 4)
+    task = f"task={{name: jsonl, data: '{tmp_path}/mine.jsonl'}}"
+    with pytest.raises(DataError, match=r"row 1 has no column 'answer'\. It has: 'question', 'solution'"):
+        launch("slurm", "quickstart", task, "--gpus", 0, "--out", tmp_path / "mine.sbatch")
+    assert not (tmp_path / "mine.sbatch").exists()
+
+
+def test_what_is_not_on_this_machine_is_named_and_left_to_the_nodes(tmp_path: Path) -> None:
+    out = launch("slurm", *GPU, "--out", tmp_path / "big.sbatch")
+    assert "not checked on this machine: loading the split 'train' of 'openai/gsm8k' from the Hugging Face Hub" in out
+    assert (tmp_path / "big.sbatch").is_file()
+    search = "rollout.tools.use=[{name: search, options: {corpus: /on/the/nodes.jsonl}}]"
+    out = launch("slurm", "quickstart", search, "--gpus", 0, "--out", tmp_path / "search.sbatch")
+    assert "not checked on this machine: opening the search corpus /on/the/nodes.jsonl: there is no such file" in out
+    questions = "task={name: bfcl_memory, data: /on/the/nodes.whl, options: {}}"
+    out = launch("slurm", "bfcl_memory_smollm2", questions, "--gpus", 0, "--out", tmp_path / "memory.sbatch")
+    assert "not checked on this machine: reading BFCL's memory questions: /on/the/nodes.whl has no" in out
 
 
 def test_a_script_is_not_replaced_unasked_nor_submitted_where_there_is_no_sbatch(

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import SamplingParams
-from condensegrpo.samplers.measure import cut, logprobs_of
+from condensegrpo.samplers.measure import logprobs_of, padded_batches
 from condensegrpo.samplers.transformers import TransformersSampler
 
 PAIRS = (((3, 4, 5), (6, 7)), ((0, 0), (1, 2, 3, 4)), ((9,), (10,)))
@@ -70,4 +70,4 @@ def test_an_empty_prompt_or_reply_cannot_be_measured(
     ("lengths", "parts"), [([], []), ([3, 4, 9, 2], [(0, 2), (2, 3), (3, 4)]), ([99], [(0, 1)]), ([1] * 9, [(0, 9)])]
 )
 def test_rows_are_cut_into_batches_that_fit(lengths: list[int], parts: list[tuple[int, int]]) -> None:
-    assert [(part.start, part.stop) for part in cut(lengths, 9)] == parts
+    assert [(part.start, part.stop) for part in padded_batches(lengths, 9)] == parts

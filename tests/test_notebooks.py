@@ -32,6 +32,8 @@ def test_every_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         whole.cells += [fresh, *nbformat.read(path, as_version=4).cells]
     whole.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
     nbclient.NotebookClient(whole, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    said = [output.text for cell in whole.cells for output in cell.get("outputs", ()) if output.get("name") == "stderr"]
+    assert said == []  # which a notebook draws in pink
     drawn = [
         output.data["text/html"]
         for cell in whole.cells

@@ -7,7 +7,7 @@ import pytest
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.messages import Message
-from condensegrpo.tasks.drawn import is_held_out
+from condensegrpo.tasks.drawn import is_eval_content
 from condensegrpo.tasks.notes import INSTRUCTION, Notes
 
 MIRA, JON, ASKED = "Mira's locker is number 42.", "Jon's table is number 17.", "Which number is Mira's locker?"
@@ -43,8 +43,8 @@ def test_evaluation_problems_are_different_and_no_training_problem() -> None:
     task = Notes()
     held_out = ["\n".join(problem.data["messages"]) for problem in task.problems("eval")]
     assert len(set(held_out)) == 256
-    assert all(map(is_held_out, held_out))
-    assert not any(is_held_out("\n".join(problem.data["messages"])) for problem in task.problems("train")[:200])
+    assert all(map(is_eval_content, held_out))
+    assert not any(is_eval_content("\n".join(problem.data["messages"])) for problem in task.problems("train")[:200])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Plug-ins by name and by file, what a person reads when one is not there, and errors that must survive pickling."""
 
+import importlib
+import json
 import pickle
 import subprocess
 import sys
@@ -127,6 +129,44 @@ def test_a_relative_path_is_taken_from_the_working_folder(
 ) -> None:
     monkeypatch.chdir(condenser_file.parent)
     assert load("condensers", "my_condenser.py:Shortest") is load("condensers", f"{condenser_file}:Shortest")
+
+
+def test_files_in_two_folders_import_each_the_neighbour_beside_it(tmp_path: Path) -> None:
+    for folder in ("first", "second"):
+        (tmp_path / folder / "parts").mkdir(parents=True)
+        (tmp_path / folder / "helpers.py").write_text(
+            f"from parts.names import NAME\nHELP = '{folder} {{}}'.format(NAME)"
+        )
+        (tmp_path / folder / "parts/names.py").write_text(f"NAME = '{folder[::-1]}'")
+        (tmp_path / folder / "plug_in.py").write_text("from helpers import HELP\nclass Reward:\n    help = HELP\n")
+    (tmp_path / "second/other.py").write_text("import helpers\nclass Reward:\n    module = helpers\n")
+    before = list(sys.path)
+    first, second = (load("rewards", f"{tmp_path}/{folder}/plug_in.py:Reward").help for folder in ("first", "second"))
+    assert (first, second) == ("first tsrif", "second dnoces")
+    shared = load("rewards", f"{tmp_path}/second/other.py:Reward").module
+    assert shared.HELP == "second dnoces"
+    assert sys.path == before
+
+
+def test_what_is_installed_below_the_folder_of_a_plug_in_stays_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A virtual environment may be in the project, and a folder with data beside a plug-in have a package's name."""
+    for folder in (".venv/installed", "rewards/installed"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / ".venv/installed/__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / ".venv")
+    package = importlib.import_module("installed")
+    for file in ("one.py", "rewards/two.py"):
+        (tmp_path / file).write_text("class Reward:\n    pass\n")
+        load("rewards", f"{tmp_path / file}:Reward")
+    assert sys.modules["installed"] is package
+
+
+def test_a_neighbour_with_the_name_of_an_imported_module_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("dumps = None")
+    (tmp_path / "plug_in.py").write_text("import json\nclass Reward:\n    dumps = json.dumps\n")
+    assert load("rewards", f"{tmp_path}/plug_in.py:Reward").dumps is json.dumps
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

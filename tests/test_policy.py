@@ -1,5 +1,6 @@
 import errno
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -223,6 +224,16 @@ def test_a_saved_policy_keeps_what_ends_its_replies(tmp_path: Path) -> None:
         stop_ids=(7, 3),
     )
     assert end_ids(str(tmp_path / "saved")) == (7, 3)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, number: float) -> None:
+    model = qwen3()
+    with torch.no_grad():
+        model.get_parameter("model.layers.0.mlp.up_proj.weight")[1, 2] = number
+    folder = written(tmp_path / "model", model)
+    with pytest.raises(ConfigError, match=r"its weight model\.layers\.0\.mlp\.up_proj\.weight holds NaN or infinite"):
+        load_policy(str(folder), dtype="float32")
 
 
 def test_a_weights_file_that_was_cut_off_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A configured thing takes effect or is refused, before a run folder is made and without weights."""
 
 import os
+import re
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,7 +17,7 @@ from condensegrpo.assembly.build import build
 from condensegrpo.assembly.preflight import check_run
 from condensegrpo.config.load import load_config
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.observer import Silent
 from condensegrpo.storage.credit import read_credit
 from condensegrpo.storage.run_folder import RunFolder
@@ -155,6 +156,183 @@ def test_what_cannot_work_is_refused_before_training(overrides: list[str], wante
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(f'{{"question": "{n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(40)))
     assert wanted in refused(*(each.replace("QUESTIONS", str(questions)) for each in overrides))
+
+
+PLUG_INS = """
+import asyncio, functools
+from condensegrpo.tasks.ledger import Ledger
+
+class OneArgument:
+    def __call__(self, trajectory):
+        return {"correct": 1.0}
+
+class Delayed:
+    async def __call__(self, trajectory, problem):
+        return {"correct": 1.0}
+
+class Siblings:
+    def score_group(self, trajectories):
+        return [{"correct": 1.0} for _ in trajectories]
+
+class Blocking:
+    def condense(self, history, budget, tools):
+        return None
+
+class Hasty:
+    def problems(self):
+        return ()
+    def environment(self, problem):
+        return None
+
+class Impatient:
+    version = 0
+    async def sample(self, prompt_ids):
+        return None
+    def update_weights(self, named_tensors, version):
+        return None
+    def close(self):
+        return None
+
+class Stepwise(Ledger):
+    def environment(self, problem):
+        return Episode()
+
+class Episode:
+    async def start(self):
+        return ()
+    def step(self, reply):
+        return None
+
+def logged(function):
+    @functools.wraps(function)
+    def wrapper(*arguments):
+        return function(*arguments)
+    return wrapper
+
+class Fine:
+    @logged
+    async def condense(self, history, budget, tools, further=None):
+        return None
+
+def with_judge(function):
+    @functools.wraps(function)
+    def wrapper(self, *arguments):
+        return asyncio.run(function(self, "judge", *arguments))
+    return wrapper
+
+class Judged:
+    @with_judge
+    async def __call__(self, judge, trajectory, problem):
+        return {"correct": 1.0}
+
+class Shared(Impatient):
+    @staticmethod
+    async def sample(prompt_ids, params):
+        return None
+    @classmethod
+    def close(cls):
+        return None
+"""
+
+
+@pytest.mark.parametrize(
+    ("section", "fault"),
+    [
+        ("reward={name: 'F:OneArgument'}", "__call__(trajectory) cannot be called with (trajectory, problem) (PATH:6)"),
+        ("reward={name: 'F:Delayed'}", "__call__() is asynchronous: define it with def (PATH:10)"),
+        ("reward={name: 'F:Siblings'}", "score_group(trajectories) cannot be called with (trajectories, problem)"),
+        ("condenser={name: 'F:Blocking'}", "condense() is not asynchronous: define it with async def (PATH:18)"),
+        ("task={name: 'F:Hasty', options: {}}", "problems() cannot be called with (split) (PATH:22)"),
+        ("sampler={name: 'F:Impatient'}", "sample(prompt_ids) cannot be called with (prompt_ids, params) (PATH:29)"),
+    ],
+)
+def test_a_plug_in_that_cannot_be_called_as_its_protocol_says_is_refused(
+    section: str, fault: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "plug_ins.py"
+    path.write_text(PLUG_INS)
+    with pytest.raises(ConfigError, match=re.escape(fault.replace("PATH", str(path)))):
+        build(quickstart(section.replace("F:", f"{path}:"), "evaluate.variants={}"))
+
+
+def test_an_environment_that_cannot_be_called_as_its_protocol_says_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plug_ins.py").write_text(PLUG_INS)
+    task = f"task={{name: '{tmp_path}/plug_ins.py:Stepwise', options: {{}}}}"
+    fault = r"environment\(\) returned a Episode, whose step\(\) is not asynchronous: define it with async def .*py:43"
+    with pytest.raises(ConfigError, match=fault):
+        check_run(build(quickstart(task, "evaluate.variants={}")))
+
+
+def test_a_wrapped_coroutine_and_further_arguments_with_defaults_are_fine(tmp_path: Path) -> None:
+    (tmp_path / "plug_ins.py").write_text(PLUG_INS)
+    build(quickstart(f"condenser={{name: '{tmp_path}/plug_ins.py:Fine'}}"))
+
+
+def test_what_a_decorator_passes_and_runs_and_methods_without_an_object_are_fine(tmp_path: Path) -> None:
+    path = tmp_path / "plug_ins.py"
+    path.write_text(PLUG_INS)
+    build(quickstart(f"reward={{name: '{path}:Judged'}}", f"sampler={{name: '{path}:Shared'}}"))
+
+
+CALCULATOR = ("rollout.tools.use=[calculator]", "rollout.limits.max_context_tokens=600", "evaluate.variants={}")
+MISSING_WORDS = """
+from dataclasses import replace
+from condensegrpo.core.messages import Message
+from condensegrpo.tasks.ledger import Ledger
+
+class Chatty(Ledger):
+    def demonstrations(self, seed):
+        for turn in super().demonstrations(seed):
+            yield replace(turn, reply=f"Let us see : {turn.reply}")
+
+class Renamed(Ledger):
+    def problems(self, split):
+        kept = super().problems(split)[:40]
+        return [replace(each, question=f"begin with {each.question}") for each in kept] if split == "eval" else kept
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        (CALCULATOR, "70 of the 81 words of the tools that the chat template shows, which the policy would read as"),
+        ((*CALCULATOR, "rollout.tools.format=tagged"), "89 of the 107 words of system message and question, which"),
+        (
+            ("task.name=F:Chatty", "warm_start.steps=1"),
+            "words of the demonstrations, which .* The most frequent are 'Let'",
+        ),
+        (("task.name=F:Renamed", "train.problems_per_step=4"), "80 of the 280 words of the eval problems, which"),
+    ],
+)
+def test_words_that_a_tokenizer_of_words_does_not_know_are_refused(
+    overrides: tuple[str, ...], fault: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks.py").write_text(MISSING_WORDS)
+    named = [override.replace("F:", f"{tmp_path}/tasks.py:") for override in overrides]
+    message = refused("evaluate.variants={}", *named)
+    assert re.search(f"checking the tokenizer: it does not know (\\d+ of the \\d+ )?{fault}", message), message
+    assert "Set model.new.tokenizer=bpe, or add them to corpus() of the task" in message
+
+
+def test_a_tokenizer_of_bytes_knows_every_word() -> None:
+    check_run(build(quickstart(*CALCULATOR, "model.new.tokenizer=bpe", "rollout.limits.max_context_tokens=1000")))
+
+
+SAME = """
+from condensegrpo.core.protocols import Problem
+from condensegrpo.tasks.ledger import Ledger
+
+class Same(Ledger):
+    def problems(self, split):
+        return [Problem(id=str(n), question=f"{n} + {n}", answer=str(2 * n)) for n in range(40)]
+"""
+
+
+def test_splits_that_share_problems_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "same.py").write_text(SAME)
+    task = f"task={{name: '{tmp_path}/same.py:Same', options: {{}}}}"
+    with pytest.raises(DataError, match=r"0 of the evaluation held-out is also 0 of the training problems: '0 \+ 0'"):
+        check_run(build(quickstart(task, "evaluate.variants={}", "train.steps=20")))
 
 
 def test_a_resumed_run_may_lie_elsewhere_than_runs_dir_says(tmp_path: Path) -> None:

@@ -144,6 +144,27 @@ def test_a_panic_of_the_driver_is_the_error_of_its_requests_and_the_queue_goes_o
         pass
 
 
+def test_a_driver_that_loses_a_request_fails_it_and_the_queue_goes_on(worker: ThreadPoolExecutor) -> None:
+    def drive(requests: Requests) -> Outcomes[int, int]:
+        return [(request, 2 * request.value) for request in requests if request.value != 1]
+
+    queue = RequestQueue(drive=drive, worker=worker, most_idle_calls=50)
+    lost, other = asyncio.run(asyncio.wait_for(replies(queue, (1, 2)), 20))
+    assert (str(lost), other) == ("51 calls in a row finished none of the requests: they are lost", 4)
+    assert asyncio.run(asyncio.wait_for(queue.submit(3), 20)) == 6
+
+
+def test_a_worker_that_hangs_outside_of_a_call_fails_the_requests(worker: ThreadPoolExecutor) -> None:
+    queue, go_on = RequestQueue(drive=Doubling(), worker=worker, call_seconds=0.3), threading.Event()
+    worker.submit(go_on.wait, 20)
+    with pytest.raises(TimeoutError, match=r"no result within 0\.3 seconds"):
+        asyncio.run(asyncio.wait_for(queue.submit(1), 20))
+    go_on.set()
+    with queue.paused(20):
+        pass
+    assert asyncio.run(asyncio.wait_for(queue.submit(2), 20)) == 4
+
+
 def test_a_worker_that_cannot_begin_fails_the_requests() -> None:
     def begin() -> None:
         raise OSError("no device")

@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from condensegrpo.metrics.resampling import difference, interquartile_mean, mean_interval, probability_of_improvement
+from condensegrpo.metrics.resampling import (
+    difference_interval,
+    interquartile_mean,
+    mean_interval,
+    probability_of_improvement,
+)
 
 
 def seeds(*means: float, problems: int = 100) -> np.ndarray:  # type: ignore[type-arg]
@@ -32,7 +37,7 @@ def test_an_interval_grows_with_the_differences_between_seeds() -> None:
 
 def test_the_difficulty_of_problems_cancels_out_of_a_difference() -> None:
     ours, theirs = seeds(0.6, 0.6, 0.6), seeds(0.5, 0.5, 0.5)
-    value = difference(ours, theirs)
+    value = difference_interval(ours, theirs)
     assert value.mean == pytest.approx(0.1)
     assert 0 < value.low < 0.1 < value.high < 0.2  # each mean by itself has an interval of ± 0.1
 

@@ -12,7 +12,7 @@ from memory_questions import write_memory_questions
 from condensegrpo.cli.retention import parsed_shares
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.evaluation.retention import methods, retention
-from condensegrpo.storage.bfcl_memory import read_memory_questions, stands
+from condensegrpo.storage.bfcl_memory import contains_answer, read_memory_questions
 
 SAID = {  # in the order of conversations; four words each, so that half the budget holds two of four messages
     "travel": [["My home is Lisbon.", "The train leaves 09:40."], ["We packed 135 books.", "Nothing else to say."]],
@@ -86,7 +86,7 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
 def test_an_answer_stands_as_words_or_inside_a_word_and_never_in_a_placeholder(
     answer: str, text: str, match: str, found: bool
 ) -> None:
-    assert stands([answer], text, match) is found  # type: ignore[arg-type]
+    assert contains_answer([answer], text, match) is found  # type: ignore[arg-type]
 
 
 def test_half_the_words_hold_the_newest_or_what_the_question_asks_for(tmp_path: Path) -> None:

@@ -3,12 +3,17 @@
 import asyncio
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.util import find_spec
+from multiprocessing import Pipe
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 
 import pytest
@@ -30,7 +35,7 @@ from condensegrpo.episodes.group import ProblemGroup, problem_groups
 from condensegrpo.episodes.settings import Workers
 from condensegrpo.episodes.workers.messages import PlayReport, Setup
 from condensegrpo.episodes.workers.pool import WorkerPool
-from condensegrpo.episodes.workers.processes import ProcessHost, described
+from condensegrpo.episodes.workers.processes import PROGRAM, ProcessHost, described, fork_workers
 from condensegrpo.episodes.workers.ray_actors import RayHost
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.storage.run_folder import RunFolder
@@ -188,6 +193,31 @@ def test_a_worker_that_dies_costs_its_unfinished_trajectories_and_is_replaced(
     assert timeless(again) == here("a", "b", "c")
 
 
+def test_the_rank_goes_on_while_it_waits_for_the_end_of_a_worker(pool: WorkerPool) -> None:
+    scored, _, _ = play(pool, "a", workers=1, world=World("process"), key=1)
+    worker = int(scored[0].score.components["process"])
+    server = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+    released_by = list[str]()
+
+    def release(who: str) -> None:
+        released_by.append(who)
+        os.kill(server, signal.SIGCONT)
+
+    async def main() -> None:
+        batch = asyncio.create_task(played(pool, groups("kill"), 1, World(), 0))
+        await asyncio.sleep(1)
+        assert not batch.done()
+        release("the rank")
+        await batch
+
+    blocked = threading.Timer(15, release, ["the timer"])
+    os.kill(server, signal.SIGSTOP)
+    blocked.start()
+    asyncio.run(main())
+    blocked.cancel()
+    assert released_by == ["the rank"]
+
+
 def test_an_idle_worker_that_was_killed_is_replaced_before_a_batch(pool: WorkerPool) -> None:
     scored, _, _ = play(pool, "a", workers=1, world=World("process"), key=1)
     os.kill(int(scored[0].score.components["process"]), signal.SIGKILL)
@@ -255,6 +285,39 @@ def test_closing_ends_every_process() -> None:
     pool.close()
     pool.close()
     assert not any(Path(f"/proc/{process}").exists() for process in processes)
+
+
+def test_no_worker_outlives_a_rank_that_ended_before_it_read_an_answer(tmp_path: Path) -> None:
+    """Its end of the connection is then reset, not closed; the second worker hangs and reads nothing."""
+    control, theirs = Pipe()
+    opener = "worker_program:blocked"
+    program = PROGRAM.format(path=sys.path, module=fork_workers.__module__, control=theirs.fileno(), opener=opener)
+    server = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "STARTED": str(tmp_path)},
+        pass_fds=(theirs.fileno(),),
+        start_new_session=True,
+    )
+    theirs.close()
+    for number in range(2):
+        ours, workers = socket.socketpair()
+        with ours, workers:
+            control.send(number)
+            send_handle(control, workers.fileno(), server.pid)
+    while len(list(tmp_path.iterdir())) < 2:
+        assert server.poll() is None
+        time.sleep(0.05)
+    control.send(0)  # end the first worker
+    assert control.poll(60)
+    control.close()
+    assert server.wait(60) == -signal.SIGKILL
+    deadline = time.monotonic() + 20
+    for process in tmp_path.iterdir():
+        status = Path("/proc", process.name, "status")
+        with suppress(FileNotFoundError, ProcessLookupError):  # it was waited for
+            while "State:\tZ" not in status.read_text():  # it is being killed
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
 
 
 def test_an_exit_code_says_what_happened() -> None:

@@ -1,4 +1,4 @@
-"""`condensegrpo runs`: the list, the comparison, and evaluations that are stored in a run folder."""
+"""`condensegrpo runs`: the list, the compare_runs, and evaluations that are stored in a run folder."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from condensegrpo.cli.app import app
 from condensegrpo.config.load import dump_config, load_config
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.reporting.runs import RunStatus, comparison, find_runs, sparklines, summary
+from condensegrpo.reporting.runs import RunStatus, compare_runs, find_runs, sparklines, summary
 from condensegrpo.storage.evaluations import new_name, store_evaluation, stored_evaluations
 from condensegrpo.storage.files import start_file
 from condensegrpo.storage.run_folder import RunFolder
@@ -89,7 +89,7 @@ def test_the_list_says_how_far_every_run_is_also_those_of_sweeps(tmp_path: Path)
 def test_a_comparison_has_settings_that_differ_and_differences_paired_by_problem(tmp_path: Path) -> None:
     first = finished(tmp_path / "a", [1.0, 0.0, 1.0, 0.0])
     second = finished(tmp_path / "b", [1.0, 1.0, 1.0, 0.0, 0.0], "condenser.options.keep_last=2", "seed=3", "name=b")
-    compared = comparison([first, second])
+    compared = compare_runs([first, second])
     assert compared.runs == ("a", "b")
     assert compared.settings == {"seed": (0, 3), "condenser.options.keep_last": (1, 2)}
     ours = compared.evaluations[1]
@@ -128,7 +128,7 @@ def test_a_stored_evaluation_is_shown_with_the_training_and_rewound_with_it(tmp_
     (stored,) = stored_evaluations(run)
     assert (stored.step, stored.problems, stored.metrics["success_high"]) == (2, 2, 0.8)
     assert not (run.evaluation_folder / "step_000002/eval-2.json").exists()  # it failed
-    shown = comparison([run]).evaluations
+    shown = compare_runs([run]).evaluations
     assert [(each.evaluation, each.success.mean) for each in shown] == [("held-out", 0.5), ("eval-1", 0.5)]
     run.truncate_after(1)
     assert stored_evaluations(run) == ()

@@ -217,6 +217,10 @@ def test_a_turn_reward_that_is_not_finite_names_turn_and_value(value: float) -> 
         replace(paying({}), turn_rewards=(value,))
 
 
+def test_turn_rewards_whose_sum_would_overflow_are_the_failure_of_their_trajectory() -> None:
+    assert "turn_rewards[0] is 1e+308" in failing(outcome(RewardResult(total=1.0, turn_rewards=(1e308, 1e308))))
+
+
 @pytest.mark.parametrize("given", [(0.5,), (0.5, 0.5, 0.5)])
 def test_turn_rewards_come_one_a_turn(given: tuple[float, ...]) -> None:
     wanted = (

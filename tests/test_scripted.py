@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.scripted import ScriptedSampler
@@ -100,11 +99,6 @@ def test_update_weights_takes_the_version_and_reads_every_tensor() -> None:
     assert (sampler.version, read) == (7, ["a", "b"])
     sampler.close()
     sampler.close()
-
-
-def test_it_is_a_plugin() -> None:
-    sampler = build_plugin("samplers", "scripted", {"replies": [[5, 2]], "logprob": -1.0})
-    assert ask(sampler, [1], FIVE) == Generation(token_ids=(5, 2), logprobs=(-1.0, -1.0), finish=Finish.STOP)
 
 
 def test_it_needs_no_torch() -> None:

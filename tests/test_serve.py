@@ -93,3 +93,11 @@ def test_a_run_samples_from_it_with_its_token_and_ctrl_c_ends_it(
     assert process.poll() is None  # the sampler must not end it
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
+
+
+@needs_vllm
+def test_a_model_without_a_kernel_is_refused_before_the_server_is_ready(tmp_path: Path) -> None:
+    save_model(tmp_path, head_dim=24)
+    done = run("serve", "quickstart", f"--model={tmp_path}", f"--port={free_port()}")
+    assert done.returncode == 1
+    assert "error: starting vLLM on a CPU: the model's attention heads have 24 dimensions, and it has" in done.stderr

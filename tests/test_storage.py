@@ -19,7 +19,7 @@ from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.shared_sequence import shared, shared_ids
-from condensegrpo.core.trajectory import Condensation, Score, Span, SpanStatus, Stop, Trajectory, Turn
+from condensegrpo.core.trajectory import MAX_REWARD, Condensation, Score, Span, SpanStatus, Stop, Trajectory, Turn
 from condensegrpo.storage.codec import decode, dump_line
 from condensegrpo.storage.credit import Credit, read_credit, write_credit
 from condensegrpo.storage.files import append_line
@@ -91,14 +91,15 @@ TRAJECTORIES = st.builds(
     seconds=FINITE,
     detail=TEXT,
 )
+REWARD = st.floats(-MAX_REWARD, MAX_REWARD)
 SCORES = st.builds(
     Score,
-    total=FINITE,
-    components=st.dictionaries(TEXT, FINITE, max_size=3),
+    total=REWARD,
+    components=st.dictionaries(TEXT, REWARD, max_size=3),
     format_valid=st.booleans(),
-    correct=FINITE,
+    correct=REWARD,
     context_tokens=st.integers(0, 9999),
-    turn_rewards=st.lists(FINITE, max_size=3).map(tuple),
+    turn_rewards=st.lists(REWARD, max_size=3).map(tuple),
 )
 FIGURES = st.builds(
     TrajectoryFigures,
@@ -126,7 +127,7 @@ def run_folder(tmp_path: Path) -> RunFolder:
 # --- trajectories
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(st.builds(ScoredTrajectory, trajectory=TRAJECTORIES, score=SCORES, figures=FIGURES))
 def test_any_trajectory_reads_back_equal(one: ScoredTrajectory) -> None:
     line = dump_line(one)

@@ -15,7 +15,7 @@ from condensegrpo.core.protocols import Problem, Step
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.episodes.settings import Trigger
-from condensegrpo.tasks.drawn import is_held_out
+from condensegrpo.tasks.drawn import is_eval_content
 from condensegrpo.tasks.stories import Stories
 
 QUESTION = "where are Mira and Jon ?"
@@ -88,9 +88,11 @@ def test_evaluation_problems_are_different_and_no_training_problem() -> None:
         task = Stories(chunks=chunks, eval_problems=64)
         held_out = [text(problem) for problem in task.problems("eval")]
         assert len(set(held_out)) == 64
-        assert all(map(is_held_out, held_out))
-        assert not any(is_held_out(text(problem)) for problem in task.problems("train")[:50])
-    assert not any(is_held_out(text(turn.problem)) for turn in islice(Stories().demonstrations(0), 200) if turn.problem)
+        assert all(map(is_eval_content, held_out))
+        assert not any(is_eval_content(text(problem)) for problem in task.problems("train")[:50])
+    assert not any(
+        is_eval_content(text(turn.problem)) for turn in islice(Stories().demonstrations(0), 200) if turn.problem
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from command import ROOT
 from test_docs_paths import schema
 
 from condensegrpo.assembly.build import build
+from condensegrpo.assembly.held_out import check_disjoint
 from condensegrpo.cli.sweep import run_sweep
 from condensegrpo.config.load import load_config
-from condensegrpo.config.study import Study, load_study
+from condensegrpo.config.study import Study, find_study, load_study
 from condensegrpo.core.errors import ConfigError, DataError, RunError
 from condensegrpo.core.protocols import Demonstration
-from condensegrpo.training.held_out import check_disjoint
 from condensegrpo.training.sweep import RunState, StudyRun, Sweep, SweepLog, run_seconds, runs_of, seconds_left
 
 STUDIES = sorted((ROOT / "studies").glob("*.yaml"))
@@ -33,6 +33,15 @@ def test_every_run_of_a_shipped_study_has_a_valid_configuration(path: Path, tmp_
     shipped = load_study(path)
     runs = runs_of(shipped.model_copy(update={"seeds": shipped.seeds[:1]}), tmp_path)
     assert [run.arm for run in runs] == list(shipped.arms)
+
+
+def test_a_shipped_study_is_found_by_name_and_by_its_path_in_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_study("tiny") == find_study("studies/tiny.yaml") == ROOT / "studies/tiny.yaml"
+    with pytest.raises(ConfigError, match=r"no such file\. Did you mean 'tiny'\? Shipped: quickstart, s1_summaries"):
+        find_study("tiney")
 
 
 def test_the_page_of_the_keys_of_a_study_is_up_to_date() -> None:
@@ -71,7 +80,7 @@ def test_files_that_are_no_run_are_not_deleted_for_a_run_of_their_name(tmp_path:
 def test_a_folder_that_cannot_be_made_is_an_error_with_its_name(tmp_path: Path) -> None:
     small = "overrides: [warm_start.steps=0, train.steps=1, evaluate.problems=1]"
     path = study(tmp_path, f"seeds: [0]\narms: {{a: []}}\n{small}")
-    with pytest.raises(RunError, match=r"writing .*study\.yaml/out: Not a directory\. Check the folder"):
+    with pytest.raises(ConfigError, match=r"the run is written below .*study\.yaml, and it is no folder"):
         run_sweep(path, path / "out", parallel=1, launch=lambda run: Process(0))
 
 

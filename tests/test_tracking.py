@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker, read_metrics
 from condensegrpo.storage.trajectories import write_trajectory
 from condensegrpo.trackers.background import BackgroundTracker
+from condensegrpo.trackers.mlflow import MlflowTracker
 from condensegrpo.trackers.packages import check_package_installed
 from condensegrpo.trackers.tensorboard import TensorboardTracker
 from condensegrpo.training.tracking import RunTracking
@@ -100,6 +102,15 @@ def test_mlflow_keeps_a_run_and_goes_on_with_it(tmp_path: Path) -> None:
     assert kept["config"] == {"seed": "3", **last_k, "evaluate.variants.K_20": "[]"}
     assert kept["tables"] == [3, {"columns": ["question", "success"], "data": [["2+2?", 1.0], ["3+3?", None]]}]
     assert kept["artifacts"] == ["config-from-step-0.json", "config-from-step-1.json", "report.html", "trajectories"]
+
+
+def test_the_local_store_of_mlflow_needs_more_than_its_small_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    if any(distributions(name="mlflow")):
+        pytest.skip("the whole of MLflow is installed")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(ValueError, match=r"only mlflow-skinny is installed, .* pip install 'condensegrpo\[mlflow\]'"):
+        MlflowTracker.check_options()
+    MlflowTracker.check_options(tracking_uri="https://mlflow.example.com")
 
 
 def test_trackio_keeps_a_run_and_goes_on_with_it(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_three_steps_with_every_condenser_train_every_sampled_token_once(
         assert any(line.get("weight/summaries", 0) > 0 for line in lines.values())
     if name == "summary_model":
         assert all(line["condenser/calls"] == line["condenser/refused"] for line in lines.values())
-        assert "inspect-trajectory says why" in next(text for text in listening.said if "condenser/refused: " in text)
+        assert "condensegrpo inspect says why" in next(text for text in listening.said if "condenser/refused: " in text)
         assert all("no summary can be used" in turn.condensation.reason for turn in rewritten if turn.condensation)
 
 

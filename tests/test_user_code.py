@@ -194,7 +194,8 @@ def test_too_many_abandoned_calls_are_followed_by_no_further_one() -> None:
 
 def test_a_run_shows_failures_in_one_line_each_and_with_debug_their_tracebacks(rewards: Path, tmp_path: Path) -> None:
     small = ("warm_start.steps=1", "train.steps=1", "train.eval_every=0", "evaluate.problems=2")
-    changes = ("rollout.limits.reward_seconds=1", f"reward={{name: '{rewards}:Moody'}}", f"runs_dir={tmp_path}")
+    limits = ("rollout.limits.reward_seconds=1", "train.max_failed=1")
+    changes = (*limits, f"reward={{name: '{rewards}:Moody'}}", f"runs_dir={tmp_path}")
     done = run("train", *TINY, *small, *changes, "name=moody", "--debug")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -395,7 +396,7 @@ class Forgetful(Counting):
 @pytest.mark.parametrize(
     ("environment", "complaint"),
     [
-        (Forgetful, "step() is not asynchronous, it returned Step("),
+        (Forgetful, "returned a Forgetful, whose step() is not asynchronous: define it with async def"),
         (lambda _: None, "environment() returned None, wanted an object with start() and step(), as in"),
     ],
 )

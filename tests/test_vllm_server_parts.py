@@ -201,6 +201,13 @@ def test_a_reply_of_another_form_is_an_error(broken: dict[str, Any]) -> None:
         reply_of(broken)
 
 
+@pytest.mark.parametrize("logprob", [-9999.0, float("nan")])
+def test_a_reply_of_weights_that_have_diverged_is_an_error(logprob: float) -> None:
+    """vLLM 0.32 writes -9999 for NaN, and the smaller of NaN and 0 would be 0."""
+    with pytest.raises(SamplerError, match="the model's logits are not numbers"):
+        reply_of({"choices": [{**CHOICE, "logprobs": {"content": [{"logprob": logprob}, {"logprob": -1.0}]}}]})
+
+
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 

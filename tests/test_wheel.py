@@ -17,8 +17,8 @@ from packaging.utils import canonicalize_name
 from condensegrpo import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("condensegrpo", "condensers", "rewards", "cli", "configs")
-FOLDERS = (".github", "benchmarks", "docs", "notebooks", "studies", "tests")
+PACKAGES = ("condensegrpo", "condensers", "rewards", "cli", "configs", "studies")
+FOLDERS = (".github", "benchmarks", "docs", "notebooks", "tests")
 FILES = (
     ".dockerignore",
     "Dockerfile",
@@ -125,15 +125,16 @@ def test_the_quickstart_is_found_from_an_empty_folder(installed: Path, tmp_path:
         f"import sys; sys.path.insert(0, {str(installed)!r})\n"
         "import condensegrpo\n"
         "from condensegrpo.config.load import find_config\n"
+        "from condensegrpo.config.study import find_study\n"
         "from condensegrpo.core.plugins import installed, load\n"
         "from condensegrpo.condensers.summary import PolicySummary\n"
         "from condensegrpo.cli.app import app\n"
         "assert 'torch' not in sys.modules\n"
-        "print(condensegrpo.__file__, find_config('quickstart'), PolicySummary.__module__)\n"
+        "print(condensegrpo.__file__, find_config('quickstart'), find_study('tiny'), PolicySummary.__module__)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(str(installed)) == 2
+    assert done.stdout.count(str(installed)) == 3
 
 
 def test_every_dependency_has_a_tried_version_that_its_bounds_allow() -> None:

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
-from typing import cast
 
 import torch
 from adapters import EVERYWHERE, moved_qwen3
@@ -27,10 +26,10 @@ from transformers import PreTrainedModel
 
 from condensegrpo.algorithms.objective import Objective, ObjectiveFunction, ObjectiveValue, PerToken
 from condensegrpo.algorithms.packing import PackedBatch, lay_out
-from condensegrpo.algorithms.settings import StopSettings
 from condensegrpo.core.errors import LearnerError, RolloutError
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.trajectory import Segment, Stop
+from condensegrpo.episodes.failures import FailureWatch, failures_of
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.activation_checkpointing import checkpoint_layers
 from condensegrpo.learner.engine import (
@@ -46,7 +45,6 @@ from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.reference import against_base
 from condensegrpo.learner.settings import OptimizerSettings
 from condensegrpo.learner.weights import gathered_weights
-from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, Round, complete_batch
 
 OPTIMISER = OptimizerSettings(lr=0.01, eps=1e-3, weight_decay=0.1, grad_clip=0.05, warmup_steps=2)
 STEPS = 3
@@ -337,17 +335,10 @@ def runs_out_of_disk(folder: Path) -> None:
 
 
 def one_rank_fails(folder: Path) -> None:
-    """The batch of a step, complete but for this: on the second rank every trajectory failed."""
+    """A step in which every trajectory of the second rank failed."""
     stop = Stop.SAMPLER_ERROR if ranks.rank() == 1 else Stop.ANSWERED
     try:
-        complete_batch(
-            [scored(trajectory(stop=stop), 1.0)] * 2,
-            Round(step=1, chosen=(0, 1), new=2),
-            rollout=cast(BatchRollout, None),  # asked for further problems only
-            batch_filter=BatchFilter(stops=StopSettings(), estimator=lambda _: torch.zeros(2, 1), resample_rounds=0),
-            run_round=lambda extra: [],
-            observer=Observer(),
-        )
+        FailureWatch(0.5).check(ranks.gather(failures_of([scored(trajectory(stop=stop), 1.0)] * 2)), Observer())
     except RolloutError as error:
         (folder / f"failed_rank{ranks.rank()}.txt").write_text(str(error))
 

@@ -1,9 +1,12 @@
 """The program of rollout workers that the tests start: a counting world that misbehaves."""
 
+import ctypes
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from talk import Counting, engine
@@ -25,7 +28,7 @@ class Misbehaving(Counting):
     async def step(self, reply: Message) -> Step:
         if len(self.replies) == 1:
             if self.problem.question == "exit":
-                os._exit(3)
+                ctypes.CDLL(None)._exit(3)  # as C code may; Python's os._exit raises
             if self.problem.question == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.problem.question == "raise":
@@ -47,6 +50,13 @@ class CountedLastK:
     def counts(self) -> Mapping[str, float]:
         calls, self.calls = self.calls, 0
         return {"calls": calls}
+
+
+def blocked() -> OpenPlayer:
+    """A worker that hangs while it starts, after it has written its process id."""
+    Path(os.environ["STARTED"], str(os.getpid())).touch()
+    time.sleep(120)
+    raise TimeoutError
 
 
 def process_id(trajectory: Trajectory, problem: Problem) -> dict[str, float]:

@@ -31,9 +31,10 @@ from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.neutral import neutral, one_line
 from condensegrpo.inspection.batches import TrajectoryBatch
+from condensegrpo.inspection.filters import fields_in
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.records import IndexedTrajectory
-from condensegrpo.inspection.views import MOST, READY_VIEWS, Hit, search, select
+from condensegrpo.inspection.views import MOST, READY_VIEWS, Hit, search
 
 POLL_SECONDS = 2.0  # between looks at a live run
 NOTE_SECONDS = 0.5  # between notes of how far the index is
@@ -51,13 +52,16 @@ STYLE = """
 .-narrow #middle { height: 3fr; }
 #right { width: 1fr; border-left: solid $panel; }
 #search { display: none; }
-OptionList { border: none; text-wrap: nowrap; text-overflow: ellipsis; }
+Tab { color: $foreground 70%; }
+Footer, FooterKey, FooterKey .footer-key--key { background: $background; }
 #list, #turns { height: 1fr; }
 #siblings { height: auto; max-height: 40%; }
 .title { padding: 0 1; text-style: bold; height: auto; }
 TabPane { padding: 0 1; }
 ModalScreen { align: center middle; }
-.box { width: auto; max-width: 96%; height: auto; border: round $primary; padding: 1 2; background: $surface; }
+.box { width: auto; max-width: 96%; height: auto; max-height: 100%; }
+.box { border: round $primary; padding: 1 2; background: $surface; }
+.help { width: 78; max-width: 100%; padding: 0 1; scrollbar-size-vertical: 1; }
 .wide { width: 96%; height: 90%; }
 .wide Horizontal { height: 1fr; }
 .wide VerticalScroll { width: 1fr; padding: 0 1; }
@@ -112,11 +116,11 @@ class InspectorApp(App[None]):
                 with Vertical(id="left"):
                     yield Static(id="list-title", classes="title")
                     yield Input(placeholder="text, or = score == 0 and turns > 3", id="search")
-                    yield OptionList(id="list", markup=False)
+                    yield rows.RowList(id="list", markup=False)
                 with Vertical(id="middle"):
                     yield Static(id="head", classes="title")
-                    yield OptionList(id="siblings", markup=False)
-                    yield OptionList(id="turns", markup=False)
+                    yield rows.RowList(id="siblings", markup=False)
+                    yield rows.RowList(id="turns", markup=False)
             with TabbedContent(id="right"):
                 for name in TABS:
                     with TabPane(name.title(), id=name), VerticalScroll():
@@ -154,6 +158,7 @@ class InspectorApp(App[None]):
     def show_listed(self, listed: Listed) -> None:
         """List trajectories of any steps, and show the first, or the one that the listing names."""
         self.listed = listed
+        self.query_one("#search").display = False
         self._fill("list", listed.rows)
         self._set_title(f"{listed.title}   (Esc: groups)")
         self.query_one("#list").focus()
@@ -163,7 +168,7 @@ class InspectorApp(App[None]):
             self._highlight("list", matches[0])
         elif listed.records and first is None:
             self._highlight("list", 0)
-            self.show(listed.records[0])
+            self.show(listed.records[0], self._turn if listed.listing is self._first else 0)
 
     def show(self, record: IndexedTrajectory, turn: int = 0) -> None:
         """Show a trajectory at a turn."""
@@ -189,13 +194,12 @@ class InspectorApp(App[None]):
         selection, opened = self.selection, self.selection.opened
         note = f"{'following  ' if self.live else ''}{self.note}"
         sparks = 16 if self.size.width < NARROW else 32
-        self.query_one("#top", Static).update(rows.top_line(selection.batch, self.batches, sparks, note=note))
+        batch = selection.batch if opened is None or self.listed is None else opened.batch
+        self.query_one("#top", Static).update(rows.top_line(batch, self.batches, sparks, note=note))
         if opened is None:
             return
-        batch = opened.batch
-        where = "" if batch.file == selection.batch.file or batch.number is None else f"   step {batch.number}"
         self.query_one("#head", Static).update(
-            Text(f"{one_line(opened.record.id, 60)}{where}   turn {selection.turn} of {len(opened.turns)}")
+            Text(f"{one_line(opened.record.id, 60)}   turn {selection.turn} of {len(opened.turns)}")
         )
         if opened.turns:
             self._highlight("turns", selection.turn)
@@ -262,6 +266,9 @@ class InspectorApp(App[None]):
 
     def action_step(self, by: int) -> None:
         """Go to another step."""
+        opened = self.selection.opened
+        if self.listed is not None and opened is not None:  # beside the one of the top line
+            self._go(lambda: self.selection.go_to(opened.record.place.file), "")
         self._go(lambda: self.selection.step(by), "there is no further step")
 
     def action_kind(self) -> None:
@@ -330,7 +337,7 @@ class InspectorApp(App[None]):
 
     def action_keys(self) -> None:
         """Show the keys."""
-        self.push_screen(KeysDialog())
+        self.push_screen(KeysDialog(self.selection.index.field_names()))
 
     def action_live(self) -> None:
         """Follow a live run: show its newest step, and each that comes."""
@@ -351,14 +358,14 @@ class InspectorApp(App[None]):
     def action_search(self) -> None:
         """Ask what to search for."""
         field = self.query_one("#search", Input)
-        field.display = True
-        field.value = ""
+        if not field.display:  # else it has a condition to correct
+            field.display, field.value = True, ""
         field.focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Search for a text, or for a condition after a =."""
-        event.input.display = False
+        """Search for a text, or for a condition after a =; one that cannot be read stays, to be corrected."""
         query = event.value.strip()
+        event.input.display = query.startswith("=")
         if query.startswith("="):
             where = query.removeprefix("=").strip()
             self.find_where(Listing(where, where, None, ("--where", where)))
@@ -477,7 +484,7 @@ def run(
         selection.go_to(file)
         record = choice.named(tuple(index.records(selection.batch)))[0]
     if isinstance(first, Listing):
-        select((), where=first.where, sort=first.sort)
+        fields_in(first.where, first.sort, index.field_names())
         first = first._replace(first=record)
     InspectorApp(selection, record=record, turn=turn, first=first).run()
     index.close()

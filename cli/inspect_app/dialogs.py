@@ -1,6 +1,6 @@
 """The keys, and what covers the screen for a moment: their help, the ready views, two siblings beside each other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from rich.text import Text
@@ -11,6 +11,7 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
+from condensegrpo.cli.inspect_app.rows import RowList
 from condensegrpo.cli.inspect_app.selection import fault
 from condensegrpo.cli.inspect_app.tabs import TABS, comparison
 from condensegrpo.core.errors import CondenseError
@@ -43,22 +44,22 @@ BINDINGS: list[BindingType] = [  # those in the line at the bottom first, the mo
     Binding("escape", "groups", show=False),
 ]
 HELP = """\
-[ ]   step before, step after          e    training or evaluations
-↑ ↓   group                            f    follow a live run
-h l   sibling                          j k  turn
-1     what the policy saw              2    the history, and what was dropped
-3 t   the reply, ids of its tokens     4    credit: why this advantage
-5     the turn as it is stored         d    compare with the next sibling
+[ ]   step before, step after     e    training or evaluations
+↑ ↓   group                       f    follow a live run
+h l   sibling                     j k  turn
+1     what the policy saw         2    the history, and what was dropped
+3 t   the reply, ids of tokens    4    credit: why this advantage
+5     the turn as it is stored    d    compare with the next sibling
 /     search all steps: letters in order (qck finds quick), or a text
-      = score == 0 and turns > 3       a condition over all steps
-v     ready views                      p    this problem through training
-w     problems that got worse          x    write this as a page to send
-Esc   back to the groups               y    copy the command that shows this
+      = score == 0 and turns > 3  a condition; the fields are below
+v     ready views                 p    this problem through training
+w     problems that got worse     x    write this as a page to send
+Esc   back to the groups          y    copy the command that shows this
 q     quit
-
-adv advantage   ctx tokens of the largest prompt   ● signal: trains
+ctx tokens of the largest prompt   ● signal: trains
 █ pinned  ■ kept  ▒ rewritten  ░ dropped  + added by the condenser
 """
+LONGEST = 2000  # characters of the fields
 
 
 class KeysDialog(ModalScreen[None]):
@@ -66,9 +67,15 @@ class KeysDialog(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q,enter", "dismiss", "Close")]
 
+    def __init__(self, fields: Sequence[str]) -> None:
+        """``fields``: of conditions."""
+        super().__init__()
+        self._fields = fields
+
     def compose(self) -> ComposeResult:
         """One box of text."""
-        yield Static(Text(HELP), classes="box")
+        with VerticalScroll(classes="box help"):
+            yield Static(Text(f"{HELP}fields  {one_line(', '.join(self._fields), LONGEST)}"))
 
 
 class ViewsDialog(ModalScreen[int | None]):
@@ -78,7 +85,7 @@ class ViewsDialog(ModalScreen[int | None]):
 
     def compose(self) -> ComposeResult:
         """A list."""
-        yield OptionList(
+        yield RowList(
             *(Option(Text.assemble(f"{view.title:24}", (view.meaning, theme.DIM))) for view in READY_VIEWS),
             classes="box",
         )

@@ -1,8 +1,12 @@
-"""The rows of the lists: groups, trajectories, siblings and turns, and the line at the top."""
+"""The lists and their rows: groups, trajectories, siblings and turns; and the line at the top."""
 
 from collections.abc import Sequence
 
+from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
+from textual.strip import Strip
+from textual.widgets import OptionList
 
 from condensegrpo.core.wording import counted
 from condensegrpo.display import context_bar, theme
@@ -19,6 +23,27 @@ SPARKS = 12  # cells of a problem's sparkline
 LONGEST = 200  # characters of a question
 
 
+class RowList(OptionList):
+    """A list whose selected row is drawn in one colour: those of its words would not stand out from the background."""
+
+    DEFAULT_CSS = """
+    RowList { border: none; background: $background; text-wrap: nowrap; text-overflow: ellipsis; }
+    RowList:focus { border: none; background-tint: transparent; }
+    RowList > .option-list--option-highlighted { color: #000000; background: #a8a8a8; text-style: bold; }
+    RowList:focus > .option-list--option-highlighted { color: #000000; background: #e0e0e0; text-style: bold; }
+    """
+
+    def render_line(self, y: int) -> Strip:
+        """One line on the screen."""
+        strip = super().render_line(y)
+        if self.highlighted is None or all(
+            segment.style.meta.get("option") != self.highlighted for segment in strip if segment.style
+        ):
+            return strip
+        row = self.get_component_rich_style("option-list--option-highlighted")
+        return Strip(Segment.apply_style(strip, post_style=Style.from_color(row.color, row.bgcolor)), strip.cell_length)
+
+
 def sparkline(values: Sequence[float | None], width: int) -> str:
     """Values in [0, 1] as bars, the newest on the right; the mean of neighbours where there are more than fit."""
     if not values or width < 1:
@@ -32,7 +57,7 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
 
 
 def top_line(batch: TrajectoryBatch, batches: Sequence[TrajectoryBatch], sparks: int, *, note: str) -> Text:
-    """What is shown, and success and signal over the steps in ``sparks`` cells."""
+    """What is shown, and success and groups without signal over the steps in ``sparks`` cells."""
     name = "training" if batch.evaluation is None else f"evaluation {one_line(batch.evaluation, 40)}"
     step = "" if batch.number is None else f" · step {batch.number}"
     text = Text.assemble(
@@ -45,9 +70,9 @@ def top_line(batch: TrajectoryBatch, batches: Sequence[TrajectoryBatch], sparks:
     text.append("\nsuccess ", theme.DIM).append(sparkline([each.success for each in batches], sparks), theme.GOOD)
     text.append(f" {batch.success:.2f}")
     if any(each.signal is not None for each in batches):
-        now = "–" if batch.signal is None else f"{batch.signal:.2f}"
-        text.append("   groups with signal ", theme.DIM)
-        text.append(sparkline([each.signal for each in batches], sparks), theme.HEAD).append(f" {now}")
+        now = "–" if batch.idle is None else f"{batch.idle:.2f}"
+        text.append("   groups without signal ", theme.DIM)
+        text.append(sparkline([each.idle for each in batches], sparks), theme.HEAD).append(f" {now}")
     return text
 
 

@@ -22,7 +22,7 @@ from condensegrpo.display.context_bar import Mark
 from condensegrpo.display.neutral import neutral, one_line
 from condensegrpo.display.token_view import SURPRISING, token_grid
 from condensegrpo.inspection.batches import ranges
-from condensegrpo.inspection.history import HistoryPiece, PieceStatus, WordChange, difference
+from condensegrpo.inspection.history import HistoryPiece, PieceStatus, WordChange, word_changes
 from condensegrpo.inspection.opened import OpenedTrajectory
 from condensegrpo.inspection.panes import TokenView, TurnView
 from condensegrpo.inspection.panes import raw as stored_json
@@ -135,7 +135,7 @@ def _piece(piece: HistoryPiece) -> Text:
     speaker = one_line(piece.name, 24) if piece.name else piece.role
     text = Text.assemble((f"{mark.glyph} {turn}{speaker} · {mark.word}\n", mark.style))
     if piece.rewritten is not None:
-        for change, words in difference(piece.text[:MOST], piece.rewritten[:MOST]):
+        for change, words in word_changes(piece.text[:MOST], piece.rewritten[:MOST]):
             text.append(neutral(words), CHANGES[change])
         return text
     return text.append(neutral(piece.text[:MOST]), "dim" if piece.status is PieceStatus.DROPPED else "")

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.coverage import check_coverage
 from condensegrpo.assembly.runtime import renderer_for
 from condensegrpo.assembly.scorers import check_models, names_of
 from condensegrpo.config.load import HELD_OUT, longest_request
@@ -13,7 +14,7 @@ from condensegrpo.core.failures import Failure, message_of
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Budget, ChecksRoom, Split
 from condensegrpo.core.thread_call import result_in_thread
-from condensegrpo.episodes.boundary import asynchronous, checked_messages
+from condensegrpo.episodes.boundary import asynchronous, check_environment, checked_messages
 from condensegrpo.episodes.chat_template import first_rendering
 from condensegrpo.episodes.prompt import check_pinned
 from condensegrpo.episodes.render import Renderer
@@ -51,11 +52,16 @@ def check_prompts(components: Components, renderer: Callable[[Components], Rende
     first_rendering(lambda: rendering.prompt(pinned))
     if components.toolbox.names:
         rendering.check_roles(pinned, components.toolbox.format.result("call_0", components.toolbox.names[0], "0"))
+    check_coverage(components, rendering, pinned)
     _check_lengths(components, rendering, pinned)
     for name, varied in components.evaluations.items():
-        its_renderer = rendering if varied.toolbox is components.toolbox else renderer(varied)
+        its_renderer, its_pinned = rendering, _pinned(varied, "eval")
+        if varied.toolbox is not components.toolbox:
+            its_renderer = renderer(varied)
         try:
-            _check_lengths(varied, its_renderer, _pinned(varied, "eval"))
+            if varied.toolbox is not components.toolbox or varied.task is not components.task:
+                check_coverage(varied, its_renderer, its_pinned)
+            _check_lengths(varied, its_renderer, its_pinned)
         except ConfigError as error:
             if name == HELD_OUT:
                 raise
@@ -112,7 +118,9 @@ def _pinned(components: Components, split: Split) -> tuple[Message, ...]:
 
     async def begin() -> tuple[Message, ...] | CondenseError:
         try:
-            started = asynchronous(task.environment(problem).start(), "start()")
+            environment = task.environment(problem)
+            check_environment(environment)
+            started = asynchronous(environment.start(), "start()")
             return checked_messages(await started, f"{type(task).__name__}.environment.start")
         except CondenseError as error:
             return error

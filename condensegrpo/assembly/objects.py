@@ -1,15 +1,18 @@
 """Plug-ins given as Python objects in place of names, as ``condensegrpo.train(…, task=MyTask())`` does.
 
+    task=MyTask                           ─▶   task: {name: "path/to/mine.py:MyTask"}: a class has a place
     task=MyTask()                         ─▶   task: {name: "python:MyTask"}, and the object by that name
     tools=["calculator", look_up]         ─▶   rollout.tools.use: [{name: calculator}, {name: "python:look_up"}]
     condenser="full"                      ─▶   condenser: {name: full}
     reward={"name": …, "options": {…}}    ─▶   reward: {name: …, options: {…}}
 
-A configuration cannot hold an object: it names it, and ``build`` takes the object of that name.
+A configuration cannot hold an object: it names it, and ``build`` takes the object of that name. Only the program that
+made the object can build it again.
 """
 
 import inspect
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -34,13 +37,16 @@ SECTIONS = {
 
 
 class Parts(TypedDict, total=False):
-    """Parts of a run as objects or by name. A mapping ``{"name": …, "options": {…}}`` names one with its options."""
+    """Parts of a run as objects, as classes in a file, or by name.
 
-    task: Task | str | Mapping[str, object]
-    reward: Reward | GroupReward | str | Mapping[str, object]
-    condenser: Condenser | str | Mapping[str, object]
-    tools: Sequence[Tool | str | Mapping[str, object]]
-    sampler: Sampler | str | Mapping[str, object]
+    A mapping ``{"name": …, "options": {…}}`` names a part, or gives its class, with options.
+    """
+
+    task: Task | type | str | Mapping[str, object]
+    reward: Reward | GroupReward | type | str | Mapping[str, object]
+    condenser: Condenser | type | str | Mapping[str, object]
+    tools: Sequence[Tool | type | str | Mapping[str, object]]
+    sampler: Sampler | type | str | Mapping[str, object]
 
 
 def configured(config: RunConfig | Path | str, overrides: Sequence[str], parts: Parts) -> tuple[RunConfig, Objects]:
@@ -66,7 +72,7 @@ def replaced(config: RunConfig, parts: Parts) -> tuple[list[str], Objects]:
     A part replaces its whole section. Evaluation variants that change a replaced section are left out.
 
     Raises:
-        ConfigError: there is no such part, or one is a class.
+        ConfigError: there is no such part, or a class is in no file that can be imported.
     """
     objects = dict[str, object]()
     changes = dict[str, object]()
@@ -130,12 +136,10 @@ def _section(part: str, given: object, objects: dict[str, object]) -> dict[str, 
     if isinstance(given, str):
         return {"name": given}
     if isinstance(given, Mapping):
-        return dict(given)
+        named = given.get("name")
+        return {**given, "name": _place_of(part, named)} if inspect.isclass(named) else dict(given)
     if inspect.isclass(given):
-        raise ConfigError(
-            f"reading the argument {part}: found the class {given.__name__}, wanted an object of it. Write "
-            f"{part}={given.__name__}(…)."
-        )
+        return {"name": _place_of(part, given)}
     label = given.__name__ if isinstance(given, FunctionType | MethodType) else type(given).__name__
     name = f"{OBJECT}{label}"
     while objects.setdefault(name, given) is not given:
@@ -143,7 +147,30 @@ def _section(part: str, given: object, objects: dict[str, object]) -> dict[str, 
     return {"name": name}
 
 
+def _place_of(part: str, given: type) -> str:
+    """Where a class is, as a configuration names it: ``path/to/file.py:Name``."""
+    file = getattr(sys.modules.get(given.__module__), "__file__", None)
+    if given.__module__ == "__main__" or "." in given.__qualname__ or file is None:
+        raise ConfigError(
+            f"reading the argument {part}: found the class {given.__name__} of {given.__module__}, which no file has "
+            f"that can be imported alone. Put it at the top level of a file and import it from there, or give an "
+            f"object: {part}={given.__name__}(…)."
+        )
+    return f"{Path(file).resolve()}:{given.__name__}"
+
+
 def _changes(override: str, changes: Mapping[str, object]) -> bool:
     """Whether an override changes one of some sections."""
     key = override.partition("=")[0]
     return any(f"{key}.".startswith(f"{section}.") or section.startswith(f"{key}.") for section in changes)
+
+
+def described_objects(objects: Objects) -> tuple[str, ...]:
+    """What to know of a run whose parts are objects, as lines of its log."""
+    if not objects:
+        return ()
+    names = ", ".join(name.removeprefix(OBJECT) for name in objects)
+    return (
+        f"built by this program alone: {names}. condensegrpo eval needs them by name, as in reward.name=mine.py:Mine, "
+        f"unless the run is given classes of a file, as in reward=Mine",
+    )

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 from condensegrpo.assembly.objects import NO_OBJECTS, Objects, object_or
@@ -14,6 +15,7 @@ from condensegrpo.core.failures import at_definition
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import Condenser, GroupReward, Reward, Stage, Task, Tool, TurnReward
 from condensegrpo.core.reward_parts import RewardPart
+from condensegrpo.core.signatures import methods_of, signature_faults
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.episodes.toolformats import CallsOneTool, ToolFormat
 from condensegrpo.sandbox.sandbox import Sandbox
@@ -24,7 +26,7 @@ P = TypeVar("P")
 def build_task(config: RunConfig, objects: Objects = NO_OBJECTS) -> Task:
     """The task, with the options that it shares with the rollout."""
     built = cast(Task, object_or(objects, config.task, lambda: _loaded_task(config)))
-    return _with_methods(built, config.task.name, "problems", "environment")
+    return _with_methods(built, config.task.name, Task)
 
 
 def _loaded_task(config: RunConfig) -> object:
@@ -112,19 +114,15 @@ def _part(plugin: WeightedPlugin, sandbox: Sandbox) -> RewardPart:
 
 def _of_one_kind(reward: Reward | GroupReward | TurnReward, name: str) -> Reward | GroupReward | TurnReward:
     """The reward, if it is one for outcomes, one for groups or one for turns: with two of them, which is meant?"""
-    kinds = {
-        "__call__": callable(reward),
-        "score_group": isinstance(reward, GroupReward),
-        "turn_rewards": isinstance(reward, TurnReward),
-    }
-    present = [method for method, has in kinds.items() if has]
+    kinds = {"__call__": Reward, "score_group": GroupReward, "turn_rewards": TurnReward}
+    present = [method for method in kinds if hasattr(reward, method)]
     if len(present) != 1:
         raise ConfigError(
             f"setting up the reward {name}: {type(reward).__name__} has "
             f"{' and '.join(present) or 'no method of a reward'}, wanted exactly one of "
             f"{', '.join(kinds)}{at_definition(reward)}; see docs/how-to/write-a-reward.md."
         )
-    return reward
+    return _with_methods(reward, name, kinds[present[0]])
 
 
 def build_condenser(plugin: Plugin, objects: Objects = NO_OBJECTS) -> Condenser:
@@ -142,14 +140,14 @@ def build_condenser(plugin: Plugin, objects: Objects = NO_OBJECTS) -> Condenser:
             for stage in [parse(StagePlugin, raw, source=f"stages[{index}] of the condenser {plugin.name}")]
         )
     built = cast(Condenser, object_or(objects, plugin, lambda: build_plugin("condensers", plugin.name, options)))
-    return _with_methods(built, plugin.name, "condense")
+    return _with_methods(built, plugin.name, Condenser)
 
 
 def build_toolbox(config: RunConfig, sandbox: Sandbox, objects: Objects = NO_OBJECTS) -> Toolbox:
     """The tools and how the policy calls them."""
     plugin = _named(config.rollout.tools.format)
     built = build_plugin("tool_formats", plugin.name, plugin.options)
-    form: ToolFormat = _with_methods(built, plugin.name, "parse", "result", "instructions")
+    form: ToolFormat = _with_methods(built, plugin.name, ToolFormat)
     return Toolbox(_tools(config, form, sandbox, objects), format=form, limits=config.rollout.tools)
 
 
@@ -180,7 +178,9 @@ def _tool(plugin: Plugin, sandbox: Sandbox, objects: Objects) -> Tool:
     if not inspect.isroutine(loaded):
         isclass = inspect.isclass(loaded)
         built = build_plugin("tools", plugin.name, plugin.options, {"sandbox": sandbox}) if isclass else loaded
-        tool: Tool = _with_methods(built, plugin.name, "__call__").__call__
+        if not callable(built):
+            raise ConfigError(_faulty(plugin.name, built, "has no __call__"))
+        tool: Tool = built.__call__
         return tool
     if plugin.options:
         raise ConfigError(
@@ -190,12 +190,16 @@ def _tool(plugin: Plugin, sandbox: Sandbox, objects: Objects) -> Tool:
     return cast(Tool, loaded)
 
 
-def _with_methods(plugin: P, name: str, *methods: str) -> P:
+def _faulty(name: str, plugin: object, fault: str) -> str:
+    kind = plugin.__name__ if isinstance(plugin, FunctionType) else type(plugin).__name__
+    return f"setting up {name}: {kind} {fault}; see docs/reference/protocols.md."
+
+
+def _with_methods(plugin: P, name: str, protocol: type) -> P:
     """The plug-in, if it has the methods of its protocol: a plug-in inherits nothing, so nothing else would notice."""
-    missing = [method for method in methods if not callable(getattr(plugin, method, None))]
+    missing = [method for method in methods_of(protocol) if not callable(getattr(plugin, method, None))]
     if missing:
-        raise ConfigError(
-            f"setting up {name}: {type(plugin).__name__} has no {' and no '.join(missing)}{at_definition(plugin)}; see "
-            f"docs/reference/protocols.md."
-        )
+        raise ConfigError(_faulty(name, plugin, f"has no {' and no '.join(missing)}{at_definition(plugin)}"))
+    if faults := [*signature_faults(plugin, protocol)]:
+        raise ConfigError(_faulty(name, plugin, faults[0]))
     return plugin

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import demonstrating
+from condensegrpo.assembly.held_out import check_disjoint
 from condensegrpo.assembly.learning_signal import turn_reward_estimators
 from condensegrpo.assembly.model_checks import check_model, check_prompts
 from condensegrpo.assembly.players import described_workers
 from condensegrpo.assembly.runtime import renderer_with
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.errors import ConfigError, ModelMissing
 from condensegrpo.core.protocols import Task, TurnReward
 from condensegrpo.core.reward_parts import SumsParts
 from condensegrpo.core.trajectory import Stop
@@ -30,7 +31,7 @@ NOT_EVALUATED = ("model", "sampler", "trackers", "algorithm", "warm_start", "tra
 
 
 def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ...]:
-    """Check what training needs beyond what ``build`` checks. Loads no weights.
+    """Check what training on this machine needs beyond what ``build`` checks. Loads no weights.
 
     Args:
         resumed: the run has a folder, which may have been moved from ``runs_dir``.
@@ -40,15 +41,27 @@ def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ..
 
     Raises:
         ConfigError: the run cannot work; the message names the key to change.
+        DataError: a held-out problem is trained on.
     """
     if not resumed:
         _check_folder(components.config)
+    _check_attention(components.config)
+    unchecked = check_settings(components)
+    config = components.config
+    return (_estimator(components), _dtype(config), described_workers(components), *unchecked)
+
+
+def check_settings(components: Components) -> tuple[str, ...]:
+    """The part of ``check_run`` that does not depend on the machine; raises as it does.
+
+    Returns:
+        What could not be checked.
+    """
     _check_reward(components)
     _check_batch(components)
     _check_variants(components)
-    _check_attention(components.config)
-    config = components.config
-    return (_estimator(components), _dtype(config), described_workers(components), *_check_policy(components))
+    check_disjoint(components)
+    return tuple(_check_policy(components))
 
 
 def made_tokenizer(task: Task, new: NewModel) -> "PreTrainedTokenizerFast":
@@ -172,7 +185,7 @@ def _check_policy(components: Components) -> Iterator[str]:
         return
     fault = model_fault(source)
     if fault is not None:
-        raise ConfigError(
+        raise ModelMissing(
             f"looking for model.path={source}: it is no folder and not in the Hub cache, and {fault}. Set model.path "
             f"to a folder with the model, or download it where there is network: hf download {source}."
         )

@@ -16,6 +16,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import Measures, Sampler
+from condensegrpo.core.signatures import signature_faults
 from condensegrpo.core.tracking import Tracker
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.information import AnswerProbe
@@ -150,6 +151,8 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
             f"only. Set model.lora.sampler=merged, or sampler.name=vllm or vllm_server."
         )
     sampler = load("samplers", name)
+    if isinstance(sampler, type):
+        _check_signatures(name, sampler)
     if config.rollout.answer_form is not None and isinstance(sampler, type) and not issubclass(sampler, Measures):
         raise _cannot_measure(config)
 
@@ -157,9 +160,17 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
 def _check_object(config: RunConfig, sampler: object) -> None:
     lacking = [method for method in SAMPLER if not hasattr(sampler, method)]
     if lacking:
-        raise ConfigError(f"setting up {config.sampler.name}: it has no {' and no '.join(lacking)}; see protocols.py.")
+        raise ConfigError(
+            f"setting up {config.sampler.name}: it has no {' and no '.join(lacking)}; see docs/reference/protocols.md."
+        )
+    _check_signatures(config.sampler.name, sampler)
     if config.rollout.answer_form is not None and not isinstance(sampler, Measures):
         raise _cannot_measure(config)
+
+
+def _check_signatures(name: str, sampler: object) -> None:
+    if faults := [*signature_faults(sampler, Sampler)]:
+        raise ConfigError(f"setting up the sampler {name}: {faults[0]}; see docs/reference/protocols.md.")
 
 
 def _answer_probe(config: RunConfig, renderer: Renderer, sampler: Sampler) -> AnswerProbe | None:

@@ -28,7 +28,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: no such file, not YAML, a cycle of ``extends``, an unknown key (with its nearest match), a wrong
             type or range.
     """
-    return validate(plain(_with_origins(layered(path), overrides)), source=str(path))
+    return validate(plain(_with_origins(layered(path), overrides)), source=str(path), overrides=overrides)
 
 
 def _with_origins(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -123,13 +123,13 @@ def find_config(name: str) -> Path:
     )
 
 
-def validate(tree: Mapping[str, Any], *, source: str) -> RunConfig:
-    """The checked configuration of a tree.
+def validate(tree: Mapping[str, Any], *, source: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The checked configuration of a tree, of which some values are those of ``overrides``.
 
     Raises:
-        ConfigError: every fault on a line of its own: the key, the value found and the value wanted.
+        ConfigError: every fault on a line of its own: the key, the value found and the value wanted, and its override.
     """
-    return _with_importance(parse(RunConfig, tree, source=f"the configuration {source}"))
+    return _with_importance(parse(RunConfig, tree, source=f"the configuration {source}", overrides=overrides))
 
 
 def _with_importance(config: RunConfig) -> RunConfig:

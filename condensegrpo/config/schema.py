@@ -237,6 +237,11 @@ class TrainSettings(Section):
     keep_checkpoints: int = Field(default=2, ge=1)
     save_in_background: bool = False
     """Whether a checkpoint is written while the next steps are taken, from a copy in main memory."""
+    max_failed: float = Field(default=0.5, ge=0, le=1)
+    """Fraction of a step's trajectories that may end with an error; more in two steps in a row stop the run.
+
+    More in one evaluation end it as well. If all fail, the first step does.
+    """
 
 
 class EvaluateSettings(Section):

@@ -1,5 +1,6 @@
 """Study files: arms × seeds of ordinary runs. ``load_study`` reads one; ``Study.config_of`` gives a configuration."""
 
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,8 @@ from condensegrpo.config.schema import Name, RunConfig
 from condensegrpo.config.yaml_tree import Section, override, parse, read_yaml
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import did_you_mean
+
+STUDIES = Path(str(files("condensegrpo.configs"))).with_name("studies")  # that are shipped
 
 
 class StudyReport(Section):
@@ -88,6 +91,24 @@ class Study(Section):
 def run_name(arm: str, seed: int) -> str:
     """The name of a run and of its folder."""
     return f"{arm}-seed{seed}"
+
+
+def find_study(name: str) -> Path:
+    """The file that a command's STUDY argument means: a path, or the name of a shipped study.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    stem = path.name.removesuffix(".yaml")
+    known = {each.stem: each for each in sorted(STUDIES.glob("*.yaml"))}
+    if path.parent in (Path(), Path("studies")) and stem in known:
+        return known[stem]
+    raise ConfigError(
+        f"reading the study {name}: there is no such file. {did_you_mean(stem, known)}Shipped: {', '.join(known)}."
+    )
 
 
 def load_study(path: Path) -> Study:

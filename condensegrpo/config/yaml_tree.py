@@ -204,17 +204,43 @@ def put(tree: Any, path: Sequence[str], value: object) -> None:  # noqa: ANN401 
     put(tree[key], rest, value)
 
 
-def parse(kind: type[S], tree: object, *, source: str) -> S:
-    """The checked section of a tree.
+def parse(kind: type[S], tree: object, *, source: str, overrides: Sequence[str] = ()) -> S:
+    """The checked section of a tree, of which some values are those of ``overrides``.
 
     Raises:
-        ConfigError: every fault on a line of its own: the key, the value found and the value wanted.
+        ConfigError: every fault on a line of its own: the key, the value found and the value wanted, and its override.
     """
     try:
-        return kind.model_validate(tree)
+        section = kind.model_validate(tree)
     except ValidationError as error:
-        lines = "\n".join(f"  {_fault(kind, fault)}" for fault in error.errors())
+        lines = "\n".join(f"  {_fault(kind, fault)}{_overridden(fault['loc'], overrides)}" for fault in error.errors())
         raise ConfigError(f"reading {source}:\n{lines}") from error
+    if taken := dict(_taken_for_numbers(tree, section.model_dump())):
+        lines = "\n".join(
+            f"  {'.'.join(path)}: found {value}, wanted a number{_overridden(path, overrides)}"
+            for path, value in taken.items()
+        )
+        raise ConfigError(f"reading {source}:\n{lines}")
+    return section
+
+
+def _taken_for_numbers(given: object, read: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, bool]]:
+    """The values of a tree that are true or false, and that pydantic read as the number 1 or 0, by where they are."""
+    if isinstance(given, bool) and isinstance(read, int | float) and not isinstance(read, bool):
+        yield path, given
+    elif isinstance(given, dict) and isinstance(read, dict):
+        for name in filter(read.__contains__, given):
+            yield from _taken_for_numbers(given[name], read[name], (*path, str(name)))
+    elif isinstance(given, list | tuple) and isinstance(read, list | tuple):
+        for index, (one, other) in enumerate(zip(given, read, strict=False)):
+            yield from _taken_for_numbers(one, other, (*path, str(index)))
+
+
+def _overridden(path: Sequence[object], overrides: Sequence[str]) -> str:
+    """The override that a fault is in, if it is in one: that is not in the file."""
+    key = ".".join(map(str, path))
+    within = [each for each in overrides if f"{key}.".startswith(f"{each.partition('=')[0]}.")]
+    return f" (the override {within[-1]})" if within else ""
 
 
 def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails

@@ -2,15 +2,19 @@
 
 ``concurrent.futures.ThreadPoolExecutor`` does the same in threads that keep the process alive until every call ends.
 This one is for calls that may block for ever, or that the end of the process may cut off.
+
+``os._exit`` in such a call raises ``SystemExit``, since code of a plug-in would end the process without a message. In a
+fork of the process, and in any other thread, it exits as ever.
 """
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
 CHECKS = 20  # of a call within its time limit
@@ -82,6 +86,7 @@ class DaemonThread:
         self._calls.put(call)
 
     def _run(self) -> None:
+        _thread.process = os.getpid()
         with contextlib.suppress(SystemExit):  # of ``thread_call.abandon``, before or after the call
             while (call := self._calls.get()) is not None:
                 call()
@@ -107,3 +112,18 @@ def _answer(outcomes: "SimpleQueue[tuple[T, None] | tuple[None, BaseException]]"
         outcomes.put((call(), None))
     except BaseException as error:  # raised there
         outcomes.put((None, error))
+
+
+class _Thread(threading.local):
+    process = 0  # that has this thread as a daemon thread
+
+
+def _exit_unless_daemon(status: int) -> NoReturn:
+    """``os._exit``."""
+    if _thread.process == os.getpid():
+        raise SystemExit(f"os._exit({status}) would end the process without a message. Raise an exception instead.")
+    _exit(status)
+
+
+_thread = _Thread()
+_exit, os._exit = os._exit, _exit_unless_daemon

@@ -2,10 +2,13 @@
 
     CondenseError
     ├── ConfigError          the configuration is wrong; raised before any model is loaded
-    │   └── PluginError      a plug-in is unknown, cannot be imported or refuses its options
+    │   ├── PluginError      a plug-in is unknown, cannot be imported or refuses its options
+    │   └── ModelMissing     the model is not on this machine, nor on a Hub that can be reached
     ├── DataError            a file or dataset does not hold what it should
+    │   ├── DataMissing      it is not on this machine, nor on a Hub that can be reached
     │   └── TrajectoryFileError  a trajectory file is truncated, of another version or breaks an invariant
     ├── RolloutError         a trajectory cannot be sampled as configured
+    │   ├── TooManyFailed    most trajectories failed; every rank raises it
     │   ├── PrefixBroken     a prompt does not continue the last one and no condensation was declared
     │   ├── ContextOverflow  a prompt does not fit, whatever the condenser did
     │   ├── SummaryRefused   a summary was not written, or cannot be used
@@ -37,8 +40,16 @@ class PluginError(ConfigError):
     """A plug-in is unknown, cannot be imported or refuses its options."""
 
 
+class ModelMissing(ConfigError):
+    """The model is not on this machine, nor on a Hub that can be reached."""
+
+
 class DataError(CondenseError):
     """A file or dataset does not hold what it should."""
+
+
+class DataMissing(DataError):
+    """A file or dataset is not on this machine, nor on a Hub that can be reached."""
 
 
 class TrajectoryFileError(DataError):
@@ -47,6 +58,10 @@ class TrajectoryFileError(DataError):
 
 class RolloutError(CondenseError):
     """A trajectory cannot be sampled as configured."""
+
+
+class TooManyFailed(RolloutError):
+    """Most trajectories of a batch failed, or all: every rank raises it."""
 
 
 class PrefixBroken(RolloutError):

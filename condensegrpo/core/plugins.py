@@ -3,6 +3,8 @@
 import importlib.util
 import sys
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +15,7 @@ from condensegrpo.core.failures import failure_of, is_ctrl_c
 from condensegrpo.core.wording import did_you_mean
 
 OBJECT = "python:"  # begins the name that a configuration has for a plug-in given as an object
+_loaded = set[Path]()  # the folders of the files of plug-ins
 KINDS = (*("condensers", "rewards", "tasks", "tools", "tool_formats", "estimators", "losses", "samplers", "trackers"),)
 
 
@@ -28,10 +31,11 @@ def load(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever it
         PluginError: no such plug-in (the message names the nearest), or it cannot be imported.
     """
     if name.startswith(OBJECT):
+        key = "rollout.tools.use" if kind == "tools" else f"{kind.removesuffix('s')}.name"
         raise PluginError(
             f"looking for {name!r} among the {kind}: it is an object of a Python program, and no configuration can "
-            f"hold it. Pass the object again, as in condensegrpo.train(…, resume=True, {kind.removesuffix('s')}=…), or "
-            f"put its class into a file and name it path/to/file.py:Name."
+            f"hold it. Pass the object again, as in condensegrpo.train(…, resume=True, {kind.removesuffix('s')}=…). "
+            f"On the command line name its class in a file, as in {key}=path/to/file.py:Name."
         )
     if ":" in name:
         return _from_file(kind, name)
@@ -81,10 +85,40 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
-        spec.loader.exec_module(module)
+        with _neighbours_of(path):
+            spec.loader.exec_module(module)
     except BaseException as error:  # the boundary to a user's file
         del sys.modules[module_name]
         if is_ctrl_c(error):
             raise
         raise PluginError(f"importing {path}: {failure_of('', error)}") from error
     return module
+
+
+@contextmanager
+def _neighbours_of(path: Path) -> Iterator[None]:
+    """Let a plug-in's file import the modules beside it while it loads.
+
+    A module of the same name beside another plug-in's file is imported anew: each file gets its own neighbour.
+    """
+    folder = path.parent
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        top = name.partition(".")[0]
+        if (
+            file
+            and any(map(Path.exists, _places(top, folder)))
+            and any(Path(file).is_relative_to(place) for other in _loaded - {folder} for place in _places(top, other))
+        ):
+            del sys.modules[name]
+    _loaded.add(folder)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _places(top: str, folder: Path) -> tuple[Path, Path]:
+    """Where a folder would hold a module or a package of that name."""
+    return folder / f"{top}.py", folder / top

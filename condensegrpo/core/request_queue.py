@@ -11,7 +11,8 @@ way, and the driver is called again, with further requests or none, until it has
 * a driver that computes batches finishes every request in the call that brings it;
 * a driver that decodes continuously computes one forward pass per call: replies join and leave between passes.
 
-An error that a driver raises fails all requests under way; what it returns for them later is ignored. A driver may
+An error that a driver raises fails all requests under way; what it returns for them later is ignored. So do
+``most_idle_calls`` in a row that finish nothing: the driver has lost its requests. A driver may
 look at ``QueuedRequest.abandoned`` to save work, and finishes an abandoned request with any reply.
 """
 
@@ -68,13 +69,15 @@ class RequestQueue(Generic[Q, R]):
     failure: Failure = _unchanged  # of an error that concerns all requests under way
     most: int = sys.maxsize  # requests under way at once; further ones wait
     settle: bool = False  # whether a call waits until no further request arrives: for drivers that compute batches
-    call_seconds: float | None = None  # a call of the driver that takes longer hangs: its requests fail; None: no limit
+    call_seconds: float | None = None  # without a call that begins or ends for longer, requests fail; None: no limit
+    most_idle_calls: int = 1_000_000  # in a row that finish no request: more passes than any reply has tokens
     _state: threading.Condition = field(default_factory=threading.Condition, init=False)  # guards what follows
     _waiting: deque[QueuedRequest[Q, R]] = field(default_factory=deque, init=False)
     _under_way: list[QueuedRequest[Q, R]] = field(default_factory=list, init=False)
     _running: bool = field(default=False, init=False)  # the worker has a call to make, or is making it
     _pauses: int = field(default=0, init=False)
-    _call_started: float | None = field(default=None, init=False)  # by time.monotonic(); None: no call is being made
+    _idle_calls: int = field(default=0, init=False)  # in a row
+    _progress: float = field(default=0.0, init=False)  # time.monotonic() when a call was due, begun or done last
     _settling: asyncio.Task[None] | None = field(default=None, init=False)
 
     @property
@@ -94,13 +97,15 @@ class RequestQueue(Generic[Q, R]):
         request: QueuedRequest[Q, R] = QueuedRequest(value=value, reply=loop.create_future())
         with self._state:
             self._waiting.append(request)
+            if not self._running:
+                self._progress = time.monotonic()
         self._begin(loop)
         try:
             while not request.reply.done():
                 await asyncio.wait([request.reply], timeout=self._seconds_left())
                 if self._seconds_left() == 0 and not request.reply.done():
                     hangs = TimeoutError(f"no result within {self.call_seconds:g} seconds")
-                    raise self.failure(hangs, len(self._under_way))
+                    raise self.failure(hangs, self.open)
             return request.reply.result()
         finally:
             request.reply.cancel()  # without effect on a reply that is there
@@ -121,6 +126,7 @@ class RequestQueue(Generic[Q, R]):
         finally:
             with self._state:
                 self._pauses -= 1
+                self._progress = time.monotonic()
             self._start()
 
     def close(self) -> None:
@@ -177,16 +183,20 @@ class RequestQueue(Generic[Q, R]):
             new = self._take()
             self._under_way += new
         finished = set[QueuedRequest[Q, R]]()
-        self._call_started = time.monotonic()
+        self._progress = time.monotonic()
         try:
             for request, outcome in self.drive(new) if self._under_way else ():
                 finished.add(request)
                 _deliver(request, outcome)
+            self._idle_calls = 0 if finished or not self._under_way else self._idle_calls + 1
+            if self._idle_calls > self.most_idle_calls:
+                raise RuntimeError(f"{self._idle_calls} calls in a row finished none of the requests: they are lost")
         except BaseException as error:  # the boundary to the model; a panic of Rust code is no Exception
             failed = [request for request in self._under_way if request not in finished]
+            self._idle_calls = 0
             self._fail(failed, _as_exception(error))
             finished.update(self._under_way)
-        self._call_started = None
+        self._progress = time.monotonic()
         with self._state:
             self._under_way = [request for request in self._under_way if request not in finished]
             if self._under_way or (self._waiting and not self.settle):
@@ -219,10 +229,10 @@ class RequestQueue(Generic[Q, R]):
             _deliver(request, self.failure(error, len(requests)))
 
     def _seconds_left(self) -> float | None:
-        """Until the driver's call counts as one that hangs."""
-        if self.call_seconds is None:
-            return None
-        return max(0.0, (self._call_started or time.monotonic()) + self.call_seconds - time.monotonic())
+        """Until the worker counts as one that hangs, in a call of the driver or before it; never in a pause."""
+        if self.call_seconds is None or self._pauses:
+            return self.call_seconds
+        return max(0.0, self._progress + self.call_seconds - time.monotonic())
 
 
 def _as_exception(error: BaseException) -> Exception:

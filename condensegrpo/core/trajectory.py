@@ -5,7 +5,6 @@ Every value is frozen; a later stage makes a new value and fills nothing in. ``N
     Turn, Turn, … ─▶ Trajectory ─▶ ScoredTrajectory ─▶ Segment, Segment, …
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,6 +13,8 @@ from typing import Literal, Self
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message
 from condensegrpo.core.shared_sequence import shared
+
+MAX_REWARD = 1e100  # magnitude of a reward: squared differences, summed over a group, stay far from 1e308
 
 
 class Finish(StrEnum):
@@ -224,8 +225,8 @@ class Score:
     def __post_init__(self) -> None:
         turns = {f"turn_rewards[{turn}]": value for turn, value in enumerate(self.turn_rewards)}
         for name, value in {**self.components, "total": self.total, "correct": self.correct, **turns}.items():
-            if not math.isfinite(value):
-                raise ValueError(f"{name} is {value}, wanted a finite number")
+            if not abs(value) <= MAX_REWARD:  # NaN included
+                raise ValueError(f"{name} is {value}, wanted a finite number of magnitude {MAX_REWARD:g} at most")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The look of everything that is shown: one console, and few colours that a colour-blind eye tells apart, as shapes do.
 
-The hues are those of Okabe and Ito (https://jfly.uni-koeln.de/color/). Rich markup is never parsed.
+The hues are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), green and vermilion a little lighter: each text
+has a contrast of 4.5 to the inspector's background, also as a grey. Rich markup is never parsed.
 """
 
 import os
@@ -11,16 +12,18 @@ from contextlib import suppress
 from io import StringIO
 from typing import TextIO
 
+from rich.color import Color, blend_rgb
+from rich.color_triplet import ColorTriplet
 from rich.console import Console, RenderableType
 
 HEAD = "#56b4e9"
-KEPT = "#009e73"
+KEPT = "#00a57d"
 REWRITTEN = "#e69f00"
 NEWEST = "#f0e442"
-DROPPED = "#9a6a6a"
-FREE = "grey35"
-GOOD = "#009e73"
-BAD = "#d55e00"
+DROPPED = "#a67878"
+FREE = "grey42"
+GOOD = "#00a57d"
+BAD = "#e06b14"
 WARN = "#e69f00"
 DIM = "grey58"
 
@@ -82,10 +85,7 @@ def signed_style(value: float, scale: float, *, background: bool = False) -> str
     strength = 0.0 if scale <= 0 else min(1.0, abs(value) / scale)
     if strength == 0:
         return DIM
-    hue = (0, 158, 115) if value > 0 else (213, 94, 0)
-    pale = (40, 44, 52) if background else (150, 150, 150)
-    red, green, blue = (
-        round(low + (high - low) * (0.25 + 0.75 * strength)) for low, high in zip(pale, hue, strict=True)
-    )
-    colour = f"#{red:02x}{green:02x}{blue:02x}"
-    return f"#ffffff on {colour}" if background else colour
+    hue = Color.parse(GOOD if value > 0 else BAD).get_truecolor()
+    if background:
+        return f"#ffffff on {blend_rgb(ColorTriplet(40, 44, 52), hue, 0.7 * (0.25 + 0.75 * strength)).hex}"
+    return blend_rgb(ColorTriplet(150, 150, 150), hue, 0.25 + 0.75 * strength).hex

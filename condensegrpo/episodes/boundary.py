@@ -5,7 +5,6 @@ What a task or an environment returns is checked here: a wrong type would otherw
 
 import asyncio
 import inspect
-import math
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Self, SupportsFloat, TypeVar, get_args
@@ -14,8 +13,9 @@ from condensegrpo.core.errors import ContextOverflow, SamplerError
 from condensegrpo.core.failures import Failure, failure_of
 from condensegrpo.core.messages import Message, Role
 from condensegrpo.core.plugin_task import result_of_task
-from condensegrpo.core.protocols import EnvironmentTool, Step
-from condensegrpo.core.trajectory import Stop
+from condensegrpo.core.protocols import Environment, EnvironmentTool, Step
+from condensegrpo.core.signatures import signature_faults
+from condensegrpo.core.trajectory import MAX_REWARD, Stop
 
 T = TypeVar("T")
 
@@ -129,13 +129,15 @@ def check_environment(value: object) -> None:
     """Check what a task returned for an environment.
 
     Raises:
-        TypeError: it has no ``start`` or no ``step``.
+        TypeError: it has no ``start`` or no ``step``, or one of them cannot be called as the protocol says.
     """
     if not all(callable(getattr(value, method, None)) for method in ("start", "step")):
         raise TypeError(
             f"environment() returned {_short(value)}, wanted an object with start() and step(), as in "
             f"return AnswerEnvironment(question=problem.question)"
         )
+    if faults := [*signature_faults(value, Environment)]:
+        raise TypeError(f"environment() returned a {type(value).__name__}, whose {faults[0]}")
 
 
 def checked_tools(value: object) -> tuple[EnvironmentTool, ...]:
@@ -171,8 +173,10 @@ def checked_step(value: object) -> Step:
 def checked_rewards(rewards: Mapping[str, float], call: str) -> Mapping[str, float]:
     """Turn rewards as plain floats; TypeError or ValueError if they are none."""
     plain = {str(name): float(value) for name, value in rewards.items()}
-    if not all(map(math.isfinite, plain.values())):
-        raise ValueError(f"{call} returned the turn rewards {plain}, wanted finite numbers")
+    if not all(abs(value) <= MAX_REWARD for value in plain.values()):  # NaN included
+        raise ValueError(
+            f"{call} returned the turn rewards {plain}, wanted finite numbers of magnitude {MAX_REWARD:g} at most"
+        )
     return plain
 
 
@@ -182,8 +186,11 @@ def checked_end(answer: str | None, outcome: float | None, call: str) -> tuple[s
         raise TypeError(f"{call} returned the answer {_short(answer)}, wanted text or None")
     if outcome is None:
         return answer, None
-    if not isinstance(outcome, SupportsFloat) or not math.isfinite(float(outcome)):
-        raise ValueError(f"{call} returned the outcome {_short(outcome)}, wanted a finite number or None")
+    if not isinstance(outcome, SupportsFloat) or not abs(float(outcome)) <= MAX_REWARD:
+        raise ValueError(
+            f"{call} returned the outcome {_short(outcome)}, wanted a finite number of magnitude {MAX_REWARD:g} at "
+            f"most, or None"
+        )
     return answer, float(outcome)
 
 

@@ -3,48 +3,23 @@
 import asyncio
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-from condensegrpo.core.errors import RolloutError
 from condensegrpo.core.failures import Failure
-from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Environment, GroupReward, Problem, Reward
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.thread_call import awaited_in_thread
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import ProblemGroup, rollout_group
 from condensegrpo.episodes.scoring import named, score, score_group, with_score
 
 T = TypeVar("T")
 OnScored = Callable[[ScoredTrajectory], None]
-FAILURES = frozenset({Stop.SAMPLER_ERROR, Stop.ENVIRONMENT_ERROR, Stop.REWARD_ERROR})  # errors, not decisions
 CALLS_AT_A_TIME = min(32, (os.cpu_count() or 1) + 4)  # of the reward, as many as ``asyncio.to_thread`` would run
-
-
-@dataclass(frozen=True, slots=True)
-class FailureKind:
-    """Failures of one kind: of one plug-in, exception and line."""
-
-    stop: Stop
-    first: Failure
-    trajectory: str  # id of the first
-    count: int
-
-
-class Failures(NamedTuple):
-    """The trajectories that ended with an error."""
-
-    trajectories: int  # sampled in all
-    kinds: tuple[FailureKind, ...]  # the most frequent first
-
-    @property
-    def failed(self) -> int:
-        """How many trajectories failed."""
-        return sum(kind.count for kind in self.kinds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,60 +103,3 @@ async def collect(
         on_finish=scorer.add,
     )
     return tuple(scorer.scored[trajectory.id] for group in groups for trajectory in group)
-
-
-def failures_of(scored: Sequence[ScoredTrajectory]) -> Failures:
-    """The failures among some trajectories: each rank counts its own, ``report_failures`` takes those of all ranks."""
-    failed = [member.trajectory for member in scored if member.trajectory.stop in FAILURES]
-    kinds = [
-        FailureKind(each.stop, each.failure or Failure(source="", error="", message=each.detail), each.id, 1)
-        for each in failed
-    ]
-    return Failures(trajectories=len(scored), kinds=_merged(kinds))
-
-
-def report_failures(ranks: Sequence[Failures], observer: Observer) -> None:
-    """Report the failures of each kind, if any: a single failure is data, but if all fail, something is broken.
-
-    Args:
-        ranks: of every rank, so that all ranks raise, or none does and no rank waits for another that has left.
-
-    Raises:
-        RolloutError: every trajectory failed; the message holds the most frequent failure.
-    """
-    trajectories = sum(rank.trajectories for rank in ranks)
-    kinds = _merged(kind for rank in ranks for kind in rank.kinds)
-    for kind in kinds:
-        text = f"{kind.count} of {trajectories} trajectories failed ({kind.stop}): {kind.first}"
-        observer.failed(f"{text}; first in {kind.trajectory}", kind.first.traceback)
-    if kinds and sum(kind.count for kind in kinds) == trajectories:
-        raise RolloutError(
-            f"all {trajectories} trajectories failed, {kinds[0].count} of them like this: {kinds[0].first}."
-        )
-
-
-def check_each_rank(ranks: Sequence[Failures]) -> None:
-    """Check that some trajectory of every rank did not fail: otherwise its device or machine is broken.
-
-    Args:
-        ranks: of every rank, so that all ranks raise together.
-
-    Raises:
-        RolloutError: every trajectory of a rank failed; the message holds the most frequent failure.
-    """
-    for number, rank in enumerate(ranks):
-        if rank.kinds and rank.failed == rank.trajectories:
-            raise RolloutError(
-                f"all {rank.trajectories} trajectories of rank {number} failed, {rank.kinds[0].count} of them like "
-                f"this: {rank.kinds[0].first}. Compare its device, files and packages with those of the other ranks."
-            )
-
-
-def _merged(kinds: Iterable[FailureKind]) -> tuple[FailureKind, ...]:
-    """Failures of the same plug-in, exception and line as one kind."""
-    merged: dict[tuple[str, ...], FailureKind] = {}
-    for kind in kinds:
-        key = (kind.stop, kind.first.source, kind.first.error, kind.first.place)
-        known = merged.get(key)
-        merged[key] = kind if known is None else replace(known, count=known.count + kind.count)
-    return tuple(sorted(merged.values(), key=lambda kind: -kind.count))

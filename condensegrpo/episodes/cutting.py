@@ -18,7 +18,7 @@ from condensegrpo.core.errors import RolloutError
 from condensegrpo.core.messages import Message
 from condensegrpo.episodes.chat_template import ChatTemplate
 from condensegrpo.episodes.encoding import TextEncoder
-from condensegrpo.episodes.exchanges import Exchange, Exchanges, Frame, Piece, Shape, Surroundings
+from condensegrpo.episodes.exchanges import Exchange, Exchanges, Frame, Neighbours, Piece, Shape
 
 PROBE = 'It\'s "1" of\t{2}\n\n\\n <b>&amp; naïve 漢字 🙂  ' + 500 * "A b " + "end"  # to be escaped, cut or replaced
 
@@ -68,13 +68,13 @@ class Cutter:
         ]
         return pieces[::-1]
 
-    def filled(self, conversation: Sequence[Exchange], index: int, surroundings: Surroundings) -> Piece | None:
+    def filled(self, conversation: Sequence[Exchange], index: int, neighbours: Neighbours) -> Piece | None:
         """The piece of the exchange at an index, from a frame; None: it has to be rendered."""
         exchange = conversation[index]
         if exchange.opening is None or not all(map(self._opaque, exchange.messages, exchange.kinds)):
             return None
         key = (
-            (exchange.kinds, surroundings),
+            (exchange.kinds, neighbours),
             tuple((message.name, message.tool_call_id) for message in exchange.messages),
         )
         if key not in exchange.opening.frames:

@@ -8,6 +8,7 @@ from functools import reduce
 from itertools import chain
 from operator import or_
 from threading import RLock
+from typing import NamedTuple
 
 from condensegrpo.core.messages import Message
 from condensegrpo.episodes.chat_template import ChatTemplate
@@ -25,7 +26,14 @@ TESTED = re.compile(
 Kind = int  # one bit, the same for messages that a template cannot tell apart; bits are given out as kinds appear
 Kinds = int  # a set of kinds: the union of their bits
 NO_MESSAGE: Kind = 0
-Surroundings = tuple[Kind, Kind, Kinds]  # the message before, the next reply, and all later messages of an exchange
+
+
+class Neighbours(NamedTuple):
+    """What is around an exchange in a conversation, as a template sees it."""
+
+    before: Kind  # of the message before it; NO_MESSAGE: it is an opening
+    next_reply: Kind  # of the reply after it; NO_MESSAGE: it is the newest exchange
+    later: Kinds  # of all messages after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,7 @@ class Frame:
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """What the template writes for some messages in some surroundings."""
+    """What the template writes for some messages between some neighbours."""
 
     frame: Frame
     messages: tuple[Message, ...] = ()  # whose contents fill the frame
@@ -67,7 +75,7 @@ class Piece:
         return self.text[:end].replace(self.frame.marker, "")
 
 
-Shape = tuple[tuple[Kind, ...], Surroundings]  # the messages of an exchange, and what is around them
+Shape = tuple[tuple[Kind, ...], Neighbours]  # the messages of an exchange, and what is around them
 FrameKey = tuple[Shape, tuple[tuple[str | None, str | None], ...]]  # tool and call of each message
 
 
@@ -81,7 +89,7 @@ class Exchange:
     first_kind: Kind
     last_kind: Kind
     all_kinds: Kinds
-    pieces: dict[Surroundings, Piece] = field(default_factory=dict)  # checked ones
+    pieces: dict[Neighbours, Piece] = field(default_factory=dict)  # checked ones
     frames: dict[FrameKey, Frame | None] = field(default_factory=dict)  # of an opening: for the exchanges after it
     # of an opening: the exchanges after it, by the identities of their last messages
     followers: "dict[int, Exchange]" = field(default_factory=dict)
@@ -89,7 +97,9 @@ class Exchange:
     @property
     def shown(self) -> bool:
         """Whether it was in a prompt that was rendered, with other exchanges after it."""
-        return any(piece.known_ids is not None for (_, following, _), piece in list(self.pieces.items()) if following)
+        return any(
+            piece.known_ids is not None for neighbours, piece in list(self.pieces.items()) if neighbours.next_reply
+        )
 
 
 NO_FRAMES: dict[FrameKey, Frame | None] = {}  # of all exchanges that are no openings
@@ -189,15 +199,17 @@ class Exchanges:
         return bit
 
 
-def surroundings(exchanges: Sequence[Exchange], index: int) -> Surroundings:
-    """The surroundings of an exchange. The exchanges are listed from the newest to at least the one before it."""
-    before = exchanges[index + 1].last_kind if exchanges[index].opening else NO_MESSAGE
-    following = exchanges[index - 1].first_kind if index else NO_MESSAGE
-    return before, following, reduce(or_, (exchange.all_kinds for exchange in exchanges[:index]), NO_MESSAGE)
+def neighbours_of(exchanges: Sequence[Exchange], index: int) -> Neighbours:
+    """The neighbours of an exchange. The exchanges are listed from the newest to at least the one before it."""
+    return Neighbours(
+        before=exchanges[index + 1].last_kind if exchanges[index].opening else NO_MESSAGE,
+        next_reply=exchanges[index - 1].first_kind if index else NO_MESSAGE,
+        later=reduce(or_, (exchange.all_kinds for exchange in exchanges[:index]), NO_MESSAGE),
+    )
 
 
 def small_conversation(exchanges: Sequence[Exchange], index: int) -> tuple[list[Exchange], int]:
-    """A small conversation in which an exchange has the same surroundings, and its index there."""
+    """A small conversation in which an exchange has the same neighbours, and its index there."""
     exchange = exchanges[index]
     small, later = list[Exchange](), exchanges[index - 1].all_kinds if index else NO_MESSAGE
     for newer in exchanges[: max(index - 1, 0)]:

@@ -8,11 +8,11 @@ What a template writes for a reply and its results depends on their neighbours: 
 a user message follows anywhere, Mistral writes the tools before the last user message. Templates tell other messages
 apart by role, by place, and by testing their content for the tags that stand in the template as quoted strings. So a
 message has a *kind*: its role, whether it is empty, and how it contains each of those strings. A piece is good wherever
-its surroundings are of the same kinds: the message before it, the reply after it, and all later ones. It is rendered in
-a small conversation with these surroundings, of messages of the actual one.
+its neighbours are of the same kinds: the message before it, the reply after it, and all later ones. It is rendered in
+a small conversation with these neighbours, of messages of the actual one.
 
 That is a guess about a program. So every new combination of kinds is checked before it is used: the piece must not
-change with the words of its surroundings, and the prompt must equal its whole rendering. So must the prompts of the
+change with the words of its neighbours, and the prompt must equal its whole rendering. So must the prompts of the
 first conversations of 2, 4, 8, … units. If one differs, prompts are rendered whole from then on, with a warning.
 """
 
@@ -33,11 +33,11 @@ from condensegrpo.episodes.exchanges import (
     NOTHING,
     Exchange,
     Exchanges,
+    Neighbours,
     Piece,
     Shape,
-    Surroundings,
+    neighbours_of,
     small_conversation,
-    surroundings,
 )
 
 COMPARES = re.compile(r"[!=]= *\w+\[-?\d+\](?! *[.\[])|\w\[-?\d+\] *[!=]=")  # message == user_messages[-1]
@@ -89,7 +89,7 @@ class Pieces:
             self._exchanges.drop(earlier.pop())  # a prompt that goes on by ids needs the newest alone
         opening = earlier[0].opening or earlier[0]
         exchanges = [self._exchanges.exchange(opening, (reply, *results)), *earlier]
-        piece, shape = None, (exchanges[0].kinds, surroundings(exchanges, 0))
+        piece, shape = None, (exchanges[0].kinds, neighbours_of(exchanges, 0))
         if reply.text == reply.text.rstrip():
             if earlier[0].opening:
                 self._piece(exchanges, 1)  # asked for next, and rendered together with this one
@@ -105,7 +105,7 @@ class Pieces:
     def keep_replies(self, messages: Sequence[Message]) -> bool | None:
         """Whether the pieces before the last reply stay as they were before it, and it is shown as it was said.
 
-        Only those are compared whose surroundings the last reply and its results change. True where there is no reply;
+        Only those are compared whose neighbours the last reply and its results change. True where there is no reply;
         None: whole renderings have to be compared.
         """
         if self._is_whole(messages):
@@ -148,36 +148,38 @@ class Pieces:
 
     def _piece(self, exchanges: Sequence[Exchange], index: int) -> Piece | None:
         """The piece of an exchange that is checked or of a checked shape."""
-        exchange, around = exchanges[index], surroundings(exchanges, index)
-        piece = exchange.pieces.get(around)
+        exchange, neighbours = exchanges[index], neighbours_of(exchanges, index)
+        piece = exchange.pieces.get(neighbours)
         return (
-            self._rendered(exchanges, index) if piece is None and (exchange.kinds, around) in self._checked else piece
+            self._rendered(exchanges, index)
+            if piece is None and (exchange.kinds, neighbours) in self._checked
+            else piece
         )
 
     def _put_together(self, messages: tuple[Message, ...], *, again: bool = False) -> list[Piece] | None:
         exchanges = list(self._exchanges.backwards(messages))
         pieces, following, later = list[Piece | None](), NO_MESSAGE, NO_MESSAGE
         for exchange, before in zip(exchanges, (*exchanges[1:], NOTHING), strict=True):
-            pieces.append(exchange.pieces.get((before.last_kind, following, later)))
+            pieces.append(exchange.pieces.get(Neighbours(before.last_kind, following, later)))
             following, later = exchange.first_kind, later | exchange.all_kinds
-        unchecked = dict[int, Surroundings]()
+        unchecked = dict[int, Neighbours]()
         missing = [index for index, piece in enumerate(pieces) if piece is None] if None in pieces else []
         for index in reversed(missing):
-            around = surroundings(exchanges, index)
-            pieces[index] = exchanges[index].pieces.get(around) or self._rendered(exchanges, index)
+            neighbours = neighbours_of(exchanges, index)
+            pieces[index] = exchanges[index].pieces.get(neighbours) or self._rendered(exchanges, index)
             if pieces[index] is None:
                 return None
-            if around not in exchanges[index].pieces:
-                unchecked[index] = around
+            if neighbours not in exchanges[index].pieces:
+                unchecked[index] = neighbours
         prompt = [piece for piece in reversed(pieces) if piece]
         if not unchecked and len(exchanges) < self._longest:
             return prompt
         if self._equals_whole_rendering(messages, prompt) and all(
             self._ignores_wording(exchanges, index) for index in unchecked
         ):
-            for index, around in unchecked.items():
-                self._checked.add((exchanges[index].kinds, around))
-                exchanges[index].pieces[around] = prompt[-1 - index]
+            for index, neighbours in unchecked.items():
+                self._checked.add((exchanges[index].kinds, neighbours))
+                exchanges[index].pieces[neighbours] = prompt[-1 - index]
             self._longest = max(self._longest, 1 << len(exchanges).bit_length())
             return prompt
         if not again:  # the pieces may be old: some templates write the date
@@ -202,7 +204,7 @@ class Pieces:
         return whole == joined(pieces, self._encoder)
 
     def _ignores_wording(self, exchanges: Sequence[Exchange], index: int) -> bool:
-        """Whether a piece does not change with the words of its surroundings."""
+        """Whether a piece does not change with the words of its neighbours."""
         small, small_index = small_conversation(exchanges, index)
         others = [
             exchange.messages
@@ -224,19 +226,19 @@ class Pieces:
     def _rendered(self, exchanges: Sequence[Exchange], index: int) -> Piece | None:
         """The piece of an exchange, from a small conversation whose checked pieces are kept."""
         small, small_index = small_conversation(exchanges, index)
-        exchange, around = exchanges[index], surroundings(exchanges, index)
-        if (exchange.kinds, around) in self._checked:
-            filled = self._cutter.filled(small, small_index, around)
+        exchange, neighbours = exchanges[index], neighbours_of(exchanges, index)
+        if (exchange.kinds, neighbours) in self._checked:
+            filled = self._cutter.filled(small, small_index, neighbours)
             if filled:
-                exchange.pieces[around] = filled
+                exchange.pieces[neighbours] = filled
                 return filled
         pieces = self._cut([exchange.messages for exchange in small])
         if pieces is None:
             return None
         for index_in_small, exchange in enumerate(small):
-            around = surroundings(small, index_in_small)
-            if (exchange.kinds, around) in self._checked:
-                exchange.pieces[around] = pieces[index_in_small]
+            neighbours = neighbours_of(small, index_in_small)
+            if (exchange.kinds, neighbours) in self._checked:
+                exchange.pieces[neighbours] = pieces[index_in_small]
         return pieces[small_index]
 
     def _cut(self, exchanges: Sequence[tuple[Message, ...]]) -> list[Piece] | None:

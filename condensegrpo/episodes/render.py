@@ -247,6 +247,18 @@ class Renderer:
         marker = next(unused_characters((text,)))
         return tuple(self._encoder.encode(self._encoder.escape(text, marker), marker))
 
+    @property
+    def has_unknown(self) -> bool:
+        """Whether the tokenizer has a token for what it does not know."""
+        return self._tokenizer.unk_token_id is not None
+
+    def unknown(self, text: str) -> tuple[int, tuple[str, ...]]:
+        """How many tokens a text has, and the parts of it that the tokenizer does not know, repeated ones too."""
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        words = tuple(text[start:end] for token, (start, end) in pairs if token == self._tokenizer.unk_token_id)
+        return len(encoded["input_ids"]), words
+
     def reply_ids(self, text: str) -> tuple[int, ...]:
         """The ids (A,) of a written reply as a policy should sample it, end-of-turn id included. For demonstrations."""
         return (*self.text_ids(text), self._closing)

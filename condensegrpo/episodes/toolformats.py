@@ -89,7 +89,7 @@ class _JsonCalls:
         missing = [key for key in ("name", self.arguments) if key not in members]
         if missing:
             keys = ", ".join(map(quoted, members)) or "none"
-            raise ValueError(f"it lacks the key {missing[0]!r}, its keys are: {cut(keys)}")
+            raise ValueError(f"it lacks the key {missing[0]!r}, its keys are: {shortened(keys)}")
         name = strictjson.loads(members["name"])
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME:
             raise ValueError(
@@ -215,9 +215,9 @@ def call_id_of(index: int) -> str:
 
 def quoted(text: str) -> str:
     """A piece of what a model wrote, for a message of one line."""
-    return cut(repr(text[:100]))
+    return shortened(repr(text[:100]))
 
 
-def cut(text: str) -> str:
+def shortened(text: str) -> str:
     """At most 80 characters of a text."""
     return text if len(text) <= 80 else f"{text[:79]}…"

@@ -12,7 +12,7 @@ from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.episodes.collect import failures_of, report_failures
+from condensegrpo.episodes.failures import check_failures, failures_of
 from condensegrpo.episodes.group import problem_groups
 from condensegrpo.evaluation.figures import evaluation_of
 from condensegrpo.learner import ranks
@@ -41,6 +41,9 @@ def evaluate(
         players: of the policy's sampler.
         step: optimiser steps that the policy has taken; None: not known. It begins the ids of trajectories.
         file: for the trajectories as they finish; created again, since a run may have been killed while it evaluated.
+
+    Raises:
+        TooManyFailed: more than ``train.max_failed`` of the trajectories failed.
     """
     began, config = time.monotonic(), components.config
     batch = problem_groups(components.problems("eval")[: config.evaluate.problems], step=step or 0)
@@ -69,7 +72,7 @@ def evaluate(
                 on_scored=finished,
             )
         )
-    report_failures(ranks.gather(failures_of(scored)), observer)
+    check_failures(ranks.gather(failures_of(scored)), observer, max_failed=config.train.max_failed)
     figures = [each for of_rank in ranks.gather([each.figures for each in scored]) for each in of_rank]
     seconds = time.monotonic() - began
     return evaluation_of(name, figures, seed=config.seed, seconds=seconds, condensing=player.condensing_seconds)

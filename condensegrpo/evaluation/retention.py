@@ -28,7 +28,7 @@ from condensegrpo.episodes.render import Renderer
 from condensegrpo.evaluation.comparison import Contender
 from condensegrpo.learner.policy import end_ids, load_tokenizer
 from condensegrpo.metrics.estimates import Interval, paired_difference, success_interval
-from condensegrpo.storage.bfcl_memory import Match, MemoryQuestion, MemoryQuestions, stands
+from condensegrpo.storage.bfcl_memory import Match, MemoryQuestion, MemoryQuestions, contains_answer
 
 if TYPE_CHECKING:
     import bm25s
@@ -144,7 +144,7 @@ def retention(
                 shown = [_filled(order, history, limit) for order in own]
                 if method.condenser is not None:
                     shown = [asyncio.run(method.condenser.condense(history, limit, ())).units]
-                values[question.id] = [float(stands(question.answers, _text(units), match)) for units in shown]
+                values[question.id] = [float(contains_answer(question.answers, _text(units), match)) for units in shown]
                 used += [(count(flatten(history.pinned, units)) - pinned) / total for units in shown]
             baseline = baseline or values
             difference = None if values is baseline else paired_difference(values, baseline)

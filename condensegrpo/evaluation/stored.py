@@ -50,7 +50,7 @@ def evaluate_policy(
 
     Raises:
         ConfigError: the configuration cannot work with the model.
-        RolloutError: every trajectory failed.
+        TooManyFailed: more than ``train.max_failed`` of the trajectories failed.
         RunError: the folder exists or cannot be written.
     """
     step = trained_steps(source)

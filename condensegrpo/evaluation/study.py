@@ -12,7 +12,7 @@ import numpy as np
 from condensegrpo.metrics.estimates import Interval
 from condensegrpo.metrics.resampling import (
     Matrix,
-    difference,
+    difference_interval,
     interquartile_mean,
     mean_interval,
     probability_of_improvement,
@@ -143,7 +143,7 @@ def evaluation_figures(
             ArmComparison(
                 arm=arm,
                 baseline=baseline,
-                difference=difference(success[arm], success[baseline]),
+                difference=difference_interval(success[arm], success[baseline]),
                 improvement=probability_of_improvement(success[arm], success[baseline]),
                 context_ratio=float(context[arm].mean() / context[baseline].mean()),
             )

@@ -23,12 +23,17 @@ class TrajectoryBatch:
     file: Path
     run: Path | None  # the run folder that the file lies in
     number: int | None  # the step, if the file lies in a run folder or says it
-    provenance: Provenance | None  # None: the file has none
+    provenance: Provenance | None  # None: an imported log, which has none
     is_evaluation: bool  # whether they were sampled to evaluate, so that nothing is learned from them
     problems: tuple[str, ...]  # a last line that is cut off
     trajectories: int  # how many
     success: float  # the mean of ``correct``
     signal: float | None  # share of the groups of which a member has an advantage; None: no credit was given (yet)
+
+    @property
+    def idle(self) -> float | None:
+        """Share of the groups of which no member has an advantage; None: no credit was given (yet)."""
+        return None if self.signal is None else 1 - self.signal
 
     @property
     def beside(self) -> tuple[str, ...]:
@@ -141,14 +146,6 @@ def credit_file(file: Path) -> Path | None:
     return RunFolder(run).credit_folder / file.name if run is not None else None
 
 
-def budget_of(batch: TrajectoryBatch) -> int | None:
-    """The context budget in tokens, as the file or else the run's configuration says; None: it is not known."""
-    if batch.provenance is not None:
-        return batch.provenance.max_context_tokens
-    config = config_of(batch)
-    return None if config is None else config.rollout.limits.max_context_tokens
-
-
 def tokenizer_files(batch: TrajectoryBatch) -> Iterator[Path]:
     """Candidates for the tokenizer of some trajectories."""
     yield batch.file.parent / "tokenizer.json"
@@ -159,9 +156,6 @@ def tokenizer_files(batch: TrajectoryBatch) -> Iterator[Path]:
         yield from sorted(run.path.glob("origin/*/tokenizer.json"))
     if batch.provenance is not None:
         yield Path(batch.provenance.model) / "tokenizer.json"
-    config = config_of(batch) if batch.provenance is None else None
-    if config is not None and config.model.path is not None:
-        yield Path(config.model.path) / "tokenizer.json"
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -176,8 +170,8 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def step_of(trajectory: str | None, group: str | None) -> int | None:
-    """The step that the id of a trajectory or a group begins with (6/12/3, 6/12, 6-name of older files), if any."""
-    match = re.fullmatch(r"(\d+)(?:/\d+/\d+|-.+)", trajectory or "") or re.fullmatch(r"(\d+)(?:/\d+|-.+)", group or "")
+    """The step that the id of a trajectory or a group begins with (6/12/3, 6/12), if any."""
+    match = re.fullmatch(r"(\d+)/\d+/\d+", trajectory or "") or re.fullmatch(r"(\d+)/\d+", group or "")
     return int(match[1]) if match else None
 
 

@@ -17,6 +17,7 @@ from zlib import crc32
 
 from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.trajectory import Stop
+from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.new_lines import LineContent, NewLines
 from condensegrpo.inspection.records import IndexedTrajectory, LinePlace, natural
 from condensegrpo.storage.codec import dump_line
@@ -143,8 +144,8 @@ class Database:
             self._connection.close()
 
 
-def record(file: Path, number: int, row: tuple[Any, ...]) -> IndexedTrajectory:
-    """The trajectory of a row of ``COLUMNS``, which is that ``number`` in its file."""
+def record(batch: TrajectoryBatch, number: int, row: tuple[Any, ...]) -> IndexedTrajectory:
+    """The trajectory of a row of ``COLUMNS``, which is that ``number`` in its batch."""
     (line, start, size), rest = row[:3], row[3:]
     figures = TrajectoryFigures(**dict(zip(FIGURES, map(_figure, FIGURES.values(), rest), strict=False)))
     question, ground_truth, answer, advantages, weights, handling = rest[len(FIGURES) :]
@@ -154,12 +155,14 @@ def record(file: Path, number: int, row: tuple[Any, ...]) -> IndexedTrajectory:
         credit = Credit(trajectory=figures.id, handling=handling, **numbers)
     return IndexedTrajectory(
         number=number,
+        step=batch.number,
+        evaluation=batch.evaluation,
         figures=figures,
         question=restored(question),
         ground_truth=restored(ground_truth),
         answer=restored(answer),
         credit=credit,
-        place=LinePlace(file=file, line=line, start=start, size=size),
+        place=LinePlace(file=batch.file, line=line, start=start, size=size),
     )
 
 

@@ -5,7 +5,7 @@ score == 0 and turns > 3          not correct or stop in ('format', 'aborted')  
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -19,8 +19,11 @@ Term = Callable[[Fields], object]  # a value of Value, or a tuple of them
 Comparison = Callable[[object, object], bool]
 
 FIELDS = {  # the names in a condition, and the attributes of records.IndexedTrajectory that they stand for
+    "step": "step",
+    "evaluation": "evaluation",
     "id": "figures.id",
     "group": "figures.group_id",
+    "sample": "figures.sample",
     "problem": "figures.problem_id",
     "question": "question",
     "ground_truth": "ground_truth",
@@ -39,11 +42,16 @@ FIELDS = {  # the names in a condition, and the attributes of records.IndexedTra
     "answer": "answer",
     "seconds": "figures.seconds",
 }
+ALIASES = {"ctx": "context", "valid_format": "format"}  # as lists and the training table abbreviate them
 LONGEST = 1000  # characters, since the parser recurses
 
 
-def parse_where(text: str) -> Where:
+def parse_where(text: str, known: Collection[str] = tuple(FIELDS)) -> Where:
     """The filter of a ``--where``. An unknown value (None) is neither less nor greater than any other.
+
+    Args:
+        text: the condition.
+        known: the fields that there are: ``FIELDS``, and the parts of the reward.
 
     Raises:
         ConfigError: a syntax error, or an unknown field (with its nearest match). The filter itself raises it
@@ -55,7 +63,11 @@ def parse_where(text: str) -> Where:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _refusal(text, str(error.args[0]) if error.args else "it cannot be read") from error
+    for node in _names(tree):
+        node.id = _field(node.id, known)
     term = _term(tree.body, text)
+    for node in _names(tree):
+        _check(node.id, f"--where {text!r}", known)
 
     def where(fields: Fields) -> bool:
         try:
@@ -66,30 +78,42 @@ def parse_where(text: str) -> Where:
     return where
 
 
-def fields_in(where: str | None, sort: str | None) -> tuple[str, ...]:
-    """The fields that a condition and an order ask for.
+def fields_in(where: str | None, sort: str | None, known: Collection[str]) -> tuple[str, ...]:
+    """The known fields that a condition and an order ask for.
 
     Raises:
-        ConfigError: the condition cannot be read.
+        ConfigError: the condition or the order cannot be read.
     """
-    names = {(sort or "").removeprefix("-")}
+    names = set()
+    if sort:
+        sort_key(sort, known)
+        names.add(_field(sort.removeprefix("-"), known))
     if where:
-        parse_where(where)
-        names |= {node.id for node in ast.walk(ast.parse(where.strip(), mode="eval")) if isinstance(node, ast.Name)}
-    return tuple(name for name in FIELDS if name in names)
+        parse_where(where, known)
+        names |= {_field(node.id, known) for node in _names(ast.parse(where.strip(), mode="eval"))}
+    return tuple(name for name in known if name in names)
 
 
-def sort_key(text: str) -> Callable[[Fields], tuple[bool, float, str]]:
+def _names(tree: ast.AST) -> Iterator[ast.Name]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+
+
+def _field(name: str, known: Collection[str]) -> str:
+    """The field of a name; a part of the reward may have the name of an alias."""
+    return name if name in known else ALIASES.get(name, name)
+
+
+def sort_key(text: str, known: Collection[str] = tuple(FIELDS)) -> Callable[[Fields], tuple[bool, float, str]]:
     """The key of a ``--sort``: numbers by size, the largest first after a "-"; text by letters; unknown values last.
 
     Raises:
         ConfigError: there is no such field.
     """
-    name, descending = text.removeprefix("-"), text.startswith("-")
-    _known(name, f"--sort {text!r}")
+    name, descending = _field(text.removeprefix("-"), known), text.startswith("-")
+    _check(name, f"--sort {text!r}", known)
 
     def key(fields: Fields) -> tuple[bool, float, str]:
-        value = fields[name]
+        value = fields.get(name)
         if isinstance(value, str):
             return False, 0.0, value
         number = 0.0 if value is None else float(value)
@@ -116,8 +140,7 @@ def _term(node: ast.expr, text: str) -> Term:
                 for compare, pair in zip(comparisons, pairwise([side(fields) for side in sides]), strict=True)
             )
         case ast.Name(id=name):
-            _known(name, f"--where {text!r}")
-            return lambda fields: fields[name]
+            return lambda fields: fields.get(name)
         case ast.Constant(value=str() | int() | float() | None as value):
             return lambda _: value
         case ast.Tuple(elts=items) | ast.List(elts=items):
@@ -161,9 +184,9 @@ COMPARISONS: Mapping[type[ast.cmpop], Comparison] = {
 }
 
 
-def _known(name: str, option: str) -> None:
-    if name not in FIELDS:
-        hint = did_you_mean(name, FIELDS).strip() or f"Fields: {', '.join(FIELDS)}."
+def _check(name: str, option: str, known: Collection[str]) -> None:
+    if name not in known:
+        hint = did_you_mean(name, known).strip() or f"Fields: {', '.join(known)}."
         raise ConfigError(f"reading {option}: unknown field {name!r}. {hint}")
 
 

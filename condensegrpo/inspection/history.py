@@ -76,7 +76,7 @@ def history(trajectory: Trajectory, turn: int, statuses: Mapping[int, SpanStatus
     return (*pieces, *_added(chunks[done:], written))
 
 
-def difference(before: str, after: str) -> tuple[tuple[WordChange, str], ...]:
+def word_changes(before: str, after: str) -> tuple[tuple[WordChange, str], ...]:
     """A text and its rewriting as one: words that are the same, were removed or inserted."""
     old, new = _words(before), _words(after)
     parts: list[tuple[WordChange, str]] = []

@@ -30,9 +30,12 @@ from condensegrpo.storage.trajectories import Provenance, read_trajectory
 
 BATCH = "name, problem, provenance, count, success, signal"  # columns
 ADVANTAGE = "(SELECT avg(value) FROM json_each(iif(json_valid(advantages), advantages, NULL)))"
-EXPRESSIONS = {  # of ``filters.FIELDS``: columns, except the mean advantage
-    name: ADVANTAGE if name == "advantage" else attribute.removeprefix("figures.") for name, attribute in FIELDS.items()
+EXPRESSIONS = {  # of ``filters.FIELDS`` of one trajectory: columns, except the mean advantage
+    name: ADVANTAGE if name == "advantage" else attribute.removeprefix("figures.")
+    for name, attribute in FIELDS.items()
+    if name not in ("step", "evaluation")
 }
+REWARD_PART = "json_extract(components, '$.\"{}\"')"
 
 
 class RecordKey(NamedTuple):
@@ -156,18 +159,28 @@ class Index:
     def fields(
         self, names: Sequence[str], batch: TrajectoryBatch | None = None
     ) -> Iterator[tuple[RecordKey, dict[str, Value]]]:
-        """Some of ``filters.FIELDS`` of the trajectories, in the order of ``records``: faster than whole records."""
-        columns = "".join(f", {EXPRESSIONS[name]}" for name in names)
+        """Some of ``field_names`` of the trajectories, in the order of ``records``: faster than whole records."""
+        own = [name for name in names if name not in ("step", "evaluation")]
+        columns = "".join(f", {EXPRESSIONS.get(name, REWARD_PART.format(name))}" for name in own)
         query = f"SELECT start{columns} FROM trajectories WHERE file = ? ORDER BY natural, sample, id"
         for each in (batch,) if batch is not None else self.batches():
+            of_batch: dict[str, Value] = {"step": each.number, "evaluation": each.evaluation}
             for number, (start, *values) in enumerate(self._database.pages(query, self._key(each.file))):
-                yield RecordKey(each.file, number, start), dict(zip(names, map(restored, values), strict=True))
+                yield RecordKey(each.file, number, start), of_batch | dict(zip(own, map(restored, values), strict=True))
+
+    def field_names(self) -> tuple[str, ...]:
+        """The names in conditions: ``filters.FIELDS``, then the parts of the reward in the first line of each file."""
+        parts = self._database.rows(
+            "SELECT DISTINCT key "
+            "FROM (SELECT components, min(start) FROM trajectories GROUP BY file), json_each(components)"
+        )
+        return tuple(dict.fromkeys((*FIELDS, *(name for (name,) in parts if name.isidentifier()))))
 
     def record_of(self, key: RecordKey) -> IndexedTrajectory | None:
         """The record of a key; None: the file was replaced meanwhile."""
         query = f"SELECT {COLUMNS} FROM trajectories WHERE file = ? AND start = ?"
         rows = self._database.rows(query, self._key(key.file), key.start)
-        return record(key.file, key.number, rows[0]) if rows else None
+        return record(self.batch(key.file), key.number, rows[0]) if rows else None
 
     def visits(self, batch: TrajectoryBatch) -> Mapping[str, Visit]:
         """The problems of a batch."""
@@ -219,7 +232,7 @@ class Index:
 
     def _span(self, file: Path, low: str = "", high: str = "\U0010ffff") -> Iterator[IndexedTrajectory]:
         """The trajectories of some groups that follow each other in a file, by their sort keys."""
-        key = self._key(file)
+        key, batch = self._key(file), self.batch(file)
         ((before,),) = self._database.rows("SELECT count(*) FROM trajectories WHERE file = ? AND natural < ?", key, low)
         rows = self._database.pages(
             f"SELECT {COLUMNS} FROM trajectories WHERE file = ? AND natural BETWEEN ? AND ? "
@@ -227,7 +240,7 @@ class Index:
             key, low, high,
         )  # fmt: skip
         for number, row in enumerate(rows, int(before or 0)):
-            yield record(file, number, row)
+            yield record(batch, number, row)
 
     def _where(self, batch: TrajectoryBatch, column: str, value: str | int) -> IndexedTrajectory | None:
         query = f"SELECT natural, start FROM trajectories WHERE file = ? AND {column} = ?"

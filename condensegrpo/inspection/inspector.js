@@ -334,7 +334,9 @@ function nextView() {
 }
 
 function follow() {
-  problem = problem === null ? group().problem : null;
+  const followed = problem === null ? group().problem : null;
+  clear(); // also groups without a match of the view or the search show what became of the problem
+  problem = followed;
   restrict();
 }
 
@@ -345,7 +347,7 @@ const ACTIONS = {
   j: () => go({ turn: at.turn + 1 }), k: () => go({ turn: at.turn - 1 }),
   t: () => { ids = !ids; pick("reply"); }, v: nextView, p: follow, y: copyCommand,
   d: () => compare((at.sibling + 1) % group().siblings.length), f: () => say("a page cannot follow a run: condensegrpo inspect RUN does, on a terminal"),
-  "/": () => box.focus(), "?": () => keys.showModal(), Escape: clear,
+  "/": () => box.select(), "?": () => keys.showModal(), Escape: clear,
   ...Object.fromEntries(TABS.map((name, index) => [String(index + 1), () => pick(name)])),
 };
 
@@ -377,10 +379,10 @@ const siblingPane = h("section", { class: "halves", "aria-label": "siblings and 
 const rightPane = h("section", { "aria-label": "turn" });
 
 function start() {
-  const total = data.batches.reduce((sum, each) => sum + each.groups.reduce((many, one) => many + one.siblings.length, 0), 0);
   root.replaceChildren(
-    h("header", {}, h("h1", {}, data.name), chooser, chosenView, box, h("span", { class: "dim" }, counted(total, "trajectory", "trajectories")), note,
+    h("header", {}, h("h1", {}, data.name), chooser, chosenView, box, note,
       h("span", { class: "push" }, h("button", { type: "button", class: "quiet", onclick: () => keys.showModal() }, "? keys"), " ", schemeButton())),
+    h("p", { class: "extent dim" }, data.extent),
     h("div", { class: "panes" }, groupPane, siblingPane, rightPane), keys, comparing);
   document.addEventListener("keydown", pressed);
   addEventListener("hashchange", open);

@@ -14,9 +14,9 @@ from typing import cast
 from condensegrpo.core.messages import Message
 from condensegrpo.inspection.batches import TrajectoryBatch, command_of
 from condensegrpo.inspection.context_view import ContextView
-from condensegrpo.inspection.filters import FIELDS
+from condensegrpo.inspection.filters import ALIASES
 from condensegrpo.inspection.formula import CreditLine
-from condensegrpo.inspection.history import WordChange, difference
+from condensegrpo.inspection.history import WordChange, word_changes
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.opened import FirstDifference, OpenedTrajectory, TrajectoryReader, first_difference
 from condensegrpo.inspection.page import page, typed_path
@@ -45,7 +45,7 @@ class PageTurn:
 class PageTrajectory:
     """One trajectory."""
 
-    figures: Mapping[str, object]  # ``filters.FIELDS``, truth values as numbers; sample, handling and verdict
+    figures: Mapping[str, object]  # of conditions, truth values as numbers; handling and verdict
     views: tuple[str, ...]  # the ready views that it belongs to
     first_differences: tuple[FirstDifference | None, ...]  # from each of its siblings, in their order; None: equal
     stored: Mapping[str, object]  # as a line of its file has it
@@ -82,16 +82,21 @@ class InspectorPage:
     """The data of the page."""
 
     name: str
+    extent: str  # how many trajectories of how many it holds, and of which steps
     fields: tuple[str, ...]  # of conditions
+    aliases: Mapping[str, str]  # other names of fields
     tokens: Mapping[int, str | None]  # texts of sampled tokens
     ready_views: tuple[tuple[str, str], ...]  # name and title
     batches: tuple[PageBatch, ...]
 
 
 def write_inspector(
-    file: Path, index: Index, chosen: Sequence[tuple[TrajectoryBatch, Sequence[IndexedTrajectory]]]
+    file: Path, index: Index, chosen: Sequence[tuple[TrajectoryBatch, Sequence[IndexedTrajectory]]], extent: str
 ) -> int:
     """Write the page of some trajectories; returns its size in bytes.
+
+    Args:
+        extent: says on the page how many trajectories of how many it holds, and of which steps.
 
     Raises:
         TrajectoryFileError: a line is damaged.
@@ -100,7 +105,9 @@ def write_inspector(
     tokens: dict[int, str | None] = {}
     data = InspectorPage(
         name=index.path.resolve().name,
-        fields=tuple(FIELDS),
+        extent=extent,
+        fields=index.field_names(),
+        aliases=ALIASES,
         tokens=tokens,
         ready_views=tuple((view.name, view.title) for view in READY_VIEWS),
         batches=tuple(_Reader(index, batch, records).page_batch(records, tokens) for batch, records in chosen),
@@ -165,12 +172,12 @@ class _Reader:
         }
         rewritings: dict[tuple[str, str], int] = {}
         return PageTrajectory(
-            figures={**fields, "sample": figures.sample, "handling": record.handling, "verdict": verdict(figures)},
+            figures={**fields, "handling": record.handling, "verdict": verdict(figures)},
             views=tuple(name for name, matches in self._views.items() if record.id in matches),
             stored=kept | {"messages": [replace(message, content=message.text) for message in messages]},
             first_differences=first_differences,
             turns=tuple(_turns(opened, group, indices, rewritings)),
-            differences=tuple(difference(*pair) for pair in rewritings),
+            differences=tuple(word_changes(*pair) for pair in rewritings),
         )
 
 

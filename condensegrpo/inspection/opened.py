@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.inspection.batches import TrajectoryBatch, budget_of
+from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.formula import CreditFormulas, CreditLine
 from condensegrpo.inspection.history import HistoryPiece, history
 from condensegrpo.inspection.index import Index
@@ -36,7 +36,7 @@ class TrajectoryReader:
     @cached_property
     def budget(self) -> int | None:
         """The context budget in tokens; None: it is not known."""
-        return budget_of(self.batch)
+        return self.batch.provenance.max_context_tokens if self.batch.provenance is not None else None
 
     def open(self, record: IndexedTrajectory, *, largest: int, tokens: bool = False) -> "OpenedTrajectory":
         """Read a trajectory.

@@ -27,6 +27,8 @@ class IndexedTrajectory:
     """A trajectory as the index knows it: its figures, the texts that lists show, its credit and its place."""
 
     number: int  # its index in the file by groups and samples, from 0; --trajectory takes it
+    step: int | None  # of its batch; None: not known
+    evaluation: str | None  # the name of the evaluation; None: it was sampled to train
     figures: TrajectoryFigures
     question: str | None  # None: not known
     ground_truth: str | None  # None: there is no answer in text, or it is not known
@@ -56,16 +58,16 @@ class IndexedTrajectory:
 
     @property
     def fields(self) -> Fields:
-        """The values of ``filters.FIELDS``, for ``--where`` and ``--sort``."""
-        return dict(zip(FIELDS, attrgetter(*FIELDS.values())(self), strict=True))
+        """The values of ``filters.FIELDS``, for ``--where`` and ``--sort``, and of other parts of the reward."""
+        plain = dict(zip(FIELDS, attrgetter(*FIELDS.values())(self), strict=True))
+        return plain | {name: value for name, value in self.figures.components.items() if name not in plain}
 
     @property
     def values(self) -> Mapping[str, object]:
         """What ``--json`` prints of it: the fields of conditions, its reward parts, its credit and its place."""
         return {
             "number": self.number,
-            **self.fields,
-            "sample": self.figures.sample,
+            **{name: self.fields[name] for name in FIELDS},
             "components": self.figures.components,
             "advantages": self.advantages,
             "weights": self.credit.weights if self.credit is not None else None,

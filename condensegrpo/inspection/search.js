@@ -104,7 +104,8 @@ function condition(text) {
     if (word === "-" && tokens[0]?.kind === "number") return (number => () => number)(-Number(tokens.shift().text));
     if (word === "(" || word === "[") return bracketed(word === "(" ? ")" : "]");
     if (Object.hasOwn(CONSTANTS, word ?? "")) return () => CONSTANTS[word];
-    if (data.fields.includes(word)) return (fields) => fields[word];
+    const field = data.fields.includes(word) ? word : data.aliases[word];
+    if (data.fields.includes(field)) return (fields) => fields[field] ?? null;
     throw Error(`condition: found ${word ?? "its end"}, wanted a field, a number or a text; ? lists the fields`);
   }
 

@@ -2,7 +2,7 @@
 
 import heapq
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +12,7 @@ from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.wording import did_you_mean
 from condensegrpo.inspection.batches import TrajectoryBatch
-from condensegrpo.inspection.filters import Fields, fields_in, parse_where, sort_key
+from condensegrpo.inspection.filters import FIELDS, Fields, fields_in, parse_where, sort_key
 from condensegrpo.inspection.index import Index, RecordKey, Visit
 from condensegrpo.inspection.records import IndexedTrajectory, LinePlace
 
@@ -101,7 +101,9 @@ def select(
     Raises:
         ConfigError: the condition or the field cannot be read.
     """
-    kept, count = _matching(((record, record.fields) for record in records), where, sort, most)
+    pairs = [(record, record.fields) for record in records]
+    known = dict.fromkeys(chain(FIELDS, *(fields for _, fields in pairs)))
+    kept, count = _matching(pairs, known, where, sort, most)
     return Matches(tuple(kept), count)
 
 
@@ -109,14 +111,17 @@ def find(
     index: Index, batch: TrajectoryBatch | None, *, where: str | None, sort: str | None, most: int = MOST
 ) -> Matches:
     """As ``select`` among the trajectories of a batch, or of all; only the fields that it asks for are read."""
-    names = fields_in(where, sort)
-    kept, count = _matching(index.fields(names, batch), where, sort, most)
+    known = index.field_names()
+    names = fields_in(where, sort, known)
+    kept, count = _matching(index.fields(names, batch), known, where, sort, most)
     return Matches(tuple(record for key in kept if (record := index.record_of(key)) is not None), count)
 
 
-def _matching(pairs: Iterable[tuple[T, Fields]], where: str | None, sort: str | None, most: int) -> tuple[list[T], int]:
+def _matching(
+    pairs: Iterable[tuple[T, Fields]], known: Collection[str], where: str | None, sort: str | None, most: int
+) -> tuple[list[T], int]:
     """The things whose fields match, at most ``most``, and how many there are."""
-    condition = parse_where(where) if where else lambda _: True
+    condition = parse_where(where, known) if where else lambda _: True
     count = 0
 
     def matching() -> Iterator[tuple[T, Fields]]:
@@ -127,7 +132,7 @@ def _matching(pairs: Iterable[tuple[T, Fields]], where: str | None, sort: str | 
                 yield thing, fields
 
     if sort:
-        by = sort_key(sort)
+        by = sort_key(sort, known)
         kept = heapq.nsmallest(most, matching(), key=lambda pair: by(pair[1]))
     else:
         kept = [pair for number, pair in enumerate(matching()) if number < most]

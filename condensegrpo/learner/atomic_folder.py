@@ -5,6 +5,7 @@ A process killed at any point leaves the old folder or the new one, and at worst
 
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,6 +102,7 @@ def write_errors(temporary: Path) -> Iterator[None]:
 
 def publish(temporary: Path, folder: Path) -> None:
     """Rename a finished folder to its final name, replacing a folder of that name."""
+    _let_others_read(temporary)
     for path in (*temporary.rglob("*"), temporary):
         sync(path)
     old = folder.with_name(f"{folder.name}{TEMPORARY}old-{os.getpid()}")
@@ -110,6 +112,16 @@ def publish(temporary: Path, folder: Path) -> None:
     temporary.rename(folder)
     sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _let_others_read(folder: Path) -> None:
+    """Give weights the permissions that the umask leaves: safetensors writes them for their owner alone."""
+    new = folder / TEMPORARY
+    new.touch()
+    mode = stat.S_IMODE(new.stat().st_mode)
+    new.unlink()
+    for file in folder.rglob("*.safetensors"):
+        file.chmod(mode)
 
 
 def sync(path: Path) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.errors import ConfigError, ModelMissing
 from condensegrpo.learner.atomic_folder import published_folder
 from condensegrpo.learner.dtypes import DTYPES
 from condensegrpo.learner.ranks import barrier, rank
@@ -98,7 +99,7 @@ def load_policy(path: str, *, dtype: Dtype, attention: str = "auto") -> "PreTrai
         attention: ``model.attention``. Kernels of this package begin as transformers' sdpa.
 
     Raises:
-        ConfigError: there is no such model, or its attention implementation is not available.
+        ConfigError: there is no such model, its attention implementation is not available, or a weight is not finite.
     """
     from transformers import AutoModelForCausalLM
 
@@ -113,6 +114,12 @@ def load_policy(path: str, *, dtype: Dtype, attention: str = "auto") -> "PreTrai
         ) from error
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(_not_found("model", path, error)) from error
+    for name, tensor in model.named_parameters():
+        if not tensor.sum(dtype=torch.float32).isfinite():
+            raise ConfigError(
+                f"loading the model of {path}: its weight {name} holds NaN or infinite numbers, wanted finite ones. "
+                f"The training that made it has diverged: use an earlier checkpoint, or another model."
+            )
     return cast("PreTrainedModel", model.eval())
 
 
@@ -291,7 +298,8 @@ def _source(path: str, part: str) -> str:
     """The folder that ``path`` means, or the Hub id that it may be.
 
     Raises:
-        ConfigError: it can only be a folder, and there is none; or a file in it holds something else.
+        ModelMissing: it can only be a folder, and there is none.
+        ConfigError: a file in it holds something else.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
@@ -302,7 +310,7 @@ def _source(path: str, part: str) -> str:
         return str(folder)
     inside = folder.parent != Path() and folder.parent.is_dir()  # runs/modle, where there is a folder runs
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or inside:
-        raise ConfigError(
+        raise ModelMissing(
             f"loading the {part} of {path}: there is no folder {folder.absolute()}. Set model.path to a folder with "
             f"config.json and a tokenizer, or to a Hub id such as Qwen/Qwen2.5-0.5B-Instruct."
         )

@@ -8,6 +8,7 @@ Importing this file imports no DeepSpeed.
 """
 
 import os
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal, TypeVar
@@ -37,7 +38,7 @@ def join(timeout_minutes: float = TIMEOUT_MINUTES) -> None:
 
     if deepspeed.comm.is_initialized():
         return
-    timeout = timedelta(minutes=timeout_minutes)
+    timeout, excepthook = timedelta(minutes=timeout_minutes), sys.excepthook
     # Without this entry DeepSpeed compiles a shared-memory all-reduce with g++ and ninja, which only inference uses.
     deepspeed.ops.__compatible_ops__ = {}
     if "RANK" not in os.environ:
@@ -48,7 +49,9 @@ def join(timeout_minutes: float = TIMEOUT_MINUTES) -> None:
     get_accelerator().set_device(own_device())
     with without_deprecations():
         deepspeed.init_distributed(timeout=timeout)
-    if world_size() > 1:
+    if world_size() == 1:
+        sys.excepthook = excepthook  # torch's writes [rank0] before every line of a traceback
+    else:
         threads: tuple[Thread, ...] = ("main", "saving")
         _gloo.update({thread: distributed.new_group(backend="gloo", timeout=timeout) for thread in threads})
     distributed_c10d._set_pg_timeout(timeout)

@@ -75,6 +75,7 @@ class NewModel:
     """A Qwen3 model made on the spot, with a tokenizer built from the task's own text."""
 
     tokenizer: Literal["words", "bpe"] = "words"
+    """``words``: a token for every word of the task's ``corpus()``, others are ``[UNK]``; ``bpe``: knows every text."""
     vocab_size: Annotated[int, Ge(64)] = 2048
     """Of a bpe tokenizer; the most that a words tokenizer may need."""
     hidden_size: Annotated[int, Ge(8)] = 64

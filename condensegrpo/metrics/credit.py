@@ -40,7 +40,7 @@ class Credited:
         return math.fsum(self.turn_weights)
 
     @property
-    def pull(self) -> float:
+    def update(self) -> float:
         """Σ_t |A_t|·w_t: its part in the update, if the gradients of all tokens had one length."""
         return math.fsum(abs(a) * weight for a, weight in zip(self.advantages, self.turn_weights, strict=True))
 
@@ -53,7 +53,7 @@ def credit_metrics(rows: Sequence[Credited]) -> dict[str, float]:
 
     Worked example: two groups, every trajectory one turn of weight ¼, the outcomes 1, 0 | 1, 1 and the advantages
     ½, −½ | 0, 0. Half of the groups are equal and half without advantage, half of the trajectories have no advantage;
-    correct trajectories have ¾ of the weight and ½ of the pull. With the advantages 0.1, −0.1 in the second group, as
+    correct trajectories have ¾ of the weight and ½ of the update. With the advantages 0.1, −0.1 in the second group, as
     ``efficient`` gives for different contexts, it stays equal and is not without advantage.
     """
     dropped = {row.group_id for row in rows if row.dropped}
@@ -77,7 +77,7 @@ def credit_metrics(rows: Sequence[Credited]) -> dict[str, float]:
         "weight/correct": _part((row.token_weight for row in correct), (row.token_weight for row in learn)),
         **_weight_by_turns(learn),
         "weight/gini": gini([row.token_weight for row in learn if row.tokens]),
-        "pull/correct": _part((row.pull for row in correct), (row.pull for row in learn)),
+        "update/correct": _part((row.update for row in correct), (row.update for row in learn)),
         **_summaries(learn),
     }
 
@@ -118,7 +118,7 @@ def _summaries(learn: Sequence[Credited]) -> dict[str, float]:
     ]
     return {
         f"{name}/summaries": _part((turn[column] for turn in turns if turn[2]), (turn[column] for turn in turns))
-        for column, name in enumerate(("weight", "pull"))
+        for column, name in enumerate(("weight", "update"))
     }
 
 

@@ -50,7 +50,7 @@ def interquartile_mean(value_SP: Matrix) -> Interval:
     return _of_one(value_SP, trimmed, share=True)
 
 
-def difference(ours_SP: Matrix, theirs_SP: Matrix) -> Interval:
+def difference_interval(ours_SP: Matrix, theirs_SP: Matrix) -> Interval:
     """The mean of ``ours`` less that of ``theirs``, on the same problems in the same order."""
 
     def less(ours_BS: Matrix, theirs_BS: Matrix) -> Matrix:

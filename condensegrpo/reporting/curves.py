@@ -52,7 +52,7 @@ SHARES = (
         "share of the batch",
         (
             ("weight/correct", "weight on correct"),
-            ("pull/correct", "gradient weight on correct"),
+            ("update/correct", "gradient weight on correct"),
             ("weight/gini", "Gini of the weights"),
         ),
     ),

@@ -55,7 +55,7 @@ class World:
 
     async def step(self, reply: Message) -> Step:
         print("policy:", reply.text)
-        return Step(observations=(Message(role="user", content="Go on."),))  # or Step(done=True, answer="…")
+        return Step(observations=(Message(role="user", content={observation!r}),))  # or Step(done=True, answer="…")
 
 
 with open_engine(".") as engine:  # this folder: weights, tokenizer and condenser.yaml
@@ -104,7 +104,7 @@ def write_card(run: RunFolder, target: Path, step: int, *, part: Part, name: str
         changes="".join(f"Changed while it was trained: {change}\n\n" for change in changes),
         evaluation=(markdown(evaluation) if evaluation.rows else "")
         + ("" if of_step else "\nThe policy of this step was not evaluated.\n"),
-        use=_adapter_use(config, base) if part == "adapter" else MODEL_USE.format(question=_question(run, step)),
+        use=_adapter_use(config, base) if part == "adapter" else MODEL_USE.format_map(_example(run, step)),
         licence=_licence_text(base, licence),
     )
     write_atomically(target / "README.md", f"---\n{_metadata(config, of_step, part, name, licence)}\n---\n{text}")
@@ -165,13 +165,14 @@ def _adapter_use(config: RunConfig, base: str | None) -> str:
     return ADAPTER_USE.format(base="path/to/the/base" if warmed or base is None else base, origin=origin)
 
 
-def _question(run: RunFolder, step: int) -> str:
-    """A question of the run, for the example; of any step that has trajectories."""
+def _example(run: RunFolder, step: int) -> dict[str, str]:
+    """A question of the run and what its environment answered, which the tokenizer has words for; of any step."""
     for number in sorted(run.steps(), key=lambda number: abs(number - step)):
         for scored in sample_trajectories(run.trajectories(number), 1):
+            observed = [message.text for turn in scored.trajectory.turns for message in turn.observations]
             if scored.trajectory.question:
-                return scored.trajectory.question
-    return "…"
+                return {"question": scored.trajectory.question, "observation": next(iter(observed), "Go on.")}
+    return {"question": "…", "observation": "Go on."}
 
 
 def _metadata(

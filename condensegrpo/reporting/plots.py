@@ -47,22 +47,22 @@ def plot_comparison(comparison: Comparison, stem: Path) -> tuple[Path, ...]:
                     yerr=bars(success),
                     capsize=3,
                     markersize=5,
-                    color=COLOURS[index % len(COLOURS)],
-                    marker=MARKERS[index % len(MARKERS)],
                     label=label,
+                    **arm_style(index),
                 )
         panels[0].set_ylabel("success, 95 % interval")
         panels[0].set_xlabel("largest context, tokens")
         panels[1].set_xlabel("sum of all contexts, tokens")
         for panel in panels:
             panel.set_ylim(-0.03, 1.03)
+            panel.set_xlim(left=0)
             panel.grid(alpha=0.3)
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
         figure.suptitle(
             f"problems: {comparison.problems}, samples per problem: {comparison.samples}, seed: {comparison.seed}",
             fontsize=9,
         )
-        return save(figure, stem)
+        return save_figure(figure, stem)
 
 
 def plot_runs(compared: RunComparison, curves: Sequence[tuple[str, str]], file: Path) -> None:
@@ -74,7 +74,6 @@ def plot_runs(compared: RunComparison, curves: Sequence[tuple[str, str]], file: 
     with settings():
         from matplotlib.figure import Figure
 
-        colours = (TRAIN, HELD_OUT, *COLOURS[2:])
         measured = [each for each in curves if any(series(lines, each[0]).steps for lines in compared.metrics)]
         rows = max(1, -(-len(measured) // COLUMNS))
         figure = Figure(figsize=(14, 3.4 * rows), layout="constrained")
@@ -83,8 +82,14 @@ def plot_runs(compared: RunComparison, curves: Sequence[tuple[str, str]], file: 
             for number, (run, lines) in enumerate(zip(compared.runs, compared.metrics, strict=True)):
                 line = series(lines, metric)
                 values = smoothed(line.values, window(line))
-                style = STYLES[number // len(colours) % len(STYLES)]
-                panel.plot(line.steps, values, color=colours[number % len(colours)], linestyle=style, label=run)
+                style = arm_style(number) | {"marker": "o" if len(line.steps) == 1 else ""}
+                panel.plot(line.steps, values, label=run, **style)
+                low, high = series(lines, f"{metric}_low"), series(lines, f"{metric}_high")
+                if line.steps and line.steps == low.steps == high.steps:  # of an evaluation
+                    panel.fill_between(
+                        line.steps, low.values, high.values, color=style["color"], alpha=0.15, linewidth=0
+                    )
+            panel.set_ylim(bottom=min(0.0, panel.get_ylim()[0]))
             panel.set_title(title, loc="left")
             panel.set_xlabel("optimiser steps")
             panel.grid(alpha=0.3)
@@ -114,13 +119,12 @@ def plot_study(figures: StudyFigures, stem: Path) -> tuple[Path, ...]:
         curves.set_ylabel("success on held-out problems")
         figure.legend(*lengths.get_legend_handles_labels(), loc="outside right upper")
         figure.suptitle(figures.study, fontsize=10, parse_math=False)
-        return save(figure, stem)
+        return save_figure(figure, stem)
 
 
 def _style(figures: StudyFigures, arm: str) -> dict[str, Any]:
-    """Colour and marker of an arm, the same in all diagrams."""
-    at = [curve.arm for curve in figures.curves].index(arm)
-    return {"color": COLOURS[at % len(COLOURS)], "marker": MARKERS[at % len(MARKERS)]}
+    """How an arm is drawn, the same in all diagrams."""
+    return arm_style([curve.arm for curve in figures.curves].index(arm))
 
 
 def _curves(axes: "Axes", figures: StudyFigures) -> None:
@@ -169,7 +173,14 @@ def _frontier(axes: "Axes", figures: StudyFigures) -> None:
             markersize=6,
             **_style(figures, arm.arm),
         )
+    axes.set_xlim(left=0)
     axes.set_xlabel(f"largest context, tokens ({figures.evaluations[0].name})")
+
+
+def arm_style(number: int) -> dict[str, Any]:
+    """Colour, marker and line of a run, an arm or a condenser, by its number: the same in all plots."""
+    line = STYLES[number // len(COLOURS) % len(STYLES)]
+    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)], "linestyle": line}
 
 
 @contextmanager
@@ -181,7 +192,7 @@ def settings() -> Iterator[None]:
         yield
 
 
-def save(figure: "Figure", stem: Path) -> tuple[Path, ...]:
+def save_figure(figure: "Figure", stem: Path) -> tuple[Path, ...]:
     """Write ``<stem>.png`` and ``<stem>.svg``."""
     paths = (stem.with_suffix(".png"), stem.with_suffix(".svg"))
     figure.savefig(paths[0], dpi=150)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 STYLES = ((TRAIN, "-"), (HELD_OUT, "--"), ("#009E73", "-."), ("#CC79A7", ":"))
 
 
-def draw(metrics: Metrics, changes: Sequence[Change], *, title: str, file: Path) -> None:
+def draw_run(metrics: Metrics, changes: Sequence[Change], *, title: str, file: Path) -> None:
     """Write the diagrams of a run to an image file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -70,12 +70,12 @@ def _shares(axes: "Axes", shares: Shares, metrics: Metrics) -> None:
             marker = "o" if len(line.steps) == 1 else ""
             values = smoothed(line.values, window(line))
             axes.plot(line.steps, values, color=colour, linestyle=style, linewidth=1.6, marker=marker, label=label)
-    axes.set_ylim(-0.03, 1.3)  # the legend stands above the curves
+    axes.set_ylim(-0.03, 1.6)  # the legend stands above the curves
     axes.set_yticks([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    _finish(axes, shares.title, shares.unit, columns=2)
+    _finish(axes, shares.title, shares.unit, legend="upper left")
 
 
-def _finish(axes: "Axes", title: str, unit: str, *, columns: int = 1) -> None:
+def _finish(axes: "Axes", title: str, unit: str, *, legend: str = "best") -> None:
     """Titles, labels, grid and legend, the same for all diagrams."""
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
     axes.set_ylabel(unit, fontsize=9, color="#555555")
@@ -88,8 +88,7 @@ def _finish(axes: "Axes", title: str, unit: str, *, columns: int = 1) -> None:
     for side in ("left", "bottom"):
         axes.spines[side].set_color("#bbbbbb")
     if axes.has_data():
-        location = "upper left" if columns > 1 else "best"
-        axes.legend(fontsize=8.5, frameon=False, ncols=columns, loc=location, columnspacing=1.0)
+        axes.legend(fontsize=8.5, frameon=False, loc=legend)
     else:
         axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes, color="#999999")
 

@@ -72,11 +72,11 @@ def write_picture(run_folder: Path) -> Path:
     Raises:
         RunError: there are no metrics yet, or the file cannot be written.
     """
-    from condensegrpo.reporting.run_plot import draw
+    from condensegrpo.reporting.run_plot import draw_run
 
     run, image = RunFolder(run_folder), run_folder / "report.png"
     try:
-        draw(_metrics(run), recorded_changes(run), title=run_folder.resolve().name, file=image)
+        draw_run(_metrics(run), recorded_changes(run), title=run_folder.resolve().name, file=image)
     except OSError as error:
         raise RunError(f"writing {image}: {error.strerror}. Free some space or check the permissions.") from error
     return image

@@ -113,7 +113,7 @@ def summary(path: Path, folder: Path) -> RunSummary:
     )
 
 
-def comparison(runs: Sequence[RunFolder]) -> RunComparison:
+def compare_runs(runs: Sequence[RunFolder]) -> RunComparison:
     """Compare runs; the first is what the others are compared with.
 
     Raises:

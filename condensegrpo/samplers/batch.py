@@ -24,7 +24,7 @@ Decode = Callable[[list[list[int]]], list[str]]  # rows of token ids → their t
 PAD = 0  # any id of the vocabulary: the mask alone says where prompts are padded, so pad == eos is harmless
 
 
-def draw(
+def sample_batch(
     model: Any,  # noqa: ANN401  transformers' classes are untyped
     prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],

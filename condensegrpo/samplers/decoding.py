@@ -1,7 +1,8 @@
 """Continuous batching: replies join and leave a model's batch between forward passes.
 
 A pass takes the next token of every reply that decodes and the prompts of those that joined. A reply that is done
-leaves at once; what its slot holds is used again by its trajectory's next prompt. Independent of queues, event loops
+leaves at once; what its slot holds is used again by its trajectory's next prompt. Equal prompts, such as the first ones
+of a group, are computed once: the other replies wait and copy the keys and values. Independent of queues, event loops
 and threads.
 """
 
@@ -21,6 +22,7 @@ from condensegrpo.samplers.slots import Slots, up
 
 Decode = Callable[[list[list[int]]], list[str]]  # rows of token ids → their texts, special tokens included
 PASS_TOKENS = 4096  # of prompts in one pass; longer ones take several
+SHARED = 16  # tokens of an equal prompt from which on a reply waits for them; a pass more costs more than fewer tokens
 SPARSE = 2  # slots read in place, times those that decode: beyond that, replies move together
 SUPPORTED = ("llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")  # compared with plain passes in tests
 ROPE = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on the longest reply of a batch
@@ -44,12 +46,13 @@ def supports(model: Any) -> bool:  # noqa: ANN401  transformers' classes are unt
 class BatchRow:
     """A reply under way."""
 
-    prompt: Sequence[int]
+    prompt: tuple[int, ...]
     params: SamplingParams
     abandoned: Callable[[], bool]  # once true, it ends as ``Finish.ABORT``
     slot: int
     filled: int  # tokens of prompt and output whose keys and values are in the slot
     uniforms: random.Random
+    leader: "BatchRow | None"  # with the same prompt, whose keys and values it waits for; None: it computes its own
     tail: int  # last tokens that contain a stop string which the last one completes: each is at least one byte
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -77,6 +80,7 @@ class ContinuousBatch:
         self._most = most
         self._heads = int(model.config.num_attention_heads)
         self.replies: list[BatchRow] = []
+        self._leaders: dict[tuple[int, ...], BatchRow] = {}  # prompt -> the first of the replies that have it
         self.passes = 0  # forward passes so far
         model.set_attn_implementation(NAME)
 
@@ -88,6 +92,7 @@ class ContinuousBatch:
     def join(self, prompt: Sequence[int], params: SamplingParams, *, abandoned: Callable[[], bool]) -> BatchRow:
         """Begin a reply. There must be room."""
         slot, kept = self._slots.take(prompt, params.trajectory)
+        prompt = tuple(prompt)
         reply = BatchRow(
             prompt=prompt,
             params=params,
@@ -96,8 +101,10 @@ class ContinuousBatch:
             filled=kept,
             # random.Random keeps all bits of the seed (a torch generator keeps 32) and its numbers never change
             uniforms=random.Random(params.seed),
+            leader=self._leaders.get(prompt) if len(prompt) >= SHARED else None,
             tail=max((len(text.encode()) for text in params.stop_strings), default=0),
         )
+        self._leaders.setdefault(prompt, reply)
         self.replies.append(reply)
         return reply
 
@@ -114,6 +121,7 @@ class ContinuousBatch:
             return ended
         self._make_room()
         self._close_up()
+        self._copy_prompts()
         chunked = self._chunks()
         logits = self._forward([chunk for _, chunk in chunked])
         ready = []
@@ -121,12 +129,14 @@ class ContinuousBatch:
             reply.filled += len(chunk.ids)
             if reply.filled == len(reply.prompt) + len(reply.output):
                 ready.append((row, reply))
+        self._copy_prompts()
         self._draw(logits, ready)
         return ended + self._leave(self._finishes([reply for _, reply in ready]))
 
     def clear(self) -> None:
         """Drop all replies, keys and values."""
         self.replies.clear()
+        self._leaders.clear()
         self._slots.clear()
 
     def _make_room(self) -> None:
@@ -148,11 +158,25 @@ class ContinuousBatch:
             self._slots.swap(slot, reply.slot)
             reply.slot = slot
 
+    def _copy_prompts(self) -> None:
+        """Give replies the keys and values that their leaders have computed for the same prompt but its last token."""
+        for reply in self.replies:
+            if reply.leader is None:
+                continue
+            shared = len(reply.prompt) - 1
+            if reply.filled >= shared or self._leaders.get(reply.prompt) is not reply.leader:  # it has left
+                reply.leader = None
+            elif reply.leader.filled >= shared:
+                self._slots.copy(reply.leader.slot, reply.slot, shared)
+                reply.filled, reply.leader = shared, None
+
     def _chunks(self) -> list[tuple[BatchRow, Chunk]]:
         """The tokens of the next pass: all that decode, and prompts up to a number of tokens."""
         left = PASS_TOKENS
         chunked = []
         for reply in self.replies:
+            if reply.leader is not None:
+                continue
             if reply.filled < len(reply.prompt) and left <= 0:
                 continue
             chunk = reply.pending(left)
@@ -209,6 +233,8 @@ class ContinuousBatch:
         """End replies: their slots keep what the next prompts of their trajectories may continue."""
         self.replies = [reply for reply in self.replies if reply not in finishes]
         for reply in finishes:
+            if self._leaders.get(reply.prompt) is reply:
+                del self._leaders[reply.prompt]
             self._slots.release(reply.slot, (*reply.prompt, *reply.output)[: reply.filled])
         return [
             (reply, Generation(token_ids=tuple(reply.output), logprobs=tuple(reply.logprobs), finish=finish))

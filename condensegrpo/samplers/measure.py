@@ -38,7 +38,7 @@ def logprobs_of(
     return [tuple(row[most - len(reply) :]) for row, (_, reply) in zip(logp_BA.tolist(), pairs, strict=True)]
 
 
-def cut(lengths: Sequence[int], most: int) -> Iterator[slice]:
+def padded_batches(lengths: Sequence[int], most: int) -> Iterator[slice]:
     """Consecutive rows whose number times their longest is at most ``most``; one row alone may be longer.
 
     Lengths 3 4 9 2 and at most 9 ─▶ 0:2, 2:3, 3:4

@@ -84,6 +84,12 @@ class Slots:
             for tensor in tensors:
                 tensor[[index, other]] = tensor[[other, index]]
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first positions of a slot to another one."""
+        for tensors in self.layers.values():
+            for tensor in tensors:
+                tensor[target, :, :length] = tensor[source, :, :length]
+
     def clear(self) -> None:
         """Free everything. No slot may be busy."""
         self.slots.clear()

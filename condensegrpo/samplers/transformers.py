@@ -22,7 +22,7 @@ from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.devices import on_this_device
 from condensegrpo.learner.dtypes import DTYPES, DtypeName
 from condensegrpo.learner.policy import trained_steps
-from condensegrpo.samplers.measure import cut, logprobs_of
+from condensegrpo.samplers.measure import logprobs_of, padded_batches
 from condensegrpo.samplers.update_check import UpdateCheck
 
 if TYPE_CHECKING:  # imports transformers, which a dry run does not need
@@ -199,9 +199,9 @@ class TransformersSampler:
 
     def _draw(self, batch: Sequence[QueuedRequest[_Prompt, Generation]]) -> Outcomes[_Prompt, Generation]:
         """Driver: one padded batch."""
-        from condensegrpo.samplers.batch import draw  # imports transformers, which a dry run does not need
+        from condensegrpo.samplers.batch import sample_batch  # imports transformers, which a dry run does not need
 
-        generations = draw(
+        generations = sample_batch(
             self._model,
             [request.value[0] for request in batch],
             [request.value[1] for request in batch],
@@ -215,7 +215,7 @@ class TransformersSampler:
         pairs = [request.value for request in batch]
         rows = [
             row
-            for part in cut([len(prompt) + len(output) for prompt, output in pairs], MAX_TOKENS)
+            for part in padded_batches([len(prompt) + len(output) for prompt, output in pairs], MAX_TOKENS)
             for row in logprobs_of(self._model, pairs[part])
         ]
         return zip(batch, rows, strict=True)
@@ -231,7 +231,7 @@ class TransformersSampler:
             attention
             for _, alike in groupby(queries, key=lambda query: query.layers)
             for same in [list(alike)]
-            for part in cut([query.length for query in same], MAX_TOKENS)
+            for part in padded_batches([query.length for query in same], MAX_TOKENS)
             for attention in attend(self._model, same[part])
         ]
         return zip(batch, attentions, strict=True)

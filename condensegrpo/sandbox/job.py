@@ -129,6 +129,7 @@ def _limit(limits: SandboxLimits, *, count_processes: bool) -> None:
         resource.RLIMIT_STACK: 8 << 20,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: 256,  # timers too; counted for all processes of the user
     }
     if count_processes:  # counted per user and user namespace, the supervisor included
         every[resource.RLIMIT_NPROC] = limits.processes + 1

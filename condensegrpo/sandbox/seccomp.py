@@ -19,13 +19,15 @@ _ALLOW, _KILL, _ERRNO, _ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 _SET_FILTER, _WITH_LISTENER = 1, 8  # SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER
 _X32 = 0x40000000  # marks calls of the x32 ABI, which have other numbers
 _NAMESPACES = 0x7E020000  # every CLONE_NEW… flag of clone(2)
-_CLONE_THREAD = 0x00010000
+_CLONE_THREAD, _CLONE_FILES = 0x00010000, 0x00000400
 _SIGNAL_OWNERS = (8, 10, 15)  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to other processes through a file descriptor
 _WATCHES = (1024, 1026)  # F_SETLEASE, F_NOTIFY: signals when others use a file
 _TERMINAL = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into a terminal
 _TERMINALS, _AFTER = 0x5400, 0x5500  # ioctl(2) of descriptors and terminals; the others can write to a file system
-_PDEATHSIG = 1
-_SHARED, _ANONYMOUS = 0x01, 0x20  # MAP_…
+_PDEATHSIG, _SECCOMP, _RECENT = 1, 22, 62  # options of prctl(2); recent ones see other processes or fill memory
+_SHARED, _ANONYMOUS, _HUGETLB = 0x01, 0x20, 0x40000  # MAP_…
+_ADVICE = (12, 21)  # MADV_MERGEABLE, MADV_PAGEOUT: pages shared with others, or swapped out
+_OF_PROCESS, _PER_THREAD = 0x80000000, 4  # in a clock: that of a process or thread by its number; of a thread
 _CREATE = 0x400040  # O_CREAT, and the bit of O_TMPFILE
 _NOT_STREAM = 0x0E  # in the type of a socket; a stream pair can send to its other end only
 
@@ -37,18 +39,20 @@ DENIED = (
     *("io_uring_enter", "io_uring_register", "kexec_load", "kexec_file_load", "init_module", "finit_module"),
     *("delete_module", "reboot", "swapon", "swapoff", "sethostname", "setdomainname", "acct", "quotactl"),
     *("quotactl_fd", "fanotify_init", "iopl", "ioperm", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex"),
-    *("syslog", "vhangup", "personality", "modify_ldt", "process_madvise", "process_mrelease", "move_pages"),
+    *("syslog", "vhangup", "personality", "modify_ldt", "process_madvise", "process_mrelease", "move_pages", "sync"),
     *("migrate_pages", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr", "setpriority"),
-    *("ioprio_set", "inotify_init", "inotify_init1", "inotify_add_watch", "statmount", "listmount"),
+    *("syncfs", "ioprio_set", "inotify_init", "inotify_init1", "inotify_add_watch", "statmount", "listmount"),
     *("socket", "bind", "connect", "sendmsg", "sendmmsg", "shmget", "msgget", "semget", "mq_open", "memfd_create"),
-    "memfd_secret",
+    *("memfd_secret", "vmsplice", "io_setup", "mbind", "set_mempolicy_home_node", "setsockopt"),
 )  # the last two lines: channels to other processes, and memory outside of every limit
 DENIED_ALONE = (
-    *("fork", "vfork", "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"),
-    *("setxattr", "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr"),
-    *("removexattrat", "file_setattr", "utime", "utimes", "futimesat", "utimensat"),
-    *("writev", "pwritev", "pwritev2", "sendfile", "splice", "tee", "vmsplice", "copy_file_range", "io_setup"),
+    *("fork", "vfork", "execve", "execveat", "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown"),
+    *("fchownat", "removexattr", "lremovexattr", "fremovexattr", "removexattrat", "file_setattr", "utime", "utimes"),
+    *("futimesat", "utimensat", "writev", "pwritev", "pwritev2", "sendfile", "splice", "tee", "copy_file_range"),
+    *("ioprio_get", "get_robust_list"),
 )  # without namespaces other files and processes of the user are visible; Landlock does not cover these calls
+MISSING = ("clone3", "landlock_create_ruleset", "seccomp")  # ENOSYS: programs do without. The last two fill memory
+UNSUPPORTED = ("setxattr", "lsetxattr", "fsetxattr", "setxattrat")  # EOPNOTSUPP: no limit counts access control lists
 UNSUPPORTED_ALONE = (
     *("fallocate", "openat2", "getxattr", "lgetxattr", "fgetxattr", "getxattrat", "file_getattr"),
     *("listxattr", "llistxattr", "flistxattr", "listxattrat"),
@@ -59,13 +63,18 @@ ENTRIES = (  # make or move a name in a folder
 )
 WRITES = ("write", "pwrite64")
 SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+QUERIES = (  # of a process by its number; 0 is the caller
+    *("getpgid", "getsid", "sched_getparam", "sched_getscheduler", "sched_getattr", "sched_getaffinity"),
+    "sched_rr_get_interval",
+)
+CLOCKS = ("clock_gettime", "clock_getres", "clock_nanosleep", "timer_create")
 
 
 def confine(*, alone: bool, pinned: int = 0) -> None:
     """Apply the filter to this process and its children, irrevocably.
 
     Args:
-        alone: without namespaces: allow threads, no new processes, and signals to this process only.
+        alone: without namespaces: allow threads, no new processes or programs, and signals to this process only.
         pinned: the first file descriptors that stay what they are; alone, only they are written to uncounted.
     """
     _apply(_program(alone=alone, pinned=pinned), 0)
@@ -75,7 +84,8 @@ def count_writes(pinned: int) -> int:
     """Let a supervisor decide about every call that can take space on disk.
 
     Args:
-        pinned: the first file descriptors, which are no files; what is written to them is not counted.
+        pinned: the first file descriptors, which are no files; what is written to them is not counted. They stay what
+            they are: ``confine`` refuses to close or replace them, and to execute a program, which could close them.
 
     Returns:
         The file descriptor from which the supervisor receives the calls (``DiskBudget``).
@@ -116,8 +126,8 @@ def _program(*, alone: bool, pinned: int) -> bytes:
         _refuse(errno.ENOSYS),
     ]
     refused = dict.fromkeys((*DENIED, *(DENIED_ALONE if alone else ())), errno.EPERM)
-    refused |= dict.fromkeys(("clone3",), errno.ENOSYS)  # the C library then uses clone
-    refused |= dict.fromkeys(UNSUPPORTED_ALONE if alone else (), errno.EOPNOTSUPP)
+    refused |= dict.fromkeys(MISSING, errno.ENOSYS)
+    refused |= dict.fromkeys((*UNSUPPORTED, *(UNSUPPORTED_ALONE if alone else ())), errno.EOPNOTSUPP)
     for name in filter(calls.__contains__, refused):
         lines += [_line(_EQUAL, calls[name], no=1), _refuse(refused[name])]
     for name, argument, then in (*_rules(alone=alone), *(_rules_alone(pinned) if alone else ())):
@@ -130,23 +140,35 @@ def _rules(*, alone: bool) -> Iterator[tuple[str, int, list[bytes]]]:
     """Calls that are refused for some values of an argument: name, argument, and the lines that look at it."""
     yield "clone", 0, [_line(_ANY_BIT, _NAMESPACES, no=1), _refuse()]
     yield "prlimit64", 0, [_line(_EQUAL, 0, yes=1), _refuse()]  # others' limits
-    yield "prctl", 0, [_line(_EQUAL, _PDEATHSIG, no=1), _refuse()]
+    yield "prctl", 0, [_line(_AT_LEAST, _RECENT, no=1), _refuse(errno.EINVAL)]
     yield "socketpair", 1, [_line(_ANY_BIT, _NOT_STREAM, no=1), _refuse()]
-    for name, values in (("fcntl", (*_SIGNAL_OWNERS, *_WATCHES)), ("ioctl", _TERMINAL)):
+    for name, argument, values in (
+        ("prctl", 0, (_PDEATHSIG, _SECCOMP)),
+        ("fcntl", 1, (*_SIGNAL_OWNERS, *_WATCHES)),
+        ("ioctl", 1, _TERMINAL),
+        ("madvise", 2, _ADVICE),
+    ):
         for value in values:
-            yield name, 1, [_line(_EQUAL, value, no=1), _refuse()]
+            yield name, argument, [_line(_EQUAL, value, no=1), _refuse()]
+    yield "mmap", 3, [_line(_ANY_BIT, _HUGETLB, no=1), _refuse()]  # in nobody's resident memory
     # shared memory that no file backs is in nobody's resident memory once the process that filled it has ended
     unless_file = [] if alone else [_line(_ANY_BIT, _ANONYMOUS, no=1)]
     yield "mmap", 3, [_line(_ANY_BIT, _SHARED, no=1 + len(unless_file)), *unless_file, _refuse()]
 
 
 def _rules_alone(pinned: int) -> Iterator[tuple[str, int, list[bytes]]]:
-    yield "clone", 0, [_line(_ANY_BIT, _CLONE_THREAD, yes=1), _refuse()]
+    for flag in (_CLONE_THREAD, _CLONE_FILES):
+        yield "clone", 0, [_line(_ANY_BIT, flag, yes=1), _refuse()]
     yield "ioctl", 1, [_line(_AT_LEAST, _TERMINALS, yes=1), _refuse(errno.ENOTTY)]
     yield "ioctl", 1, [_line(_AT_LEAST, _AFTER, no=1), _refuse(errno.ENOTTY)]
     own = os.getpid()
     for name in SIGNALS:  # tkill names a thread: only the first one of this process has this number
         yield name, 0, [_line(_EQUAL, own, yes=1), _refuse()]
+    for name, argument in (*((name, 0) for name in QUERIES), ("getpriority", 1)):
+        yield name, argument, [_line(_EQUAL, 0, yes=2), _line(_EQUAL, own, yes=1), _refuse()]
+    yield "getpriority", 0, [_line(_EQUAL, 0, yes=1), _refuse()]  # of a process, not of groups or users
+    for name in CLOCKS:  # the kernel shows the clocks of threads to their own process only
+        yield name, 0, [_line(_AT_LEAST, _OF_PROCESS, no=2), _line(_ANY_BIT, _PER_THREAD, yes=1), _refuse()]
     yield "close", 0, [_line(_AT_LEAST, pinned, yes=1), _refuse(0)]  # seems to succeed
     for name, argument in (("close_range", 0), ("dup2", 1), ("dup3", 1)):
         yield name, argument, [_line(_AT_LEAST, pinned, yes=1), _refuse()]

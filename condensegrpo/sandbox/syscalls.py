@@ -7,9 +7,10 @@ _NEW = {
     "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_open": 434, "clone3": 435,
     "close_range": 436, "openat2": 437, "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442,
-    "quotactl_fd": 443, "memfd_secret": 447, "process_mrelease": 448, "fchmodat2": 452, "statmount": 457,
-    "listmount": 458, "setxattrat": 463, "getxattrat": 464, "listxattrat": 465, "removexattrat": 466,
-    "open_tree_attr": 467, "file_getattr": 468, "file_setattr": 469,
+    "quotactl_fd": 443, "landlock_create_ruleset": 444, "memfd_secret": 447, "process_mrelease": 448,
+    "set_mempolicy_home_node": 450, "fchmodat2": 452, "statmount": 457, "listmount": 458, "setxattrat": 463,
+    "getxattrat": 464, "listxattrat": 465, "removexattrat": 466, "open_tree_attr": 467, "file_getattr": 468,
+    "file_setattr": 469,
 }  # fmt: skip
 UNKNOWN = 470  # this call and later ones are not listed here
 _X86_64 = {
@@ -34,7 +35,11 @@ _X86_64 = {
     "open": 2, "creat": 85, "openat": 257, "mkdir": 83, "mkdirat": 258, "mknod": 133, "mknodat": 259, "symlink": 88,
     "symlinkat": 266, "link": 86, "linkat": 265, "rename": 82, "renameat": 264, "renameat2": 316, "dup2": 33,
     "dup3": 292, "close": 3, "getxattr": 191, "lgetxattr": 192, "fgetxattr": 193, "listxattr": 194,
-    "llistxattr": 195, "flistxattr": 196,
+    "llistxattr": 195, "flistxattr": 196, "execve": 59, "execveat": 322, "getpgid": 121, "getsid": 124,
+    "getpriority": 140, "sched_getparam": 143, "sched_getscheduler": 145, "sched_getattr": 315,
+    "sched_getaffinity": 204, "sched_rr_get_interval": 148, "ioprio_get": 252, "get_robust_list": 274,
+    "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230, "timer_create": 222, "mbind": 237,
+    "setsockopt": 54, "madvise": 28, "sync": 162, "syncfs": 306,
 }  # fmt: skip
 _AARCH64 = {
     "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "mount": 40, "umount2": 39, "pivot_root": 41,
@@ -55,6 +60,10 @@ _AARCH64 = {
     "vmsplice": 75, "copy_file_range": 285, "fallocate": 47, "io_setup": 0, "mmap": 222, "openat": 56, "mkdirat": 34,
     "mknodat": 33, "symlinkat": 36, "linkat": 37, "renameat": 38, "renameat2": 276, "dup3": 24, "close": 57,
     "getxattr": 8, "lgetxattr": 9, "fgetxattr": 10, "listxattr": 11, "llistxattr": 12, "flistxattr": 13,
+    "execve": 221, "execveat": 281, "getpgid": 155, "getsid": 156, "getpriority": 141, "sched_getparam": 121,
+    "sched_getscheduler": 120, "sched_getattr": 275, "sched_getaffinity": 123, "sched_rr_get_interval": 127,
+    "ioprio_get": 31, "get_robust_list": 100, "clock_gettime": 113, "clock_getres": 114, "clock_nanosleep": 115,
+    "timer_create": 107, "mbind": 235, "setsockopt": 208, "madvise": 233, "sync": 81, "syncfs": 267,
 }  # fmt: skip
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # as seen by a filter; any other value is a foreign ABI
 _TABLES = {"x86_64": {**_NEW, **_X86_64}, "aarch64": {**_NEW, **_AARCH64}}

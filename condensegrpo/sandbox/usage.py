@@ -24,11 +24,14 @@ def of_descendants(pid: int, proc: int) -> Usage:
         current = waiting.pop()
         try:
             threads = _list(f"{current}/task", proc)
-            memory += int(_read(f"{current}/statm", proc).split()[1]) * _PAGE
-            for thread in threads:
-                waiting += map(int, _read(f"{current}/task/{thread}/children", proc).split())
-        except (OSError, IndexError):
+        except OSError:
             continue  # it has ended
+        resident = 0  # every thread shows the pages of its process, except for one that has ended
+        for thread in threads:
+            with suppress(OSError, IndexError):  # this thread has ended, the others count
+                waiting += map(int, _read(f"{current}/task/{thread}/children", proc).split())
+                resident = max(resident, int(_read(f"{current}/task/{thread}/statm", proc).split()[1]))
+        memory += resident * _PAGE
         tasks += len(threads)
         pids.append(current)
     return Usage(tasks, memory, tuple(pids))

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from condensegrpo.core.errors import DataError
+from condensegrpo.core.errors import DataError, DataMissing
 
 PACKAGE = "bfcl-eval==2026.3.23"
 QUESTIONS = "BFCL_v4_memory.json"
@@ -63,7 +63,8 @@ def read_memory_questions(source: Path | None = None) -> MemoryQuestions:
     """The benchmark in a folder, in a wheel of bfcl-eval, or by default in the installed package.
 
     Raises:
-        DataError: it is not there, or a file is damaged or lacks something.
+        DataMissing: it is not there.
+        DataError: a file is damaged or lacks something.
     """
     folder = _folder(source)
     answers = {str(row["id"]): row for row in _rows(folder / "possible_answer" / QUESTIONS, "id", "ground_truth")}
@@ -89,7 +90,7 @@ def read_memory_questions(source: Path | None = None) -> MemoryQuestions:
     return MemoryQuestions(questions=questions, messages=dict(messages))
 
 
-def stands(answers: Iterable[str], text: str, match: Match = "words") -> bool:
+def contains_answer(answers: Iterable[str], text: str, match: Match = "words") -> bool:
     """Whether one of the answers is in a text, whatever its case and punctuation.
 
     ``words`` asks for whole words, as BFCL's own checker; ``substring`` finds 35 in 135 too. Placeholders do not count.
@@ -117,7 +118,7 @@ def _folder(source: Path | None) -> _Place:
         if (place / QUESTIONS).is_file():
             return place
     looked = "the package bfcl_eval is not installed" if source is None else f"{source} has no {QUESTIONS}"
-    raise DataError(
+    raise DataMissing(
         f"reading BFCL's memory questions: {looked}. Run `pip download --no-deps {PACKAGE}` and name the wheel with "
         f"--data, or install it: `pip install --no-deps {PACKAGE}`"
     )

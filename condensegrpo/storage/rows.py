@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from condensegrpo.core.errors import DataError
+from condensegrpo.core.errors import DataError, DataMissing
 from condensegrpo.storage.hub import hub_fault
 from condensegrpo.storage.placeholder import placeholder_in
 
@@ -38,7 +38,7 @@ def read_rows(source: str, *, split: str, limit: int | None = None) -> list[Row]
     elif path.is_dir():
         rows = [row for file in _files_of(path, split) for row in read_file(file)]
     elif source.startswith((".", "/", "~")) or "\\" in source or source.count("/") > 1 or _kind(path):
-        raise DataError(
+        raise DataMissing(
             f"reading the dataset {source}: there is no such file or folder (looked for {path.resolve()}). "
             f"Correct the path; a Hub dataset is written owner/name"
         )
@@ -172,7 +172,7 @@ def _from_hub(source: str, split: str) -> list[Row]:
             raise DataError(
                 f"{doing}: {type(error).__name__}: {error}. Correct its name; if local files were meant, {local}"
             ) from error
-        raise DataError(
+        raise DataMissing(
             f"{doing}: {fault}, and the data set is not in {datasets.config.HF_DATASETS_CACHE}. Load it once with "
             f"network, or {local}"
         ) from error

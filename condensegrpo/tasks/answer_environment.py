@@ -28,7 +28,7 @@ class AnswerEnvironment:
 
     async def start(self) -> tuple[Message, ...]:
         """The system message, if there is one, and the question."""
-        return head(system=self.system, question=self.question)
+        return pinned_messages(system=self.system, question=self.question)
 
     async def step(self, reply: Message) -> Step:
         """What the user says to a reply, or the end: its answer, or none, which is a format error."""
@@ -42,7 +42,7 @@ class AnswerEnvironment:
         return Step(done=True, answer=answer)
 
 
-def head(*, system: str, question: str) -> tuple[Message, ...]:
+def pinned_messages(*, system: str, question: str) -> tuple[Message, ...]:
     """The pinned messages."""
     asked = Message(role="user", content=question)
     return (Message(role="system", content=system), asked) if system else (asked,)

@@ -23,7 +23,7 @@ from annotated_types import Ge, Gt, Lt
 
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Demonstration, Problem, Split
-from condensegrpo.storage.bfcl_memory import MemoryQuestion, read_memory_questions, stands
+from condensegrpo.storage.bfcl_memory import MemoryQuestion, contains_answer, read_memory_questions
 from condensegrpo.tasks.notes import NotesEnvironment
 from condensegrpo.tasks.splits import split
 
@@ -85,7 +85,7 @@ class BfclMemory:
         if context[-1].text != ASKED:
             return reply.startswith(NOTED)
         notes = context[-2].text.removeprefix(NOTED)
-        return None if notes == NOTHING else bool(reply.strip()) and stands((reply,), notes)
+        return None if notes == NOTHING else bool(reply.strip()) and contains_answer((reply,), notes)
 
     def corpus(self) -> Iterable[str]:
         """Every word of the task."""
@@ -96,7 +96,7 @@ class BfclMemory:
     def _problem(self, question: MemoryQuestion, said: Sequence[str]) -> Problem | None:
         """The question with some neighbouring messages; None if no message has its answer."""
         asked = set(question.question.casefold().split())
-        indices = [index for index, text in enumerate(said) if stands(question.answers, text)]
+        indices = [index for index, text in enumerate(said) if contains_answer(question.answers, text)]
         if not indices:
             return None
         index = max(indices, key=lambda index: len(asked & set(said[index].casefold().split())))
@@ -105,7 +105,7 @@ class BfclMemory:
         return Problem(
             id=question.id,
             question=question.question,
-            answer=next(answer for answer in question.answers if stands((answer,), said[index])),
+            answer=next(answer for answer in question.answers if contains_answer((answer,), said[index])),
             data={
                 "messages": list(said[first : first + self.messages]),
                 "aliases": list(question.answers),
@@ -133,7 +133,7 @@ def _excerpt(text: str, answer: str) -> str:
     words = text.split()
     size = max(EXCERPT, len(answer.split()) + 1)
     starts = range(max(len(words) - size, 0) + 1)
-    holding = [start for start in starts if stands((answer,), " ".join(words[start : start + size]))]
+    holding = [start for start in starts if contains_answer((answer,), " ".join(words[start : start + size]))]
     start = holding[len(holding) // 2] if holding else 0
     return " ".join(words[start : start + size])
 

@@ -20,9 +20,9 @@ from annotated_types import Ge, Le
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Demonstration, Problem, Split
 from condensegrpo.episodes.toolformats import Tagged
-from condensegrpo.tasks.answer_environment import AnswerEnvironment, head
+from condensegrpo.tasks.answer_environment import AnswerEnvironment, pinned_messages
 from condensegrpo.tasks.answers import is_call_or_answer
-from condensegrpo.tasks.drawn import is_held_out
+from condensegrpo.tasks.drawn import is_eval_content
 from condensegrpo.tools.code_book import code_book
 
 WORDS = ("red", "blue", "green", "black", "white", "gold", "pink", "grey", "boat", "cave", "dust", "farm")
@@ -43,7 +43,7 @@ class Codes:
         """All codes of a split, in an order that has nothing to do with their words."""
         codes = [" ".join(words) for words in itertools.product(WORDS, repeat=LENGTH)]
         random.Random("codes").shuffle(codes)
-        chosen = [code for code in codes if is_held_out(code) == (split == "eval")]
+        chosen = [code for code in codes if is_eval_content(code) == (split == "eval")]
         return [Problem(id=f"{split}-{at}", question=code, answer=code_book(code)) for at, code in enumerate(chosen)]
 
     def environment(self, problem: Problem) -> AnswerEnvironment:
@@ -55,7 +55,7 @@ class Codes:
         problems, rng = self.problems("train"), random.Random(f"codes demonstrations {seed}")
         while True:
             problem = problems[rng.randrange(len(problems))]
-            asked, guess = head(system=SYSTEM, question=problem.question), str(rng.randrange(10))
+            asked, guess = pinned_messages(system=SYSTEM, question=problem.question), str(rng.randrange(10))
             if rng.random() < 0.5:
                 reply = _call(problem.question) if rng.random() < self.calling else _answer(guess)
                 yield Demonstration(context=asked, reply=reply, problem=problem)

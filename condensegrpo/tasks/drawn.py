@@ -34,7 +34,7 @@ class DrawnProblems(Sequence[Problem]):
         return self.draw(range(self.size)[index])
 
 
-def is_held_out(content: str) -> bool:
+def is_eval_content(content: str) -> bool:
     """Whether the problem with this content is for evaluation."""
     digest = hashlib.blake2b(content.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % EVAL_SHARE == 0
@@ -53,7 +53,7 @@ def drawn_for_training(draw: Draw, content: Callable[[Problem], str], *, size: i
         rng = random.Random(f"{seed} {index}")
         while True:  # seven draws in eight are for training
             problem = draw(rng, f"train-{index}")
-            if not is_held_out(content(problem)):
+            if not is_eval_content(content(problem)):
                 return problem
 
     return DrawnProblems(size=size, draw=problem_of)
@@ -76,7 +76,7 @@ def drawn_held_out(
     rng, chosen = random.Random(seed), dict[str, Problem]()
     for _ in range(100 * EVAL_SHARE * count):
         problem = draw(rng, f"eval-{len(chosen)}")
-        if is_held_out(content(problem)):
+        if is_eval_content(content(problem)):
             chosen.setdefault(content(problem), problem)
         if len(chosen) == count:
             return list(chosen.values())

@@ -24,7 +24,7 @@ from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Demonstration, Problem
 from condensegrpo.episodes.toolformats import JSON_FORMATS, Native, Tagged
 from condensegrpo.storage.rows import read_rows, require_columns, require_texts
-from condensegrpo.tasks.answer_environment import QuestionTask, head
+from condensegrpo.tasks.answer_environment import QuestionTask, pinned_messages
 from condensegrpo.tasks.answers import AnswerStyle, is_call_or_answer
 from condensegrpo.tasks.splits import split
 from condensegrpo.tools.calculator import calculator
@@ -129,7 +129,7 @@ class Gsm8k(QuestionTask):
         units = tuple(self._unit(at, each) for at, each in enumerate(solution.sums[:turn]))
         shown = units[max(0, turn - self.keep_last) :]
         context = History(
-            pinned=head(system=self.system or "", question=solution.problem.question), units=shown
+            pinned=pinned_messages(system=self.system or "", question=solution.problem.question), units=shown
         ).messages
         reply = _final(solution.problem) if turn == len(solution.sums) else self._reply(solution.sums[turn])
         return Demonstration(context=context, reply=reply, problem=solution.problem)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Lt
 
-from condensegrpo.core.errors import DataError
+from condensegrpo.core.errors import DataError, DataMissing
 from condensegrpo.core.protocols import Problem
 from condensegrpo.storage.rows import Row, read_file, read_rows, require_columns, require_texts, require_unique
 from condensegrpo.tasks.answer_environment import QuestionTask
@@ -97,7 +97,7 @@ def _with_answers(source: str, splits: Splits) -> Splits:
 def _read_truths(source: str) -> Mapping[str, object]:
     path = Path(source).expanduser()
     if not path.is_file():
-        raise DataError(f"reading the ground truth {source}: there is no such file (looked for {path.resolve()})")
+        raise DataMissing(f"reading the ground truth {source}: there is no such file (looked for {path.resolve()})")
     if path.suffix == ".json":
         with suppress(ValueError, RecursionError):  # JSON lines under this name are read below, which reports faults
             by_id = json.loads(path.read_bytes())

@@ -30,7 +30,7 @@ from annotated_types import Ge, Le
 
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
-from condensegrpo.tasks.drawn import DrawnProblems, Tags, is_held_out
+from condensegrpo.tasks.drawn import DrawnProblems, Tags, is_eval_content
 
 OPERATIONS = ("+1", "+2", "+3", "-1", "-2", "-3")
 REPORT = "done report"
@@ -131,7 +131,7 @@ class Ledger:
         length = rng.choice(self._lengths)
         while True:  # seven draws in eight are for training
             start, operations = _draw(rng, length)
-            if not is_held_out(_name(start, operations)):
+            if not is_eval_content(_name(start, operations)):
                 return _problem(f"train-{index}", start, operations)
 
     def _demonstrated_reply(self, context: Sequence[Message], rng: random.Random) -> str:
@@ -257,7 +257,7 @@ def _held_out(length: int, count: int) -> list[tuple[int, tuple[str, ...]]]:
     rng = random.Random(f"ledger eval {length}")
     if 10 * len(OPERATIONS) ** length <= _ENUMERABLE:
         rows = list(itertools.product(range(10), itertools.product(OPERATIONS, repeat=length)))
-        rows = [row for row in rows if is_held_out(_name(*row))]
+        rows = [row for row in rows if is_eval_content(_name(*row))]
         if len(rows) < count:
             raise ValueError(
                 f"holding out {count} different problems of {length} operations: only {len(rows)} exist; "
@@ -267,7 +267,7 @@ def _held_out(length: int, count: int) -> list[tuple[int, tuple[str, ...]]]:
     chosen: dict[tuple[int, tuple[str, ...]], None] = {}  # more than 10,000 exist
     while len(chosen) < count:
         row = _draw(rng, length)
-        if is_held_out(_name(*row)):
+        if is_eval_content(_name(*row)):
             chosen[row] = None
     return list(chosen)
 

@@ -16,7 +16,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Demonstration, Problem
 from condensegrpo.episodes.toolformats import Tagged
 from condensegrpo.storage.rows import Row, read_rows, require_columns, require_texts
-from condensegrpo.tasks.answer_environment import QuestionTask, head
+from condensegrpo.tasks.answer_environment import QuestionTask, pinned_messages
 from condensegrpo.tasks.answers import AnswerStyle, is_call_or_answer
 from condensegrpo.tasks.splits import SHARE, split
 
@@ -79,7 +79,7 @@ class SearchQa(QuestionTask):
     def _turns(self, rng: random.Random) -> Iterator[Demonstration]:
         while True:
             lookup = rng.choice(self._lookups)
-            asked = head(system=self.system, question=lookup.problem.question)
+            asked = pinned_messages(system=self.system, question=lookup.problem.question)
             search = _search(lookup.problem.question)
             if rng.random() < 0.5:
                 yield Demonstration(context=asked, reply=search, problem=lookup.problem)

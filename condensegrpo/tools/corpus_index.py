@@ -13,17 +13,17 @@ import json
 import mmap
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 
-from condensegrpo.core.errors import DataError
+from condensegrpo.core.errors import DataError, DataMissing
 from condensegrpo.storage.rows import Row, read_file
 
 LAYOUT = "1"  # of what is written; another one is another key
@@ -75,11 +75,12 @@ def opened(corpus: str, cache: str | None = None) -> CorpusIndex:
         cache: folder of the indices.
 
     Raises:
-        DataError: missing, empty or damaged, or a row is no passage.
+        DataMissing: there is no such file.
+        DataError: it is empty or damaged, or a row is no passage.
     """
     path = Path(corpus).expanduser().resolve()
     if not path.is_file():
-        raise DataError(
+        raise DataMissing(
             f"opening the search corpus {corpus}: there is no such file (looked for {path}). Give a JSONL file of "
             f"passages with title and text as the option corpus of the tool search"
         )
@@ -107,8 +108,9 @@ def _build(corpus: Path, folder: Path) -> None:
     import bm25s
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+    aside = folder.with_name(f".building-{uuid4().hex}")
     try:
+        aside.mkdir()
         texts = _write_passages(corpus, aside)
         words = bm25s.tokenize(texts, stopwords=_STOPWORDS, show_progress=False)
         if not words.vocab:

@@ -3,9 +3,11 @@
 import importlib
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from condensegrpo.trackers.packages import check_package_installed
 PARAMETERS = 100  # in one request
 PARAMETER_CHARACTERS = 500  # of a value, the limit of servers before MLflow 2.10
 TABLES = "mlflow.loggedArtifacts"  # the tag by which MLflow's pages find tables
+DATABASES = ("sqlite:", "postgresql", "mysql", "mssql")  # stores that need the whole of MLflow
 SHOWN_TABLES = 40  # named in the tag, whose length is limited
 
 
@@ -37,13 +40,19 @@ class MlflowTracker:
 
     @staticmethod
     def check_options(**options: object) -> None:
-        """Refuse a URI with a password, which ``config.yaml`` would hold, and to start without the package."""
+        """Refuse a URI with a password, which ``config.yaml`` would hold, and to start without what the store needs."""
         if has_credentials(str(options.get("tracking_uri"))):
             raise ValueError(
                 "tracking_uri names a user or password. Leave them out and set MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD: config.yaml would hold them"
             )
         check_package_installed("mlflow")
+        uri = str(options.get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db")
+        if uri.startswith(DATABASES) and not any(distributions(name="mlflow")):
+            raise ValueError(
+                f"of MLflow only mlflow-skinny is installed, which cannot write to the local store {uri}. Run pip "
+                "install 'condensegrpo[mlflow]' (in a clone: pip install -e '.[mlflow]'), or name a server's URI"
+            )
 
     def start(self, run: RunStart) -> StartedRun:
         """Open a run with the configuration as parameters and as ``config.json``, or continue one."""

@@ -14,7 +14,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Task
 from condensegrpo.learner import ranks
-from condensegrpo.learner.atomic_folder import temporary_folder
+from condensegrpo.learner.atomic_folder import published_folder
 from condensegrpo.learner.new_model import new_model, save_new
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.storage.run_folder import RunFolder
@@ -97,6 +97,5 @@ def first_policy(
 def _make(new: NewModel, task: Task, made: Path, *, seed: int) -> None:
     tokenizer = made_tokenizer(task, new)
     model = new_model(tokenizer, new, seed=seed)
-    with temporary_folder(made.with_name(".new")) as aside:
+    with published_folder(made) as aside:
         save_new(aside, tokenizer, model)
-        aside.rename(made)

@@ -107,7 +107,6 @@ class RolloutPrefetcher:
                 rollout=self._rollout,
                 batch_filter=self._filter,
                 run_round=self._run_round,
-                observer=self._observer,
             )
 
     def _run_round(self, extra: Round) -> Scored:

@@ -15,17 +15,15 @@ from condensegrpo.algorithms.settings import StopSettings
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.runtime import provenance
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.observer import Observer
+from condensegrpo.core.data_order import indices, spare_indices
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.episodes.collect import check_each_rank, failures_of, report_failures
 from condensegrpo.episodes.group import ProblemGroup, problem_groups
 from condensegrpo.episodes.player import GroupPlayer
 from condensegrpo.learner import ranks
 from condensegrpo.storage.background_writer import BackgroundWriter
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import write_trajectory
-from condensegrpo.training.data_order import indices, spare_indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +151,6 @@ def complete_batch(
     rollout: BatchRollout,
     batch_filter: BatchFilter,
     run_round: Callable[[Round], Sequence[ScoredTrajectory]],
-    observer: Observer,
 ) -> StepBatch:
     """The batch of a step, with what dynamic sampling adds; every rank must call it.
 
@@ -164,9 +161,6 @@ def complete_batch(
     Args:
         scored: the trajectories of the first round.
         run_round: rolls out a further round.
-
-    Raises:
-        RolloutError: every trajectory of every round failed, on all ranks or on any.
     """
     batch, current = batch_filter.split(scored), first
     missing = _missing(batch, len(first.chosen))
@@ -177,9 +171,6 @@ def complete_batch(
         extra = batch_filter.split(run_round(current))
         missing = _missing(extra, missing)
         batch += extra
-    failures = ranks.gather(failures_of(batch.trajectories))  # of all rounds: one alone may be a broken problem
-    report_failures(failures, observer)
-    check_each_rank(failures)
     return batch
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.objects import NO_OBJECTS, Objects
+from condensegrpo.assembly.objects import NO_OBJECTS, Objects, described_objects
 from condensegrpo.assembly.preflight import check_run
 from condensegrpo.config.load import dump_config
 from condensegrpo.config.resumed import allowed_changes, change_table
@@ -127,7 +127,7 @@ def prepare_run(
     if continued is None and not dry_run and launched_rank(os.environ) == 0:
         check_run_name(Path(config.runs_dir) / config.name, overwrite=overwrite)
     components = build(config, objects=objects)
-    notes = check_run(components, resumed=continued is not None)
+    notes = (*check_run(components, resumed=continued is not None), *described_objects(objects))
     if changes:
         notes = (f"changed since the run was last started:\n{change_table(changes)}", *notes)
     return PreparedRun(components=components, continued=continued, overwrite=overwrite, notes=notes)

@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Protocol
 
 from condensegrpo.assembly.build import build
+from condensegrpo.assembly.preflight import check_run
 from condensegrpo.config.load import load_config
 from condensegrpo.config.resumed import Change, change_table, differences, store_configuration
 from condensegrpo.config.schema import RunConfig
@@ -27,7 +28,6 @@ from condensegrpo.storage.files import append_line, read_lines
 from condensegrpo.storage.new_run import check_run_name
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
-from condensegrpo.training.held_out import check_disjoint
 
 # What the initial policy does not depend on; of the rest any difference means another warm start.
 NOT_USED = frozenset(
@@ -137,20 +137,9 @@ def _changes(before: RunConfig, after: RunConfig) -> list[Change]:
 
 
 def check_runs(runs: Iterable[StudyRun]) -> None:
-    """Build the components of runs and check that nothing held out is trained on, before any of them starts.
-
-    Raises:
-        ConfigError: a configuration does not work.
-        DataError: a held-out problem is trained on; names it.
-    """
-    checked: list[tuple[object, ...]] = []
+    """Check every run as ``train`` does, before any of them starts; raises as ``check_run`` does."""
     for run in runs:
-        config = run.config
-        used = (config.task, config.seed, config.train, config.warm_start, config.evaluate)
-        components = build(config)
-        if used not in checked:
-            checked.append(used)
-            check_disjoint(components)
+        check_run(build(run.config), resumed=run.folder.config.is_file())
 
 
 @dataclass(frozen=True, slots=True)

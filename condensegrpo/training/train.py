@@ -20,9 +20,11 @@ from condensegrpo.assembly.open_learner import choices, open_learner
 from condensegrpo.assembly.players import Players
 from condensegrpo.assembly.runtime import open_sampler, use_threads
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.errors import TooManyFailed
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols import Describes, Sampler, Sleeps
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.episodes.failures import FailureWatch, failures_of
 from condensegrpo.episodes.player import GroupPlayer
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.learner import ranks
@@ -224,10 +226,12 @@ def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
     config, schedule = run.config, run.config.train
     used = run.components.estimator.plugin.sees_turn_rewards
     watches = SignalWatch(config), SummaryWatch(config.condenser.name), TurnRewardWatch(config.estimator, used=used)
+    failing = FailureWatch(schedule.max_failed)
     if done < schedule.steps and ranks.any_rank(stopping()):  # requested while the policy was loaded or evaluated
         return False
     for step in range(done + 1, schedule.steps + 1):
-        metrics = _step(run, step)
+        with _saved_if_most_fail(run, step - 1):
+            metrics = _step(run, step, failing)
         if run.tracking is not None:
             run.tracking.log(step, metrics)
         run.observer.step(step, metrics)
@@ -238,7 +242,8 @@ def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
         stop = ranks.any_rank(stopping())
         if last or (schedule.eval_every and step % schedule.eval_every == 0 and not stop):
             _send_weights(run, step)
-            _evaluate(run, step)
+            with _saved_if_most_fail(run, step):
+                _evaluate(run, step)
             stop = ranks.any_rank(stopping())
         if last or stop or (schedule.save_every and step % schedule.save_every == 0):
             _save(run, step)
@@ -247,10 +252,11 @@ def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
     return True
 
 
-def _step(run: _Run, step: int) -> dict[str, float]:
+def _step(run: _Run, step: int, failing: FailureWatch) -> dict[str, float]:
     """From one batch of problems to one optimiser step; returns its metrics."""
     began = time.monotonic()
     batch = run.prefetcher.take(step)
+    failing.check(ranks.gather(failures_of(batch.trajectories)), run.observer)
     update_follows = sampler_gets_weights(step, run.config.rollout.staleness)
     if run.prefetcher.idle and isinstance(run.sampler, Sleeps):
         run.sampler.sleep(keep_weights=not update_follows)
@@ -317,7 +323,7 @@ def _metrics(run: _Run, step: int, batch: StepBatch, credit: StepCredit) -> dict
     )
     for name, value in metrics.items():
         if name.startswith("condenser/") and name.endswith("refused") and value:
-            run.observer.say(f"{name}: {value:g} in this step; inspect-trajectory says why")
+            run.observer.say(f"{name}: {value:g} in this step; condensegrpo inspect says why")
     return metrics
 
 
@@ -351,6 +357,20 @@ def _evaluate(run: _Run, step: int) -> None:
     if run.tracking is not None:
         run.tracking.evaluated(step, results)
     run.observer.evaluated(step, results)
+
+
+@contextmanager
+def _saved_if_most_fail(run: _Run, done: int) -> Iterator[None]:
+    """Save a checkpoint of ``done`` steps before an error that ends the run because of its plug-ins: it can resume.
+
+    It holds no prefetched batches: they were sampled with the same plug-ins.
+    """
+    try:
+        yield
+    except TooManyFailed:
+        if done:
+            run.saver.save(done, {})
+        raise
 
 
 def _save(run: _Run, step: int) -> None:

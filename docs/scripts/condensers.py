@@ -98,7 +98,6 @@ def _with_template(name: str, options: dict[str, object], tokens: int) -> Callab
 
 
 EXAMPLES: dict[str, Callable[[], str]] = {
-    "full": lambda: drawn("full", {}, 300),
     "last_k": lambda: drawn("last_k", {"keep_last": 2}, 300),
     "observation_mask": lambda: drawn("observation_mask", {"keep": 1}, 300),
     "attention": lambda: drawn("attention", {"lookback": 0}, 130),
@@ -114,8 +113,6 @@ EXAMPLES: dict[str, Callable[[], str]] = {
         110,
     ),
     "anchors": lambda: drawn("anchors", {}, 130),
-    "truncate": lambda: drawn("truncate", {}, 130),
-    "random_drop": lambda: drawn("random_drop", {"seed": 2}, 130),
 }
 
 if __name__ == "__main__":

@@ -41,13 +41,12 @@ from condensegrpo.algorithms.advantages.estimator import (
     total,
 )
 from condensegrpo.algorithms.advantages.gigpo import gigpo
-from condensegrpo.algorithms.advantages.groups import MAX_REWARD, Epsilon, Scale, Singleton
+from condensegrpo.algorithms.advantages.groups import Epsilon, Scale, Singleton
 from condensegrpo.algorithms.advantages.outcome import grpo, grpo_merged, reinforce, rloo, turn_discounted
 from condensegrpo.algorithms.advantages.turns import ms_grpo, ms_po, mt_grpo
 from condensegrpo.algorithms.advantages.whiten import Moments, moments, whiten
 
 __all__ = [
-    "MAX_REWARD",
     "Batch",
     "Epsilon",
     "Estimate",

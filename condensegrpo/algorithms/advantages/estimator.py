@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from condensegrpo.algorithms.advantages.groups import (
-    MAX_REWARD,
     Scale,
     Singleton,
     first,
@@ -30,6 +29,7 @@ from condensegrpo.algorithms.advantages.groups import (
 )
 from condensegrpo.algorithms.advantages.table import finished
 from condensegrpo.core.errors import ScoreError
+from condensegrpo.core.trajectory import MAX_REWARD
 
 COLUMN_SUFFIXES = ("_N", "_NK")
 NO_NUMBERS: Mapping[str, Tensor] = {}

@@ -13,7 +13,6 @@ Scale = Literal["std", "none"]
 Singleton = Literal["zero", "raw"]
 Epsilon = Annotated[float, Ge(0)]  # ε, added to a deviation
 
-MAX_REWARD = 1e100  # magnitude of a reward: squared differences, summed over a group, stay far from 1e308
 ROUNDING = 1e-12  # of a group's largest magnitude; values that spread no further are equal, 0.1 + 0.2 and 0.3 for one
 
 

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages.groups import MAX_REWARD, first, name_of
+from condensegrpo.algorithms.advantages.groups import first, name_of
 from condensegrpo.core.errors import ScoreError
+from condensegrpo.core.trajectory import MAX_REWARD
 
 EQUAL = 1e-12  # of Σ A²: what squares may spread by and still be equal; sums in double precision err by far less
 

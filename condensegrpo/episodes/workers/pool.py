@@ -40,7 +40,11 @@ class WorkerHandle(Protocol):
         """Whether it runs. Called between plays."""
 
     def end(self) -> str:
-        """End it at once, unless it has ended. Returns how it ended: "was killed by signal 9"."""
+        """End it at once, unless it has ended. It may wait, and is called in a thread.
+
+        Returns:
+            How it ended: "was killed by signal 9".
+        """
 
 
 class WorkerHost(Protocol):
@@ -121,15 +125,15 @@ class WorkerPool:
     async def _ready(self, number: int) -> list[WorkerHandle]:
         """That many workers; those that have ended are replaced."""
         for worker in [each for each in self._workers if not each.is_idle()]:
-            self._end(worker)
+            await self._end(worker)
         missing = number - len(self._workers)
         if missing > 0:
             self._workers += await asyncio.to_thread(self._host.start, missing)
         return self._workers[:number]
 
-    def _end(self, worker: WorkerHandle) -> str:
+    async def _end(self, worker: WorkerHandle) -> str:
         self._workers.remove(worker)
-        return worker.end()
+        return await asyncio.to_thread(worker.end)
 
     async def _played(
         self, worker: WorkerHandle, play: Play, turn_seconds: float, record: OnScored
@@ -158,13 +162,13 @@ class WorkerPool:
                             return report
                         case CondenseError() as error:
                             raise error
-            failure = Failure(source="a rollout worker", error="", message=self._end(worker))
+            failure = Failure(source="a rollout worker", error="", message=await self._end(worker))
             for group, sample in missing.values():
                 record(_lost(group, sample, failure, time.monotonic() - began))
             return None
         except BaseException:
             if worker in self._workers:
-                self._end(worker)
+                await self._end(worker)
             raise
         finally:
             for task in answers.values():

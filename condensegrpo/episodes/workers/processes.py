@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,6 +24,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import recv_handle, send_handle
 from pkgutil import resolve_name
+from threading import Lock
 
 from condensegrpo.episodes.workers.worker import OpenPlayer, Worker
 
@@ -39,10 +41,11 @@ class _ProcessHandle:
 
     def __init__(self, connection: socket.socket, end: Callable[[], str]) -> None:
         self._connection, self.end = connection, end
-        self._writer: asyncio.StreamWriter | None = None
+        self._outbox: _Outbox | None = None
 
     async def messages(self, play: bytes) -> AsyncGenerator[bytes, None]:
-        reader, self._writer = await asyncio.open_connection(sock=self._connection.dup())  # of this event loop
+        reader, writer = await asyncio.open_connection(sock=self._connection.dup())  # of this event loop
+        self._outbox = _Outbox(writer)
         try:
             self.send(play)
             while True:
@@ -50,19 +53,33 @@ class _ProcessHandle:
         except (asyncio.IncompleteReadError, OSError):
             return
         finally:
-            self._writer.close()
+            writer.close()
 
     def send(self, data: bytes) -> None:
-        if self._writer is not None:
-            _write(self._writer, data)
+        if self._outbox is not None:
+            self._outbox.send(data)
 
     def is_idle(self) -> bool:
         return not wait([self._connection], timeout=0)  # a worker says nothing between plays: its end can be read
 
 
-def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Write a message: eight bytes of length, and its pickle."""
-    writer.write(len(data).to_bytes(LENGTH_BYTES) + data)
+class _Outbox:
+    """Messages to the other side: eight bytes of length each, and its pickle.
+
+    Those of one round of the event loop are one system call, which costs as much as the rest of a message.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer, self._waiting = writer, list[bytes]()
+
+    def send(self, data: bytes) -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._waiting += (len(data).to_bytes(LENGTH_BYTES), data)
+
+    def _write(self) -> None:
+        self._writer.writelines(self._waiting)
+        self._waiting.clear()
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
@@ -98,6 +115,7 @@ class _ForkServer:
     def __init__(self, opener: str) -> None:
         self._control, theirs = Pipe()
         self._ends: list[socket.socket] = []  # of the connections to the workers
+        self._asking = Lock()  # of threads: one request and its answer at a time
         with theirs:
             program = PROGRAM.format(path=sys.path, module=__name__, control=theirs.fileno(), opener=opener)
             self.process = subprocess.Popen(
@@ -111,7 +129,7 @@ class _ForkServer:
     def fork(self) -> _ProcessHandle:
         number = len(self._ends)
         end, theirs = socket.socketpair()
-        with theirs:
+        with theirs, self._asking:
             self._control.send(number)
             send_handle(self._control, theirs.fileno(), self.process.pid)
         self._ends.append(end)
@@ -128,11 +146,12 @@ class _ForkServer:
             self.process.wait()
 
     def _end(self, number: int) -> str:
-        """End a worker, unless it has ended. Returns how it ended."""
+        """End a worker, unless it has ended. Returns how it ended. It waits for the server, perhaps for its imports."""
         self._ends[number].close()
         try:
-            self._control.send(number)
-            return described(*self._control.recv())
+            with self._asking:
+                self._control.send(number)
+                return described(*self._control.recv())
         except (EOFError, OSError):
             return f"ended together with all workers of this rank: their parent process was killed. {REMEDY}."
 
@@ -149,7 +168,7 @@ def described(process: int, code: int) -> str:
         killed = f"process {process} was killed by signal {-code} ({signal.strsignal(-code)})"
         return f"{killed}, as {why}; {lost}. {REMEDY}"
     return (
-        f"process {process} ended itself with exit code {code}, as os._exit() in a tool, task or reward does; "
+        f"process {process} ended itself with exit code {code}, as os._exit() in a thread that a plug-in started does; "
         f"{lost}. Raise an exception there instead"
     )
 
@@ -163,7 +182,7 @@ def fork_workers(control: int, opener: str) -> None:
         signal.signal(number, lambda *_: None)
     open_players = resolve_name(opener)
     gc.freeze()  # a collection in a worker would copy the pages that it shares with the others
-    requests, workers, server = Connection(control), list[BaseProcess](), os.getpid()
+    requests, workers = Connection(control), list[BaseProcess]()
     try:
         with suppress(EOFError, ConnectionError):  # the rank has ended, perhaps before it read the last answer
             while True:
@@ -179,9 +198,10 @@ def fork_workers(control: int, opener: str) -> None:
         deadline = time.monotonic() + CLOSE_SECONDS
         for worker in workers:
             worker.join(max(deadline - time.monotonic(), 0.0))
+    except Exception:
+        traceback.print_exc()  # here: what follows leaves no time for it
     finally:  # also after an error: no worker may outlive the rank
-        if os.getpid() == server:
-            os.killpg(0, signal.SIGKILL)
+        os.killpg(0, signal.SIGKILL)
 
 
 def _work(requests: Connection, end: socket.socket, open_players: Callable[[], OpenPlayer]) -> None:
@@ -193,7 +213,7 @@ def _work(requests: Connection, end: socket.socket, open_players: Callable[[], O
 
 async def _serve(end: socket.socket, open_player: OpenPlayer) -> None:
     reader, writer = await asyncio.open_connection(sock=end)
-    worker = Worker(open_player, partial(_write, writer))
+    worker = Worker(open_player, _Outbox(writer).send)
     with suppress(asyncio.IncompleteReadError, OSError):
         while True:
             worker.receive(await _read(reader))

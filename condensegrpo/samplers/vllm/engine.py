@@ -31,7 +31,7 @@ from condensegrpo.learner.ranks import gather
 from condensegrpo.learner.settings import TIMEOUT_MINUTES, LoraSettings
 from condensegrpo.samplers.vllm.adapters import NativeAdapters, native_rank, unsupported_by
 from condensegrpo.samplers.vllm.settings import EngineSettings
-from condensegrpo.samplers.vllm.weights import ExpectedWeights, repack_heads
+from condensegrpo.samplers.vllm.weights import ExpectedWeights, check_head_size, repack_heads
 
 GIB = 1 << 30
 MAX_RUNNING = 256  # requests in one step on a CPU
@@ -89,7 +89,7 @@ class VllmEngine:
                 check_ranks(gather(socket.gethostname()), settings.tensor_parallel_size)
             _remove_shared_memory(settings.tensor_parallel_size)
             self._import()
-            _check_head_size(self._expected.head_size)
+            check_head_size(model_path)
             _make_llvmlite_inspectable()
             unsupported = partial(unsupported_by, self._expected.architectures)
             rank = native_rank(lora, dtype=dtype, unsupported=unsupported)
@@ -266,21 +266,6 @@ def usage_context(*, on_gpu: bool) -> Any:  # noqa: ANN401  vLLM's classes are u
     from vllm.usage.usage_lib import UsageContext
 
     return UsageContext.LLM_CLASS if on_gpu else UsageContext.ENGINE_CONTEXT
-
-
-def _check_head_size(head_size: int | None) -> None:
-    """Refuse a head size without a kernel, which would crash vLLM only in the first step."""
-    if torch.cuda.is_available() or head_size is None:
-        return
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    known = CPUAttentionBackend.get_supported_head_sizes()
-    if head_size not in known:
-        raise SamplerError(
-            f"starting vLLM on a CPU: the model's attention heads have {head_size} dimensions, and "
-            f"it has kernels for {', '.join(map(str, known))}. A new model has hidden_size/heads of them: change "
-            f"model.new.heads, or set sampler.name=transformers."
-        )
 
 
 def _result(output: Any) -> Generation | SamplerError:  # noqa: ANN401  vLLM's classes are untyped

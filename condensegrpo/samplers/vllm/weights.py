@@ -30,13 +30,32 @@ class ExpectedWeights:
             raise SamplerError.no_model(model_path, error) from error
         self._model = model  # on the meta device
         self.architectures: tuple[str, ...] = tuple(config.architectures or ())
-        text = config.get_text_config().to_dict()
-        width, heads = text.get("hidden_size"), text.get("num_attention_heads")
-        self.head_size: int | None = text.get("head_dim") or (width // heads if width and heads else None)
 
     def check(self, lora: LoraSettings | None = None) -> UpdateCheck:
         """A new check of one update of all weights, or of adapters alone."""
         return UpdateCheck.of(self._model) if lora is None else adapter_check(self._model, lora)
+
+
+def check_head_size(model_path: str) -> None:
+    """Check that vLLM has a kernel for the model's attention on this device: without one it dies in its first step.
+
+    Raises:
+        SamplerError: it has none.
+    """
+    if torch.cuda.is_available():
+        return
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    text = AutoConfig.from_pretrained(model_path).get_text_config().to_dict()
+    width, heads = text.get("hidden_size"), text.get("num_attention_heads")
+    size = text.get("head_dim") or (width // heads if width and heads else None)
+    known = CPUAttentionBackend.get_supported_head_sizes()
+    if size is not None and size not in known:
+        raise SamplerError(
+            f"starting vLLM on a CPU: the model's attention heads have {size} dimensions, and it has kernels for "
+            f"{', '.join(map(str, known))}. A new model has hidden_size/heads of them: change model.new.heads, or set "
+            f"sampler.name=transformers."
+        )
 
 
 def repack_heads(model: torch.nn.Module) -> None:

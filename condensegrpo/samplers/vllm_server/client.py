@@ -19,6 +19,7 @@ Json = dict[str, Any]  # a parsed body
 Body = Mapping[str, object] | None  # of a request
 SHORT_SECONDS = 30.0  # time limit of calls that need no computation
 IDLE_SECONDS = 2.0  # that an idle connection is kept; servers drop theirs after 5, possibly during a request
+NO_NUMBER = -9999.0  # nats, what vLLM writes for NaN and for less
 FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
 
 
@@ -31,8 +32,6 @@ class Description(NamedTuple):
     world_size: int  # processes, one a GPU
     lora_rank: int  # of the largest adapters that it computes; 0: none
     nccl: bool  # whether it receives weights over NCCL
-    head_size: int  # of the model's attention
-    head_sizes: Sequence[int] | None  # that its device has kernels for; None: not reported
 
 
 class Reply(NamedTuple):
@@ -183,14 +182,16 @@ def reply_of(body: Json) -> Reply:
     """The reply in an answer.
 
     Raises:
-        SamplerError: the body is not vLLM 0.32's; the message says what is missing.
+        SamplerError: the body is not vLLM 0.32's; the message says what is missing. Or a log-probability is no number.
     """
     try:
         choice = body["choices"][0]
-        content = choice["logprobs"]["content"]
+        logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+        if not all(logprob > NO_NUMBER for logprob in logprobs):
+            raise SamplerError.not_numbers(f"{len(logprobs)} tokens")
         generation = Generation(
             token_ids=tuple(choice["token_ids"]),
-            logprobs=tuple(min(0.0, entry["logprob"]) for entry in content),  # rounding may leave +1e-8
+            logprobs=tuple(min(0.0, logprob) for logprob in logprobs),  # rounding may leave +1e-8
             finish=FINISH[choice["finish_reason"]],
         )
         labels = tuple(span["version"] for span in choice["weight_versions"] or ())

@@ -225,7 +225,7 @@ async def _running(replicas: Sequence[Replica]) -> list[Replica]:
     answers = await asyncio.gather(*(replica.client.healthy() for replica in up))
     for replica, answers_now in zip(up, answers, strict=True):
         if not answers_now:
-            replica.fail()
+            replica.fail("it does not answer")
     return [replica for replica, answers_now in zip(up, answers, strict=True) if answers_now]
 
 

@@ -96,8 +96,8 @@ class ReplicaPool:
                 continue
             if set(reply.labels) == {self.weights.label}:
                 return reply.generation
-            replica.fail()
             last = SamplerError(f"{replica.url} sampled with the weights {reply.labels}, not {self.weights.label}")
+            replica.fail(last)
         raise SamplerError(f"sampling a reply: {attempts} attempts failed; the last: {last}") from last
 
     async def load(self, weights: WeightsLabel) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from condensegrpo.learner.policy import positions
 from condensegrpo.learner.ranks import gather, rank
 from condensegrpo.samplers.vllm.adapters import native_rank, targets_of
 from condensegrpo.samplers.vllm.request import INSTALL
+from condensegrpo.samplers.vllm_server.guard import STOP_SECONDS
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 from condensegrpo.samplers.vllm_server.settings import NCCL, ServedModel, ServerSettings
 
@@ -26,7 +26,6 @@ NAME = "policy"  # of the model in the server's API
 LOOPBACK = "127.0.0.1"
 GIB = 1 << 30
 SHORTEST_BATCH = 8192  # tokens that the engine takes in one step, at least
-STOP_SECONDS = 15.0  # between SIGTERM and SIGKILL
 ERROR = re.compile(r"\b\w+(Error|Exception): ")  # an exception with a message, as Python prints it
 LAST_LINES = 12  # of a log, in an error message
 LAUNCHED = {  # variables by which torchrun and deepspeed describe ranks
@@ -150,7 +149,7 @@ class ServerProcess:
 
     @property
     def process_id(self) -> int | None:
-        """Of its first process, the leader of their group; None: not running."""
+        """Of its guard, the parent of the server; None: not running."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
@@ -166,7 +165,7 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the run alone, and the group can be killed
+                start_new_session=True,  # Ctrl-C reaches the run alone
             )
 
     @property
@@ -192,16 +191,15 @@ class ServerProcess:
         return "\n".join([*first, *(["…"] if first else []), *lines[-LAST_LINES:]])
 
     def stop(self) -> None:
-        """End all its processes: SIGTERM first, then SIGKILL. May be called twice."""
+        """End all its processes: the guard does, with SIGTERM first, then SIGKILL. May be called twice."""
         process, self._process = self._process, None
         if process is None:
             return
         if process.poll() is None:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_SECONDS)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # an engine may outlive its server
+                process.wait(2 * STOP_SECONDS)
+        process.kill()
         process.wait()
         if process.stdin is not None:
             process.stdin.close()

@@ -1,6 +1,7 @@
 """One server of a sampler, started by it or not: bring it up, check it, update its weights, bring it up again."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm_server.client import Description, Reply, ServerClient
 from condensegrpo.samplers.vllm_server.process import ServerProcess
 
+_LOG = logging.getLogger(__name__)
 POLL_SECONDS = 0.25  # between two health checks of a server that starts
 PATIENCE = 4  # health checks of a running server of the sampler that does not answer, before it is restarted
 STARTED_WITH = "default"  # vLLM's label for the weights that a server was started with
@@ -99,9 +101,11 @@ class Replica:
             self._revival.add_done_callback(_retrieve_exception)
         return self._revival
 
-    def fail(self) -> None:
+    def fail(self, reason: object) -> None:
         """Mark it as failed after no reply or one from wrong weights: it is unused until it is brought up again."""
         if self.state is not ReplicaState.DOWN:
+            restarts = "it is restarted if it does not answer" if self._child is not None else "restart it if it ended"
+            _LOG.warning("the vLLM server %s failed: %s; %s", self.url, reason, restarts)
             self.revive()
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float) -> Reply:
@@ -109,16 +113,16 @@ class Replica:
         try:
             adapters = self._current_weights().adapters is not None
             return await self.client.generate(prompt_ids, params, seconds, adapters=adapters)
-        except ServerUnreachable:
-            self.fail()
+        except ServerUnreachable as error:
+            self.fail(error)
             raise
 
     async def load(self, weights: WeightsLabel) -> None:
         """Load new weights; marks it as failed where it cannot be reached."""
         try:
             await self._load_weights(weights, base=weights.adapters is None)
-        except ServerUnreachable:
-            self.fail()
+        except ServerUnreachable as error:
+            self.fail(error)
             raise
 
     async def receive(self, label: str) -> None:
@@ -174,8 +178,8 @@ class Replica:
                 label = await self.client.weights_label()
             except SamplerError as error:
                 label = str(error)
-            if label != self._current_weights().label:
-                self.fail()
+            if label != (current := self._current_weights().label):
+                self.fail(f"it has the weights {label}, not {current}")
         elif self.state is ReplicaState.DOWN:
             self.revive()
 
@@ -216,12 +220,6 @@ class Replica:
                     f"checking the model at {self.url}: its {key} is {served.shape.get(key)}, this run's is {value}. "
                     f"Start the server with this run's configuration: condensegrpo serve CONFIG."
                 )
-        if served.head_sizes is not None and served.head_size not in served.head_sizes:
-            raise SamplerError(
-                f"checking the model at {self.url}: its attention heads have {served.head_size} dimensions, and vLLM "
-                f"on a CPU has kernels for {', '.join(map(str, served.head_sizes))}. A new model has "
-                f"hidden_size/heads of them: change model.new.heads, or set sampler.name=transformers."
-            )
         if "processed_logprobs" not in served.logprobs_mode:
             raise SamplerError(
                 f"checking {self.url}: its log-probabilities are {served.logprobs_mode}, wanted processed_logprobs, "

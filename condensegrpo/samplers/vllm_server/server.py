@@ -4,24 +4,21 @@
     --middleware condensegrpo.samplers.vllm_server.server.RequireToken               for every route but /health
     --worker-extension-cls condensegrpo.samplers.vllm_server.server.ServedWeights    for /collective_rpc
 
-With ``--watched`` the program removes the folder and kills itself and all its processes when standard input closes: the
-run that started it holds the other end of that pipe, so that a killed run leaves neither processes nor weights in
-memory behind.
+Its processes end together, with ``--watched`` also when standard input closes, see ``guard.py``.
 
 vLLM loads the classes by name, and the process of its engine imports this file again. The file imports the standard
-library only: the pipe is watched before the seconds that torch and vLLM take, and ``condensegrpo serve`` reads the
-name of the token's variable. What starts a server, and needs both, is in ``process.py``.
+library only: the processes are guarded before the seconds that torch and vLLM take, and ``condensegrpo serve`` reads
+the name of the token's variable. What starts a server, and needs both, is in ``process.py``.
 """
 
 import hmac
 import os
-import shutil
-import signal
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from condensegrpo.samplers.vllm_server.guard import guarded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,21 +36,26 @@ Application = Callable[[Event, Receive, Send], Awaitable[None]]
 
 def main() -> None:
     """Serve until a signal ends the process."""
+    watched = None
     if "--watched" in sys.argv:
         index = sys.argv.index("--watched")
-        folder = sys.argv[index + 1]
+        watched = sys.argv[index + 1]
         del sys.argv[index : index + 2]
-        threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    guarded(_serve, watched=watched)
+
+
+def _serve() -> None:
+    if "--model" in sys.argv:
+        from condensegrpo.core.errors import SamplerError
+        from condensegrpo.samplers.vllm.weights import check_head_size
+
+        try:
+            check_head_size(sys.argv[sys.argv.index("--model") + 1])
+        except SamplerError as error:
+            sys.exit(f"error: {error}")
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
     serve()
-
-
-def _end_with_parent(folder: str) -> None:
-    while os.read(0, 4096):
-        pass
-    shutil.rmtree(folder, ignore_errors=True)  # another server of the run may be removing it too
-    os.killpg(0, signal.SIGKILL)  # the group of this server alone: it was started as the leader of a session
 
 
 class RequireToken:
@@ -105,8 +107,6 @@ class ServedWeights:
             "world_size": int(self.vllm_config.parallel_config.world_size),
             "lora_rank": getattr(self.vllm_config.lora_config, "max_lora_rank", 0),
             "nccl": self.vllm_config.weight_transfer_config is not None,
-            "head_size": int(model.get_head_size()),
-            "head_sizes": _head_sizes(),
         }
 
     def condensegrpo_load(self, folder: str) -> None:
@@ -135,18 +135,6 @@ def _tensors(files: list[Path]) -> Iterator[tuple[str, "Tensor"]]:
         with safe_open(str(path), framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118  not a mapping
                 yield name, opened.get_tensor(name)
-
-
-def _head_sizes() -> list[int] | None:
-    """The head sizes that vLLM has kernels for; None: not known. Others crash it in its first step."""
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return None
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    sizes: list[int] = CPUAttentionBackend.get_supported_head_sizes()
-    return sizes
 
 
 if __name__ == "__main__":

@@ -1,0 +1,120 @@
+"""``condensegrpo play``: a person, or a list of texts, plays an episode in place of the policy."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.rule import Rule
+
+from condensegrpo.cli.options import AnyConfig, Overrides
+from condensegrpo.core.errors import ConfigError, SamplerError
+from condensegrpo.core.observer import Silent
+from condensegrpo.core.wording import counted
+from condensegrpo.display import theme
+from condensegrpo.display.neutral import neutral
+from condensegrpo.display.quiet import quiet_libraries
+
+if TYPE_CHECKING:
+    from condensegrpo.assembly.components import Components
+    from condensegrpo.samplers.scripted_texts import ReplyRequest
+
+# no warm start, no other model and no measure of replies; a person may take a day
+PLAYED = ("warm_start.steps=0", "rollout.answer_form=null", "rollout.limits.turn_seconds=86400")
+CONTINUED = "\\"  # at the end of a line: the reply goes on
+
+
+class Split(StrEnum):
+    """Whose problems are played."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+def play(
+    config: AnyConfig,
+    overrides: Overrides = None,
+    problem: Annotated[int, typer.Option(min=0, help="Which problem of the split, counted from 0.")] = 0,
+    split: Annotated[Split, typer.Option(help="Of the problems.")] = Split.EVAL,
+    replies: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="YAML file of texts to reply with; by default you type."),
+    ] = None,
+) -> None:
+    """Play an episode in place of the policy: see every prompt, type the reply, and get the reward. Loads no model.
+
+    A line that ends in a backslash goes on in the next one; Ctrl-D ends the episode.
+
+    Example: condensegrpo play quickstart --problem 3
+    """
+    from condensegrpo.api import rollout
+    from condensegrpo.assembly.build import build
+    from condensegrpo.config.load import named_config
+    from condensegrpo.learner.policy import load_tokenizer
+    from condensegrpo.samplers.scripted_texts import TextSampler, read_replies, said
+
+    quiet_libraries()
+    changes = [*(overrides or ()), *PLAYED]
+    components = build(named_config(config, ["evaluate.variants={}", *changes]))
+    problems = components.problems(split.value)
+    if problem >= len(problems):
+        raise ConfigError(
+            f"reading --problem: found {problem}, and the {split} problems are {len(problems)}, counted from 0."
+        )
+    reply = typed if replies is None else said(read_replies(replies))
+
+    def say(request: "ReplyRequest") -> str:
+        _show(request, components.config.rollout.limits.max_context_tokens)
+        text = reply(request)
+        if replies is not None or not sys.stdin.isatty():  # a terminal shows what is typed
+            theme.console().print(neutral(text), style="bold", markup=False, soft_wrap=True)
+        return text
+
+    with _tokenizer_of(components) as source:
+        sampler = TextSampler(load_tokenizer(source), say)
+        played = rollout(
+            config, *changes, model=source, problems=[problems[problem]], sampler=sampler, observer=Silent()
+        )
+    theme.console().print(Rule("the episode", style=theme.HEAD))
+    played[0].show()
+
+
+def typed(request: "ReplyRequest") -> str:
+    """A reply from the terminal."""
+    typer.echo("your reply: ", nl=False)
+    lines = list[str]()
+    while not lines or lines[-1].endswith(CONTINUED):
+        line = sys.stdin.readline()
+        if not line:
+            raise SamplerError(f"reading reply {request.number}, counted from 0: the input ended before a reply.")
+        lines.append(line.rstrip("\n"))
+    return "\n".join(line.removesuffix(CONTINUED) for line in lines)
+
+
+def _show(request: "ReplyRequest", budget: int) -> None:
+    """Print a prompt as the policy gets it."""
+    console = theme.console()
+    size = f"{request.tokens} of {counted(budget, 'token')}, a reply has at most {request.max_tokens}"
+    console.print(Rule(f"turn {request.number}: the prompt, {size}", style=theme.FREE, align="left"))
+    console.print(neutral(request.prompt), markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _tokenizer_of(components: "Components") -> Iterator[str]:
+    """The folder or Hub id of the policy's tokenizer; for a new model it is made, without weights."""
+    from condensegrpo.assembly.preflight import made_tokenizer
+    from condensegrpo.learner.new_model import new_config
+
+    model = components.config.model
+    if model.new is None:
+        yield str(model.path)
+        return
+    made = made_tokenizer(components.task, model.new)
+    with TemporaryDirectory(prefix="condensegrpo-play-") as folder:
+        made.save_pretrained(folder)
+        new_config(model.new, vocab_size=len(made)).save_pretrained(folder)
+        yield folder

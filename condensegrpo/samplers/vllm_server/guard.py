@@ -1,0 +1,77 @@
+"""Ends all processes of a vLLM server together, whichever of them ends first. Standard library only.
+
+    run ── standard input ─▶ guard ── pipe ─▶ server ─▶ engine ─▶ workers        the last three are one process group
+
+An engine survives the kill of its server: it ignores SIGTERM, keeps its memory, and the port that it inherited accepts
+connections that nobody answers.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
+
+STOP_SECONDS = 15  # between SIGTERM and SIGKILL
+
+
+def guarded(serve: Callable[[], None], *, watched: str | None = None) -> NoReturn:
+    """Run a server in a process of its own, and end its process group when it, this process or the run ends.
+
+    SIGINT and SIGTERM are passed to the server, which has ``STOP_SECONDS`` to end. Call it before threads are started:
+    it forks. It exits with the server's code.
+
+    Args:
+        serve: serves until a signal ends it.
+        watched: a folder that is removed when standard input closes, which also ends the server: the run that started
+            it holds the other end of that pipe, so that a killed run leaves neither processes nor weights in memory
+            behind. None: standard input is not read.
+    """
+    lifeline, held = os.pipe()
+    server = os.fork()
+    if server == 0:
+        os.setpgid(0, 0)
+        os.close(held)
+        _when_closed(lifeline, lambda: os.killpg(0, signal.SIGKILL))
+        serve()
+        sys.exit()
+    with suppress(OSError):  # the server did it before
+        os.setpgid(server, server)
+    os.close(lifeline)
+
+    def end_group() -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(server, signal.SIGKILL)
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        os.kill(server, number)
+        signal.alarm(STOP_SECONDS)
+
+    def end_with_run() -> None:
+        shutil.rmtree(str(watched), ignore_errors=True)  # another server of the run may be removing it too
+        end_group()
+
+    signal.signal(signal.SIGALRM, lambda *_: end_group())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, pass_on)
+    if watched is not None:
+        _when_closed(sys.stdin.fileno(), end_with_run)
+    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)  # its number stays taken until ``waitpid``
+    end_group()
+    code = os.waitstatus_to_exitcode(os.waitpid(server, 0)[1])
+    os._exit(code if code >= 0 else 128 - code)  # the thread that reads standard input does not delay the end
+
+
+def _when_closed(pipe: int, call: Callable[[], None]) -> None:
+    """Make a call, in a thread, when the other end of a pipe closes."""
+
+    def wait() -> None:
+        while os.read(pipe, 4096):
+            pass
+        call()
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -1,0 +1,103 @@
+"""`condensegrpo play`: an episode typed at a terminal or from a file; the sampler `scripted`."""
+
+import os
+import pty
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from command import ENVIRONMENT, ROOT, command, run, succeed
+
+from condensegrpo.api import rollout
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.observer import Silent
+from condensegrpo.learner.new_model import new_config, new_tokenizer
+from condensegrpo.learner.settings import NewModel
+from condensegrpo.samplers.scripted_texts import scripted
+from condensegrpo.tasks.ledger import Ledger
+
+EPISODE = ("play", "quickstart", "--problem", "1")  # of eval-1:5+1-3+3+1
+LARGE = ("rollout.limits.max_context_tokens=1500", "rollout.limits.max_output_tokens=100")
+REPLIES = (*["<note> 5 </note>"] * 5, "<answer> 7 </answer>")
+
+
+def test_a_person_plays_at_a_terminal_and_gets_the_reward() -> None:
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        command(*EPISODE), cwd=ROOT, env={**ENVIRONMENT, "TERM": "dumb"}, stdin=end, stdout=end, stderr=end
+    )
+    os.close(end)
+    typed, shown = ["<note> \\\n5 </note>", *REPLIES[1:]], ""
+    while typed:
+        shown += os.read(terminal, 4096).decode()
+        if shown.count("your reply: ") > len(REPLIES) - len(typed):
+            os.write(terminal, f"{typed.pop(0)}\n".encode())
+    try:
+        while part := os.read(terminal, 4096):
+            shown += part.decode()
+    except OSError:  # the process has closed the terminal
+        pass
+    os.close(terminal)
+    assert process.wait() == 0, shown
+    assert "turn 0: the prompt, 10 of 64 tokens, a reply has at most 24" in shown
+    assert "<|im_start|> user start 5 keep a note <|im_end|> <|im_start|> assistant" in shown
+    assert "turn 5   condensed by last_k" in shown
+    assert "score 1   answered '7'" in shown
+
+
+def test_replies_come_from_a_file_and_the_longest_text_of_the_prompt_chooses_them(tmp_path: Path) -> None:
+    file = tmp_path / "replies.yaml"
+    file.write_text(
+        "".join(f"{key}: {list(texts)}\n" for key, texts in {"keep": ["no"], "start 5 keep": REPLIES}.items())
+    )
+    out = succeed(*EPISODE, "--replies", str(file))
+    assert "score 1   answered '7'" in out
+    assert out.count("<answer> 7 </answer>") == 2  # as it is said, and in the episode at the end
+
+
+def test_tools_and_their_results_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "replies.yaml").write_text(
+        """['<tool>{"name": "calculator", "args": {"expression": "6*7"}}</tool>', x]"""
+    )
+    tools = ("rollout.tools={use: [calculator], format: tagged}", "model.new.tokenizer=bpe", *LARGE)
+    out = succeed(*EPISODE, *tools, "--replies", str(tmp_path / "replies.yaml"))
+    assert 'calculator({"expression": "6*7"})' in out
+    assert re.search("then calculator +<result>42</result>", out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("--problem", "999999"), "reading --problem: found 999999, and the eval problems are"),
+        (("--replies", "/nowhere.yaml"), "reading the replies of /nowhere.yaml: "),
+        ((), "reading reply 0, counted from 0: the input ended before a reply"),
+    ],
+)
+def test_what_cannot_be_played_is_an_error(arguments: tuple[str, ...], fault: str) -> None:
+    done = run("play", "quickstart", *arguments)
+    assert done.returncode in (1, 2)
+    assert fault in done.stderr
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> str:
+    made = new_tokenizer(Ledger().corpus(), kind="words", vocab_size=2048)
+    made.save_pretrained(tmp_path)
+    new_config(NewModel(max_positions=2048), vocab_size=len(made)).save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def test_the_sampler_scripted_says_the_texts_of_the_configuration_in_every_trajectory(tokenizer: str) -> None:
+    sampler = {"name": "scripted", "options": {"replies": {"start 5": list(REPLIES)}}}
+    problem = Ledger(min_ops=3, max_ops=6).problems("eval")[1]
+    several = rollout("quickstart", model=tokenizer, n=3, problems=[problem], sampler=sampler, observer=Silent())
+    assert [each.figures.correct for each in several] == [1.0] * 3
+
+
+def test_a_script_is_a_list_of_texts_or_one_for_each_problem(tokenizer: str) -> None:
+    with pytest.raises(ConfigError, match="wanted one of the options replies and file"):
+        scripted(model_path=tokenizer)
+    (Path(tokenizer) / "numbers.yaml").write_text("[1, 2]")
+    with pytest.raises(ConfigError, match=r"it holds something else\. Wanted a YAML file with a list of texts"):
+        scripted(file=f"{tokenizer}/numbers.yaml", model_path=tokenizer)

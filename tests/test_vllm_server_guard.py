@@ -1,0 +1,52 @@
+"""The processes of a vLLM server end together. The server here is a stand-in, with a child that ignores SIGTERM."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import os, signal, sys, time
+from condensegrpo.samplers.vllm_server import guard
+
+def serve():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.fork()
+    os.write(1, b"%d\\n" % os.getpid())
+    time.sleep(600)
+
+guard.STOP_SECONDS = 1
+guard.guarded(serve, watched=sys.argv[1])
+"""
+
+Guard = subprocess.Popen[str]
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        pytest.param(lambda guard, server, child: os.kill(server, signal.SIGKILL), 137, id="its server is killed"),
+        pytest.param(lambda guard, server, child: guard.kill(), -9, id="its guard is killed"),
+        pytest.param(lambda guard, server, child: guard.terminate(), 137, id="it ignores SIGTERM"),
+        pytest.param(lambda guard, server, child: guard.stdin.close(), 137, id="its run is killed"),
+    ],
+)
+def test_no_process_of_a_server_outlives_the_others(
+    end: Callable[[Guard, int, int], None], code: int, tmp_path: Path
+) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(weights)], text=True, **pipes) as guard:
+        assert guard.stdin is not None
+        assert guard.stdout is not None
+        server, child = sorted(int(guard.stdout.readline()) for _ in range(2))
+        assert os.getpgid(server) == os.getpgid(child) == server
+        end(guard, server, child)
+        assert guard.wait(20) == code
+        assert guard.stdout.read() == ""  # at its end: the last process that could write to it has ended
+        assert weights.exists() != guard.stdin.closed
