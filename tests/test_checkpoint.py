@@ -18,7 +18,7 @@ from tiny import qwen3, rows, tokenizer
 from two_ranks import FEWER, MINUTES, MORE, OPTIMISER, loss, micro_batches, steps_of
 
 from condensegrpo.core.errors import CheckpointError
-from condensegrpo.learner import checkpoint
+from condensegrpo.learner import checkpoint, devices
 from condensegrpo.learner.engine import (
     STAGES,
     DeepSpeedEngine,
@@ -126,6 +126,38 @@ def test_in_bfloat16_opening_and_resuming_print_nothing(tmp_path: Path, capsys: 
         checkpoint.save(learner, tmp_path, step=1, state={})
         close_deepspeed(learner)
     assert capsys.readouterr().out == ""
+
+
+class Gpus:
+    """As many devices as generators; calls without a device use the current one, as torch's do."""
+
+    def __init__(self, generators: int, *, current: int, fill: int) -> None:
+        self.states = [torch.tensor([fill + device], dtype=torch.uint8) for device in range(generators)]
+        self.current = current
+
+    def is_available(self) -> bool:
+        return True
+
+    def get_rng_state(self) -> torch.Tensor:
+        return self.states[self.current]
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        self.states[self.current] = state
+
+
+def test_a_rank_stores_the_generator_of_its_device_and_resumes_on_another_number_of_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 of four on one machine, then the one visible device of a task (``--gpus-per-task=1``), then of two."""
+    learner = engine()
+    monkeypatch.setattr(devices, "gpu", Gpus(4, current=2, fill=50))
+    path = checkpoint.save(learner, tmp_path, step=1, state={})
+    for count, current in ((1, 0), (2, 1)):
+        fewer = Gpus(count, current=current, fill=0)
+        monkeypatch.setattr(devices, "gpu", fewer)
+        checkpoint.load(learner, path)
+        assert [int(state) for state in fewer.states] == [*range(current), 52]
+    close_deepspeed(learner)
 
 
 @pytest.fixture(scope="module")

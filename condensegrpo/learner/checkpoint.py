@@ -5,7 +5,7 @@ checkpoints/
     step_000100/
         manifest.json       size and SHA-256 of every file below, step, world size, ZeRO stage
         state.json          the state of the training loop (``training/saving.py``)
-        rng_rank_0.pt       states of the random number generators, a file per rank
+        rng_rank_0.pt       states of the random number generators of a rank and of its device
         train_rank_0.pt     its share of weights that are trained, optimiser, schedule (``training_state.py``)
         model/ adapter/     whatever ``extra`` writes, such as the Hugging Face folder
     step_000150.tmp-4711/   left by a killed process; never read, removed by ``prune``
@@ -29,6 +29,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from condensegrpo.core.errors import CheckpointError, CondenseError
+from condensegrpo.learner import devices
 from condensegrpo.learner.atomic_folder import (
     is_leftover,
     publish,
@@ -104,9 +105,9 @@ def collect(
     """
     target, policy, stage = folder / f"step_{step:06d}", fingerprint(engine), int(engine.zero_optimization_stage())
     temporary = _place_aside(target)
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    device = devices.gpu.get_rng_state() if devices.gpu.is_available() else None  # of this rank's device alone
     own: dict[str, object] = {
-        _RNG.format(rank()): {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": cuda},
+        _RNG.format(rank()): {"python": random.getstate(), "torch": torch.get_rng_state(), "device": device},
         _TRAIN.format(rank()): training_state(engine),
     }
     if copied:
@@ -200,8 +201,8 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
         states = _read(checkpoint / _RNG.format(rank()))
         random.setstate(states["python"])
         torch.set_rng_state(states["torch"])
-        if states["cuda"]:
-            torch.cuda.set_rng_state_all(states["cuda"])
+        if states["device"] is not None and devices.gpu.is_available():
+            devices.gpu.set_rng_state(states["device"])
     state: dict[str, Any] = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
     return state
 
