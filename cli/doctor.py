@@ -281,7 +281,7 @@ def memory_finding(config: "RunConfig", gpus: Sequence[int], memory: int) -> Fin
     """
     from condensegrpo.planning.architecture import architecture
     from condensegrpo.planning.plan import plan
-    from condensegrpo.planning.remedies import remedy
+    from condensegrpo.planning.remedies import advice, remedy
 
     area, room = "model memory", min(gpus, default=memory)
     try:
@@ -291,11 +291,7 @@ def memory_finding(config: "RunConfig", gpus: Sequence[int], memory: int) -> Fin
         return problem(area, str(error), "see condensegrpo plan")
     text = f"{model.parameters / 1e6:.1f} M parameters; a device takes {planned.peak.bytes / GIB:.1f} GiB at most"
     if not planned.fits(room):
-        changed = remedy(config, planned, room)
-        cure = "use a smaller model (model.path=…), or a larger device"
-        if changed is not None:
-            ranks = changed[1].ranks
-            cure = f"{' '.join(changed[0])}{'' if ranks == planned.ranks else f', with {ranks} ranks'}"
+        cure = advice(config, planned.ranks, remedy(config, planned, room))
         return problem(area, planned.refusal or f"{text}; {room / GIB:.1f} GiB are free", cure)
     if not gpus and model.parameters > LARGE:
         cure = "use a machine with a GPU, or a smaller model: model.path=…"

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from condensegrpo.storage.run_folder import RunFolder
     from condensegrpo.training.parity import ParityTrial
 
-SECONDS = 300.0  # time limit of one trial
+SECONDS, COMPILING_SECONDS = 300.0, 1200.0  # time limit of a trial, and of one that compiles kernels
+MODEL_FILES = ["*.json", "*.safetensors*", "*.model", "*.txt", "*.jinja"]
 TAIL = 1200  # characters shown of what a trial printed before it died
 INSTALL = "install the CUDA build of torch for your driver (nvidia-smi shows it), or use a machine with a GPU"
 AGAIN = "run it alone to see all it prints: python -m condensegrpo.cli.doctor_trials"
@@ -116,10 +117,15 @@ def run_trial(
     arguments: Sequence[str],
     *,
     ranks: int,
-    seconds: float = SECONDS,
+    seconds: float | None = None,
     module: str = "condensegrpo.cli.doctor_trials",
 ) -> list[Finding]:
-    """The findings of a trial in a process of its own; that it hangs or dies is a finding too."""
+    """The findings of a trial in a process of its own; that it hangs or dies is a finding too.
+
+    Args:
+        seconds: time limit, instead of the trial's own.
+    """
+    seconds = TRIALS[name].seconds if seconds is None else seconds
     with tempfile.TemporaryDirectory(prefix="condensegrpo-") as folder:
         file, launcher = Path(folder) / "findings.json", ["-m", module]
         if TRIALS[name].on_all_devices and ranks > 1:
@@ -131,7 +137,7 @@ def run_trial(
             try:
                 printed = process.communicate(timeout=seconds)[0][-TAIL:].strip()
             except subprocess.TimeoutExpired:
-                return [problem(name, f"no answer after {seconds:.0f} s", TRIALS[name].cure)]
+                return [problem(name, f"no answer after {seconds:g} s", TRIALS[name].cure)]
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # its ranks too
@@ -184,23 +190,46 @@ def try_ranks(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     return [ok("ranks", f"{size} ranks add up {SENT >> 20} MiB over {distributed.get_backend()}: {rate:.1f} GB/s")]
 
 
+def try_files(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
+    """The model and the data sets of a configuration: what is not on this machine yet is downloaded."""
+    from huggingface_hub import snapshot_download
+
+    from condensegrpo.assembly.build import build
+    from condensegrpo.learner.policy import local_source
+    from condensegrpo.storage.hub import model_fault
+
+    build(config)  # reads the data
+    path = config.model.path
+    if path is not None and not Path(path).expanduser().is_dir():
+        if local_source(path) is None and (fault := model_fault(path)):
+            return [problem("files", f"model.path={path} is no folder, and {fault}", f"hf download {path}")]
+        snapshot_download(path, allow_patterns=MODEL_FILES)
+    return [ok("files", "model and data are on this machine")]
+
+
 def try_sampler(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
-    """Sampler and learner on a tiny model, with the run's type of numbers, kernel, adapters and sampler options."""
+    """Sampler and learner on a tiny model, with the run's type of numbers, kernel, adapters and sampler options.
+
+    Every rank has them, and those that share a copy of the model (``tensor_parallel_size``) share it. The model has as
+    many heads as they need. The findings are those of the first rank that fails, or of the first one.
+    """
     from condensegrpo.config.load import vary
+    from condensegrpo.learner import ranks
     from condensegrpo.training.parity import parity_config, parity_trial
 
-    tiny, model = parity_config(config.sampler.name, unshared(config.sampler.options)), config.model
+    ranks.join()
+    tiny, model = parity_config(config.sampler.name, config.sampler.options), config.model
+    engine = config.sampler.options.get("engine")
+    heads = max(2, engine.get("tensor_parallel_size", 1) if isinstance(engine, dict) else 1)
     lora = "null" if model.lora is None else json.dumps(asdict(model.lora))
-    tiny = vary(tiny, (f"model.dtype={model.dtype}", f"model.attention={model.attention}", f"model.lora={lora}"))
-    return parity_findings(f"sampler {config.sampler.name}", parity_trial(tiny, folder))
-
-
-def unshared(options: Mapping[str, object]) -> dict[str, object]:
-    """The options of a sampler for a single rank, which shares its copy of the model with no other."""
-    engine = options.get("engine")
-    if not isinstance(engine, dict):
-        return dict(options)
-    return {**options, "engine": {key: value for key, value in engine.items() if key != "tensor_parallel_size"}}
+    sizes = (f"model.new.heads={heads}", f"model.new.hidden_size={32 * heads}")
+    tiny = vary(
+        tiny, (*sizes, f"model.dtype={model.dtype}", f"model.attention={model.attention}", f"model.lora={lora}")
+    )
+    trials = ranks.gather(parity_trial(tiny, ranks.from_first(folder)))
+    worst = next((trial for trial in trials if not trial.passed), trials[0])
+    area = f"sampler {config.sampler.name}{f', {len(trials)} ranks' if len(trials) > 1 else ''}"
+    return parity_findings(area, worst)
 
 
 def try_attention(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
@@ -249,6 +278,7 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     from condensegrpo.planning.architecture import architecture
     from condensegrpo.planning.measured import measure_learning
     from condensegrpo.planning.plan import plan
+    from condensegrpo.planning.remedies import advice_for_learner
     from condensegrpo.training.initial_policy import base_policy
 
     ranks.join()
@@ -263,7 +293,7 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     try:
         measured = measure_learning(alone, source)["learning"]
     except torch.OutOfMemoryError as error:
-        cure = "condensegrpo plan … --device-memory SIZE prints settings that fit"
+        cure = advice_for_learner(alone, ranks=size, device=device)
         return [problem("learner", f"a step takes more memory than the device has: {error}", cure)]
     text = (
         f"two steps on {counted(size, 'rank')} in {time.monotonic() - began:.0f} s with loading, peak "
@@ -282,10 +312,12 @@ class Trial:
     run: Callable[["RunConfig", "RunFolder"], list[Finding]]
     on_all_devices: bool = False  # with a rank on every device; else one process
     devices: int = 1  # the fewest that it needs
+    seconds: float | None = SECONDS  # time limit; None: as long as it takes
     cure: str = AGAIN  # if it hangs or dies
 
 
 TRIALS: Mapping[str, Trial] = {
+    "files": Trial(phase="downloading model and data", run=try_files, seconds=None),
     "device": Trial(phase="multiplying on a device", run=try_device),
     "ranks": Trial(
         phase="adding up over the devices",
@@ -294,15 +326,26 @@ TRIALS: Mapping[str, Trial] = {
         devices=2,
         cure="NCCL_DEBUG=INFO says where it stops; NCCL_P2P_DISABLE=1 or NCCL_IB_DISABLE=1 tries another way",
     ),
-    "attention": Trial(phase="comparing kernels of attention", run=try_attention),
-    "sampler": Trial(phase="sampling, sleeping, learning a step, sending weights, sampling again", run=try_sampler),
+    "attention": Trial(phase="comparing kernels of attention", run=try_attention, seconds=COMPILING_SECONDS),
+    "sampler": Trial(
+        phase="sampling, sleeping, learning a step, sending weights, sampling again",
+        run=try_sampler,
+        on_all_devices=True,
+        seconds=COMPILING_SECONDS,
+    ),
     "transfer": Trial(
         phase="sending weights to a server on another device",
         run=try_transfer,
         devices=2,
+        seconds=COMPILING_SECONDS,
         cure="NCCL_DEBUG=INFO says where it stops; sampler.options.server.weights=folder needs no NCCL",
     ),
-    "learner": Trial(phase="learning two steps on full micro-batches", run=try_learner, on_all_devices=True),
+    "learner": Trial(
+        phase="learning two steps on full micro-batches",
+        run=try_learner,
+        on_all_devices=True,
+        seconds=COMPILING_SECONDS,
+    ),
 }
 
 

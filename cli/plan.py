@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from condensegrpo.planning.plan import Phase, Plan
 
 GIB, MIB = 1 << 30, 1 << 20
-UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MIB": MIB, "GIB": GIB, "M": MIB, "G": GIB}
+UNITS = {"MB": 10**6, "GB": 10**9, "MIB": MIB, "GIB": GIB, "M": MIB, "G": GIB}
 
 
 def plan(
@@ -72,7 +72,7 @@ def plan(
     else:
         _show(loaded, predicted)
         if room is not None:
-            _verdict(predicted, room, change)
+            _verdict(loaded, predicted, room, change)
     if not fits:
         raise typer.Exit(1)
 
@@ -81,7 +81,9 @@ def _bytes(text: str) -> int:
     """A size in bytes: ``24GiB``, ``80 GB``, ``512MiB``; ``24G`` is ``24GiB``."""
     size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if size is None or size[2].upper() not in UNITS or float(size[1]) <= 0:
-        raise ConfigError(f"reading --device-memory {text!r}: wanted a positive size with its unit, such as 24GiB.")
+        raise ConfigError(
+            f"reading --device-memory {text!r}: wanted a positive size with its unit (GiB, GB, MiB, MB), such as 24GiB."
+        )
     return int(float(size[1]) * UNITS[size[2].upper()])
 
 
@@ -136,7 +138,9 @@ def _sizes(phase: "Phase") -> dict[str, int]:
     return {part.name: part.bytes for part in phase.parts if part.bytes}
 
 
-def _verdict(predicted: "Plan", room: int, change: "tuple[remedies.Overrides, Plan] | None") -> None:
+def _verdict(
+    config: "RunConfig", predicted: "Plan", room: int, change: "tuple[remedies.Overrides, Plan] | None"
+) -> None:
     console, needed = theme.console(), predicted.peak.bytes
     if predicted.fits(room):
         console.print(f"\nfits      {_size(needed)} of {_size(room)}", style=theme.GOOD)
@@ -145,12 +149,13 @@ def _verdict(predicted: "Plan", room: int, change: "tuple[remedies.Overrides, Pl
     if predicted.refusal is not None:
         console.print(predicted.refusal, style=theme.BAD)
     if change is None:
-        console.print(
-            "→ no smaller batch, bfloat16, activation checkpointing, offload or ZeRO 3 on up to 64 devices (numbers "
-            "that divide train.problems_per_step) makes it fit. Use a smaller model, model.lora, or lower "
-            "rollout.limits.max_context_tokens.",
-            style=theme.BAD,
+        from condensegrpo.planning.remedies import advice
+
+        text = (
+            "no smaller batch, bfloat16, activation checkpointing, offload or ZeRO 3 on up to 64 devices (numbers that "
+            "divide train.problems_per_step) makes it fit: "
         )
+        console.print(f"→ {text}{advice(config, predicted.ranks, None)}.", style=theme.BAD)
         return
     overrides, changed = change
     where = "" if changed.ranks == predicted.ranks else f" on {changed.ranks} devices (--ranks {changed.ranks})"

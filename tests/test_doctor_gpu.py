@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
 from condensegrpo.cli.doctor_machine import Level
-from condensegrpo.cli.doctor_trials import run_trial, try_all, unshared
+from condensegrpo.cli.doctor_trials import run_trial, try_all
 
 TINY = ("quickstart", "learner.tokens_per_micro_batch=512", "train.problems_per_step=2", "train.samples_per_problem=2")
 
@@ -49,9 +49,21 @@ def test_without_a_configuration_the_device_multiplies_in_bfloat16() -> None:
     assert (finding.level, finding.found) == (Level.OK, "bfloat16 works on cpu")
 
 
-def test_the_sampler_is_held_against_the_learner_before_and_after_a_step() -> None:
-    findings = run_trial("sampler", (*TINY, "model.lora.rank=4"), ranks=1)
-    assert [finding.level for finding in findings] == [Level.OK] * 4
+@pytest.mark.parametrize(
+    ("ranks", "sampler"),
+    [
+        (1, "sampler={name: transformers}"),
+        pytest.param(
+            *(2, "sampler={name: vllm, options: {engine: {tensor_parallel_size: 2, kv_cache_gib: 0.01}}}"),
+            marks=needs_vllm,
+        ),
+    ],
+)
+def test_the_sampler_is_held_against_the_learner_before_and_after_a_step(ranks: int, sampler: str) -> None:
+    """On every rank, also where ranks share a copy of the model."""
+    findings = run_trial("sampler", (*TINY, "model.lora.rank=4", sampler), ranks=ranks)
+    assert [finding.level for finding in findings] == [Level.OK] * 4, findings
+    assert {finding.area.partition(",")[2] for finding in findings} == {"" if ranks == 1 else " 2 ranks"}
     assert [finding.found.partition(",")[0] for finding in findings] == ["as loaded"] * 2 + [
         "after an optimiser step"
     ] * 2
@@ -64,14 +76,9 @@ def test_a_server_gets_the_weights_of_a_step() -> None:
     assert {finding.area for finding in findings} == {"server, weights=folder"}  # NCCL needs GPUs
 
 
-def test_the_sampler_is_tried_on_one_rank_also_where_the_runs_ranks_share_it() -> None:
-    options = {"engine": {"tensor_parallel_size": 2, "kv_cache_gib": 1.0}, "max_model_len": 64}
-    assert unshared(options) == {"engine": {"kv_cache_gib": 1.0}, "max_model_len": 64}
-    assert unshared({"max_batch": 2}) == {"max_batch": 2}
-
-
 def test_what_a_configuration_lacks_is_a_problem_and_no_traceback() -> None:
-    (finding,) = run_trial("learner", ("quickstart", "model.new=null", "model.path=./nowhere"), ranks=1)
+    """It is found where files are downloaded, which has no time limit."""
+    (finding,) = run_trial("files", ("quickstart", "model.new=null", "model.path=./nowhere"), ranks=1)
     assert finding.level is Level.PROBLEM
     assert "nowhere" in finding.found
     assert "Traceback" not in finding.found

@@ -26,7 +26,7 @@ from condensegrpo.planning.formulas import Decoder, MicroBatch, branches_bytes, 
 from condensegrpo.planning.learning import head
 from condensegrpo.planning.plan import Phase, Plan, plan
 from condensegrpo.planning.planned_run import PlannedRun
-from condensegrpo.planning.remedies import Overrides, remedy
+from condensegrpo.planning.remedies import Overrides, advice, remedy
 
 # 2 problems × 3 samples × 4 turns of at most 30 + 10 tokens: 24 rows of 40 tokens
 TREE = {
@@ -500,6 +500,8 @@ def test_what_is_not_needed_is_taken_back() -> None:
 
 def test_no_change_makes_a_model_fit_into_nothing() -> None:
     assert fitting(1000) is None
+    assert "model.lora" in advice(CONFIG, 1, None)
+    assert "model.lora" not in advice(vary(CONFIG, ["model.lora={}"]), 1, None)  # which has it already
 
 
 # --- the command
@@ -512,7 +514,7 @@ def test_sizes_are_read(text: str, size: int) -> None:
     assert _bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "0GiB", "24 elephants", "1e3", "nan"])
+@pytest.mark.parametrize("text", ["", "GiB", "24", "-1GiB", "0GiB", "24 elephants", "1e3", "nan"])
 def test_what_is_no_size_is_a_configuration_error(text: str) -> None:
     with pytest.raises(ConfigError, match="wanted a positive size"):
         _bytes(text)

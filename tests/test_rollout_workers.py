@@ -357,14 +357,19 @@ def test_a_resume_may_change_the_workers_since_they_change_nothing_that_is_learn
     assert Change(first_step=1, key="rollout.staleness", old=0, new=1).learned
 
 
-def test_a_run_says_where_its_rollouts_are_played() -> None:
+def test_a_run_says_where_its_rollouts_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
     def described(*overrides: str) -> str:
         return described_workers(build_components(load_config(ROOT / "configs/quickstart.yaml", overrides)))
 
     assert described("rollout.workers.processes=0") == "rollouts in this process: set by rollout.workers"
     assert described("rollout.workers.ray=1") == "rollouts in 1 Ray actor of each rank: set by rollout.workers"
     many = ("train.problems_per_step=4096",)
-    assert f"{len(os.sched_getaffinity(0))} CPU" in described(*many)
+    cpus = len(os.sched_getaffinity(0))
+    assert f"{cpus} CPU" in described(*many)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert f" {max(1, cpus // 4)} CPU" in described(*many)
+    monkeypatch.setenv("SLURM_STEP_ID", "0")  # a task of srun has CPUs of its own
+    assert f" {cpus} CPU" in described(*many)
     local = "condenser={name: pipeline, options: {stages: [{name: summary_model, options: {model: some/model}}]}}"
     assert described(*many, local) == "rollouts in this process: condenser or reward holds a model"
 

@@ -4,11 +4,15 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from condensegrpo.config.load import dump_config, find_config, load_config
 from condensegrpo.config.resumed import store_configuration
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import ConfigError, RunError
+from condensegrpo.core.errors import ConfigError, LearnerError, RunError
+from condensegrpo.core.observer import Silent
+from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker
 from condensegrpo.training.run_setup import prepare_run
@@ -67,3 +71,22 @@ def test_another_rank_gets_the_path_and_writes_nothing(tmp_path: Path, monkeypat
     with prepare_run(config(tmp_path)).folder() as folder:
         assert folder == RunFolder(tmp_path / "one")
     assert list(tmp_path.iterdir()) == []
+
+
+class Full(ScriptedSampler):
+    """A sampler for whose new weights the device has no memory."""
+
+    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB.")
+
+
+def test_a_device_without_enough_memory_ends_a_run_with_what_to_set(tmp_path: Path) -> None:
+    settings = config(tmp_path, "warm_start.steps=0", "sampler={name: full}")
+    prepared = prepare_run(settings, objects={"full": Full([])})
+    with (
+        prepared.folder() as folder,
+        pytest.raises(
+            LearnerError, match=r"allocate 1\.50 GiB\. To need less memory: learner\.tokens_per_micro_batch="
+        ),
+    ):
+        prepared.train(folder, observer=Silent(), stopping=lambda: False)

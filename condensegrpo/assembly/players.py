@@ -166,8 +166,12 @@ def _holds_model(*plugins: object) -> bool:
 
 
 def rank_cpus() -> int:
-    """The CPUs of this rank: those of its machine that it may use, shared with the other ranks there."""
-    ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or os.environ.get("WORLD_SIZE", "1")
+    """The CPUs of this rank: those that it may use, shared with the other ranks of its machine.
+
+    A task of srun is bound to CPUs of its own (--cpus-per-task), which it shares with no other.
+    """
+    local = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE")  # set by torchrun, by deepspeed
+    ranks = local or ("1" if "SLURM_STEP_ID" in os.environ else os.environ.get("WORLD_SIZE", "1"))
     return max(len(os.sched_getaffinity(0)) // int(ranks), 1)
 
 

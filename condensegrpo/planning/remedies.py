@@ -12,10 +12,13 @@ from condensegrpo.config.load import vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.activation_checkpointing import is_on
+from condensegrpo.planning.architecture import architecture
 from condensegrpo.planning.plan import Plan, plan
 from condensegrpo.planning.sampling import COLOCATED, VLLM
+from condensegrpo.planning.zero import Device
 
 MOST_RANKS = 64
+SPARE = 0.8  # of what was predicted, where it was too little
 LARGE_BATCH = 4096  # tokens; smaller micro-batches keep a GPU less busy
 TOKENS, REQUESTS = "learner.tokens_per_micro_batch", "sampler.options.max_batch"
 SHARE = "sampler.options.engine.gpu_memory_utilization"
@@ -46,6 +49,23 @@ class Changed:
 def lines(overrides: dict[str, str]) -> Overrides:
     """As they stand on a command line."""
     return tuple(f"{key}={value}" for key, value in overrides.items())
+
+
+def advice(config: RunConfig, ranks: int, change: tuple[Overrides, Plan] | None) -> str:
+    """What to change, in words: the overrides of a remedy, and where there is none, what the run does not do yet."""
+    if change is None:
+        lora = "" if config.model.lora else "model.lora, "
+        return f"use a smaller model, {lora}a larger device, or lower rollout.limits.max_context_tokens"
+    overrides, changed = change
+    where = "" if changed.ranks == ranks else f" on {changed.ranks} devices (--ranks {changed.ranks})"
+    return f"{' '.join(overrides)}{where}"
+
+
+def advice_for_learner(config: RunConfig, *, ranks: int, device: Device) -> str:
+    """What to change where the learner needed more memory than there was: the plan predicted too little for it."""
+    alone = vary(config, ("sampler={name: scripted}",))  # its memory is not the learner's
+    planned = plan(alone, architecture(config.model), ranks=ranks, device=device)
+    return advice(config, ranks, remedy(alone, planned, int(SPARE * planned.peak.bytes)))
 
 
 def remedy(config: RunConfig, planned: Plan, room: int) -> tuple[Overrides, Plan] | None:

@@ -18,7 +18,7 @@ from condensegrpo.assembly.preflight import check_run
 from condensegrpo.config.load import dump_config
 from condensegrpo.config.resumed import allowed_changes, change_table
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import CondenseError, Interrupted, RunError
+from condensegrpo.core.errors import CondenseError, Interrupted, LearnerError, RunError
 from condensegrpo.core.observer import Observer
 from condensegrpo.learner.launchers import launched_rank
 from condensegrpo.storage.new_run import check_run_name, discard_replaced, new_run
@@ -65,6 +65,7 @@ class PreparedRun:
 
         Raises:
             ConfigError: the configuration cannot work with the model.
+            LearnerError: the learner needs more memory than its device has, among others.
         """
         observer.say(f"run folder {folder.path}")
         for note in self.notes:
@@ -84,10 +85,14 @@ class PreparedRun:
         return finished
 
     def _train(self, folder: RunFolder, observer: Observer, stopping: Callable[[], bool]) -> bool:
+        import torch
+
         from condensegrpo.learner import ranks  # DeepSpeed takes seconds to import
+        from condensegrpo.planning.remedies import advice_for_learner
         from condensegrpo.training.train import train
 
-        ranks.join(self.components.config.learner.timeout_minutes)
+        config = self.components.config
+        ranks.join(config.learner.timeout_minutes)
         folder = ranks.from_first(RunFolder(folder.path.absolute()))  # ranks may work in different folders
 
         def stop() -> bool:
@@ -100,6 +105,14 @@ class PreparedRun:
         except Interrupted as reason:
             observer.say(str(reason))
             return False
+        except torch.OutOfMemoryError as error:
+            advice = advice_for_learner(
+                config, ranks=ranks.world_size(), device="gpu" if torch.cuda.is_available() else "cpu"
+            )
+            raise LearnerError(
+                f"training on a device without enough memory: {error} To need less memory: {advice}. Then "
+                f"resume the run."
+            ) from error
 
 
 def prepare_run(
