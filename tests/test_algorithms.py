@@ -164,13 +164,13 @@ def test_importance_correction_and_whitening_train(warm: str, tmp_path: Path) ->
 
 def test_a_kl_term_keeps_the_policy_near_its_origin(warm: str, tmp_path: Path) -> None:
     """The reference is the policy before the first step and stays it; a heavy term holds the policy to it."""
-    base = (*from_warm(warm), *COMPOSED, "train.steps=10", "learner.optimiser.betas=[0.5, 0.9]")
+    base = (*from_warm(warm), *COMPOSED, "train.steps=6", "learner.optimiser.betas=[0.5, 0.9]")
     free = run(tmp_path / "free", *base, "algorithm={advantage: {estimator: grpo}, kl: {coefficient: 1.0e-9}}")
     held = run(
         tmp_path / "held", *base, "algorithm={advantage: {estimator: grpo}, kl: {coefficient: 10.0, estimator: k2}}"
     )
     assert free[0]["kl"] == pytest.approx(0, abs=1e-6)
-    assert held[9]["kl"] < free[9]["kl"] / 2
+    assert held[-1]["kl"] < free[-1]["kl"] / 2
     assert all(line["rows"] >= line["trajectories"] for line in held)  # trl#7068: groups of equal reward train too
 
 

@@ -352,8 +352,9 @@ def test_the_deepspeed_launcher_trains_adapters_under_zero_3(tmp_path: Path) -> 
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     launcher = ("-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port", port, "--module")
-    settings = ("model.lora.rank=4", "learner.zero_stage=3", "algorithm.kl.coefficient=0.1", "train.steps=2")
-    process = start("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=two", launcher=launcher)
+    settings = ("model.lora.rank=4", "learner.zero_stage=3", "algorithm.kl.coefficient=0.1")
+    steps = ("warm_start.steps=20", "train.steps=2")
+    process = start("train", *TINY, *settings, *steps, f"runs_dir={tmp_path}", "name=two", launcher=launcher)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, out[-2000:] + err[-4000:]
     lines = [line for line in read_metrics(tmp_path / "two/metrics.jsonl") if "loss" in line]
