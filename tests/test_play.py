@@ -91,7 +91,10 @@ def tokenizer(tmp_path: Path) -> str:
 def test_the_sampler_scripted_says_the_texts_of_the_configuration_in_every_trajectory(tokenizer: str) -> None:
     sampler = {"name": "scripted", "options": {"replies": {"start 5": list(REPLIES)}}}
     problem = Ledger(min_ops=3, max_ops=6).problems("eval")[1]
-    several = rollout("quickstart", model=tokenizer, n=3, problems=[problem], sampler=sampler, observer=Silent())
+    forgets = "condenser.options={keep_last: 0}"  # later prompts are equal to the first one
+    several = rollout(
+        "quickstart", forgets, model=tokenizer, n=3, problems=[problem], sampler=sampler, observer=Silent()
+    )
     assert [each.figures.correct for each in several] == [1.0] * 3
 
 

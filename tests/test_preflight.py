@@ -205,14 +205,20 @@ class Episode:
 
 def logged(function):
     @functools.wraps(function)
-    def wrapper(*arguments):
-        return function(*arguments)
+    def wrapper(self, history, budget, tools):
+        return function(self, history, budget, tools)
     return wrapper
+
+def unnamed(function):
+    return lambda *arguments: function(*arguments)
 
 class Fine:
     @logged
     async def condense(self, history, budget, tools, further=None):
         return None
+
+class Wrapped(Fine):
+    condense = unnamed(Fine.condense)
 
 def with_judge(function):
     @functools.wraps(function)
@@ -263,9 +269,10 @@ def test_an_environment_that_cannot_be_called_as_its_protocol_says_is_refused(tm
         check_run(build(quickstart(task, "evaluate.variants={}")))
 
 
-def test_a_wrapped_coroutine_and_further_arguments_with_defaults_are_fine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["Fine", "Wrapped"])
+def test_a_wrapped_coroutine_and_further_arguments_with_defaults_are_fine(name: str, tmp_path: Path) -> None:
     (tmp_path / "plug_ins.py").write_text(PLUG_INS)
-    build(quickstart(f"condenser={{name: '{tmp_path}/plug_ins.py:Fine'}}"))
+    build(quickstart(f"condenser={{name: '{tmp_path}/plug_ins.py:{name}'}}"))
 
 
 def test_what_a_decorator_passes_and_runs_and_methods_without_an_object_are_fine(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class ByStream:
         text = shown(prompt_ids)
         if "weights" in text:
             raise KeyError("weights")
-        await asyncio.sleep(600 if "hang" in text else params.seed % 7 / 1000)
+        await asyncio.sleep(600 if "hang" in text else (params.seed % 7 + 300 * ("late" in text)) / 1000)
         reply = said(f"{counting(text)} {params.seed % 100}" if "answer" not in counting(text) else counting(text))
         logprobs = tuple(-1 / (1 + place + params.seed % 1000) for place in range(len(reply)))
         return Generation(token_ids=tuple(reply), logprobs=logprobs, finish=Finish.STOP)
@@ -193,7 +193,10 @@ def test_a_worker_that_dies_costs_its_unfinished_trajectories_and_is_replaced(
     assert timeless(again) == here("a", "b", "c")
 
 
-def test_the_rank_goes_on_while_it_waits_for_the_end_of_a_worker(pool: WorkerPool) -> None:
+def test_the_rank_goes_on_while_it_waits_for_the_end_of_a_worker(
+    pool: WorkerPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Meanwhile the sampler finishes replies that nobody reads any more."""
     scored, _, _ = play(pool, "a", workers=1, world=World("process"), key=1)
     worker = int(scored[0].score.components["process"])
     server = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
@@ -204,7 +207,7 @@ def test_the_rank_goes_on_while_it_waits_for_the_end_of_a_worker(pool: WorkerPoo
         os.kill(server, signal.SIGCONT)
 
     async def main() -> None:
-        batch = asyncio.create_task(played(pool, groups("kill"), 1, World(), 0))
+        batch = asyncio.create_task(played(pool, groups("kill", *["late"] * 5), 1, World(), 0))
         await asyncio.sleep(1)
         assert not batch.done()
         release("the rank")
@@ -216,6 +219,7 @@ def test_the_rank_goes_on_while_it_waits_for_the_end_of_a_worker(pool: WorkerPoo
     asyncio.run(main())
     blocked.cancel()
     assert released_by == ["the rank"]
+    assert not caplog.messages
 
 
 def test_an_idle_worker_that_was_killed_is_replaced_before_a_batch(pool: WorkerPool) -> None:

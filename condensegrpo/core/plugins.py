@@ -107,8 +107,8 @@ def _neighbours_of(path: Path) -> Iterator[None]:
         top = name.partition(".")[0]
         if (
             file
-            and any(map(Path.exists, _places(top, folder)))
             and any(Path(file).is_relative_to(place) for other in _loaded - {folder} for place in _places(top, other))
+            and any(map(Path.exists, _places(top, folder)))  # last: thousands of modules, and the folder may be remote
         ):
             del sys.modules[name]
     _loaded.add(folder)

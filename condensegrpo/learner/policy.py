@@ -115,7 +115,7 @@ def load_policy(path: str, *, dtype: Dtype, attention: str = "auto") -> "PreTrai
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(_not_found("model", path, error)) from error
     for name, tensor in model.named_parameters():
-        if not tensor.sum(dtype=torch.float32).isfinite():
+        if tensor.numel() and not all(map(torch.isfinite, tensor.aminmax())):  # a sum in float32 would copy bf16
             raise ConfigError(
                 f"loading the model of {path}: its weight {name} holds NaN or infinite numbers, wanted finite ones. "
                 f"The training that made it has diverged: use an earlier checkpoint, or another model."

@@ -36,13 +36,13 @@ class TextSampler:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", say: Callable[[ReplyRequest], str]) -> None:
         """``say`` returns the text of a reply; its errors are not caught."""
         self._tokenizer, self._say = tokenizer, say
-        self._played = dict[str, tuple[Sequence[int], int]]()  # first prompt and number of replies, by trajectory
+        self._played = dict[str, tuple[int, int]]()  # seed of the first reply and number of replies, by trajectory
         self.version = 0  # of the last update
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """The next reply of the trajectory; what ``say`` raises."""
-        first, number = self._played.get(params.trajectory, (prompt_ids, 0))
-        if prompt_ids == first:  # it begins: evaluations may give the same id again
+        first, number = self._played.get(params.trajectory, (params.seed, 0))
+        if params.seed == first:  # it begins: evaluations may give the same id again
             number = 0
         self._played[params.trajectory] = (first, number + 1)
         prompt = self._tokenizer.decode(list(prompt_ids))

@@ -73,12 +73,12 @@ class _Outbox:
         self._writer, self._waiting = writer, list[bytes]()
 
     def send(self, data: bytes) -> None:
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._write)
         self._waiting += (len(data).to_bytes(LENGTH_BYTES), data)
+        asyncio.get_running_loop().call_soon(self._write)  # always: an abandoned plug-in may send at the same time
 
     def _write(self) -> None:
-        self._writer.writelines(self._waiting)
+        if self._waiting and not self._writer.is_closing():  # closing: the other side has ended
+            self._writer.writelines(self._waiting)
         self._waiting.clear()
 
 
