@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from io import TextIOWrapper
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -47,7 +48,7 @@ def play(
 ) -> None:
     """Play an episode in place of the policy: see every prompt, type the reply, and get the reward. Loads no model.
 
-    A line that ends in a backslash goes on in the next one; Ctrl-D ends the episode.
+    A line that ends in a backslash goes on in the next one; Ctrl-D gives up the episode, which is then not scored.
 
     Example: condensegrpo play quickstart --problem 3
     """
@@ -58,6 +59,8 @@ def play(
     from condensegrpo.samplers.scripted_texts import TextSampler, read_replies, said
 
     quiet_libraries()
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # half a character may be deleted at a terminal
     changes = [*(overrides or ()), *PLAYED]
     components = build(named_config(config, ["evaluate.variants={}", *changes]))
     problems = components.problems(split.value)
@@ -90,6 +93,7 @@ def typed(request: "ReplyRequest") -> str:
     while not lines or lines[-1].endswith(CONTINUED):
         line = sys.stdin.readline()
         if not line:
+            typer.echo()
             raise SamplerError(f"reading reply {request.number}, counted from 0: the input ended before a reply.")
         lines.append(line.rstrip("\n"))
     return "\n".join(line.removesuffix(CONTINUED) for line in lines)

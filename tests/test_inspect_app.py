@@ -18,6 +18,7 @@ from textual.geometry import Region
 from textual.pilot import Pilot
 from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static, TabbedContent
+from textual.widgets._footer import FooterKey
 
 from condensegrpo.cli.inspect_app.app import InspectorApp
 from condensegrpo.cli.inspect_app.rows import sparkline
@@ -352,6 +353,7 @@ def test_a_condition_and_a_trajectory_can_be_shown_first(run: RunFolder) -> None
             await pilot.pause()
             left, middle = app.query_one("#left").region, app.query_one("#middle").region
             assert (left.x, left.bottom) == (middle.x, middle.y)  # above each other
+            assert [key.description for key in app.query(FooterKey) if key.region.right <= 60][:2] == ["help", "quit"]
             return text(app, "list-title"), text(app, "head"), app.query_one("#list", OptionList).highlighted or 0
 
     title, head, place = asyncio.run(scenario())

@@ -195,10 +195,11 @@ def test_a_condition_knows_the_step_the_evaluation_and_the_parts_of_the_reward(t
     for step in (1, 2):
         one = replace(episode(step, 0, 0).trajectory)
         parts = {"brevity": step / 10, "of two words": 1.0}
+        write_trajectory(run.trajectories(step), scored(replace(one, id=f"{step}/0/9"), 0.0, components={}))  # failed
         write_trajectory(run.trajectories(step), scored(one, 1.0, components=parts))
     index = opened(run.path)
     assert index.field_names() == (*FIELDS, "brevity")  # the other name cannot be written in a condition
-    for where in ("step == 2 and evaluation == None", "brevity > 0.1", "step == 2 and brevity == 0.2"):
+    for where in ("step == 2 and evaluation == None and score == 1", "brevity > 0.1", "step == 2 and brevity == 0.2"):
         for found in (find(index, None, where=where, sort="-brevity"), select(index.records(), where=where)):
             assert [record.id for record in found.records] == ["2/0/0"]
     with pytest.raises(ConfigError, match="Did you mean 'brevity'"):

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from command import ENVIRONMENT, ROOT, command, run, succeed
+from typer.testing import CliRunner
 
 from condensegrpo.api import rollout
+from condensegrpo.cli.app import app
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Silent
 from condensegrpo.learner.new_model import new_config, new_tokenizer
@@ -71,13 +73,22 @@ def test_tools_and_their_results_are_shown(tmp_path: Path) -> None:
     [
         (("--problem", "999999"), "reading --problem: found 999999, and the eval problems are"),
         (("--replies", "/nowhere.yaml"), "reading the replies of /nowhere.yaml: "),
-        ((), "reading reply 0, counted from 0: the input ended before a reply"),
+        (
+            (),
+            "error: the trajectory failed: the sampler: SamplerError: reading reply 0, counted from 0: the input ended",
+        ),
     ],
 )
 def test_what_cannot_be_played_is_an_error(arguments: tuple[str, ...], fault: str) -> None:
     done = run("play", "quickstart", *arguments)
     assert done.returncode in (1, 2)
     assert fault in done.stderr
+
+
+def test_bytes_that_are_no_text_are_replaced() -> None:
+    played = CliRunner().invoke(app, EPISODE, input=b"5 \xff\n", catch_exceptions=False)
+    assert "your reply: 5 \ufffd\n" in played.output
+    assert "score 0   no answer" in played.output
 
 
 @pytest.fixture

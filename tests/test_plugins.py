@@ -148,6 +148,18 @@ def test_files_in_two_folders_import_each_the_neighbour_beside_it(tmp_path: Path
     assert sys.path == before
 
 
+def test_a_file_in_a_package_imports_relative_to_it_and_by_the_name_of_the_package(tmp_path: Path) -> None:
+    (tmp_path / "project/rewards").mkdir(parents=True)
+    for file in ("__init__.py", "rewards/__init__.py", "base.py"):
+        (tmp_path / "project" / file).write_text("HELP = 'first'")
+    (tmp_path / "project/rewards/mine.py").write_text(
+        "from ..base import HELP\nfrom project.base import HELP as again\nclass Reward:\n    help = HELP, again\n"
+    )
+    before = list(sys.path)
+    assert load("rewards", f"{tmp_path}/project/rewards/mine.py:Reward").help == ("first", "first")
+    assert sys.path == before
+
+
 def test_what_is_installed_below_the_folder_of_a_plug_in_stays_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from condensegrpo.inspection.views import READY_VIEWS
 
 BINDINGS: list[BindingType] = [  # those in the line at the bottom first, the most needed ones at its left
     Binding("question_mark", "keys", "help", key_display="?"),
+    Binding("q", "quit", "quit"),
     Binding("left_square_bracket", "step(-1)", "step", key_display="[ ]"),
     Binding("right_square_bracket", "step(1)", show=False),
     Binding("h", "sibling(-1)", "sibling", key_display="h l"),
@@ -39,7 +40,6 @@ BINDINGS: list[BindingType] = [  # those in the line at the bottom first, the mo
     Binding("x", "export", "export"),
     Binding("y", "copy", "copy"),
     Binding("f", "live", "follow"),
-    Binding("q", "quit", "quit"),
     Binding("t", "ids", "ids", show=False),
     Binding("escape", "groups", show=False),
 ]

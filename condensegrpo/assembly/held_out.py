@@ -1,8 +1,8 @@
 """Checks that no held-out problem of a run is trained on, by GRPO or by the warm start."""
 
-import json
 from collections.abc import Iterator
 from itertools import islice
+from pprint import saferepr
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import CheckedDemonstrations
@@ -41,8 +41,8 @@ def _trained(components: Components) -> Iterator[tuple[str, Problem]]:
     config, problems = components.config, components.problems("train")
     used: set[int] | range = range(len(problems))
     if not config.algorithm.resample_rounds:
-        steps = range(config.train.steps)
         count, size = config.train.problems_per_step, len(problems)
+        steps = range(min(config.train.steps, -(-size // count)))  # the first epoch has all problems
         used = {at for step in steps for at in indices(seed=config.seed, step=step, count=count, size=size)}
     yield from (("the training problems", problems[at]) for at in used)
 
@@ -57,4 +57,4 @@ def _demonstrated(components: Components) -> Iterator[tuple[str, Problem]]:
 
 
 def _content(problem: Problem) -> Content:
-    return " ".join(problem.question.split()), problem.answer, json.dumps(problem.data, sort_keys=True, default=str)
+    return " ".join(problem.question.split()), problem.answer, saferepr(dict(problem.data))  # keys in order

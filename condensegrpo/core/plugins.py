@@ -4,7 +4,7 @@ import importlib.util
 import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -76,7 +76,11 @@ def _from_file(kind: str, name: str) -> object:
 
 
 def _import_file(path: Path) -> ModuleType:
-    module_name = f"condensegrpo_file_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    root = path.parent  # above the package that the file is in, if it is in one
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    own_name = f"condensegrpo_file_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    module_name = ".".join((*path.parent.relative_to(root).parts, own_name))  # for its relative imports
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -85,7 +89,7 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
-        with _neighbours_of(path):
+        with _neighbours_in(root) if str(root) not in sys.path else nullcontext(), _neighbours_in(path.parent):
             spec.loader.exec_module(module)
     except BaseException as error:  # the boundary to a user's file
         del sys.modules[module_name]
@@ -96,12 +100,11 @@ def _import_file(path: Path) -> ModuleType:
 
 
 @contextmanager
-def _neighbours_of(path: Path) -> Iterator[None]:
-    """Let a plug-in's file import the modules beside it while it loads.
+def _neighbours_in(folder: Path) -> Iterator[None]:
+    """Let a plug-in's file import the modules in a folder while it loads.
 
-    A module of the same name beside another plug-in's file is imported anew: each file gets its own neighbour.
+    A module of the same name in another such folder is imported anew: each file gets its own neighbour.
     """
-    folder = path.parent
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         top = name.partition(".")[0]

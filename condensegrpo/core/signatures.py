@@ -46,7 +46,7 @@ def _fault(method: Callable[..., Any], specified: Callable[..., Any]) -> str:
         returned = str(signature.return_annotation)
         passes_on = any(each.kind is each.VAR_POSITIONAL for each in outermost.parameters.values())  # to a coroutine?
         if not passes_on and not _asynchronous(method) and not any(word in returned for word in AWAITABLE):
-            return "() is not asynchronous: define it with async def"
+            return "() is not asynchronous: define it with async def, or annotate it as -> Awaitable[…]"
     elif _gives_coroutine(method):  # but not of what it wraps, which it may run to its end
         return "() is asynchronous: define it with def"
     return ""

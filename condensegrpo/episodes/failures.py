@@ -41,6 +41,8 @@ class Failures(NamedTuple):
 
     def described(self, rank: str = "") -> str:
         """How many failed, and how, without a full stop: ``62 of 64 trajectories failed, 60 of them like this: …``."""
+        if self.trajectories == 1:
+            return f"the trajectory{rank} failed: {self.kinds[0].first}"
         number = f"all {self.failed}" if self.failed == self.trajectories else f"{self.failed} of {self.trajectories}"
         kinds = "; ".join(f"{kind.count} of them like this: {kind.first}" for kind in self.kinds[:KINDS_SHOWN])
         return f"{number} trajectories{rank} failed, {kinds}"

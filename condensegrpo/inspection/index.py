@@ -169,10 +169,11 @@ class Index:
                 yield RecordKey(each.file, number, start), of_batch | dict(zip(own, map(restored, values), strict=True))
 
     def field_names(self) -> tuple[str, ...]:
-        """The names in conditions: ``filters.FIELDS``, then the parts of the reward in the first line of each file."""
+        """The names in conditions: ``filters.FIELDS``, then the parts of the first reward of each file."""
         parts = self._database.rows(
             "SELECT DISTINCT key "
-            "FROM (SELECT components, min(start) FROM trajectories GROUP BY file), json_each(components)"
+            "FROM (SELECT components, min(start) FROM trajectories WHERE components <> '{}' GROUP BY file), "
+            "json_each(components)"
         )
         return tuple(dict.fromkeys((*FIELDS, *(name for (name,) in parts if name.isidentifier()))))
 
