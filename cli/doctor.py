@@ -280,7 +280,7 @@ def memory_finding(config: "RunConfig", gpus: Sequence[int], memory: int) -> Fin
         memory: free bytes of main memory.
     """
     from condensegrpo.planning.architecture import architecture
-    from condensegrpo.planning.plan import plan
+    from condensegrpo.planning.plan import USABLE, plan
     from condensegrpo.planning.remedies import advice, remedy
 
     area, room = "model memory", min(gpus, default=memory)
@@ -292,7 +292,8 @@ def memory_finding(config: "RunConfig", gpus: Sequence[int], memory: int) -> Fin
     text = f"{model.parameters / 1e6:.1f} M parameters; a device takes {planned.peak.bytes / GIB:.1f} GiB at most"
     if not planned.fits(room):
         cure = advice(config, planned.ranks, remedy(config, planned, room))
-        return problem(area, planned.refusal or f"{text}; {room / GIB:.1f} GiB are free", cure)
+        free = f"{room / GIB:.1f} GiB are free, {USABLE:.0%} of them for tensors"
+        return problem(area, planned.refusal or f"{text}; {free}", cure)
     if not gpus and model.parameters > LARGE:
         cure = "use a machine with a GPU, or a smaller model: model.path=…"
         return warning(area, f"{text}; this machine has no GPU", cure)

@@ -215,12 +215,12 @@ def try_sampler(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     """
     from condensegrpo.config.load import vary
     from condensegrpo.learner import ranks
+    from condensegrpo.samplers.vllm.settings import ranks_a_copy
     from condensegrpo.training.parity import parity_config, parity_trial
 
     ranks.join()
     tiny, model = parity_config(config.sampler.name, config.sampler.options), config.model
-    engine = config.sampler.options.get("engine")
-    heads = max(2, engine.get("tensor_parallel_size", 1) if isinstance(engine, dict) else 1)
+    heads = max(2, ranks_a_copy(config.sampler.options))
     lora = "null" if model.lora is None else json.dumps(asdict(model.lora))
     sizes = (f"model.new.heads={heads}", f"model.new.hidden_size={32 * heads}")
     tiny = vary(
@@ -299,6 +299,8 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
         f"two steps on {counted(size, 'rank')} in {time.monotonic() - began:.0f} s with loading, peak "
         f"{measured / GIB:.2f} GiB, planned {planned / GIB:.2f} GiB ({planned / measured - 1:+.0%})"
     )
+    if device == "gpu":  # gaps between tensors included
+        text += f", {torch.cuda.max_memory_reserved() / GIB:.2f} GiB reserved"
     if abs(planned / measured - 1) > OFF_BY:
         return [warning("learner", text, "leave that much room: the plan is off here; please report it")]
     return [ok("learner", text)]

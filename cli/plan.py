@@ -141,16 +141,18 @@ def _sizes(phase: "Phase") -> dict[str, int]:
 def _verdict(
     config: "RunConfig", predicted: "Plan", room: int, change: "tuple[remedies.Overrides, Plan] | None"
 ) -> None:
+    from condensegrpo.planning.plan import USABLE
+    from condensegrpo.planning.remedies import advice
+
     console, needed = theme.console(), predicted.peak.bytes
+    usable = f"{_size(int(USABLE * room))} ({_size(room)} less {1 - USABLE:.0%} for CUDA, NCCL and unused reserves)"
     if predicted.fits(room):
-        console.print(f"\nfits      {_size(needed)} of {_size(room)}", style=theme.GOOD)
+        console.print(f"\nfits      {_size(needed)} of {usable}", style=theme.GOOD)
         return
-    console.print(f"\ndoes not fit: needs {_size(needed)}, available {_size(room)}", style=theme.BAD)
+    console.print(f"\ndoes not fit: needs {_size(needed)}, available {usable}", style=theme.BAD)
     if predicted.refusal is not None:
         console.print(predicted.refusal, style=theme.BAD)
     if change is None:
-        from condensegrpo.planning.remedies import advice
-
         text = (
             "no smaller batch, bfloat16, activation checkpointing, offload or ZeRO 3 on up to 64 devices (numbers that "
             "divide train.problems_per_step) makes it fit: "

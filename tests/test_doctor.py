@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ from condensegrpo.core.errors import PluginError
 from condensegrpo.core.plugins import KINDS, installed, load
 from condensegrpo.display.theme import console
 from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.plan import plan
+from condensegrpo.planning.plan import USABLE, plan
 from condensegrpo.planning.remedies import remedy
 from condensegrpo.sandbox import probing
 
@@ -240,6 +241,7 @@ def test_a_run_that_a_change_makes_fit_is_given_the_change(tmp_path: Path) -> No
     config = load_config(Path(config_with(tmp_path, text)), [])
     architecture_of = architecture(config.model)
     needed = plan(config, architecture_of, ranks=2, device="gpu", memory=GIB).peak.bytes
+    needed = ceil(needed / USABLE)
     assert memory_finding(config, (needed, 2 * needed), 0).level is Level.OK
     tight = memory_finding(config, (needed - 1, 2 * needed), 0)
     change = remedy(config, plan(config, architecture_of, ranks=2, device="gpu", memory=needed - 1), needed - 1)

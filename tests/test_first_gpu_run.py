@@ -39,8 +39,9 @@ def test_the_plans_are_what_the_commands_print_and_they_fit(folder: Path) -> Non
         assert process.returncode == 0, out + err
         return out
 
-    assert plans.rewritten(PAGE, run) == PAGE, "run: python docs/scripts/plans.py docs/how-to/first-gpu-run.md"
+    assert plans.rewritten(PAGE, folder, run) == PAGE, "run: python docs/scripts/plans.py docs/how-to/first-gpu-run.md"
     assert PAGE.count("$ condensegrpo plan my.yaml") == PAGE.count("\nfits ") == 4
+    assert PAGE.count("| yes |") == len(plans.RUNS) - 1
 
 
 @pytest.mark.parametrize("line", LINES)

@@ -10,7 +10,7 @@ K = kv heads · head size, F width of the MLP, V vocabulary, P trainable paramet
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -318,6 +318,15 @@ def decoding_bytes(decoder: Decoder, *, requests: int, element: int) -> int:
     each).
     """
     return requests * decoder.vocabulary * (element + 2 * FLOAT + 16)
+
+
+def shard_of(decoder: Decoder, ranks: int) -> Decoder:
+    """What one of ``ranks`` that share vLLM's copy of a model computes: its heads and its part of every MLP.
+
+    Fewer key heads than ranks are repeated. The residual stream and the logits are whole on every rank.
+    """
+    heads, kv_heads, ffn = decoder.heads // ranks, max(1, decoder.kv_heads // ranks), -(-decoder.ffn // ranks)
+    return replace(decoder, heads=heads, kv_heads=kv_heads, ffn=ffn)
 
 
 def paged_cache_bytes(decoder: Decoder, *, requests: int, length: int, element: int) -> int:

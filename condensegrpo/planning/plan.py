@@ -22,6 +22,7 @@ from condensegrpo.planning.sampling import SamplerMemory, requests, sampler_memo
 from condensegrpo.planning.zero import DeepSpeedMemory, Device, deepspeed_memory
 
 SHARING_NOTED = 1 << 28  # bytes
+USABLE = 0.9  # of a device: the rest is for CUDA, NCCL, and what torch's allocator reserves beyond the tensors in it
 LINEAR_LAYERS = 7  # of a gated decoder layer
 
 
@@ -71,8 +72,8 @@ class Plan:
         return max(self.phases, key=lambda phase: phase.bytes)
 
     def fits(self, room: int) -> bool:
-        """Whether the run starts and takes at most ``room`` bytes of each device."""
-        return self.refusal is None and self.peak.bytes <= room
+        """Whether the run starts, and its tensors take at most the usable part of ``room`` bytes of each device."""
+        return self.refusal is None and self.peak.bytes <= USABLE * room
 
 
 def plan(config: RunConfig, model: Architecture, *, ranks: int, device: Device, memory: int | None = None) -> Plan:

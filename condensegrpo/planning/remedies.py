@@ -16,12 +16,13 @@ from condensegrpo.planning.architecture import architecture
 from condensegrpo.planning.plan import Plan, plan
 from condensegrpo.planning.sampling import COLOCATED, VLLM
 from condensegrpo.planning.zero import Device
+from condensegrpo.samplers.vllm.settings import ranks_a_copy
 
 MOST_RANKS = 64
-SPARE = 0.8  # of what was predicted, where it was too little
 LARGE_BATCH = 4096  # tokens; smaller micro-batches keep a GPU less busy
 TOKENS, REQUESTS = "learner.tokens_per_micro_batch", "sampler.options.max_batch"
 SHARE = "sampler.options.engine.gpu_memory_utilization"
+SHARING = "sampler.options.engine.tensor_parallel_size"
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1)  # of a GPU, for vLLM
 Overrides = tuple[str, ...]  # of the configuration
 
@@ -65,11 +66,11 @@ def advice_for_learner(config: RunConfig, *, ranks: int, device: Device) -> str:
     """What to change where the learner needed more memory than there was: the plan predicted too little for it."""
     alone = vary(config, ("sampler={name: scripted}",))  # its memory is not the learner's
     planned = plan(alone, architecture(config.model), ranks=ranks, device=device)
-    return advice(config, ranks, remedy(alone, planned, int(SPARE * planned.peak.bytes)))
+    return advice(config, ranks, remedy(alone, planned, planned.peak.bytes))
 
 
 def remedy(config: RunConfig, planned: Plan, room: int) -> tuple[Overrides, Plan] | None:
-    """Overrides under which the run takes at most ``room`` bytes of each device, and their plan; None: there are none.
+    """Overrides under which the run fits into ``room`` bytes of each device, and their plan; None: there are none.
 
     More devices than ``planned`` has, with ZeRO 3, are the last resort.
     """
@@ -112,14 +113,16 @@ def _better(config: RunConfig, current: Changed) -> Iterator[Changed]:
 def _candidates(config: RunConfig, planned: Plan) -> list[dict[str, str]]:
     """Changes of what a run takes and not of what it learns, from mild to drastic; bfloat16 rounds.
 
-    The last ones move to main memory the reference, then the optimiser's state, and at last the weights, and share rows
-    among several ranks, where ranks and heads divide.
+    The last ones share vLLM's copy of the model among ranks, move to main memory the reference, then the optimiser's
+    state, and at last the weights, and share rows among ranks, where ranks and heads divide.
     """
     learner, decoder, row = config.learner, planned.architecture.decoder, config.rollout.limits.turn_tokens
     gpu, vllm = planned.device == "gpu", config.sampler.name == VLLM
     tokens, waiting, ranks = planned.batch.tokens, planned.requests, 2 * learner.sequence_parallel
     heads_divide = not (decoder.heads % ranks or (decoder.kv_heads % ranks and ranks % decoder.kv_heads))
     copies_reference = config.algorithm.kl.coefficient and config.model.lora is None
+    copies = 2 * ranks_a_copy(config.sampler.options)
+    shares_copy = vllm and gpu and not (planned.ranks % copies or decoder.heads % copies or config.rollout.staleness)
     stage = {"learner.zero_stage": str(max(learner.zero_stage, 2))}  # DeepSpeed's bfloat16 below it moves nothing
     offload, rollouts = "learner.offload.training", "learner.offload.rollouts"
     halved = {TOKENS: str(max(row, tokens // 2))}
@@ -134,6 +137,7 @@ def _candidates(config: RunConfig, planned: Plan) -> list[dict[str, str]]:
         (not is_on(learner.checkpoint_activations, gpu=gpu), {"learner.checkpoint_activations": "on"}),
         (config.model.dtype == "float32", {"model.dtype": "bfloat16"}),
         (tokens > row, halved),
+        *((shares_copy, {SHARING: str(copies), SHARE: str(share)}) for share in SHARES),
         (gpu and copies_reference, {"learner.offload.reference": "true"}),
         (gpu and learner.offload.training == "none" and not config.rollout.staleness, {rollouts: "true", **stage}),
         (gpu, {rollouts: "false", offload: "optimiser", **stage}),
@@ -145,6 +149,7 @@ def _candidates(config: RunConfig, planned: Plan) -> list[dict[str, str]]:
 
 def _needed(config: RunConfig, start: Changed, current: Changed, room: int) -> Changed:
     """Without the overrides that it fits without, the most drastic ones first."""
+    before = current
     for key in reversed(current.overrides):
         offloads = any(other.startswith("learner.offload.") for other in current.overrides)
         if key in start.overrides or (key == "learner.zero_stage" and offloads):  # which need the stage
@@ -153,7 +158,7 @@ def _needed(config: RunConfig, start: Changed, current: Changed, room: int) -> C
         changed = current.with_(config, fewer)
         if changed is not None and changed.planned.fits(room):
             current = changed
-    return current
+    return current if current is before else _needed(config, start, current, room)  # one may have needed another
 
 
 def _grown(config: RunConfig, current: Changed, room: int) -> Changed:

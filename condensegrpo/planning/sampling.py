@@ -2,7 +2,7 @@
 
 transformers   its weights from beginning to end; keys, values and logits while it samples
 vllm           a share of the device (sampler.options.engine), taken when it starts; on a GPU it sleeps while the
-               learner works, wakes its weights for an update and the rest for the next request
+               learner works, but for its CUDA graphs, wakes its weights for an update and the rest for the next request
 others         nothing here: they sample on other devices
 """
 
@@ -26,6 +26,8 @@ COLOCATED, VLLM = "transformers", "vllm"  # the samplers that share the learner'
 WEIGHTS, CACHE = "sampler: weights", "sampler: KV cache"
 GIB = 1 << 30
 LARGE_GPU = 70 * GIB  # from here on vLLM computes more at a time
+# the lower end of what vLLM's log says of them ("additional 1~3 GiB memory per GPU"): a guess, unlike all other terms
+GRAPHS = Part("sampler: CUDA graphs", 1 * GIB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,19 +65,21 @@ def sampler_memory(run: PlannedRun) -> SamplerMemory:
 def requests(run: PlannedRun) -> int:
     """Requests that are sampled at the same time: every trajectory of a rank has one at most, up to the sampler's most.
 
-    They are those of a step or of an evaluation.
+    They are those of a step or of an evaluation, and of all ranks that share a copy of the model.
     """
     train, evaluate, sampler = run.config.train, run.config.evaluate, run.config.sampler
     trained = train.problems_per_step // run.ranks * train.samples_per_problem
     evaluated = ceil(evaluate.problems / run.ranks) * evaluate.samples
-    most: object = max(trained, evaluated)
+    trajectories = max(trained, evaluated)
+    most: object = trajectories
     if sampler.name == COLOCATED:
         most = sampler.options.get("max_batch", MAX_BATCH)
     elif sampler.name == VLLM:
-        most = _engine(run).max_num_seqs
+        engine = _engine(run)
+        most, trajectories = engine.max_num_seqs, trajectories * engine.tensor_parallel_size
     if not isinstance(most, int) or most < 1:
         raise ConfigError(f"planning the sampler: sampler.options.max_batch is {most!r}, wanted a number from 1 on.")
-    return min(most, max(trained, evaluated))
+    return min(most, trajectories)
 
 
 def _transformers(run: PlannedRun) -> SamplerMemory:
@@ -98,11 +102,23 @@ def _transformers(run: PlannedRun) -> SamplerMemory:
 
 
 def _vllm(run: PlannedRun) -> SamplerMemory:
-    """On a GPU vLLM takes its share whole; where that is not known, what all requests at once can use."""
-    decoder, settings, dtype, longest = run.model.decoder, _engine(run), _dtype(run), longest_request(run.config)
+    """On a GPU vLLM takes its share whole; where that is not known, what all requests at once can use.
+
+    Ranks that share a copy of the model have a part of its weights each (``tensor_parallel_size``), norms apart, and of
+    the keys and values; adapters are counted whole, which is at most twice what they take.
+    """
+    settings, dtype, longest = _engine(run), _dtype(run), longest_request(run.config)
+    sharing, heads = settings.tensor_parallel_size, run.model.decoder.heads
+    if run.ranks % sharing or heads % sharing:
+        raise ConfigError(
+            f"planning the sampler: sampler.options.engine.tensor_parallel_size is {sharing}, and {run.ranks} ranks "
+            f"and {heads} heads are to be divided by it. Set a divisor of both."
+        )
+    decoder = formulas.shard_of(run.model.decoder, sharing)
     element, rank = DTYPES[dtype].itemsize, native_rank(run.config.model.lora, dtype=dtype)
-    copy = Part(WEIGHTS, run.model.parameters * element)
+    copy = Part(WEIGHTS, ceil(run.model.parameters * element / sharing))
     adapters = Part("sampler: adapters", _adapters(run, rank) * element)
+    graphs = GRAPHS if run.on_gpu and not settings.enforce_eager else GRAPHS._replace(bytes=0)
     step = formulas.sampling_step_bytes(
         decoder, tokens=settings.max_num_batched_tokens or 0, requests=settings.max_num_seqs or 0, element=element
     )
@@ -111,7 +127,7 @@ def _vllm(run: PlannedRun) -> SamplerMemory:
         cache, option = int(settings.kv_cache_gib * GIB), "kv_cache_gib"
     elif run.memory is not None:
         vllm_bytes = int(settings.gpu_memory_utilization * run.memory)
-        cache, option = vllm_bytes - copy.bytes - adapters.bytes - step, "gpu_memory_utilization"
+        cache, option = vllm_bytes - copy.bytes - adapters.bytes - graphs.bytes - step, "gpu_memory_utilization"
     else:
         cache, option = least * requests(run), ""
     refusal = (
@@ -119,17 +135,22 @@ def _vllm(run: PlannedRun) -> SamplerMemory:
         f"values, and a request of {longest:,} tokens takes {least / GIB:.2f} GiB"
     )
     unknown = "keys and values of vLLM are those of all requests at once; --device-memory says how much it has for them"
-    taken = (copy, adapters, Part(CACHE, max(cache, least)), Part("sampler: a step", step))
+    pinned = (
+        f"while the learner works, vLLM keeps the frozen base in pinned main memory: {copy.bytes / GIB:.1f} GiB a "
+        f"rank, {copy.bytes * run.ranks / GIB:.1f} GiB for all; model.lora.sampler=merged needs none of it"
+    )
+    taken = (copy, adapters, graphs, Part(CACHE, max(cache, least)), Part("sampler: a step", step))
     sleeps = run.on_gpu and run.config.sampler.options.get("sleep") is not False
+    moves = sleeps and rank is not None and not run.config.rollout.staleness
     on_its_way = Part("a weight on its way", element * decoder.embedding if rank is None else 0)
     return SamplerMemory(
         awake=taken,
         moments={"vLLM's share": taken},
-        resting=(Part(WEIGHTS, 0),) if sleeps else taken,
-        updating=(*((copy, adapters) if sleeps else taken), on_its_way),
+        resting=(Part(WEIGHTS, 0), graphs) if sleeps else taken,
+        updating=(*((copy, adapters, graphs) if sleeps else taken), on_its_way),
         merges=rank is None,
         refusal=refusal if cache < least else None,
-        notes=() if option else (unknown,),
+        notes=(*(() if option else (unknown,)), *((pinned,) if moves else ())),
     )
 
 

@@ -3,7 +3,8 @@
 python docs/scripts/plans.py docs/how-to/first-gpu-run.md
 
 A block of text that begins with ``$ condensegrpo plan`` is such a command with its output. The first block of YAML is
-the file ``my.yaml``. Of the models, only sizes are needed; they are those of the Hub's ``config.json``.
+the file ``my.yaml``. Between two comments stands the table of the runs in ``RUNS``. Of the models, only sizes are
+needed; they are those of the Hub's ``config.json``.
 """
 
 import json
@@ -12,10 +13,19 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
+from condensegrpo.config.checks import check_figures
+from condensegrpo.config.load import config_on
+from condensegrpo.config.schema import ModelSettings
+from condensegrpo.planning.architecture import Architecture, architecture
+from condensegrpo.planning.plan import plan
+
 COLUMNS = "120"  # of the output
+GIB = 1 << 30
+TABLE = re.compile(r"(<!-- runs -->\n).*?(<!-- end of runs -->)", re.DOTALL)
 BLOCK = re.compile(r"(```text\n\$ condensegrpo (plan [^\n]*)\n)(.*?)(```\n)", re.DOTALL)
 SIZES: Mapping[str, Mapping[str, int | bool]] = {
     "Qwen2.5-1.5B-Instruct": {
@@ -36,7 +46,34 @@ SIZES: Mapping[str, Mapping[str, int | bool]] = {
         "vocab_size": 152064,
         "tie_word_embeddings": False,
     },
+    "Qwen2.5-32B-Instruct": {
+        "hidden_size": 5120,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+    },
 }
+ENGINE = "sampler.options.engine"
+OFFLOADED = "learner.zero_stage=3 learner.offload.training=optimiser_and_weights"
+RUNS = (  # billions of parameters, GPUs, GiB of each, keys beside those of ``my.yaml``
+    ("1.5", 1, 24, "learner.zero_stage=2 learner.offload.training=optimiser"),
+    ("1.5", 1, 24, "model.lora={}"),
+    ("1.5", 1, 80, ""),
+    ("1.5", 1, 80, "model.lora={}"),
+    ("1.5", 8, 80, "learner.zero_stage=2"),
+    ("7", 1, 24, f"{ENGINE}.gpu_memory_utilization=0.7 {OFFLOADED}"),
+    ("7", 1, 24, f"{ENGINE}.gpu_memory_utilization=0.7 {OFFLOADED} model.lora={{}}"),
+    ("7", 1, 80, "learner.zero_stage=2 learner.offload.training=optimiser"),
+    ("7", 1, 80, "model.lora={}"),
+    ("7", 8, 80, "learner.zero_stage=2"),
+    ("7", 8, 80, "model.lora={}"),
+    ("32", 1, 80, f"{ENGINE}.gpu_memory_utilization=0.9 {OFFLOADED} model.lora={{}}"),
+    ("32", 8, 80, f"{ENGINE}.tensor_parallel_size=4 {OFFLOADED}"),
+    ("32", 8, 80, f"{ENGINE}.tensor_parallel_size=8 learner.zero_stage=3 model.lora={{}}"),
+)
 
 
 def write_files(page: str, folder: Path) -> None:
@@ -49,14 +86,31 @@ def write_files(page: str, folder: Path) -> None:
         (model / "config.json").write_text(json.dumps({**config, **sizes}), encoding="utf-8")
 
 
-def rewritten(page: str, run: Callable[[Sequence[str]], str]) -> str:
-    """The page with what its commands print; ``run`` takes the arguments of ``condensegrpo``."""
+def table(folder: Path) -> Iterator[str]:
+    """The lines of the table of ``RUNS``: the tensors of each phase, in GiB."""
+    size_of: Callable[[ModelSettings], Architecture] = cache(architecture)
+    yield "| model | GPUs | keys | loading | sampling | learning | publishing | fits |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for size, ranks, memory, keys in RUNS:
+        path = folder / "Qwen" / f"Qwen2.5-{size}B-Instruct"
+        config = config_on("gpu", str(folder / "my.yaml"), [f"model.path={path}", *keys.split()])
+        check_figures(config)
+        planned = plan(config, size_of(config.model), ranks=ranks, device="gpu", memory=memory * GIB)
+        phases = " | ".join(f"{phase.bytes / GIB:.1f}" for phase in planned.phases)
+        written = " ".join(f"`{key}`" for key in keys.split()) or "none"
+        fits = "yes" if planned.fits(memory * GIB) else "no"
+        yield f"| {size} B | {ranks} × {memory} GiB | {written} | {phases} | {fits} |"
+
+
+def rewritten(page: str, folder: Path, run: Callable[[Sequence[str]], str]) -> str:
+    """The page with its table and what its commands print; ``run`` takes the arguments of ``condensegrpo``."""
 
     def block(match: re.Match[str]) -> str:
         lines = run(match[2].split()).splitlines()
         return match[1] + "".join(f"{line.rstrip()}\n" for line in lines) + match[4]
 
-    return BLOCK.sub(block, page)
+    lines = "".join(f"{line}\n" for line in table(folder))
+    return TABLE.sub(lambda match: match[1] + lines + match[2], BLOCK.sub(block, page))
 
 
 def main(path: Path) -> None:
@@ -73,7 +127,7 @@ def main(path: Path) -> None:
                 sys.exit(done.stderr)
             return done.stdout
 
-        path.write_text(rewritten(page, run), encoding="utf-8")
+        path.write_text(rewritten(page, Path(folder), run), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Settings that pass through to vLLM's engine in this process, as ``sampler.options.engine`` holds them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -24,3 +25,9 @@ class EngineSettings:
     """Whether to run without compilation and CUDA graphs; None: only on a CPU, where compilation is slow."""
     tensor_parallel_size: Annotated[int, Ge(1)] = 1
     """Neighbouring ranks of one machine that share a copy of the model; each still rolls out its own groups."""
+
+
+def ranks_a_copy(options: Mapping[str, object]) -> int:
+    """How many ranks share a copy of the model, by the options of a sampler."""
+    engine = options.get("engine")
+    return int(engine.get("tensor_parallel_size", 1)) if isinstance(engine, dict) else 1
