@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from condensegrpo.assembly.components import Components
     from condensegrpo.samplers.scripted_texts import ReplyRequest
 
-# no warm start, no other model and no measure of replies; a person may take a day
-PLAYED = ("warm_start.steps=0", "rollout.answer_form=null", "rollout.limits.turn_seconds=86400")
+# no evaluation, warm start, other model or measure of replies; a person may take a day
+PLAYED = ("evaluate.variants={}", "warm_start.steps=0", "rollout.answer_form=null", "rollout.limits.turn_seconds=86400")
 CONTINUED = "\\"  # at the end of a line: the reply goes on
 
 
@@ -61,8 +61,7 @@ def play(
     quiet_libraries()
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # half a character may be deleted at a terminal
-    changes = [*(overrides or ()), *PLAYED]
-    components = build(named_config(config, ["evaluate.variants={}", *changes]))
+    components = build(named_config(config, [*(overrides or ()), *PLAYED]))
     problems = components.problems(split.value)
     if problem >= len(problems):
         raise ConfigError(
@@ -79,9 +78,8 @@ def play(
 
     with _tokenizer_of(components) as source:
         sampler = TextSampler(load_tokenizer(source), say)
-        played = rollout(
-            config, *changes, model=source, problems=[problems[problem]], sampler=sampler, observer=Silent()
-        )
+        posed = [problems[problem]]
+        played = rollout(components.config, model=source, problems=posed, sampler=sampler, observer=Silent())
     theme.console().print(Rule("the episode", style=theme.HEAD))
     played[0].show()
 

@@ -53,7 +53,7 @@ def test_replies_come_from_a_file_and_the_longest_text_of_the_prompt_chooses_the
     file.write_text(
         "".join(f"{key}: {list(texts)}\n" for key, texts in {"keep": ["no"], "start 5 keep": REPLIES}.items())
     )
-    out = succeed(*EPISODE, "--replies", str(file))
+    out = succeed(*EPISODE, "--replies", str(file), "sampler.options.max_batch=1")  # not used
     assert "score 1   answered '7'" in out
     assert out.count("<answer> 7 </answer>") == 2  # as it is said, and in the episode at the end
 

@@ -57,4 +57,4 @@ def _demonstrated(components: Components) -> Iterator[tuple[str, Problem]]:
 
 
 def _content(problem: Problem) -> Content:
-    return " ".join(problem.question.split()), problem.answer, saferepr(dict(problem.data))  # keys in order
+    return " ".join(problem.question.split()), problem.answer, saferepr(problem.data)  # keys in order
