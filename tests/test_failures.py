@@ -90,3 +90,6 @@ def test_most_failures_of_two_steps_in_a_row_are_an_error_that_counts_the_kinds(
         "3 of 5 trajectories failed, 2 of them like this: the reward Brief: KeyError: 'a' (mine.py:3); 1 of them like "
         "this: the condenser: lost. That is more than train.max_failed=0.5 of them: fix the cause, or raise the key."
     )
+    all_failed = failures_of(rank[:2])  # a higher limit would not help
+    with pytest.raises(TooManyFailed, match=r"all 2 trajectories failed, 2 of them like this: .* \(mine.py:3\)\.$"):
+        check_failures([all_failed], Observer(), max_failed=0.5)

@@ -100,7 +100,7 @@ def check_failures(ranks: Sequence[Failures], observer: Observer, *, max_failed:
         observer.failed(f"{text}; first in {kind.trajectory}", kind.first.traceback)
     if failures.exceed(max_failed):
         limit = f" That is more than train.max_failed={max_failed:g} of them: fix the cause, or raise the key."
-        raise TooManyFailed(f"{failures.described()}.{limit if max_failed < 1 else ''}")
+        raise TooManyFailed(f"{failures.described()}.{limit if failures.failed < failures.trajectories else ''}")
 
 
 def _together(ranks: Sequence[Failures]) -> Failures:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.syntax import parsed_expression
 from condensegrpo.core.wording import did_you_mean
 
 Value = str | float | bool | None
@@ -60,7 +61,7 @@ def parse_where(text: str, known: Collection[str] = tuple(FIELDS)) -> Where:
     try:
         if len(text) > LONGEST:
             raise SyntaxError("it is too long")
-        tree = ast.parse(text.strip(), mode="eval")
+        tree = parsed_expression(text.strip())
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _refusal(text, str(error.args[0]) if error.args else "it cannot be read") from error
     for node in _names(tree):
@@ -90,7 +91,7 @@ def fields_in(where: str | None, sort: str | None, known: Collection[str]) -> tu
         names.add(_field(sort.removeprefix("-"), known))
     if where:
         parse_where(where, known)
-        names |= {_field(node.id, known) for node in _names(ast.parse(where.strip(), mode="eval"))}
+        names |= {_field(node.id, known) for node in _names(parsed_expression(where.strip()))}
     return tuple(name for name in known if name in names)
 
 
