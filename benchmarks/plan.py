@@ -11,6 +11,7 @@ threshold, which it raises to 32 MB by itself; MALLOC_MMAP_THRESHOLD_ pins it, s
 """
 
 import argparse
+import asyncio
 import json
 import os
 import subprocess
@@ -22,11 +23,20 @@ from pathlib import Path
 
 import torch
 
+from condensegrpo.assembly.open_learner import open_learner
+from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import validate, vary
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.protocols import Sampler
+from condensegrpo.core.trajectory import SamplingParams
+from condensegrpo.learner import checkpoint
+from condensegrpo.learner.engine import close_deepspeed
+from condensegrpo.learner.new_model import new_tokenizer
+from condensegrpo.learner.policy import configuration, save_policy
+from condensegrpo.learner.weights import gathered_weights
 from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.measured import measure_run
-from condensegrpo.planning.plan import Plan, plan
+from condensegrpo.planning.measured import Meter, learn, longest_row, rows_of_step
+from condensegrpo.planning.plan import COLOCATED, Plan, plan
 from condensegrpo.planning.zero import Device
 
 MIB = 1 << 20
@@ -97,6 +107,57 @@ def write_model(folder: Path, kind: str, sizes: dict[str, int | bool], dtype: to
 
 
 # --- one run, in a process of its own
+
+
+def measure_run(config: RunConfig, source: str, folder: Path) -> dict[str, int]:
+    """Load, sample, learn twice and publish as a training run does; the peak of each phase in bytes, of this rank.
+
+    Every rank must call it.
+
+    Args:
+        source: folder of the model; its weights are moved by two steps.
+        folder: where checkpoint and policy are written.
+    """
+    meter = Meter()
+    sampler = open_sampler(config, source) if config.sampler.name == COLOCATED else None
+    learner = open_learner(config, source, config.learner.optimiser, lora=config.model.lora, total_steps=2)
+    meter.ends("loading")
+    vocabulary = configuration(source).vocab_size
+    if sampler is not None:
+        asyncio.run(_sample(sampler, config, vocabulary))
+        meter.ends("rolling out")
+    learn(config, source, learner, [longest_row(config, vocabulary)] * rows_of_step(config))
+    meter.ends("learning")
+    if sampler is not None:
+        asyncio.run(_sample(sampler, config, vocabulary))
+        meter.ends("rolling out")
+        sampler.update_weights(gathered_weights(learner), 1)
+    checkpoint.save(learner, folder / "checkpoints", step=1, state={})
+    save_policy(
+        folder / "policy",
+        model_config=learner.module.policy.config,
+        named_tensors=gathered_weights(learner),
+        tokenizer=new_tokenizer(["any"], kind="words", vocab_size=64),
+    )
+    meter.ends("publishing")
+    close_deepspeed(learner)
+    if sampler is not None:
+        sampler.close()
+    return meter.peaks
+
+
+async def _sample(sampler: Sampler, config: RunConfig, vocabulary: int) -> None:
+    limits = config.rollout.limits
+    prompt = [index % vocabulary for index in range(limits.max_context_tokens)]
+    await asyncio.gather(
+        *(
+            sampler.sample(
+                prompt[: len(prompt) - (seed == 0)],  # one is shorter: real prompts are padded to the longest
+                SamplingParams(max_tokens=limits.max_output_tokens, temperature=1.0, seed=seed),
+            )
+            for seed in range(max(config.evaluate.problems, rows_of_step(config)))
+        )
+    )
 
 
 def child(case: Case, folder: Path) -> None:

@@ -23,9 +23,8 @@ from condensegrpo.learner.settings import LoraSettings, NewModel
 from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.planning.architecture import architecture
 from condensegrpo.planning.formulas import Decoder, MicroBatch, branches_bytes, intervals_bytes
-from condensegrpo.planning.learning import head
+from condensegrpo.planning.learning import PlannedRun, head
 from condensegrpo.planning.plan import Phase, Plan, plan
-from condensegrpo.planning.planned_run import PlannedRun
 from condensegrpo.planning.remedies import Overrides, advice, remedy
 
 # 2 problems × 3 samples × 4 turns of at most 30 + 10 tokens: 24 rows of 40 tokens

@@ -15,8 +15,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.planning import formulas, zero
 from condensegrpo.planning.architecture import Architecture
 from condensegrpo.planning.formulas import MicroBatch, Part, Weights
-from condensegrpo.planning.learning import learning, sharing
-from condensegrpo.planning.planned_run import PlannedRun
+from condensegrpo.planning.learning import PlannedRun, learning, sharing
 from condensegrpo.planning.sampling import COLOCATED as COLOCATED
 from condensegrpo.planning.sampling import SamplerMemory, requests, sampler_memory
 from condensegrpo.planning.zero import DeepSpeedMemory, Device, deepspeed_memory

@@ -17,7 +17,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.dtypes import DTYPES
 from condensegrpo.planning import formulas
 from condensegrpo.planning.formulas import Part
-from condensegrpo.planning.planned_run import PlannedRun
+from condensegrpo.planning.learning import PlannedRun
 from condensegrpo.samplers.transformers import MAX_BATCH
 from condensegrpo.samplers.vllm.adapters import native_rank
 from condensegrpo.samplers.vllm.settings import EngineSettings
