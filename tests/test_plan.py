@@ -197,6 +197,11 @@ def test_a_sampler_elsewhere_takes_nothing_here_and_is_noted() -> None:
     found = planned("sampler.name=scripted")
     assert part(found, "rolling out", "sampler: weights") == 0
     assert any("scripted" in note for note in found.notes)
+    written = [
+        len(planned("sampler.name=vllm_server", *more).notes)
+        for more in ((), ("sampler.options={server: {weights: nccl}}",))
+    ]
+    assert written == [2, 1]  # over NCCL updates need no folder
 
 
 def test_the_sampler_s_own_dtype_counts() -> None:

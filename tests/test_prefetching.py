@@ -151,7 +151,7 @@ class Parts:
 
 @pytest.fixture
 def parts(finished: Path, tmp_path: Path) -> Iterator[Parts]:
-    config = load_config(find_config("quickstart"), [*ONE[1:], f"rollout.staleness={STALENESS}"])
+    config = load_config(find_config("quickstart"), [*ONE[1:-1], f"rollout.staleness={STALENESS}"])
     folder, source = RunFolder.create(tmp_path / "run"), str(finished / "origin/warm")
     components, sampler = build(config), open_sampler(config, source)
     player = local_player(components, source, sampler, config.rollout.temperature)

@@ -3,16 +3,21 @@
 The wire is a list; the servers are stand-ins. The broadcast itself needs two GPUs.
 """
 
+import asyncio
 import math
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+from aiohttp import web
 from needs_vllm import needs_vllm
 from stand_in_server import TOKEN, TRANSFER, StandIn, serving
 from torch import Tensor
+from torch.distributed import TCPStore
 
 from condensegrpo.assembly.plugins import check_plugin
 from condensegrpo.core.background_loop import BackgroundLoop
@@ -32,12 +37,15 @@ class Recorded:
     """Keeps what is sent."""
 
     def __init__(self) -> None:
-        self.sent: list[Tensor] = []
+        self.tensors: list[Tensor] = []
         self.left = False
 
     def broadcast(self, tensor: Tensor, src: int) -> None:
         assert src == 0
-        self.sent.append(tensor.clone())
+        self.tensors.append(tensor.clone())
+
+    def sent(self) -> bool:
+        return True
 
     def destroy(self) -> None:
         self.left = True
@@ -65,7 +73,10 @@ class Group:
         return [replica.ready for replica in self.pool.replicas]
 
     def publish(self, version: int, model: Mapping[str, Tensor] = MODEL) -> None:
-        self.pool.weights = self.publisher.publish(self.pool, iter(model.items()), f"run:{version}")
+        self.send(iter(model.items()), version)
+
+    def send(self, named_tensors: Iterator[tuple[str, Tensor]], version: int) -> None:
+        self.publisher.stage(self.pool, named_tensors, f"run:{version}")()
 
     def restart(self, place: int) -> None:
         """A server was restarted: it runs with the weights of its start."""
@@ -98,7 +109,7 @@ def received(wire: Recorded, server: StandIn) -> list[tuple[str, list[float]]]:
     """What a worker makes of the broadcasts and of their descriptions."""
     described = [body["update_info"] for step, body in server.transfers if step == TAKE]
     tensors = []
-    for sent, info in zip(wire.sent, described, strict=True):
+    for sent, info in zip(wire.tensors, described, strict=True):
         types = [getattr(torch, name) for name in info["dtype_names"]]
         sizes = [math.prod(shape) * of.itemsize for shape, of in zip(info["shapes"], types, strict=True)]
         for name, of, piece in zip(info["names"], types, sent.split(sizes), strict=True):
@@ -118,7 +129,7 @@ def test_workers_join_once_and_every_update_goes_to_all_of_them() -> None:
         assert all(meeting.items() <= one.items() for one in invitations)
         assert steps(first) == steps(second) == [LEAVE, INVITE, *[START, TAKE, FINISH] * 2]
         (wire,) = made.wires
-        assert len(wire.sent) == 2  # one broadcast an update
+        assert len(wire.tensors) == 2  # one broadcast an update
         assert received(wire, first) == [("embed", [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]), ("head", [1.5, 2.5])] * 2
         info = dict(first.transfers)[TAKE]["update_info"]
         assert info == {"names": ["embed", "head"], "dtype_names": ["float32"] * 2, "shapes": [[2, 3], [2]]}
@@ -138,7 +149,7 @@ def test_small_tensors_share_a_broadcast_and_a_large_one_has_its_own() -> None:
         (wire,) = made.wires
         assert dict(server.transfers)[INVITE]["init_info"]["packed_buffer_size_bytes"] == PART_BYTES
         assert received(wire, server) == [(name, tensor.tolist()) for name, tensor in model.items()]
-        assert [tensor.nbytes for tensor in wire.sent] == [36 * 28, 36 * 28, 28 * 28, 4000, 3 * 8, 4]
+        assert [tensor.nbytes for tensor in wire.tensors] == [36 * 28, 36 * 28, 28 * 28, 4000, 3 * 8, 4]
 
 
 @needs_vllm
@@ -150,7 +161,7 @@ def test_vllm_packs_the_same_bytes() -> None:
     with group(server) as made:
         made.publish(1, model)
         packed = pack_tensors(iter(model.items()), lambda item: item[1], PART_BYTES)
-        assert torch.equal(made.wires[0].sent[0], packed.packed_tensor)
+        assert torch.equal(made.wires[0].tensors[0], packed.packed_tensor)
 
 
 def test_a_restarted_server_gets_the_next_weights_in_a_new_group() -> None:
@@ -195,6 +206,53 @@ def test_a_failed_join_is_an_error_with_the_address() -> None:
             SamplerError, match=r"joining 1 servers over NCCL at 127\.0\.0\.1:\d+: RuntimeError: no route"
         ):
             made.publish(1)
+
+
+def test_a_worker_that_never_joins_is_an_error_within_the_time_limit() -> None:
+    """The rendezvous of vLLM's group is this store; ``ncclCommInitRank``, which follows, waits for ever."""
+    meetings: list[Mapping[str, Any]] = []
+
+    def store(*, is_master: bool) -> None:
+        address, port = meetings[0]["master_address"], meetings[0]["master_port"]
+        TCPStore(address, port, 2, is_master, timedelta(seconds=60))
+
+    def wait_for_all(meeting: Mapping[str, Any]) -> Wire:
+        meetings.append(meeting)
+        store(is_master=True)
+        return Recorded()
+
+    with group(StandIn(SHAPE, nccl=True)) as made:
+        made.publisher = NcclPublisher(made.loop, seconds=0.3, dtype=torch.float32, join=wait_for_all)
+        found = (
+            r"joining 1 servers over NCCL at .*: found servers that are ready and a rank that is not after 0\.3 seconds"
+        )
+        with pytest.raises(SamplerError, match=found) as caught:
+            made.publish(1)
+        assert f"wanted a group with {made.pool.replicas[0].url}" in str(caught.value)
+        assert "NCCL_SOCKET_IFNAME" in str(caught.value)
+        store(is_master=False)  # ends the thread that still waits
+
+
+def test_the_next_part_is_gathered_while_the_servers_take_one() -> None:
+    """Under ZeRO 3 other ranks take part in gathering: they waited for the servers, and the servers for them."""
+    gathered = threading.Event()
+
+    class Waiting(StandIn):
+        async def transfer(self, request: web.Request) -> web.Response:
+            if request.path == TAKE and not await asyncio.to_thread(gathered.wait, 5.0):
+                return web.json_response({"error": {"message": "nothing was gathered meanwhile"}}, status=400)
+            return await super().transfer(request)
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for number in range(3):
+            if number == 2:  # the second part is complete, the first is on its way
+                gathered.set()
+            yield str(number), torch.full((PART_BYTES // 4,), float(number))
+
+    server = Waiting(SHAPE, nccl=True)
+    with group(server) as made:
+        made.send(tensors(), 1)
+        assert received(made.wires[0], server) == [(str(n), [float(n)] * (PART_BYTES // 4)) for n in range(3)]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which NCCL works on")

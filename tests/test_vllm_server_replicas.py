@@ -1,6 +1,7 @@
 """Several servers behind one sampler: routing, retries, weights and refusals."""
 
 import asyncio
+import multiprocessing
 import shutil
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from adapters import adapted_qwen3, trained_weights
 from safetensors.torch import load_file
 from stand_in_server import TOKEN, StandIn, serving
 from tiny import qwen3
+from torch import distributed
 from transformers import AutoConfig
 
 from condensegrpo.assembly.plugins import check_plugin
@@ -23,7 +25,6 @@ from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.adapters import write_adapters
-from condensegrpo.samplers.vllm_server import weights
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.publish import FolderPublisher
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
@@ -33,6 +34,7 @@ from condensegrpo.samplers.vllm_server.settings import TEMPORARY, RequestSetting
 from condensegrpo.samplers.vllm_server.weights import free_bytes, write_weights
 
 MODEL = qwen3()
+SHAPE = shape_of(MODEL.config)
 LORA = LoraSettings(rank=4, alpha=8.0, sampler="native")
 
 
@@ -372,14 +374,18 @@ def test_a_folder_without_room_for_two_updates_is_an_error_before_anything_is_wr
     with serving(StandIn(shape)) as server, BackgroundLoop("test") as loop:
         pool = ReplicaPool(WeightsLabel(label="default", folder=None), RequestSettings())
         loop.run(pool.open([(server.url, None)], token=TOKEN, shape=shape, start_seconds=2.0))
-        publisher = FolderPublisher(loop, tmp_path, torch.float32, size, free=room.__getitem__)
-        with pytest.raises(SamplerError, match=r"found 0\.00 GB free, wanted 0\.00 GB.*--shm-size=1g.*server\.weights"):
-            publisher.publish(pool, iter(MODEL.named_parameters()), "run:1")
+        publisher = FolderPublisher(loop=loop, folder=tmp_path, dtype=torch.float32, nbytes=size, free=room.__getitem__)
+        no_room = r"found 0\.00 GB free, wanted 0\.00 GB.*--shm-size=1g.*server\.weights"
+        with pytest.raises(SamplerError, match=no_room):
+            publisher.check_room()
+        with pytest.raises(SamplerError, match=no_room):
+            publisher.stage(pool, MODEL.named_parameters(), "run:1")
         assert not list(tmp_path.iterdir())
         room[tmp_path] = 2 * size
-        pool.weights = publisher.publish(pool, iter(MODEL.named_parameters()), "run:1")
+        publisher.check_room()
+        publisher.stage(pool, MODEL.named_parameters(), "run:1")()
         room[tmp_path] = size  # the first update lies there
-        publisher.publish(pool, iter(MODEL.named_parameters()), "run:2")
+        publisher.stage(pool, MODEL.named_parameters(), "run:2")()
         loop.run(pool.close())
 
 
@@ -387,12 +393,48 @@ def test_the_room_of_a_folder_that_is_not_there_yet_is_that_of_its_parent(tmp_pa
     assert free_bytes(tmp_path / "a" / "b") == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
 
 
-def test_ranks_that_write_at_the_same_time_share_the_room_of_their_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each of eight ranks with servers of its own saw all of /dev/shm, and together they filled it."""
-    monkeypatch.setattr(weights, "gather", lambda own: [own, (own[0], 1000), ("another machine", 10)])
-    assert weights.free_bytes_each(tmp_path) == 500
+def one_of_two_ranks(rank: int, folder: Path, shape: dict[str, str]) -> None:
+    """A rank with a server of its own and room of its own; it writes down what its server loaded and what lay there."""
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    own = folder / f"rank{rank}"
+    own.mkdir()
+    with serving(StandIn(shape)) as server, BackgroundLoop("test") as loop:
+        pool = ReplicaPool(WeightsLabel(label="default", folder=None), RequestSettings())
+        loop.run(pool.open([(server.url, None)], token=TOKEN, shape=shape, start_seconds=2.0))
+        room = {0: 800, 1: 0}[rank]  # bytes: for two updates of 100 numbers, on the rank that writes
+        publisher = FolderPublisher(loop=loop, folder=own, dtype=torch.float32, nbytes=400, free=lambda _: room)
+        publisher.check_room()
+        for version in (1, 2):
+            load = publisher.stage(pool, iter([("weight", torch.full((100,), float(version)))]), f"run:{version}")
+            assert (len(server.loaded), pool.weights.label != f"run:{version}") == (version - 1, True)
+            load()
+            (file,) = Path(server.loaded[-1]).iterdir()
+            assert torch.equal(load_file(file)["weight"], torch.full((100,), float(version)))
+        (folder / f"loaded{rank}").write_text("\n".join(server.loaded))
+        shared = replace(publisher, loads=rank == 0)  # with servers that the ranks share, the first has them load
+        shared.stage(pool, iter([("weight", torch.zeros(100))]), "run:3")()
+        assert (len(server.loaded), pool.weights.label) == (3 - rank, "run:3")
+        room = 399
+        with pytest.raises(SamplerError, match=r"writing weights for the servers into .*rank0: found 0\.00 GB free"):
+            publisher.stage(pool, iter([("weight", torch.zeros(100))]), "run:4")  # raised on both ranks
+        loop.run(pool.close())
+    distributed.destroy_process_group()
+
+
+def test_two_ranks_of_a_machine_write_weights_once_for_the_servers_of_both(tmp_path: Path) -> None:
+    """Each rank wrote a copy: 8 ranks of a 7B model filled /dev/shm with 16 x 15 GB."""
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=one_of_two_ranks, args=(rank, tmp_path, SHAPE)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    first, second = ((tmp_path / f"loaded{rank}").read_text().splitlines() for rank in range(2))
+    assert first == second
+    assert {Path(path).parent for path in first} == {tmp_path / "rank0"}
+    assert len(list((tmp_path / "rank0").iterdir())) == 1  # the last update
+    assert not list((tmp_path / "rank1").iterdir())
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------

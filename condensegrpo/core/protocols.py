@@ -68,6 +68,17 @@ class TakesAdapters(Protocol):
 
 
 @runtime_checkable
+class StagesWeights(Protocol):
+    """A sampler that can prepare an update of its weights while it samples with the old ones."""
+
+    def stage_weights(self, named_tensors: NamedTensors, version: int) -> Callable[[], None]:
+        """Prepare an update; the call that it returns makes it, and no request may be under way then.
+
+        ``update_weights`` does both. The learner's weights do not change in between.
+        """
+
+
+@runtime_checkable
 class Describes(Protocol):
     """A sampler that chose settings by itself."""
 

@@ -6,9 +6,10 @@ vllm           a share of the device (sampler.options.engine), taken when it sta
 others         nothing here: they sample on other devices
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -21,13 +22,16 @@ from condensegrpo.planning.learning import PlannedRun
 from condensegrpo.samplers.transformers import MAX_BATCH
 from condensegrpo.samplers.vllm.adapters import native_rank
 from condensegrpo.samplers.vllm.settings import EngineSettings
+from condensegrpo.samplers.vllm_server.settings import NCCL, TEMPORARY, ServerSettings
 
 COLOCATED, VLLM = "transformers", "vllm"  # the samplers that share the learner's device
+SERVERS = "vllm_server"
 WEIGHTS, CACHE = "sampler: weights", "sampler: KV cache"
 GIB = 1 << 30
 LARGE_GPU = 70 * GIB  # from here on vLLM computes more at a time
 # the lower end of what vLLM's log says of them ("additional 1~3 GiB memory per GPU"): a guess, unlike all other terms
 GRAPHS = Part("sampler: CUDA graphs", 1 * GIB)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +61,22 @@ def sampler_memory(run: PlannedRun) -> SamplerMemory:
         return _vllm(run)
     nothing = (Part(WEIGHTS, 0),)
     note = f"memory of the sampler {name} is not counted: it samples on devices of its own"
+    notes = (note, *(_written(run) if name == SERVERS else ()))
     return SamplerMemory(
-        awake=nothing, moments={"sampled elsewhere": nothing}, resting=nothing, updating=nothing, notes=(note,)
+        awake=nothing, moments={"sampled elsewhere": nothing}, resting=nothing, updating=nothing, notes=notes
+    )
+
+
+def _written(run: PlannedRun) -> Iterator[str]:
+    """What updates of vLLM servers need in main memory or on a disk; adapters alone are small."""
+    settings, dtype = _settings(run, "server", ServerSettings), _dtype(run)
+    if settings.weights == NCCL or native_rank(run.config.model.lora, dtype=dtype) is not None:
+        return
+    size = run.model.parameters * DTYPES[dtype].itemsize / GIB
+    where = "/dev/shm of each machine" if settings.weights == TEMPORARY else settings.weights
+    yield (
+        f"an update writes {size:.2f} GiB of weights for the servers into {where}, once for all ranks; those of the "
+        f"update before are still there: it needs {2 * size:.2f} GiB"
     )
 
 
@@ -156,11 +174,7 @@ def _vllm(run: PlannedRun) -> SamplerMemory:
 
 def _engine(run: PlannedRun) -> EngineSettings:
     """The settings of vLLM's engine, with the sizes that are chosen by the device."""
-    options: Any = run.config.sampler.options.get("engine", {})
-    try:
-        settings: EngineSettings = TypeAdapter(EngineSettings).validate_python(options)
-    except ValidationError as error:
-        raise ConfigError(f"planning the sampler: sampler.options.engine is {options!r}: {error}") from error
+    settings = _settings(run, "engine", EngineSettings)
     large = run.memory is not None and run.memory >= LARGE_GPU
     return replace(
         settings,
@@ -168,6 +182,16 @@ def _engine(run: PlannedRun) -> EngineSettings:
         max_num_seqs=settings.max_num_seqs or (1024 if large else 256),
         max_num_batched_tokens=settings.max_num_batched_tokens or (16384 if large else 8192),
     )
+
+
+def _settings(run: PlannedRun, key: str, kind: type[T]) -> T:
+    """A section of the sampler's options."""
+    options: Any = run.config.sampler.options.get(key, {})
+    try:
+        settings: T = TypeAdapter(kind).validate_python(options)
+    except ValidationError as error:
+        raise ConfigError(f"planning the sampler: sampler.options.{key} is {options!r}: {error}") from error
+    return settings
 
 
 def _adapters(run: PlannedRun, rank: int | None) -> int:

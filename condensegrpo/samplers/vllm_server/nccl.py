@@ -3,14 +3,17 @@
     learner, rank 0 ──broadcast──▶ workers of server 0, ranks 1 … w₀ ── of server 1, ranks w₀+1 … ── …
 
 Names, types and shapes of each part go over HTTP while its bytes go over NCCL in one broadcast, by the routes of vLLM's
-native weight transfer (packed: ``vllm/distributed/weight_transfer/packed_tensor.py``).
+native weight transfer (packed: ``vllm/distributed/weight_transfer/packed_tensor.py``). The next part is gathered and
+packed while the servers take one.
 """
 
 import asyncio
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -18,14 +21,17 @@ import torch
 from torch import Tensor
 
 from condensegrpo.core.background_loop import BackgroundLoop
+from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.errors import SamplerError
+from condensegrpo.learner.devices import on_this_device
 from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.process import LOOPBACK, free_port
+from condensegrpo.samplers.vllm_server.publish import on_ranks
 from condensegrpo.samplers.vllm_server.replica import Replica, ReplicaState, WeightsLabel
 from condensegrpo.samplers.vllm_server.weights import shards
 
-PART_BYTES = 512 << 20  # sent at once; the learner's GPU holds a part twice while it is packed
+PART_BYTES = 256 << 20  # sent at once; the learner's GPU holds a part that is sent, and twice the one that is packed
 POLL_SECONDS = 0.001  # between two checks of a GPU's progress
 
 
@@ -42,6 +48,9 @@ class Wire(Protocol):
     def broadcast(self, tensor: Tensor, src: int) -> None:
         """Start to send a tensor to all other ranks."""
 
+    def sent(self) -> bool:
+        """Whether all tensors were sent."""
+
     def destroy(self) -> None:
         """Leave the group."""
 
@@ -50,23 +59,31 @@ Join = Callable[[Mapping[str, object]], Wire]  # of a master's address and port 
 
 
 def join_nccl(meeting: Mapping[str, object]) -> Wire:
-    """Join on the current GPU, as rank 0; waits for the others, five minutes at most."""
+    """Join on the current GPU, as rank 0, in a thread of its own: vLLM gives the thread another stream.
+
+    It waits five minutes for the others to connect, and for ever for them in ``ncclCommInitRank``.
+    """
     from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
-    # vLLM gives the thread another stream: the caller's is restored
-    with torch.cuda.stream(torch.cuda.current_stream()):
-        return _OnCurrentStream(trainer_init(dict(meeting)))
+    return _OwnStream(trainer_init(dict(meeting)), torch.cuda.Stream())  # type: ignore[no-untyped-call]  # torch's
 
 
 @dataclass(frozen=True)
-class _OnCurrentStream:
-    """vLLM's communicator on the caller's stream, which packed the bytes; by default it would use another stream."""
+class _OwnStream:
+    """vLLM's communicator on a stream of its own: what the learner computes and gathers meanwhile does not wait."""
 
     communicator: Any  # vLLM's PyNcclCommunicator, untyped
+    stream: torch.cuda.Stream
 
     def broadcast(self, tensor: Tensor, src: int) -> None:
-        """Start to send a tensor to all other ranks."""
-        self.communicator.broadcast(tensor, src, stream=torch.cuda.current_stream())
+        """Start to send a tensor to all other ranks, after the work of the caller's stream, which packed it."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        self.communicator.broadcast(tensor, src, stream=self.stream)
+        tensor.record_stream(self.stream)
+
+    def sent(self) -> bool:
+        """Whether all tensors were sent."""
+        return bool(self.stream.query())
 
     def destroy(self) -> None:
         """Leave the group."""
@@ -108,18 +125,7 @@ class NcclGroup:
             "world_size": 1 + sum(member.workers for member in members),
         }
         self._on_all("shutdown_weight_transfer_engine")  # of an earlier group
-        joining = loop.submit(
-            self._all("init_weight_transfer_engine", list(_invitations(members, meeting, part_bytes)))
-        )
-        try:
-            self._wire = join(meeting)
-        except Exception as error:  # the boundary to NCCL
-            joining.cancel()
-            raise SamplerError(
-                f"joining {len(members)} servers over NCCL at {meeting['master_address']}:{meeting['master_port']}: "
-                f"{type(error).__name__}: {error} Servers must reach this address; or set server.weights=folder."
-            ) from error
-        joining.result(timeout=seconds)
+        self._wire = self._joined(meeting, part_bytes, join)
 
     def send(self, named_tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> None:
         """Send these weights to every server, in their order.
@@ -129,14 +135,15 @@ class NcclGroup:
                 an update and needs a restart.
         """
         self._on_all("start_weight_update")
+        taking: Future[None] | None = None
         for part in shards(named_tensors, dtype, device=self._device, most=self._part_bytes):
+            packed = torch.cat([tensor.flatten().view(torch.uint8) for tensor in part.values()])
+            self._until_taken(taking)
             taking = self._loop.submit(
                 self._all("update_weights", [{"update_info": _described(part)}] * len(self._members))
             )
-            packed = torch.cat([tensor.flatten().view(torch.uint8) for tensor in part.values()])
             self._wire.broadcast(packed, src=0)
-            taking.result(timeout=self._seconds)
-            self._until_sent()
+        self._until_taken(taking)
         self._on_all("finish_weight_update")
 
     def leave(self) -> None:
@@ -153,14 +160,47 @@ class NcclGroup:
         ]
         await asyncio.gather(*calls)
 
-    def _until_sent(self) -> None:
-        """Wait until the GPU has sent the tensors, for a bounded time: a dead peer would block it forever."""
-        if self._device.type != "cuda":
+    def _joined(self, meeting: Mapping[str, object], part_bytes: int, join: Join) -> Wire:
+        """This end of the group, which all workers joined in time."""
+        where = f"{meeting['master_address']}:{meeting['master_port']}"
+        joining = self._loop.submit(
+            self._all("init_weight_transfer_engine", list(_invitations(self._members, meeting, part_bytes)))
+        )
+        thread, on_device = DaemonThread("NCCL"), on_this_device()
+
+        def join_here() -> Wire:
+            on_device()
+            return join(meeting)
+
+        wire = thread.submit(join_here)
+        thread.close()
+        calls: list[Future[Any]] = [joining, wire]
+        done, _ = wait(calls, timeout=self._seconds, return_when=FIRST_EXCEPTION)
+        error = next((future.exception() for future in done if future.exception() is not None), None)
+        if error is None and len(done) == 2:
+            return wire.result()
+        joining.cancel()
+        servers = ", ".join(member.client.url for member in self._members)
+        if error is not None:
+            raise SamplerError(
+                f"joining {len(self._members)} servers over NCCL at {where}: {type(error).__name__}: {error} Servers "
+                f"must reach this address; or set server.weights=folder."
+            ) from error
+        found = "servers that are ready and a rank that is not" if joining in done else "no answer from a server"
+        raise SamplerError(
+            f"joining {len(self._members)} servers over NCCL at {where}: found {found} after {self._seconds:g} seconds "
+            f"(server.start_seconds), wanted a group with {servers}. Name the network on every machine "
+            f"(NCCL_SOCKET_IFNAME; NCCL_DEBUG=INFO says where NCCL stops), give no server the GPU of a rank, or set "
+            f"server.weights=folder. Restart servers that the run did not start: they still wait."
+        )
+
+    def _until_taken(self, taking: "Future[None] | None") -> None:
+        """Wait until the servers have a part and the GPU has sent it, for a bounded time: a peer may have died."""
+        if taking is None:
             return
-        sent = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch left it untyped
-        sent.record()
+        taking.result()  # the calls have a time limit
         until = time.monotonic() + self._seconds
-        while not sent.query():  # type: ignore[no-untyped-call]  # as above
+        while not self._wire.sent():
             if time.monotonic() > until:
                 raise SamplerError(
                     f"sending weights over NCCL: not done within {self._seconds:g} seconds (server.start_seconds). A "
@@ -176,17 +216,25 @@ class NcclPublisher:
     loop: BackgroundLoop
     seconds: float
     dtype: torch.dtype
+    sends: bool = True  # False: another rank sends to the same servers
     join: Join = join_nccl
     part_bytes: int = PART_BYTES
     _group: NcclGroup | None = field(default=None, init=False)
     _revivals: tuple[tuple[int, int], ...] = field(default=(), init=False)  # index and revivals of its servers
 
-    def publish(self, pool: ReplicaPool, named_tensors: Iterator[tuple[str, Tensor]], label: str) -> WeightsLabel:
-        """Send these weights to every running server.
+    def stage(self, pool: ReplicaPool, named_tensors: Iterator[tuple[str, Tensor]], label: str) -> Callable[[], None]:
+        """Nothing is sent while servers sample; the call that it returns sends the weights to every running server.
 
-        Raises:
-            SamplerError: no server runs, one was started without NCCL, or see ``NcclGroup``.
+        It raises a SamplerError where no server runs, one was started without NCCL, or see ``NcclGroup``.
         """
+
+        def update() -> None:
+            on_ranks(partial(self._send, pool, named_tensors, label) if self.sends else None, named_tensors)
+            pool.weights = WeightsLabel(label=label, folder=None)
+
+        return update
+
+    def _send(self, pool: ReplicaPool, named_tensors: Iterator[tuple[str, Tensor]], label: str) -> None:
         running = self.loop.run(_running(pool.replicas))
         if not running:
             raise SamplerError(f"sending the weights {label} over NCCL: none of {len(pool.replicas)} servers answers")
@@ -210,7 +258,6 @@ class NcclPublisher:
             self._group = None  # its members are in the middle of an update that cannot be completed
             raise
         self.loop.run(_all_receive(running, label))
-        return WeightsLabel(label=label, folder=None)
 
     def close(self) -> None:
         """Leave the group, if there is one."""

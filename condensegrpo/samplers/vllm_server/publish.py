@@ -1,26 +1,79 @@
-"""How the learner's weights reach the servers: through a folder, or over NCCL (``nccl.py``); by one rank for all."""
+"""How the learner's weights reach the servers: through a folder, or over NCCL (``nccl.py``).
+
+    own servers       the first rank of a machine writes a folder, the servers of all its ranks load it
+    shared servers    the first rank of the run writes a folder, and has all servers load it
+
+Writing is separate from loading: servers sample with the old weights while new ones are written.
+"""
 
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols import NamedTensors
-from condensegrpo.learner.ranks import from_first, rank
+from condensegrpo.learner.ranks import gather, rank
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.adapters import write_adapters
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
 from condensegrpo.samplers.vllm_server.weights import check_room, free_bytes, write_weights
 
+T = TypeVar("T")
+Tensors = Iterator[tuple[str, Tensor]]
 
-@dataclass(frozen=True, slots=True)
+
+class Publisher(Protocol):
+    """Brings weights to the servers of a pool."""
+
+    def stage(self, pool: ReplicaPool, named_tensors: Tensors, label: str) -> Callable[[], None]:
+        """Prepare an update while the servers may still sample; what it returns makes it, while they do not.
+
+        Every rank must call both, and every rank raises what one of them raised.
+
+        Raises:
+            SamplerError: there is no room for the weights, or servers did not take them.
+        """
+
+    def close(self) -> None:
+        """Free memory and connections."""
+
+
+def on_ranks(call: Callable[[], T] | None, named_tensors: Iterable[object] = ()) -> list[T | None]:
+    """Make this rank's call, if it has one; the results of all ranks. Every rank must call it.
+
+    Args:
+        named_tensors: that some ranks' calls read. They are read to the end on every rank, since gathering sharded
+            weights takes all of them.
+
+    Raises:
+        SamplerError: of the first rank whose call raised one.
+    """
+    outcome: T | SamplerError | None = None
+    try:
+        try:
+            outcome = call() if call is not None else None
+        finally:
+            for _ in named_tensors:
+                pass
+    except SamplerError as error:
+        outcome = error
+    results: list[T | None] = []
+    for other in gather(outcome):
+        if isinstance(other, SamplerError):
+            raise other
+        results.append(other)
+    return results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FolderPublisher:
     """Writes files into a folder that every server loads. The files of the last update are kept."""
 
@@ -28,57 +81,61 @@ class FolderPublisher:
     folder: Path
     dtype: torch.dtype
     nbytes: int  # of one update
+    writer: int = 0  # the rank whose folder this rank's servers load
+    loads: bool = True  # this rank has its pool load; False: another rank does, with the same servers
     lora: LoraSettings | None = None  # updates bring adapters; None: all weights
     base: str | None = None  # the folder of the weights below adapters; None: those that the servers start with
     free: Callable[[Path], int] = free_bytes
 
-    def publish(self, pool: ReplicaPool, named_tensors: Iterator[tuple[str, Tensor]], label: str) -> WeightsLabel:
-        """Write weights, have the servers load them, and remove those of the update before.
+    def check_room(self) -> None:
+        """Check that the folder has room for two updates, before the first; every rank must call it.
 
         Raises:
-            SamplerError: the folder has no room or cannot be written, a server refused, or no server is left.
+            SamplerError: it has not.
         """
-        before = pool.weights.adapters or pool.weights.folder
-        written = before is not None and Path(before).parent == self.folder.resolve()
-        # two updates lie there for a moment: the first must leave room for the second
-        check_room(self.folder, self.nbytes if written else 2 * self.nbytes, self.free)
-        folder = self.folder / f"{label.replace(':', '-')}-{secrets.token_hex(2)}"
-        if self.lora is None:
-            write_weights(folder, named_tensors, self.dtype)
-            weights = WeightsLabel(label=label, folder=str(folder.resolve()))
-        else:
-            write_adapters(folder, named_tensors, self.lora)
-            weights = WeightsLabel(label=label, folder=self.base, adapters=str(folder.resolve()))
-        try:
-            self.loop.run(pool.load(weights))
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        if before is not None and written:
-            shutil.rmtree(before, ignore_errors=True)
-        return weights
+        on_ranks(partial(check_room, self.folder, 2 * self.nbytes, self.free) if self._writes else None)
+
+    def stage(self, pool: ReplicaPool, named_tensors: Tensors, label: str) -> Callable[[], None]:
+        """Write weights; the call that it returns has the servers load them, and removes those of the update before."""
+        write = partial(self._write, pool.weights, named_tensors, label)
+        weights = on_ranks(write if self._writes else None, named_tensors)[self.writer]
+        assert weights is not None  # that rank writes, or all ranks raise
+        return partial(self._load, pool, weights)
 
     def close(self) -> None:
         """There is nothing to free."""
 
+    @property
+    def _writes(self) -> bool:
+        return rank() == self.writer
 
-def publish_on_first_rank(publish: Callable[[], WeightsLabel], named_tensors: NamedTensors) -> WeightsLabel:
-    """Call ``publish`` on the first rank of several that share the servers; every rank returns or raises its outcome.
+    def _write(self, before: WeightsLabel, named_tensors: Tensors, label: str) -> WeightsLabel:
+        # two updates lie there for a moment: the first must leave room for the second
+        check_room(self.folder, (1 if self._written(before) else 2) * self.nbytes, self.free)
+        folder = self.folder / f"{label.replace(':', '-')}-{secrets.token_hex(2)}"
+        if self.lora is None:
+            write_weights(folder, named_tensors, self.dtype)
+            return WeightsLabel(label=label, folder=str(folder.resolve()))
+        write_adapters(folder, named_tensors, self.lora)
+        return WeightsLabel(label=label, folder=self.base, adapters=str(folder.resolve()))
 
-    Args:
-        named_tensors: read to the end on every rank, since gathering sharded weights takes all of them.
-    """
-    outcome: WeightsLabel | SamplerError | None = None
-    if rank() == 0:
+    def _load(self, pool: ReplicaPool, weights: WeightsLabel) -> None:
+        before = pool.weights
         try:
-            outcome = publish()
-        except SamplerError as error:
-            outcome = error
-    for _ in named_tensors:
-        pass
-    outcome = from_first(outcome)
-    if isinstance(outcome, SamplerError):
-        raise outcome
-    if outcome is None:
-        raise SamplerError("updating the servers' weights: the first rank sent no result; see its log")
-    return outcome
+            on_ranks(partial(self.loop.run, pool.load(weights)) if self.loads else None)
+        except BaseException:
+            self._remove(weights)
+            raise
+        pool.weights = weights
+        self._remove(before)
+
+    def _remove(self, weights: WeightsLabel) -> None:
+        """Remove the files of an update that this rank wrote."""
+        folder = self._written(weights)
+        if folder is not None and self._writes:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _written(self, weights: WeightsLabel) -> Path | None:
+        """The folder of an update; None: the weights did not come through this folder."""
+        path = weights.adapters or weights.folder
+        return Path(path) if path is not None and Path(path).parent == self.folder.resolve() else None

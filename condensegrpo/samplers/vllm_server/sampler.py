@@ -10,9 +10,10 @@ A reply that was sampled with other weights than the current ones is never retur
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.dtypes import DTYPES, DtypeName
 from condensegrpo.learner.policy import trained_steps
-from condensegrpo.learner.ranks import from_first, rank, world_size
+from condensegrpo.learner.ranks import from_first, gather, rank, world_size
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.adapters import native_rank
 from condensegrpo.samplers.vllm.request import check_request
@@ -34,11 +35,10 @@ from condensegrpo.samplers.vllm.weights import ExpectedWeights
 from condensegrpo.samplers.vllm_server.nccl import NcclPublisher
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.process import ServerProcess, check_installed, devices_of
-from condensegrpo.samplers.vllm_server.publish import FolderPublisher, publish_on_first_rank
+from condensegrpo.samplers.vllm_server.publish import FolderPublisher, Publisher
 from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE, shape_of
 from condensegrpo.samplers.vllm_server.settings import NCCL, TEMPORARY, RequestSettings, ServedModel, ServerSettings
-from condensegrpo.samplers.vllm_server.weights import free_bytes, free_bytes_each
 
 SERVER, REQUESTS = ServerSettings(), RequestSettings()
 
@@ -81,7 +81,7 @@ class VllmServerSampler:
         self._remove = weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
         self._expected = ExpectedWeights(model_path)
         self._loop = BackgroundLoop("vllm-servers")
-        self._publisher: NcclPublisher | FolderPublisher | None = None
+        self._publisher: Publisher | None = None
         first = _first_weights(model_path, self._run, running=bool(urls))
         self._pool = ReplicaPool(first, requests, restores=not self._shared or rank() == 0)
         token = os.environ.get(TOKEN_VARIABLE, "") if urls else secrets.token_urlsafe(24)
@@ -135,30 +135,41 @@ class VllmServerSampler:
             self._in_flight -= 1
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """Write the learner's weights or adapters to a folder; every server loads them and drops its prefix cache.
+        """Give the learner's weights or adapters to every server; each drops its prefix cache.
 
-        Several ranks that share servers must all call it: the first writes, the others wait. A server that is gone gets
-        the weights before it serves again. With ``server.weights=nccl`` they go from GPU to GPU instead, and a server
-        that is gone gets the next ones.
+        Every rank must call it. The first rank of a machine, or of all ranks that share servers, writes a folder that
+        the servers load. A server that is gone gets the weights before it serves again. With ``server.weights=nccl``
+        they go from GPU to GPU instead, and a server that is gone gets the next ones.
 
         Raises:
             SamplerError: requests are in flight, the weights are not those of the model, or no server took them.
         """
+        self._check_idle(version)
+        self.stage_weights(named_tensors, version)()
+
+    def stage_weights(self, named_tensors: NamedTensors, version: int) -> Callable[[], None]:
+        """Write the weights for an update while the servers sample; the call that it returns makes the update.
+
+        Over NCCL nothing is staged: the call sends the tensors, which must not change before.
+        """
         if self._publisher is None:
             raise SamplerError(f"updating the servers' weights to version {version}: the sampler was closed")
+        checked = self._expected.check(self._lora).passed(named_tensors)
+        publish = self._publisher.stage(self._pool, checked, f"{self._run}:{version}")
+
+        def update() -> None:
+            self._check_idle(version)
+            publish()
+            self.version = version
+
+        return update
+
+    def _check_idle(self, version: int) -> None:
         if self._in_flight:
             raise SamplerError(
                 f"updating the servers' weights to version {version}: {self._in_flight} requests are under way, and a "
                 f"reply must come from one policy. Wait for them, or cancel them, first."
             )
-        label, publisher = f"{self._run}:{version}", self._publisher
-
-        def publish() -> WeightsLabel:
-            return publisher.publish(self._pool, self._expected.check(self._lora).passed(named_tensors), label)
-
-        shared = self._shared and world_size() > 1
-        self._pool.weights = publish_on_first_rank(publish, named_tensors) if shared else publish()
-        self.version = version
 
     @property
     def takes_adapters(self) -> bool:
@@ -176,16 +187,24 @@ class VllmServerSampler:
 
         return lora if native_rank(lora, dtype=dtype, unsupported=unsupported) is not None else None
 
-    def _open_publisher(
-        self, server: ServerSettings, kind: torch.dtype, base: str | None
-    ) -> NcclPublisher | FolderPublisher:
+    def _open_publisher(self, server: ServerSettings, kind: torch.dtype, base: str | None) -> Publisher:
+        """Every rank must call it."""
+        loads = not self._shared or rank() == 0
         if server.weights == NCCL:
-            return NcclPublisher(self._loop, seconds=server.start_seconds, dtype=kind)
-        folder = self._home if server.weights == TEMPORARY else Path(server.weights)
-        free = free_bytes if self._shared else free_bytes_each
-        return FolderPublisher(
-            self._loop, folder, kind, self._expected.check(self._lora).nbytes(kind), self._lora, base, free
+            return NcclPublisher(self._loop, seconds=server.start_seconds, dtype=kind, sends=loads)
+        machines = gather(socket.gethostname())
+        publisher = FolderPublisher(
+            loop=self._loop,
+            folder=self._home if server.weights == TEMPORARY else Path(server.weights),
+            dtype=kind,
+            nbytes=self._expected.check(self._lora).nbytes(kind),
+            writer=0 if self._shared else machines.index(machines[rank()]),
+            loads=loads,
+            lora=self._lora,
+            base=base,
         )
+        publisher.check_room()
+        return publisher
 
     @property
     def process_ids(self) -> tuple[int | None, ...]:

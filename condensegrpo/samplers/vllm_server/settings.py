@@ -34,7 +34,7 @@ class ServerSettings:
     """How updates reach the server. folder: through a temporary folder, in /dev/shm if there is one; a path: through
     that folder, which every server can read; nccl: from GPU to GPU."""
     start_seconds: Annotated[float, Gt(0)] = 600.0
-    """Time limit of a start and of loading weights."""
+    """Time limit of a start, of loading weights, and of joining an NCCL group."""
     devices: tuple[str, ...] = ()
     """CUDA_VISIBLE_DEVICES of each replica, such as ["1", "2,3"]; empty: those that no rank of the learner uses."""
     flags: tuple[str, ...] = ()

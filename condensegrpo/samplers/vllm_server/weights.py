@@ -2,7 +2,6 @@
 
 import math
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.learner.ranks import gather
 
 SHARD_BYTES = 2 << 30  # of one file: the memory needed besides the learner's own
 
@@ -21,13 +19,6 @@ def free_bytes(folder: Path) -> int:
     """Free bytes where a folder lies or will lie."""
     existing = next((path for path in (folder, *folder.parents) if path.is_dir()), Path())
     return shutil.disk_usage(existing).free
-
-
-def free_bytes_each(folder: Path) -> int:
-    """Free bytes for each rank of this machine, which all write at the same time. Every rank must call it."""
-    host = socket.gethostname()
-    sizes = [size for machine, size in gather((host, free_bytes(folder))) if machine == host]
-    return min(sizes) // len(sizes)
 
 
 def check_room(folder: Path, needed: int, free: Callable[[Path], int] = free_bytes) -> None:
