@@ -1,5 +1,8 @@
-"""Finds plug-ins by name through entry points, or in a file as ``path/to/file.py:Name``. Standard library only."""
+"""Finds plug-ins by name through entry points, in a file as ``path/to/file.py:Name``, or in an installed package as
+``package.module:Name``. Standard library only.
+"""
 
+import importlib
 import importlib.util
 import sys
 import zlib
@@ -38,7 +41,7 @@ def load(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever it
             f"On the command line name its class in a file, as in {key}=path/to/file.py:Name."
         )
     if ":" in name:
-        return _from_file(kind, name)
+        return load_object(kind, name)
     if name.endswith(".py"):
         raise PluginError(f"looking for {name!r} among the {kind}: it names a file, wanted what in it: {name}:Name.")
     points = {point.name: point for point in installed(kind)}
@@ -58,21 +61,44 @@ def load(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever it
         ) from error
 
 
-def _from_file(kind: str, name: str) -> object:
+def load_object(kind: str, name: str) -> Any:  # noqa: ANN401  whatever the name stands for
+    """What a file or an importable module defines: ``path/to/file.py:Name`` or ``package.module:Name``.
+
+    Args:
+        kind: of the object, in the plural, for the errors.
+
+    Raises:
+        PluginError: there is neither, it has no such name, or it cannot be imported.
+    """
     path_text, _, attribute = name.rpartition(":")
     path = Path(path_text).expanduser().resolve()
-    if not path.is_file():
+    module = _import_file(path) if path.is_file() else _import_module(path_text)
+    if module is None:
         raise PluginError(
-            f"looking for {name!r} among the {kind}: there is no file {path}. "
+            f"looking for {name!r} among the {kind}: there is no file {path}, and no module of that name. "
             f"A plug-in in a file is written path/to/file.py:Name."
         )
-    module = _import_file(path)
     if not hasattr(module, attribute):
         names = [known for known in vars(module) if not known.startswith("_")]
         raise PluginError(
-            f"looking for {attribute!r} in {path}: no such name; it holds {', '.join(names) or 'nothing'}."
+            f"looking for {attribute!r} in {path if path.is_file() else path_text}: no such name; it holds "
+            f"{', '.join(names) or 'nothing'}."
         )
     return getattr(module, attribute)
+
+
+def _import_module(name: str) -> ModuleType | None:
+    """An importable module; None: there is none of that name."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        return None
+    try:
+        return importlib.import_module(name)
+    except BaseException as error:  # the boundary to somebody else's import
+        if is_ctrl_c(error):
+            raise
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise PluginError(f"importing {name}: {failure_of('', error)}") from error
 
 
 def _import_file(path: Path) -> ModuleType:

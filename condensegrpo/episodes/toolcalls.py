@@ -205,7 +205,7 @@ class _RunTool:
     def __init__(self, name: str, function: Tool) -> None:
         self._function = function
         self._signature = inspect.signature(function)
-        self.schema = _schema(name, function)
+        self.schema = tool_schema(name, function)
         self.called = f"{name}{self._signature}"
         self.asynchronous = inspect.iscoroutinefunction(function)
 
@@ -291,7 +291,12 @@ def _ran(name: str, call: Callable[[], object]) -> _Outcome:
         return _raised(name, error)
 
 
-def _schema(name: str, tool: Tool) -> dict[str, object]:
+def tool_schema(name: str, tool: Tool) -> dict[str, Any]:
+    """The JSON schema of a typed function with a docstring, as chat templates show it.
+
+    Raises:
+        PluginError: it has no type hints or no docstring to make a schema of.
+    """
     from transformers.utils import get_json_schema  # takes a second to import
 
     try:
