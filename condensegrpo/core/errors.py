@@ -11,6 +11,7 @@
     │   ├── TooManyFailed    most trajectories failed; every rank raises it
     │   ├── PrefixBroken     a prompt does not continue the last one and no condensation was declared
     │   ├── ContextOverflow  a prompt does not fit, whatever the condenser did
+    │   ├── EnvironmentLost  what an environment needs is gone, such as its server
     │   ├── SummaryRefused   a summary was not written, or cannot be used
     │   └── SamplerError     the sampler failed
     │       └── ServerUnreachable  a server of it cannot be reached or fails; a retry may succeed
@@ -88,6 +89,10 @@ class ContextOverflow(RolloutError):
             f"the prompt of turn {turn} needs {tokens} tokens and the context budget is {budget}: raise "
             f"rollout.limits.max_context_tokens or choose a condenser that keeps less"
         )
+
+
+class EnvironmentLost(RolloutError):
+    """What an environment needs is gone, such as its server. Raised by one of its tools, it ends the trajectory."""
 
 
 class SummaryRefused(RolloutError):

@@ -293,7 +293,10 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentTool:
-    """A tool of one episode, beside those of the run. It is called, limited and counted as they are."""
+    """A tool of one episode, beside those of the run. It is called, limited and counted as they are.
+
+    What it raises is an observation; ``EnvironmentLost`` ends the episode as ``environment_error``.
+    """
 
     name: str
     description: str

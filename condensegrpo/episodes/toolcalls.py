@@ -3,7 +3,7 @@
     reply text ─ ToolFormat.parse ─▶ ToolCall | Malformed ─ Toolbox.answer ─▶ one result message for each, in order
 
 Whatever a model writes and whatever a tool does, the outcome is a message: a fault is an observation that starts with
-``Error:`` and says what was wrong and what exists, never an exception.
+``Error:`` and says what was wrong and what exists, never an exception but ``EnvironmentLost``.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from condensegrpo.core.errors import PluginError
+from condensegrpo.core.errors import EnvironmentLost, PluginError
 from condensegrpo.core.failures import Failure, at_definition
 from condensegrpo.core.messages import History, Message, ToolCall
 from condensegrpo.core.plugin_task import result_of_task
@@ -135,11 +135,14 @@ class Toolbox:
         return None
 
     async def answer(self, text: str, history: History = NO_HISTORY) -> ToolAnswers:
-        """Read the calls of a reply, run them, and give the messages that follow it. Never raises for what they do.
+        """Read the calls of a reply, run them, and give the messages that follow it.
 
         Args:
             text: the reply.
             history: of the episode before it, for the tools of its environment.
+
+        Raises:
+            EnvironmentLost: by a tool of the environment; nothing else that tools do.
         """
         attempts = self.format.parse(text)
         if not attempts:
@@ -276,6 +279,8 @@ def _raised(name: str, error: BaseException) -> _Outcome:
 async def _awaited(name: str, call: Callable[[], Any]) -> _Outcome:
     try:
         return _returned(await call())
+    except EnvironmentLost:
+        raise  # ends the episode
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # the boundary to a tool; an exit would end the loop
         return _raised(name, error)
 

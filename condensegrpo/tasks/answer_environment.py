@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem, Split, Step
+from condensegrpo.core.protocols import Environment, Problem, Split, Step
 from condensegrpo.tasks.answers import AnswerStyle, read_answer
 from condensegrpo.tasks.splits import Splits
 
@@ -65,7 +65,7 @@ class QuestionTask:
         """The problems of a split, in the order of the file."""
         return self._splits.train if split == "train" else self._splits.held_out
 
-    def environment(self, problem: Problem) -> AnswerEnvironment:
+    def environment(self, problem: Problem) -> Environment:
         """A fresh episode.
 
         Raises:

@@ -1,0 +1,303 @@
+"""The task ``mcp``: questions that are answered with the tools of servers of the Model Context Protocol.
+
+    servers: {shop: {command: [python, shop.py]}}      started here, once a run or once an episode
+    servers: {web: {url: "http://127.0.0.1:8000/mcp"}}  started elsewhere
+
+Every tool of the servers is a tool of the episode. A server that ends while it is used ends the trajectories that use
+it, as ``environment_error``; the next episode opens it again.
+"""
+
+import asyncio
+import json
+import os
+import shlex
+import threading
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from string import Template
+from typing import Annotated, Any, Literal
+
+from annotated_types import Gt
+
+from condensegrpo.core.background_loop import BackgroundLoop
+from condensegrpo.core.credentials import has_credentials
+from condensegrpo.core.errors import EnvironmentLost
+from condensegrpo.core.messages import History, Message
+from condensegrpo.core.protocols import Environment, EnvironmentTool, Problem, Step
+from condensegrpo.integrations.mcp_client import VERSION, Connection, HttpConnection, Json, ProcessConnection, Refused
+from condensegrpo.tasks.jsonl import Jsonl
+
+CLIENT = {"name": "condensegrpo", "version": "1"}
+MAX_PAGES = 100  # of a server's list of tools
+
+
+@dataclass(frozen=True, kw_only=True)
+class McpServer:
+    """Where a server is, and what it may be used for. It has a command or an address."""
+
+    command: str | tuple[str, ...] = ()  # of a server that speaks over its stdin and stdout
+    url: str = ""  # of one that speaks streamable HTTP
+    tools: tuple[str, ...] | None = None  # names of those that are offered; None: all
+    prefix: str = ""  # before the names of its tools
+    environment: tuple[str, ...] = ()  # names of variables that the command gets besides PATH, HOME and the like
+    headers: Mapping[str, str] = field(default_factory=dict)  # of every request; ${NAME} is an environment variable
+    folder: str | None = None  # that the command runs in; None: the current one
+
+    def __post_init__(self) -> None:
+        if bool(self.command) == bool(self.url):
+            raise ValueError(f"a server has a command or an url: found {self.command!r} and {self.url!r}")
+        if has_credentials(self.url):
+            raise ValueError("an url has no user and no password: put them into headers, as in Authorization: ${TOKEN}")
+
+    def variables(self) -> Mapping[str, str]:
+        """The environment variables of the command; KeyError: one is not set."""
+        return {name: os.environ[name] for name in self.environment}
+
+    def filled_headers(self) -> Mapping[str, str]:
+        """The headers with the values of variables; KeyError: one is not set."""
+        return {name: Template(value).substitute(os.environ) for name, value in self.headers.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenServer:
+    """A server that has introduced itself."""
+
+    connection: Connection
+    tools: tuple[Json, ...]  # as it describes them
+    prefix: str
+
+
+@dataclass(kw_only=True, eq=False)
+class Mcp(Jsonl):
+    """The task ``mcp``: the questions of the task ``jsonl``, and tools of servers.
+
+    Raises:
+        DataError: as ``Jsonl``.
+        ValueError: there is no server, or an environment variable that a server names is not set.
+    """
+
+    servers: Mapping[str, McpServer]  # by a name for messages
+    per: Literal["run", "episode"] = "run"  # what a server is opened for; for the run: once in every rollout process
+    start_seconds: Annotated[float, Gt(0)] = 60.0  # in which a server has started and listed its tools
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.servers:
+            raise ValueError("there is no server: name one in task.options.servers")
+        for name, server in self.servers.items():
+            try:
+                server.variables(), server.filled_headers()
+            except (KeyError, ValueError) as error:
+                raise ValueError(f"the server {name} names an environment variable that is not set: {error}") from error
+
+    def environment(self, problem: Problem) -> "McpEpisode":
+        """A fresh episode."""
+        return McpEpisode(super().environment(problem), self._pool, shared=self.per == "run")
+
+    @cached_property
+    def _pool(self) -> "ServerPool":
+        pool = ServerPool(self.servers, self.start_seconds)
+        weakref.finalize(self, pool.close)  # at the latest when the process exits
+        return pool
+
+
+class ServerPool:
+    """Opens servers on an event loop of its own, where they outlive the loop of an episode."""
+
+    def __init__(self, servers: Mapping[str, McpServer], seconds: float) -> None:
+        """``seconds``: in which a server must have started."""
+        self._servers, self._seconds = servers, seconds
+        self._loop = BackgroundLoop("MCP servers")
+        self._shared = dict[str, asyncio.Task[OpenServer]]()
+
+    async def open(self, servers: dict[str, OpenServer], *, shared: bool) -> None:
+        """Put the servers into a dictionary by name: opened now, or ``shared`` by all episodes since one was lost.
+
+        Raises:
+            EnvironmentLost: a server cannot be started or reached, or does not answer in time.
+            ValueError: what it says of its tools cannot be used.
+        """
+        await self._loop.call(self._open_shared(servers) if shared else self._open_all(servers))
+
+    async def call(self, server: OpenServer, tool: str, arguments: Mapping[str, Any]) -> Json:
+        """What a tool returned; raises as ``Connection.request``."""
+        parameters = {"name": tool, "arguments": dict(arguments)}
+        return await self._loop.call(server.connection.request("tools/call", parameters))
+
+    async def closed(self, servers: Sequence[OpenServer]) -> None:
+        """End sessions."""
+        await self._loop.call(_close(servers))
+
+    def close(self) -> None:
+        """End the shared sessions and the loop; without waiting where the garbage collector calls it in any thread."""
+        if threading.current_thread() is not threading.main_thread():
+            self._loop.submit(self._close_shared())
+            return
+        self._loop.run(self._close_shared())
+        self._loop.close()
+
+    async def _open_shared(self, servers: dict[str, OpenServer]) -> None:
+        lost = [name for name, opening in self._shared.items() if opening.done() and _is_lost(opening)]
+        for name in lost:
+            opening = self._shared.pop(name)
+            if not opening.cancelled() and opening.exception() is None:
+                await opening.result().connection.close()
+        for name, server in self._servers.items():
+            if name not in self._shared:
+                self._shared[name] = asyncio.create_task(_opened(name, server, self._seconds))
+        servers |= {name: await asyncio.shield(self._shared[name]) for name in self._servers}
+
+    async def _open_all(self, servers: dict[str, OpenServer]) -> None:
+        opening = {
+            name: asyncio.create_task(_opened(name, server, self._seconds)) for name, server in self._servers.items()
+        }
+        try:
+            servers |= {name: await task for name, task in opening.items()}
+        except BaseException:
+            await _close_opened(opening.values())
+            raise
+
+    async def _close_shared(self) -> None:
+        await _close_opened(self._shared.values())
+
+
+class McpEpisode:
+    """One question, asked by the environment of the task ``jsonl``, with the tools of the servers."""
+
+    def __init__(self, asking: Environment, pool: ServerPool, *, shared: bool) -> None:
+        """``shared``: the servers serve other episodes too."""
+        self._asking, self._pool, self._shared = asking, pool, shared
+        self._opened = dict[str, OpenServer]()
+
+    async def start(self) -> tuple[Message, ...]:
+        """The question, once the servers are there."""
+        await self._pool.open(self._opened, shared=self._shared)
+        return await self._asking.start()
+
+    def tools(self) -> Sequence[EnvironmentTool]:
+        """The tools of all servers.
+
+        Raises:
+            ValueError: two have one name.
+        """
+        owners, offered = dict[str, str](), list[EnvironmentTool]()
+        for name, opened in self._opened.items():
+            for tool in opened.tools:
+                called = f"{opened.prefix}{tool['name']}"
+                if called in owners:
+                    raise ValueError(
+                        f"the MCP servers {owners[called]} and {name} both have a tool {called!r}: set "
+                        f"task.options.servers.{name}.prefix, or leave it out of its tools"
+                    )
+                owners[called] = name
+                offered.append(
+                    EnvironmentTool(
+                        name=called,
+                        description=str(tool.get("description") or ""),
+                        parameters=tool["inputSchema"],
+                        call=partial(self._use, opened, tool["name"]),
+                    )
+                )
+        return offered
+
+    async def step(self, reply: Message) -> Step:
+        """What follows from a reply that calls no tool, see ``AnswerEnvironment``."""
+        return await self._asking.step(reply)
+
+    async def close(self) -> None:
+        """End the servers of this episode."""
+        if not self._shared:
+            await self._pool.closed([*self._opened.values()])
+
+    async def _use(self, server: OpenServer, tool: str, arguments: Mapping[str, Any], history: History) -> str:
+        try:
+            return text_of(await self._pool.call(server, tool, arguments))
+        except Refused as error:
+            return f"Error: {error}"
+
+
+def text_of(result: Json) -> str:
+    """What a policy reads of a tool's result: its texts; of pictures and other data their kind and size."""
+    blocks = result.get("content")
+    texts = [_text_of_block(block) for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
+    if not texts and "structuredContent" in result:
+        texts = [json.dumps(result["structuredContent"], ensure_ascii=False)]
+    text = "\n".join(texts)
+    return f"Error: {text}" if result.get("isError") else text
+
+
+def _text_of_block(block: Json) -> str:
+    resource = block.get("resource")
+    content: Json = resource if isinstance(resource, dict) else block
+    if isinstance(content.get("text"), str):
+        return str(content["text"])
+    size = len(str(content.get("data") or content.get("blob") or "")) * 3 // 4  # of base64
+    return f"[{block.get('type')} {content.get('mimeType') or ''}, {size} bytes, not shown]"
+
+
+async def _opened(name: str, server: McpServer, seconds: float) -> OpenServer:
+    """Open a session with a server and list its tools."""
+    command = shlex.split(server.command) if isinstance(server.command, str) else server.command
+    connection: Connection
+    if command:
+        connection = await ProcessConnection.opened(name, command, server.variables(), server.folder)
+    else:
+        connection = HttpConnection(name, server.url, server.filled_headers())
+    try:
+        async with asyncio.timeout(seconds):
+            hello = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": CLIENT}
+            await connection.request("initialize", hello)
+            await connection.notify("notifications/initialized", {})
+            return OpenServer(connection, await _listed(name, server, connection), server.prefix)
+    except BaseException as error:
+        await connection.close()
+        if isinstance(error, TimeoutError):
+            message = f"the MCP server {name} did not start within {seconds:g} seconds (task.options.start_seconds)"
+            raise EnvironmentLost(message) from error
+        if isinstance(error, Refused):
+            raise EnvironmentLost(f"the MCP server {name} refused to start: {error}") from error
+        raise
+
+
+async def _listed(name: str, server: McpServer, connection: Connection) -> tuple[Json, ...]:
+    """The tools of a server that are to be offered."""
+    listed, cursor = list[Json](), None
+    for _ in range(MAX_PAGES):
+        page = await connection.request("tools/list", {"cursor": cursor} if cursor else {})
+        tools = page.get("tools")
+        for tool in tools if isinstance(tools, list) else [tools]:
+            if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or not _is_schema(tool):
+                raise ValueError(f"the MCP server {name} lists {tool!r:.200}, wanted a tool with name and inputSchema")
+            listed.append(tool)
+        cursor = page.get("nextCursor")
+        if not cursor:
+            break
+    if server.tools is None:
+        return tuple(listed)
+    by_name = {tool["name"]: tool for tool in listed}
+    if missing := [wanted for wanted in server.tools if wanted not in by_name]:
+        raise ValueError(f"the MCP server {name} has no tool {missing[0]!r}, its tools are: {', '.join(by_name)}")
+    return tuple(by_name[wanted] for wanted in server.tools)
+
+
+def _is_schema(tool: Json) -> bool:
+    schema = tool.get("inputSchema")
+    return isinstance(schema, dict) and isinstance(schema.get("properties", {}), dict)
+
+
+def _is_lost(opening: "asyncio.Task[OpenServer]") -> bool:
+    return opening.cancelled() or opening.exception() is not None or bool(opening.result().connection.lost)
+
+
+async def _close_opened(opening: Collection["asyncio.Task[OpenServer]"]) -> None:
+    """End the sessions that are there, and those that are being opened."""
+    for task in opening:
+        task.cancel()
+    outcomes = await asyncio.gather(*opening, return_exceptions=True)
+    await _close([outcome for outcome in outcomes if isinstance(outcome, OpenServer)])
+
+
+async def _close(servers: Sequence[OpenServer]) -> None:
+    await asyncio.gather(*(server.connection.close() for server in servers), return_exceptions=True)

@@ -1,0 +1,320 @@
+"""Connections to servers of the Model Context Protocol, by its wire format: JSON-RPC over pipes or streamable HTTP.
+
+No SDK is needed, so that servers of any version can be used beside any other package. The handshake offers ``VERSION``;
+newer servers accept it, and older ones answer with theirs (https://modelcontextprotocol.io/specification/2025-06-18).
+
+    with a command     ─▶  {"jsonrpc": "2.0", "id": 3, "method": "tools/call", …}      a line of its stdin
+                       ◀─  {"jsonrpc": "2.0", "id": 3, "result": {"content": […]}}     a line of its stdout
+    with an address    ─▶  POST, answered by JSON or by a stream of events that holds the answer
+
+All coroutines of a connection run on one event loop.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import aiohttp
+
+from condensegrpo.core.credentials import redacted
+from condensegrpo.core.errors import EnvironmentLost
+
+VERSION = "2025-06-18"
+MAX_BYTES = 16 * 2**20  # of one message; a longer one is read to its end and refused
+CHUNK = 2**16
+SHOWN = 600  # characters of a server's stderr or error page in a message
+END_SECONDS = 2.0  # in which a process ends by itself after its stdin was closed, and again after SIGTERM
+INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")  # variables that every command gets
+TOO_LONG = f"its answer exceeds {MAX_BYTES >> 20} MiB"
+Json = Mapping[str, Any]
+_ID = re.compile(rb'"id"\s*:\s*(\d+)\s*[,}]')
+_NUMBERS = itertools.count(1)
+
+
+class Refused(Exception):
+    """The server answered a request with an error, or with something that cannot be used."""
+
+
+class Connection(Protocol):
+    """A session with one server."""
+
+    lost: str  # why it can be used no longer; empty: it can
+
+    async def request(self, method: str, parameters: Json) -> Json:
+        """The result of a request.
+
+        Raises:
+            Refused: the answer is an error, too long or none of this protocol.
+            EnvironmentLost: the server is gone.
+        """
+
+    async def notify(self, method: str, parameters: Json) -> None:
+        """Send a message that has no answer."""
+
+    async def close(self) -> None:
+        """End the session, and the process if it is one of ours."""
+
+
+class ProcessConnection:
+    """A server that is a child process, with which several requests may be under way."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        """``name``: of the server, for messages. Use ``opened``."""
+        self.lost = ""
+        self._name, self._process = name, process
+        self._waiting = dict[int, asyncio.Future[Json]]()
+        self._said = b""  # the end of its stderr
+        self._readers = [asyncio.create_task(self._listen()), asyncio.create_task(self._keep_errors())]
+
+    @classmethod
+    async def opened(
+        cls, name: str, command: Sequence[str], environment: Mapping[str, str], folder: str | None
+    ) -> "ProcessConnection":
+        """Start a command.
+
+        Args:
+            environment: variables that it gets besides ``INHERITED``.
+            folder: that it runs in; None: the current one.
+        """
+        pipe = asyncio.subprocess.PIPE
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                cwd=folder,
+                env={**inherited, **environment},
+                start_new_session=True,  # a group, which is ended as a whole
+            )
+        except OSError as error:
+            raise EnvironmentLost(f"starting the MCP server {name}: {error}") from error
+        return cls(name, process)
+
+    async def request(self, method: str, parameters: Json) -> Json:
+        """The result of a request, see ``Connection``."""
+        number = next(_NUMBERS)
+        answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            await self._send({"id": number, "method": method, "params": parameters})
+            return await answer
+        except asyncio.CancelledError:
+            with contextlib.suppress(EnvironmentLost):
+                await self.notify("notifications/cancelled", {"requestId": number})
+            raise
+        finally:
+            del self._waiting[number]
+
+    async def notify(self, method: str, parameters: Json) -> None:
+        """Send a message that has no answer."""
+        await self._send({"method": method, "params": parameters})
+
+    async def close(self) -> None:
+        """End the process group: by closing its stdin, else by signals."""
+        assert self._process.stdin is not None
+        self.lost = self.lost or f"the MCP server {self._name} was closed"
+        self._process.stdin.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), END_SECONDS)
+                break
+            self._kill(number)
+        self._kill(signal.SIGKILL)  # processes that it started
+        await self._process.wait()
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+
+    def _kill(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    async def _send(self, message: Json) -> None:
+        if self.lost:
+            raise EnvironmentLost(self.lost)
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+            await self._process.stdin.drain()
+        except OSError as error:
+            await self._ended()
+            raise EnvironmentLost(self.lost) from error
+
+    async def _listen(self) -> None:
+        assert self._process.stdout is not None
+        async for line, whole in lines_of(self._process.stdout):
+            if not whole:
+                self._refuse(line)
+                continue
+            with contextlib.suppress(ValueError):  # a line that the server printed for people
+                message = json.loads(line)
+                if not isinstance(message, dict):
+                    continue
+                if reply := _reply_to(message):
+                    await self._send(reply)
+                elif waiting := self._waiting.get(message.get("id", 0)):
+                    _answer(waiting, message)
+        await self._ended()
+
+    def _refuse(self, line: bytes) -> None:
+        """Refuse the request that a line which was too long answers; every one that waits if it does not say."""
+        numbers = {int(number) for number in _ID.findall(line[:200]) + _ID.findall(line[-200:])}
+        for number in numbers & self._waiting.keys() or self._waiting.keys():
+            if not self._waiting[number].done():
+                self._waiting[number].set_exception(Refused(TOO_LONG))
+
+    async def _ended(self) -> None:
+        """Tell everyone who waits why there will be no answer."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._process.wait()), END_SECONDS)
+        await asyncio.sleep(0)  # until stderr has been read
+        code = self._process.returncode
+        how = "closed its stdout" if code is None else f"ended with exit code {code}"
+        said = redacted(self._said.decode(errors="replace").strip())
+        self.lost = self.lost or f"the MCP server {self._name} {how}{said and f': {said}'}"
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(EnvironmentLost(self.lost))
+
+    async def _keep_errors(self) -> None:
+        assert self._process.stderr is not None
+        while chunk := await self._process.stderr.read(CHUNK):
+            self._said = (self._said + chunk)[-SHOWN:]
+
+
+class HttpConnection:
+    """A server at an address. Requests share pooled connections; the server may name a session for them."""
+
+    def __init__(self, name: str, url: str, headers: Mapping[str, str]) -> None:
+        """``name``: of the server, for messages."""
+        self.lost = ""
+        self._name, self._url = name, url
+        accepted = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": VERSION}
+        self._headers = {**accepted, **headers}
+        self._client = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), trust_env=False)
+
+    async def request(self, method: str, parameters: Json) -> Json:
+        """The result of a request, see ``Connection``."""
+        number = next(_NUMBERS)
+        answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
+        async with self._posted({"id": number, "method": method, "params": parameters}) as response:
+            if "Mcp-Session-Id" in response.headers:
+                self._headers["Mcp-Session-Id"] = response.headers["Mcp-Session-Id"]
+            async for message in _messages_of(response):
+                if reply := _reply_to(message):
+                    await self._post(reply)
+                elif message.get("id") == number:
+                    _answer(answer, message)
+                    return await answer
+        raise Refused("its answer holds no result")
+
+    async def notify(self, method: str, parameters: Json) -> None:
+        """Send a message that has no answer."""
+        await self._post({"method": method, "params": parameters})
+
+    async def close(self) -> None:
+        """End the session."""
+        if "Mcp-Session-Id" in self._headers and not self.lost:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+                async with asyncio.timeout(END_SECONDS), self._client.delete(self._url, headers=self._headers):
+                    pass
+        self.lost = self.lost or f"the connection to the MCP server {self._name} was closed"
+        await self._client.close()
+
+    async def _post(self, message: Json) -> None:
+        async with self._posted(message):
+            pass
+
+    @contextlib.asynccontextmanager
+    async def _posted(self, message: Json) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self.lost:
+            raise EnvironmentLost(self.lost)
+        try:
+            async with self._client.post(
+                self._url, json={"jsonrpc": "2.0", **message}, headers=self._headers, allow_redirects=False
+            ) as response:
+                if response.status >= 300:
+                    page = (await response.content.read(SHOWN)).decode(errors="replace")
+                    fault = redacted(f"the MCP server {self._name} answered {response.status}: {page}")
+                    if response.status == 404 and "Mcp-Session-Id" in self._headers:
+                        self.lost = fault  # it knows the session no longer
+                    raise EnvironmentLost(fault)
+                yield response
+        except (aiohttp.ClientError, OSError) as error:
+            self.lost = redacted(f"the MCP server {self._name} cannot be reached: {type(error).__name__}: {error}")
+            raise EnvironmentLost(self.lost) from error
+
+
+async def lines_of(
+    stream: asyncio.StreamReader | aiohttp.StreamReader,
+) -> AsyncIterator[tuple[bytes, bool]]:
+    """The lines of a stream, and whether each is whole: of one longer than ``MAX_BYTES`` the middle is left out."""
+    pieces, size, tail = list[bytes](), 0, b""
+    while chunk := await stream.read(CHUNK):
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            yield b"".join((*pieces, end if size <= MAX_BYTES else tail + end)), size + len(end) <= MAX_BYTES
+            pieces, size, tail = [], 0, b""
+        if size <= MAX_BYTES:
+            pieces.append(rest)
+        else:
+            tail = (tail + rest)[-CHUNK:]
+        size += len(rest)
+    if size:
+        yield b"".join((*pieces, tail)), size <= MAX_BYTES
+
+
+async def _messages_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """The messages of a response: one of JSON, or those of a stream of events."""
+    events, data = response.content_type == "text/event-stream", list[bytes]()
+    async for line, whole in lines_of(response.content):
+        if not whole or sum(map(len, data)) > MAX_BYTES:
+            raise Refused(TOO_LONG)
+        if not events:
+            data.append(line)
+        elif line.startswith(b"data:"):
+            data.append(line.removeprefix(b"data:"))
+        elif not line.strip() and data:
+            yield _message(b"\n".join(data))
+            data = []
+    if data:
+        yield _message(b"\n".join(data))
+
+
+def _message(text: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(text)
+    except ValueError as error:
+        raise Refused(f"its answer is no JSON: {text[:SHOWN].decode(errors='replace')}") from error
+    if not isinstance(message, dict):
+        raise Refused(f"its answer is {message!r:.80}, wanted an object")
+    return message
+
+
+def _reply_to(message: Json) -> Json | None:
+    """The reply to a request of the server; None: it is none. It may ask whether we live, and for nothing else."""
+    if "method" not in message or "id" not in message:
+        return None
+    if message["method"] == "ping":
+        return {"id": message["id"], "result": {}}
+    return {"id": message["id"], "error": {"code": -32601, "message": "this client does not support it"}}
+
+
+def _answer(waiting: "asyncio.Future[Json]", message: Json) -> None:
+    if waiting.done():
+        return
+    error, result = message.get("error"), message.get("result")
+    if isinstance(error, dict):
+        waiting.set_exception(Refused(str(error.get("message", error))))
+    elif isinstance(result, dict):
+        waiting.set_result(result)
+    else:
+        waiting.set_exception(Refused(f"its result is {result!r:.80}, wanted an object"))

@@ -1,0 +1,277 @@
+"""The task ``mcp`` against real servers of the package ``mcp``, over pipes and over HTTP on the loopback interface."""
+
+import asyncio
+import gc
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from command import ROOT, succeed
+from recipe_world import make_model
+from talk import agent, engine
+
+from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.episodes.episode import run_episode
+from condensegrpo.storage.trackers import read_metrics
+
+pytest.importorskip("mcp")
+PAGE = (ROOT / "docs" / "how-to" / "connect-environments.md").read_text(encoding="utf-8")
+SERVER = '''
+import asyncio, os, sys
+from mcp.server.mcpserver import Image, MCPServer
+
+server = MCPServer("words")
+
+
+@server.tool()
+def price(item: str) -> int:
+    """What an item costs."""
+    return {"lamp": 25, "chair": 40}[item]
+
+
+@server.tool()
+async def later(seconds: float) -> str:
+    """Waits."""
+    await asyncio.sleep(seconds)
+    return "now"
+
+
+@server.tool()
+def large(mebibytes: int) -> str:
+    """Much text."""
+    return "x" * (mebibytes << 20)
+
+
+@server.tool()
+def picture() -> Image:
+    """A picture."""
+    return Image(data=b"123456", format="png")
+
+
+@server.tool()
+def secret() -> str:
+    """What the server knows of its environment."""
+    return ",".join(sorted(name for name in os.environ if name.startswith("SHOP_")))
+
+
+@server.tool()
+def die() -> str:
+    """Ends the server."""
+    print("out of paper", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+if len(sys.argv) > 1:
+    server.run(transport="streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+else:
+    server.run()
+'''
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("server") / "server.py"
+    file.write_text(SERVER, encoding="utf-8")
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def address(script: str) -> Iterator[str]:
+    """A server over HTTP."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, script, str(port)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.1)
+    yield f"http://127.0.0.1:{port}/mcp"
+    process.kill()
+    process.wait()
+
+
+def task(folder: Path, questions: list[str], servers: dict[str, Any], **options: Any) -> Any:
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps({"question": text, "answer": "25"}) + "\n" for text in questions))
+    given = {"data": str(file), "eval_data": str(file.with_name("none.jsonl")), "servers": servers, **options}
+    file.with_name("none.jsonl").write_text(json.dumps({"question": "none", "answer": "25"}))
+    return build_plugin("tasks", "mcp", given)
+
+
+def reply(prompt: str) -> str:
+    """The next call of the question, which has one a line (``price {"item": "lamp"}``); after the last, an answer."""
+    question = prompt.partition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
+    done = prompt.count("<result>") - prompt.partition("<|im_start|>user\n")[0].count("<result>")
+    calls = question.splitlines()
+    if done == len(calls):
+        return "<answer>25</answer>"
+    name, _, arguments = calls[done].partition(" ")
+    return f'<tool>{{"name": "{name}", "args": {arguments or "{}"}}}</tool>'
+
+
+def play(task: Any, **options: Any) -> list[Trajectory]:
+    """All training questions at the same time."""
+    parts = engine(agent(reply), max_turns=9, max_context_tokens=20_000, **{"tool_seconds": 30, **options})
+
+    async def episodes() -> list[Trajectory]:
+        return await asyncio.gather(
+            *(
+                run_episode(
+                    problem, environment=task.environment, engine=parts, group_id=problem.id, sample=0, seed=lambda n: n
+                )
+                for problem in task.problems("train")
+            )
+        )
+
+    return asyncio.run(episodes())
+
+
+def results(trajectory: Trajectory) -> list[str]:
+    texts = [turn.observations[0].text for turn in trajectory.turns if turn.observations]
+    return [text.removeprefix("<result>").removesuffix("</result>") for text in texts]
+
+
+def test_tools_of_a_command_are_called_limited_and_refused(
+    tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_TOKEN", "t0p-secret")
+    monkeypatch.setenv("SHOP_OTHER", "hidden")
+    words = {"command": [sys.executable, script], "environment": ["SHOP_TOKEN"]}
+    asked = [
+        'price {"item": "lamp"}\nprice {"item": "car"}\nprice {}\nsecret',
+        'large {"mebibytes": 17}\nlarge {"mebibytes": 1}\npicture',
+        *(f'price {{"item": "chair"}}\nlater {{"seconds": 0.{number}}}' for number in range(1, 3)),
+    ]
+    first, second, *others = play(task(tmp_path, asked, {"words": words}))
+    assert (first.stop, first.answer) == (Stop.ANSWERED, "25"), first.detail
+    known, unknown, missing, secret = results(first)
+    assert (known, secret) == ("25", "SHOP_TOKEN")
+    assert unknown.startswith("Error: Error executing tool price")
+    assert missing.startswith("Error: price: missing a required argument: 'item'")
+    refused, shortened, picture = results(second)
+    assert refused == "Error: its answer exceeds 16 MiB"
+    assert "characters left out" in shortened
+    assert picture == "[image image/png, 6 bytes, not shown]"
+    assert [results(other) for other in others] == [["40", "now"]] * 2
+
+
+@pytest.mark.parametrize("per", ["run", "episode"])
+def test_a_server_that_dies_ends_its_trajectories_and_nothing_is_left(tmp_path: Path, script: str, per: str) -> None:
+    """The first episodes of the run may lose their server too; the next ones get a new one."""
+    servers = {"words": {"command": f"{sys.executable} {script}", "prefix": "w_"}}
+    mcp = task(tmp_path, ["w_die", 'w_price {"item": "lamp"}\nw_later {"seconds": 0.5}'], servers, per=per)
+    died, other = play(mcp)
+    assert died.stop is Stop.ENVIRONMENT_ERROR
+    assert "the MCP server words ended with exit code 3: out of paper" in died.detail
+    assert other.stop is (Stop.ENVIRONMENT_ERROR if per == "run" else Stop.ANSWERED), other.detail
+    assert [child.cmdline() for child in children(script)] == []
+    if per == "run":
+        again = play(task_with(mcp, 'w_price {"item": "lamp"}'))
+        assert results(again[0]) == ["25"]
+        assert len(children(script)) == 1
+    del mcp
+    gc.collect()
+    assert children(script) == []
+
+
+def task_with(mcp: Any, question: str) -> Any:
+    """The same servers, other questions."""
+    mcp._splits = replace(mcp._splits, train=(replace(mcp._splits.train[0], question=question),))
+    return mcp
+
+
+def children(script: str) -> list[psutil.Process]:
+    """Servers that run."""
+    processes = psutil.Process().children(recursive=True)
+    return [child for child in processes if child.status() != psutil.STATUS_ZOMBIE and script in child.cmdline()]
+
+
+def test_thirty_two_episodes_share_a_server_at_an_address_and_leave_no_socket(tmp_path: Path, address: str) -> None:
+    asked = [f'price {{"item": "lamp"}}\nlater {{"seconds": 0.{number:02}}}' for number in range(32)]
+    mcp = task(tmp_path, asked, {"words": {"url": address, "tools": ["later", "price"]}})
+    trajectories = play(mcp)
+    assert [results(trajectory) for trajectory in trajectories] == [["25", "now"]] * 32
+    assert '"name": "die"' not in trajectories[0].turns[0].context[0].text
+    port = int(address.split(":")[2].split("/")[0])
+    assert [one for one in connections(port) if one.status == psutil.CONN_ESTABLISHED]
+    del mcp
+    gc.collect()
+    assert connections(port) == []
+
+
+def connections(port: int) -> list[Any]:
+    """Sockets of this process to a port of the server."""
+    return [one for one in psutil.Process().net_connections("tcp") if one.raddr and one.raddr.port == port]
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        ({"command": ["/no/such/server"]}, "starting the MCP server words: .*No such file"),
+        ({"command": [sys.executable, "-c", "print('hello')"]}, "the MCP server words ended with exit code 0"),
+        ({"command": ["sleep", "60"]}, r"the MCP server words did not start within 0\.5 seconds"),
+        ({"url": "http://127.0.0.1:9/mcp"}, "the MCP server words cannot be reached: ClientConnectorError"),
+    ],
+)
+def test_a_server_that_does_not_start_says_why(tmp_path: Path, server: dict[str, Any], message: str) -> None:
+    mcp = task(tmp_path, ["price"], {"words": server}, start_seconds=0.5 if "sleep" in str(server) else 60.0)
+    (trajectory,) = play(mcp)
+    assert trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert re.search(message, trajectory.detail), trajectory.detail
+
+
+def test_names_that_collide_and_wrong_options_are_refused(tmp_path: Path, address: str) -> None:
+    two = {"one": {"url": address}, "two": {"url": address}}
+    (trajectory,) = play(task(tmp_path, ["price"], two))
+    assert "the MCP servers one and two both have a tool 'price': set task.options.servers.two.prefix" in (
+        trajectory.detail
+    )
+    (trajectory,) = play(task(tmp_path, ["price"], {"one": {"url": address, "tools": ["cost"]}}))
+    assert "the MCP server one has no tool 'cost', its tools are: price, later" in trajectory.detail
+    for server, message in (
+        ({}, "a server has a command or an url"),
+        ({"url": "http://ana:pw@host/mcp"}, "an url has no user and no password"),
+        ({"command": "x", "environment": ["NO_SUCH_VARIABLE"]}, "an environment variable that is not set"),
+        ({"url": "http://host/mcp", "headers": {"Authorization": "Bearer ${NO_SUCH_VARIABLE}"}}, "that is not set"),
+    ):
+        with pytest.raises(PluginError, match=message):
+            task(tmp_path, ["price"], {"words": server})
+
+
+def test_the_example_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
+    """The replies are scripted: the answer is right for one of the two questions."""
+    section = PAGE.split("## The tools of MCP servers")[1]
+    blocks = re.findall(r"```\w+\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
+    for name, block in zip(("shop.py", "questions.jsonl", "held_out.jsonl", "shop.yaml"), blocks, strict=True):
+        (tmp_path / name).write_text(block.replace("command: python ", f"command: {sys.executable} "))
+    make_model(tmp_path / "model", steps=1)
+    replies = ['<tool>{"name": "price", "args": {"item": "lamp"}}</tool>', *["<answer>25</answer>"] * 3]
+    succeed(
+        "train",
+        "shop.yaml",
+        f"model.path={tmp_path / 'model'}",
+        f"sampler={{name: scripted, options: {{replies: {json.dumps(replies)}}}}}",
+        "rollout.limits={max_context_tokens: 1200, max_output_tokens: 64}",
+        "learner.threads=1",
+        "train={steps: 2, problems_per_step: 2, samples_per_problem: 1, eval_every: 2}",
+        "algorithm.advantage.options={singleton: raw}",
+        cwd=tmp_path,
+    )
+    lines = read_metrics(tmp_path / "runs/shop/metrics.jsonl")
+    assert [(line["reward"], line["tool_calls_valid"]) for line in lines if "rows" in line] == [(0.5, 1.0)] * 2
+    assert all(line["grad_norm"] > 0 for line in lines if "rows" in line)
+    assert [line["step"] for line in lines if "rows" not in line] == [0, 2]
