@@ -52,7 +52,7 @@ SANDBOX_USERS = {  # beside plug-ins
 }
 PLUG_IN_LOADERS = {  # beside the assembly
     *("condensegrpo.cli.plugins", "condensegrpo.cli.app"),  # --help lists names
-    "condensegrpo.integrations.env_class",  # the class of a user that it adapts
+    *("condensegrpo.integrations.env_class", "condensegrpo.integrations.gym"),  # what they adapt
 }
 EFFECTS = {"pathlib", "os", "io", "json", "sys", "logging", "time", "random", "asyncio", "subprocess", "shutil"}
 FILE_LOADERS = {f"condensegrpo.{name}" for name in ("core.plugins", "sandbox.script", "sandbox.job")}  # of users

@@ -1,0 +1,182 @@
+"""The task ``gym``: text environments with gymnasium's interface, such as those of gymnasium, GEM and TextArena.
+
+    environment = make(id, **arguments)
+    observation, info = environment.reset(seed=…)                             the first message of the user
+    observation, reward, terminated, truncated, info = environment.step(…)    what follows from a reply
+
+A seed is a problem. The action is what the last ``<action>`` tag of a reply holds, or the whole reply without its
+thoughts. Where actions are numbered (``Discrete``), it is a number.
+"""
+
+import random
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import Annotated, Any, Literal
+
+import numpy
+from annotated_types import Ge, Le
+
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.messages import Message
+from condensegrpo.core.plugins import load_object
+from condensegrpo.core.protocols import Problem, Split, Step
+from condensegrpo.integrations.episode_thread import EpisodeThread
+from condensegrpo.tasks.answer_environment import pinned_messages
+from condensegrpo.tasks.drawn import DrawnProblems
+
+DEFAULT = "gymnasium:make"
+SYSTEM = "Reply with your next action as <action>your action</action>."
+FIRST_TRAINING_SEED = 1_000_000  # those below are for evaluation
+_COLOURED = re.compile(r"\x1b\[[\d;]+m([^\x1b]*)\x1b\[0m")
+_resetting = threading.Lock()
+
+
+@dataclass(kw_only=True, eq=False)
+class Gym:
+    """The task ``gym``. No seed is in both splits.
+
+    Raises:
+        PluginError: ``make`` is not installed or cannot be imported.
+    """
+
+    make: str | Callable[..., Any] = DEFAULT  # package:function or path/to/file.py:Name; or from Python itself
+    id: str = ""  # its first argument; empty: none
+    arguments: Mapping[str, Any] | None = None  # its other arguments, by name
+    eval_arguments: Mapping[str, Any] | None = None  # those that differ in evaluation
+    outcome: Literal["sum", "last"] = "sum"  # of the rewards, paid by the reward ``environment``
+    system: str = SYSTEM  # the system message; empty for none
+    train_problems: Annotated[int, Ge(1)] = 100_000  # seeds, from FIRST_TRAINING_SEED on
+    eval_problems: Annotated[int, Ge(1), Le(FIRST_TRAINING_SEED)] = 256  # seeds, from 0 on
+
+    def __post_init__(self) -> None:
+        self._name = self.make if isinstance(self.make, str) else self.make.__name__
+        if self._name == DEFAULT and find_spec("gymnasium") is None:
+            raise PluginError(
+                "setting up the task gym: gymnasium is not installed. Run pip install 'condensegrpo[gym]' (in a clone: "
+                "pip install -e '.[gym]'), or name another library in task.options.make."
+            )
+        self._make = load_object("environments", self.make) if isinstance(self.make, str) else self.make
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The seeds of a split, made when they are needed."""
+        first, size = (FIRST_TRAINING_SEED, self.train_problems) if split == "train" else (0, self.eval_problems)
+        return DrawnProblems(size=size, draw=lambda index: self._problem(split, first + index))
+
+    def environment(self, problem: Problem) -> "GymEpisode":
+        """A fresh episode."""
+        arguments = (self.id,) if self.id else ()
+        make = partial(self._make, *arguments, **problem.data["arguments"])
+        return GymEpisode(make, seed=problem.data["seed"], outcome=self.outcome, system=self.system)
+
+    def _problem(self, split: Split, seed: int) -> Problem:
+        arguments = {**(self.arguments or {}), **(self.eval_arguments or {} if split == "eval" else {})}
+        question = f"{self.id or self._name} with seed {seed}"
+        return Problem(id=f"{split}-{seed}", question=question, data={"seed": seed, "arguments": arguments})
+
+
+class GymEpisode:
+    """One episode, in a thread of its own."""
+
+    def __init__(self, make: Callable[[], Any], *, seed: int, outcome: Literal["sum", "last"], system: str) -> None:
+        """Nothing is made before ``start``."""
+        self._make, self._seed, self._outcome, self._system = make, seed, outcome, system
+        self._thread = EpisodeThread("the gym environment")
+        self._environment: Any = None
+        self._rewards = list[float]()
+
+    async def start(self) -> tuple[Message, ...]:
+        """The system message and the first observation."""
+        return pinned_messages(system=self._system, question=await self._thread.call(self._reset))
+
+    async def step(self, reply: Message) -> Step:
+        """The next observation, or the end with its outcome."""
+        action, fault = self._action(action_in(reply.text))
+        if fault:
+            return Step(observations=(Message(role="user", content=fault),))
+        text, done = await self._thread.call(self._step, action)
+        if not done:
+            return Step(observations=(Message(role="user", content=text),))
+        return Step(done=True, outcome=sum(self._rewards) if self._outcome == "sum" else self._rewards[-1])
+
+    async def close(self) -> None:
+        """Close the environment and let its thread end."""
+        try:
+            if hasattr(self._environment, "close"):
+                await self._thread.call(self._environment.close)
+        finally:
+            self._thread.close()
+
+    def _reset(self) -> str:
+        """The first observation. Some libraries seed the generators of the process: they get their states back."""
+        with _resetting:
+            states = random.getstate(), numpy.random.get_state()
+            try:
+                made = self._make()
+                self._environment = TextArenaGame(made) if type(made).__module__.startswith("textarena.") else made
+                observation, _ = self._environment.reset(seed=self._seed)
+            finally:
+                random.setstate(states[0])
+                numpy.random.set_state(states[1])
+        return self._text(observation)
+
+    def _step(self, action: object) -> tuple[str, bool]:
+        observation, reward, terminated, truncated, _ = self._environment.step(action)
+        self._rewards.append(float(reward))
+        return self._text(observation), bool(terminated or truncated)
+
+    def _action(self, text: str) -> tuple[object, str]:
+        """The action as the environment takes it, or what is wrong with it."""
+        space: Any = getattr(self._environment, "action_space", None)
+        if not hasattr(space, "n"):
+            return text, ""
+        first, last = int(space.start), int(space.start + space.n - 1)
+        number = int(text) if re.fullmatch(r"-?\d{1,9}", text) else None
+        if number is None or not first <= number <= last:
+            return None, f"Error: {text!r:.40} is no action, wanted a number from {first} to {last}."
+        return number, ""
+
+    def _text(self, observation: object) -> str:
+        if not isinstance(observation, str) and getattr(self._environment, "render_mode", None) == "ansi":
+            observation = _COLOURED.sub(r"[\1]", self._environment.render())
+        return str(observation)
+
+
+class TextArenaGame:
+    """A game of TextArena for one player, with gymnasium's interface."""
+
+    def __init__(self, game: Any) -> None:  # noqa: ANN401  of a library that need not be installed
+        self._game = game
+        self._shown = ""  # the newest observation
+
+    def reset(self, *, seed: int) -> tuple[str, Mapping[str, Any]]:
+        """Begin a game."""
+        self._game.reset(num_players=1, seed=seed)
+        return self._observation(), {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Mapping[str, Any]]:
+        """Play an action; the reward is that of the game's end."""
+        done, information = self._game.step(action)
+        if not done:
+            return self._observation(), 0.0, False, False, information
+        rewards, information = self._game.close()
+        return "", float((rewards or {}).get(0, 0.0)), True, False, information
+
+    def _observation(self) -> str:
+        """The newest observation, without the one before it at its beginning, which most games repeat."""
+        before, self._shown = self._shown, str(self._game.get_observation()[1])
+        return self._shown.removeprefix(before)
+
+
+def action_in(reply: str) -> str:
+    """The action of a reply.
+
+    >>> action_in("<think>left?</think> <action> right </action>"), action_in("<think>left?</think> up")
+    ('right', 'up')
+    """
+    said = reply.rpartition("</think>")[2]
+    before, closed, _ = said.rpartition("</action>")
+    return (before.rpartition("<action>")[2] if closed and "<action>" in before else said).strip()

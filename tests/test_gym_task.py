@@ -1,0 +1,115 @@
+"""The task ``gym``: environments with gymnasium's interface, among them a real one."""
+
+import asyncio
+import random
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from command import ROOT
+from talk import agent, engine
+
+from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.episodes.episode import run_episode
+from condensegrpo.integrations.gym import Gym
+
+PAGE = (ROOT / "docs" / "how-to" / "connect-environments.md").read_text(encoding="utf-8")
+
+
+class Echo:
+    """Wants the number that it draws from the generator of the process, as GEM's environments do."""
+
+    closed: list[int]
+
+    def __init__(self, rounds: int = 2) -> None:
+        self.rounds, self.thread = rounds, threading.get_ident()
+
+    def reset(self, *, seed: int) -> tuple[str, dict[str, Any]]:
+        random.seed(seed)
+        self.number = random.randrange(1000)
+        return f"say {self.number}", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        assert threading.get_ident() == self.thread
+        self.rounds -= 1
+        return f"again {self.number}", 0.25 if action == str(self.number) else 0.0, False, self.rounds == 0, {}
+
+    def close(self) -> None:
+        Echo.closed.append(self.number)
+
+
+def play(task: Gym, reply: Callable[[str], str], count: int = 1, max_turns: int = 20) -> list[Trajectory]:
+    """Twice each of the first training problems, at the same time."""
+    parts = engine(agent(reply), max_turns=max_turns, max_context_tokens=8000)
+
+    async def episodes() -> list[Trajectory]:
+        return await asyncio.gather(
+            *(
+                run_episode(
+                    problem, environment=task.environment, engine=parts, group_id=problem.id, sample=n, seed=lambda n: n
+                )
+                for problem in task.problems("train")[:count]
+                for n in range(2)
+            )
+        )
+
+    return asyncio.run(episodes())
+
+
+def repeat(prompt: str) -> str:
+    return f"<think>hm</think> <action>{re.findall(r'(?:say|again) ([0-9]+)', prompt)[-1]}</action>"
+
+
+@pytest.mark.parametrize(("outcome", "worth"), [("sum", 0.5), ("last", 0.25)])
+def test_an_episode_is_a_seed_whose_rewards_are_the_outcome(outcome: str, worth: float) -> None:
+    Echo.closed = []
+    random.seed(7)
+    state = random.getstate()
+    task = Gym(make=Echo, outcome=outcome, train_problems=16)  # type: ignore[arg-type]
+    trajectories = play(task, repeat, count=16)
+    assert random.getstate() == state
+    assert {(each.stop, each.outcome) for each in trajectories} == {(Stop.FINISHED, worth)}
+    starts = [each.turns[0].context[-1].text for each in trajectories]
+    assert starts[::2] == starts[1::2]  # a group begins alike
+    assert len(set(starts)) > 8
+    assert trajectories[0].turns[0].observations[0].text == starts[0].replace("say", "again")
+    assert len(Echo.closed) == 32
+    assert not [thread for thread in threading.enumerate() if "gym environment" in thread.name and thread.is_alive()]
+
+
+def test_a_limit_ends_an_episode_without_an_outcome_and_the_splits_share_no_seed() -> None:
+    Echo.closed = []
+    task = Gym(make=Echo, arguments={"rounds": 9}, eval_arguments={"rounds": 1}, system="", train_problems=300)
+    stopped, _ = play(task, lambda _: "7", max_turns=3)
+    assert (stopped.stop, stopped.outcome, len(Echo.closed)) == (Stop.TURN_LIMIT, None, 2)
+    assert [message.role for message in stopped.turns[0].context] == ["user"]
+    seeds = {name: {problem.data["seed"] for problem in task.problems(name)} for name in ("train", "eval")}
+    assert not seeds["train"] & seeds["eval"]
+    assert task.problems("eval")[0].data["arguments"] == {"rounds": 1}
+
+
+def test_a_library_that_is_not_installed_is_named() -> None:
+    with pytest.raises(PluginError, match="looking for 'no_such_library:make' among the environments"):
+        Gym(make="no_such_library:make")
+
+
+def test_the_example_of_the_page_is_won_by_a_path_that_is_known() -> None:
+    pytest.importorskip("gymnasium")
+    (block,) = re.findall(r"```yaml\n(# lake\.yaml.*?)```", PAGE, re.DOTALL)
+    task = build_plugin("tasks", "gym", yaml.safe_load(block)["task"]["options"])
+
+    def walk(prompt: str) -> str:
+        done = prompt.count("<|im_start|>assistant") - 1
+        return f"<action>{['left', 9, 1, 1, 2, 1, 2, 2][done]}</action>"
+
+    trajectory, _ = play(task, walk)
+    texts = [turn.observations[0].text for turn in trajectory.turns[:-1]]
+    assert trajectory.turns[0].context[-1].text == "\n[S]FFF\nFHFH\nFFFH\nHFFG\n"
+    assert texts[0] == "Error: 'left' is no action, wanted a number from 0 to 3."
+    assert texts[2] == "  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG\n"
+    assert (trajectory.stop, trajectory.outcome, len(trajectory.turns)) == (Stop.FINISHED, 1.0, 8)
