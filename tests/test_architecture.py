@@ -57,7 +57,7 @@ PLUG_IN_LOADERS = {  # beside the assembly
 EFFECTS = {"pathlib", "os", "io", "json", "sys", "logging", "time", "random", "asyncio", "subprocess", "shutil"}
 FILE_LOADERS = {f"condensegrpo.{name}" for name in ("core.plugins", "sandbox.script", "sandbox.job")}  # of users
 SANDBOXED = {  # modules of the sandbox that run in processes of their own
-    *("server", "supervisor", "job", "script", "judge", "candidate", "values", "wire", "usage", "isolation"),
+    *("server", "supervisor", "job", "script", "judge", "candidate", "values", "wire", "usage", "isolation", "program"),
     *("linux", "namespaces", "landlock", "seccomp", "syscalls", "limits", "result", "folders", "disk_budget"),
 }
 

@@ -202,6 +202,8 @@ class Episode:
         return ()
     def step(self, reply):
         return None
+    async def close(self):
+        open(f"{__file__}.closed", "w").close()
 
 def logged(function):
     @functools.wraps(function)
@@ -271,6 +273,7 @@ def test_an_environment_that_cannot_be_called_as_its_protocol_says_is_refused(tm
     fault = r"environment\(\) returned a Episode, whose step\(\) is not asynchronous: define it with async def.*py:43"
     with pytest.raises(ConfigError, match=fault):
         check_run(build(quickstart(task, "evaluate.variants={}")))
+    assert (tmp_path / "plug_ins.py.closed").exists()  # the environment that the check made
 
 
 @pytest.mark.parametrize("name", ["Fine", "Wrapped", "Delegating"])

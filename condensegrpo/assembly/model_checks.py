@@ -12,7 +12,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError, ContextOverflow
 from condensegrpo.core.failures import Failure, message_of
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Budget, ChecksRoom, Closes, Split
+from condensegrpo.core.protocols import Budget, ChecksRoom, Closes, Environment, Split
 from condensegrpo.core.thread_call import result_in_thread
 from condensegrpo.episodes.boundary import asynchronous, check_environment, checked_messages
 from condensegrpo.episodes.chat_template import first_rendering
@@ -117,17 +117,17 @@ def _pinned(components: Components, split: Split) -> tuple[Message, ...]:
     task, problem = components.task, components.problems(split)[0]
 
     async def begin() -> tuple[Message, ...] | CondenseError:
+        environment: Environment | None = None
         try:
             environment = task.environment(problem)
             check_environment(environment)
-            try:
-                started = asynchronous(environment.start(), "start()")
-                return checked_messages(await started, f"{type(task).__name__}.environment.start")
-            finally:
-                if isinstance(environment, Closes):
-                    await asynchronous(environment.close(), "close()")
+            started = asynchronous(environment.start(), "start()")
+            return checked_messages(await started, f"{type(task).__name__}.environment.start")
         except CondenseError as error:
             return error
+        finally:
+            if isinstance(environment, Closes):
+                await asynchronous(environment.close(), "close()")
 
     seconds = components.config.rollout.limits.turn_seconds
     doing = f"starting the problem {problem.id} of the task {type(task).__name__}"

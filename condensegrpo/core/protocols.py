@@ -255,6 +255,18 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rewritten:
+    """The history as the environment has it from now on, such as an agent that edits, drops or adds messages.
+
+    The next prompt is rendered from it and declared as a condensation: it never continues the last one by ids.
+    """
+
+    history: History  # Unit.turn: the number of the reply among those that ``step`` was given, from 0; increasing
+    by: str  # declared in place of the condenser
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """An environment's answer to one reply. ``done`` with neither answer nor outcome is a format error."""
 
@@ -264,6 +276,7 @@ class Step:
     outcome: float | None = None  # with ``done``: what the episode was worth to the environment, see reward environment
     turn_rewards: Mapping[str, float] = field(default_factory=dict)
     new_query: bool = False  # the observations ask a further question: limits per query count from here
+    rewritten: Rewritten | None = None  # None: the history goes on with the reply and the observations
 
 
 class Environment(Protocol):
@@ -291,6 +304,10 @@ class ToolResult:
     turn_rewards: Mapping[str, float] = field(default_factory=dict)
 
 
+async def _answered_in_step(arguments: Mapping[str, Any], history: History) -> ToolResult | str:
+    raise RuntimeError("the tool has no call, and its environment is none of AnswersCalls")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentTool:
     """A tool of one episode, beside those of the run. It is called, limited and counted as they are.
@@ -301,7 +318,8 @@ class EnvironmentTool:
     name: str
     description: str
     parameters: Mapping[str, Any]  # JSON schema of the arguments: {"type": "object", "properties": …, "required": […]}
-    call: Callable[[Mapping[str, Any], History], Awaitable[ToolResult | str]]  # arguments; the history before the reply
+    # arguments; the history before the reply. Not called where the environment is one of ``AnswersCalls``
+    call: Callable[[Mapping[str, Any], History], Awaitable[ToolResult | str]] = _answered_in_step
 
     @property
     def schema(self) -> dict[str, object]:
@@ -316,6 +334,19 @@ class OffersTools(Protocol):
 
     def tools(self) -> Sequence[EnvironmentTool]:
         """The tools, read once, after ``start``; their names are none of the run's tools."""
+
+
+@runtime_checkable
+class AnswersCalls(Protocol):
+    """An environment that answers tool calls itself, such as an agent with tools of its own.
+
+    ``step`` is given every reply, with the calls that could be read in ``tool_calls``. Observations of role ``tool``
+    name the call in ``tool_call_id``; they are shown in the tool format, shortened and counted like results of tools.
+    """
+
+    @property
+    def stop_strings(self) -> Sequence[str]:
+        """What ends the next reply, beside the stop strings of the tool format."""
 
 
 @runtime_checkable

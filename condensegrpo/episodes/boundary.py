@@ -13,7 +13,7 @@ from condensegrpo.core.errors import ContextOverflow, SamplerError
 from condensegrpo.core.failures import Failure, failure_of
 from condensegrpo.core.messages import Message, Role
 from condensegrpo.core.plugin_task import result_of_task
-from condensegrpo.core.protocols import Environment, EnvironmentTool, Step
+from condensegrpo.core.protocols import Environment, EnvironmentTool, Rewritten, Step
 from condensegrpo.core.signatures import signature_faults
 from condensegrpo.core.trajectory import MAX_REWARD, Stop
 
@@ -159,6 +159,8 @@ def checked_step(value: object) -> Step:
     """
     if not isinstance(value, Step):
         raise TypeError(f'step() returned {_short(value)}, wanted a Step, as in return Step(done=True, answer="4")')
+    if not isinstance(value.rewritten, Rewritten | None):
+        raise TypeError(f"step() returned rewritten={_short(value.rewritten)}, wanted a Rewritten or None")
     answer, outcome = checked_end(value.answer, value.outcome, "step()")
     return Step(
         observations=checked_messages(value.observations, "step()"),
@@ -167,6 +169,7 @@ def checked_step(value: object) -> Step:
         outcome=outcome,
         turn_rewards=checked_rewards(value.turn_rewards, "step()"),
         new_query=value.new_query,
+        rewritten=value.rewritten,
     )
 
 

@@ -5,29 +5,33 @@
         └──────────────────────────── observations ◀────────────────────────────┘
 
 A reply with at least one tool call, well formed or not, goes to the tools only; every other reply goes to the
-environment, which alone recognises an answer. In the formats ``tagged`` and ``code`` a reply with
-``<answer>…</answer>`` has no call: the answer ends the episode. In the format ``native`` an answer next to a call does
-not count.
+environment, which alone recognises an answer. An environment that is one of ``AnswersCalls`` gets every reply. In the
+formats ``tagged`` and ``code`` a reply with ``<answer>…</answer>`` has no call: the answer ends the episode. In the
+format ``native`` an answer next to a call does not count.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from condensegrpo.core.failures import Failure, failure_of
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols import Closes, Environment, EnvironmentTool, OffersTools, Problem, Step, ToolResult
-from condensegrpo.core.trajectory import Finish, Rejected, Stop, Trajectory, Turn
+from condensegrpo.core.protocols import (
+    AnswersCalls,
+    Closes,
+    Environment,
+    EnvironmentTool,
+    OffersTools,
+    Problem,
+    Rewritten,
+)
+from condensegrpo.core.trajectory import Rejected, Stop, Trajectory, Turn
 from condensegrpo.episodes.boundary import (
     Ended,
     asynchronous,
     check_environment,
-    checked_end,
     checked_messages,
-    checked_rewards,
-    checked_step,
     checked_tools,
     guarded,
     translated,
@@ -35,17 +39,9 @@ from condensegrpo.episodes.boundary import (
 from condensegrpo.episodes.confidence import Drafted, drafted
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.prompt import next_prompt
+from condensegrpo.episodes.reaction import Ending, react
 from condensegrpo.episodes.sampling import Prompt, Sampled, sample
 from condensegrpo.episodes.writing import Writer, texts_allowed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ending:
-    stop: Stop
-    answer: str | None = None
-    outcome: float | None = None
-    detail: str = ""
-    failure: Failure | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +70,12 @@ class _Record:
         self.drafts += 1
         return self.seed(-self.drafts)
 
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """Every reply of the episode with what followed it."""
+        turns = ((number, turn) for number, turn in enumerate(self.turns) if turn.kind == "act")
+        return tuple(Unit(turn=number, reply=turn.reply, results=turn.observations) for number, turn in turns)
+
     def add_reply(self, turn: Turn, *, new_query: bool) -> None:
         """Record a turn; ``new_query``: a further query follows it."""
         self.turns.append(turn)
@@ -96,39 +98,6 @@ class _Record:
             )
             for text, reason in zip(attempts, reasons, strict=False)
         ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reaction:
-    """The response of tools or environment to a reply."""
-
-    reply: Message
-    observations: tuple[Message, ...] = ()
-    turn_rewards: Mapping[str, float] = field(default_factory=dict)
-    tool_attempts: int = 0
-    tool_successes: int = 0
-    new_query: bool = False
-    tools_abandoned: int = 0
-    ending: _Ending | None = None
-
-    def turn(self, sampled: Sampled, information: float | None, draft: Drafted | None) -> Turn:
-        """The turn of the reply; one constructor call, since each episode makes hundreds."""
-        return Turn(
-            prompt_ids=sampled.prompt.ids,
-            output_ids=sampled.generation.token_ids,
-            logprobs=sampled.generation.logprobs,
-            policy_version=sampled.version,
-            condensation=sampled.prompt.condensation,
-            context=sampled.prompt.context,
-            reply=self.reply,
-            observations=self.observations,
-            turn_rewards=self.turn_rewards,
-            tool_attempts=self.tool_attempts,
-            tool_successes=self.tool_successes,
-            tools_abandoned=self.tools_abandoned,
-            answer_logprob=information,
-            draft=None if draft is None else draft.draft,
-        )
 
 
 async def run_episode(
@@ -184,49 +153,60 @@ async def _play(
     engine: Engine,
     draw: float,
     record: _Record,
-) -> _Ending:
+) -> Ending:
     """The loop. Turns are recorded as they are sampled, so that a failure keeps them."""
     last: Sampled | None = None
+    rewritten: Rewritten | None = None
     try:
         episode, pinned, tools = await _started(environment, problem, engine.limits.turn_seconds, record)
         engine = await _offering(engine, tools)
         history = History(pinned=engine.toolbox.introduced(pinned))
         record.texts = texts_allowed(engine)
         for _ in range(engine.limits.max_turns):
-            prompt, history = await _prompted(engine, history, last, draw, record)
+            prompt, history = await _prompted(engine, history, last, rewritten, draw, record)
             information = await _answer_information(engine, problem, prompt)
             draft = await _drafted(engine, prompt, record)
             if draft is not None and draft.answer is not None:
                 record.turns.append(replace(draft.turn, answer_logprob=information, draft=draft.draft))
-                return _Ending(stop=Stop.CONFIDENT, answer=draft.answer)
+                return Ending(stop=Stop.CONFIDENT, answer=draft.answer)
             sampled = await sample(
                 engine,
                 prompt,
                 trajectory=record.trajectory,
                 seed=record.next_seed(),
                 max_tokens=engine.limits.max_output_tokens,
-                stop_strings=engine.toolbox.format.stop_strings,
+                stop_strings=(*engine.toolbox.format.stop_strings, *await _stop_strings(episode)),
             )
-            reaction = await _react(engine, episode, history, sampled, record)
+            exhausted = engine.toolbox.exhausted(turns=record.called, turns_of_query=record.called_of_query)
+            reaction = await react(engine, episode, history, sampled, exhausted)
             number = len(record.turns)
             record.add_reply(reaction.turn(sampled, information, draft), new_query=reaction.new_query)
             if reaction.ending is not None:
                 return reaction.ending
             history = history.add(Unit(turn=number, reply=reaction.reply, results=reaction.observations))
-            last = sampled
+            last, rewritten = sampled, None
+            if reaction.rewritten is not None:
+                last, history = None, replace(history, units=record.units, tokens=())
+                rewritten = await _numbered(engine, reaction.rewritten, history.units)
     except Ended as end:
-        return _Ending(stop=end.stop, detail=end.detail, failure=end.failure)
-    return _Ending(
+        return Ending(stop=end.stop, detail=end.detail, failure=end.failure)
+    return Ending(
         stop=Stop.TURN_LIMIT, detail=f"no answer in {engine.limits.max_turns} replies (rollout.limits.max_turns)"
     )
 
 
 async def _prompted(
-    engine: Engine, history: History, last: Sampled | None, draw: float, record: _Record
+    engine: Engine,
+    history: History,
+    last: Sampled | None,
+    rewritten: Rewritten | None,
+    draw: float,
+    record: _Record,
 ) -> tuple[Prompt, History]:
     """The next prompt, and the history with what was counted and summarised for it."""
     writer = Writer(engine, record.texts, record.trajectory, record.next_seed)
-    write = writer.write_function(history, last) if last is not None else None
+    shown = history if rewritten is None else rewritten.history
+    write = writer.write_function(shown, last) if shown.units else None
     try:
         upcoming = await translated(
             partial(
@@ -238,6 +218,7 @@ async def _prompted(
                 write=write,
                 writes=writer.max_texts,
                 texts=writer.attempts,
+                rewritten=rewritten,
             ),
             who="rendering the prompt",
             stop=Stop.ENVIRONMENT_ERROR,
@@ -284,7 +265,30 @@ async def _offering(engine: Engine, tools: Sequence[EnvironmentTool]) -> Engine:
     return await translated(offering, who="the tools of the environment", stop=Stop.ENVIRONMENT_ERROR)
 
 
-async def _closed(record: _Record, seconds: float) -> _Ending | None:
+async def _stop_strings(environment: Environment) -> tuple[str, ...]:
+    """What ends the next reply, if the environment has a say in it."""
+
+    async def stop_strings() -> tuple[str, ...]:
+        return tuple(environment.stop_strings) if isinstance(environment, AnswersCalls) else ()
+
+    return await translated(stop_strings, who="the environment", stop=Stop.ENVIRONMENT_ERROR, plugin=environment)
+
+
+async def _numbered(engine: Engine, rewritten: Rewritten, raw: Sequence[Unit]) -> Rewritten:
+    """A rewritten history with the turns of its replies, and with results as the tool format shows them."""
+
+    async def numbered() -> Rewritten:
+        units = (
+            replace(unit, turn=raw[unit.turn].turn, results=engine.toolbox.shown(unit.results))
+            for unit in rewritten.history.units
+        )
+        pinned = engine.toolbox.introduced(rewritten.history.pinned)
+        return replace(rewritten, history=History(pinned=pinned, units=tuple(units)))
+
+    return await translated(numbered, who="the environment", stop=Stop.ENVIRONMENT_ERROR)
+
+
+async def _closed(record: _Record, seconds: float) -> Ending | None:
     """Close the environment, if there is one that can be closed; the ending of an episode that could not be.
 
     A cancellation of the episode does not interrupt it, and is raised afterwards: a batch that stops while some of its
@@ -305,7 +309,7 @@ async def _closed(record: _Record, seconds: float) -> _Ending | None:
     return closing.result()
 
 
-async def _close(environment: Closes, seconds: float) -> _Ending | None:
+async def _close(environment: Closes, seconds: float) -> Ending | None:
     async def close() -> None:
         await asynchronous(environment.close(), "close()")
 
@@ -319,7 +323,7 @@ async def _close(environment: Closes, seconds: float) -> _Ending | None:
             plugin=environment,
         )
     except Ended as end:
-        return _Ending(stop=end.stop, detail=end.detail, failure=end.failure)
+        return Ending(stop=end.stop, detail=end.detail, failure=end.failure)
     return None
 
 
@@ -342,85 +346,3 @@ async def _drafted(engine: Engine, prompt: Prompt, record: _Record) -> Drafted |
         return None
     seed = record.draft_seed()
     return await drafted(engine, prompt, trajectory=record.trajectory, seed=seed, replies=record.replies)
-
-
-async def _react(
-    engine: Engine, environment: Environment, history: History, sampled: Sampled, record: _Record
-) -> _Reaction:
-    """Let the tools or the environment respond to a reply. If they raise, the episode ends and the turn stays."""
-    reply = Message(role="assistant", content=sampled.text)
-    if sampled.generation.finish is Finish.LENGTH:
-        detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.limits.max_output_tokens)"
-        return _Reaction(reply=reply, ending=_Ending(stop=Stop.OUTPUT_LENGTH, detail=detail))
-    exhausted = engine.toolbox.exhausted(turns=record.called, turns_of_query=record.called_of_query)
-    if exhausted and engine.toolbox.format.parse(sampled.text):
-        detail = f"a reply called a tool after {exhausted}"
-        return _Reaction(reply=reply, ending=_Ending(stop=Stop.TURN_LIMIT, detail=detail))
-    try:
-        answers = await translated(  # each call has the toolbox's own time limit
-            partial(engine.toolbox.answer, sampled.text, history),
-            who="the tools",
-            stop=Stop.ENVIRONMENT_ERROR,
-        )
-        if answers.attempted:
-            rewards, ending = _rewards_and_ending(answers.results)
-            return _Reaction(
-                reply=replace(reply, tool_calls=tuple(answers.calls)),
-                observations=tuple(answers.messages),
-                turn_rewards=rewards,
-                tool_attempts=answers.attempted,
-                tool_successes=answers.succeeded,
-                tools_abandoned=answers.abandoned,
-                ending=ending,
-            )
-        step = await guarded(
-            partial(_step, environment, reply),
-            who="the environment",
-            stop=Stop.ENVIRONMENT_ERROR,
-            turn_seconds=engine.limits.turn_seconds,
-            seconds=engine.limits.turn_seconds,
-            plugin=environment,
-        )
-    except Ended as end:
-        return _Reaction(reply=reply, ending=_Ending(stop=end.stop, detail=end.detail, failure=end.failure))
-    return _Reaction(
-        reply=reply,
-        observations=step.observations,
-        turn_rewards=step.turn_rewards,
-        new_query=step.new_query,
-        ending=_ending(done=step.done, answer=step.answer, outcome=step.outcome),
-    )
-
-
-def _rewards_and_ending(results: Sequence[ToolResult]) -> tuple[Mapping[str, float], _Ending | None]:
-    """What the tools of the environment gave besides text: turn rewards are added, the first that is done ends it.
-
-    Raises:
-        Ended: a result holds a wrong value.
-    """
-    rewards: dict[str, float] = {}
-    try:
-        for result in results:
-            for name, value in checked_rewards(result.turn_rewards, "a tool").items():
-                rewards[name] = rewards.get(name, 0.0) + value
-        last = next((result for result in results if result.done), None)
-        if last is None:
-            return rewards, None
-        answer, outcome = checked_end(last.answer, last.outcome, "a tool")
-    except (TypeError, ValueError) as error:
-        raise Ended.by(failure_of("the environment", error), Stop.ENVIRONMENT_ERROR) from error
-    return rewards, _ending(done=True, answer=answer, outcome=outcome)
-
-
-async def _step(environment: Environment, reply: Message) -> Step:
-    return checked_step(await asynchronous(environment.step(reply), "step()"))
-
-
-def _ending(*, done: bool, answer: str | None, outcome: float | None) -> _Ending | None:
-    if not done:
-        return None
-    if answer is not None:
-        return _Ending(stop=Stop.ANSWERED, answer=answer, outcome=outcome)
-    if outcome is not None:
-        return _Ending(stop=Stop.FINISHED, outcome=outcome)
-    return _Ending(stop=Stop.FORMAT, detail="the environment could not read a reply and ended the episode")

@@ -15,7 +15,7 @@ from functools import partial
 from condensegrpo.core.account import account, positions, unit_tokens
 from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History, Message, Unit, flatten
-from condensegrpo.core.protocols import Budget, Condensed, Request, Write
+from condensegrpo.core.protocols import Budget, Condensed, Request, Rewritten, Write
 from condensegrpo.core.shared_sequence import shared, shared_ids
 from condensegrpo.core.trajectory import Condensation, Span, Stop
 from condensegrpo.episodes.boundary import asynchronous, guarded
@@ -60,32 +60,25 @@ async def next_prompt(
     write: Write | None = None,
     writes: int = 0,
     texts: Sequence[Sampled] = (),
+    rewritten: Rewritten | None = None,
 ) -> NextPrompt:
     """The prompt of the turn that follows ``history``, of at most ``max_context_tokens``.
 
     Args:
         history: the raw units, whatever earlier turns were shown: the only earlier output of a condenser in it is the
             last summary.
-        last: the last act turn; None before the first.
+        last: the last act turn; None before the first, and after the environment rewrote the history.
         draw: in [0, 1), of the problem: selects a point in the jitter of the trigger.
         write: samples a text for the condenser; None: it may not ask.
         writes: how many texts it may ask for; each adds ``turn_seconds`` to its time limit.
         texts: those that ``write`` has sampled. A used one is a turn, so the prompt after it is always declared.
+        rewritten: what the environment made of ``history``, which then has every unit of the episode.
 
     Raises:
         ContextOverflow: neither the continued nor the condensed prompt fits.
         Ended: the condenser, or the sampler while it wrote for the condenser, failed or took too long.
     """
-    if last is None:
-        check_pinned(engine.renderer, history.pinned, engine.limits)
-        first = Prompt(ids=shared_ids(engine.renderer.prompt(history.pinned)), context=shared(history.pinned))
-        return NextPrompt(prompt=first, history=history)
-    most, continued = engine.limits.max_context_tokens, None
-    if engine.trigger.when == "over_budget":
-        continued = _continued(engine, history, last)
-        if len(continued.ids) <= engine.trigger.at(most, draw):
-            return NextPrompt(prompt=continued, history=history)
-    history = replace(history, tokens=unit_tokens(history, engine.renderer.count))
+    most = engine.limits.max_context_tokens
     budget = Budget(
         tokens=engine.trigger.room(most, draw),
         count=engine.renderer.count,
@@ -95,6 +88,18 @@ async def next_prompt(
         reply_tokens=engine.limits.max_output_tokens,
         seconds=engine.limits.turn_seconds * (1 + writes),
     )
+    if rewritten is not None:
+        return await _after_rewriting(engine, history, rewritten, budget, engine.trigger.at(most, draw))
+    if last is None:
+        check_pinned(engine.renderer, history.pinned, engine.limits)
+        first = Prompt(ids=shared_ids(engine.renderer.prompt(history.pinned)), context=shared(history.pinned))
+        return NextPrompt(prompt=first, history=history)
+    continued = None
+    if engine.trigger.when == "over_budget":
+        continued = _continued(engine, history, last)
+        if len(continued.ids) <= engine.trigger.at(most, draw):
+            return NextPrompt(prompt=continued, history=history)
+    history = replace(history, tokens=unit_tokens(history, engine.renderer.count))
     condensed = await _condense(engine, history, budget)
     unchanged = condensed.summary is None and condensed.units == (*last.prompt.units, history.units[-1])
     if unchanged and len(texts) == len(condensed.rejected):
@@ -104,11 +109,34 @@ async def next_prompt(
     if condensed.summary is not None:
         history = history.with_summary(condensed.summary)
     spans = account(history, condensed.units, engine.renderer.count)
-    rewritten = _rewritten(engine, history, condensed.units, spans, reason=condensed.reason)
-    return NextPrompt(prompt=rewritten, history=history, rejected=condensed.rejected)
+    prompt = _rewritten(engine, history, condensed.units, spans, reason=condensed.reason)
+    return NextPrompt(prompt=prompt, history=history, rejected=condensed.rejected)
 
 
-def request_prompt(engine: Engine, history: History, last: Sampled, request: Request) -> Prompt:
+async def _after_rewriting(engine: Engine, raw: History, rewritten: Rewritten, budget: Budget, most: int) -> NextPrompt:
+    """The prompt of a history that the environment rewrote; the condenser is called as it would be for any other.
+
+    Args:
+        raw: every unit of the episode, with the pinned messages before.
+        most: tokens, from which on ``over_budget`` condenses.
+    """
+    history, reason = rewritten.history, rewritten.reason
+    units, rejected = history.units, tuple[str, ...]()
+    if units and (engine.trigger.when == "every_turn" or engine.renderer.count(history.messages) > most):
+        history = replace(history, tokens=unit_tokens(history, engine.renderer.count))
+        condensed = await _condense(engine, history, budget)
+        rejected = condensed.rejected
+        if condensed.summary is not None:
+            history = history.with_summary(condensed.summary)
+        if condensed.units != units:
+            units, reason = condensed.units, f"{reason}; {engine.condenser_name}: {condensed.reason}"
+    spans = account(replace(raw, summary=history.summary), units, engine.renderer.count)
+    declared = replace(engine, condenser_name=rewritten.by)
+    prompt = _rewritten(declared, history, units, spans, reason=reason, pinned=raw.pinned)
+    return NextPrompt(prompt=prompt, history=history, rejected=rejected)
+
+
+def request_prompt(engine: Engine, history: History, last: Sampled | None, request: Request) -> Prompt:
     """The prompt of a condense turn: the last prompt continued by ids if the request shows it and the newest unit.
 
     Raises:
@@ -117,7 +145,7 @@ def request_prompt(engine: Engine, history: History, last: Sampled, request: Req
     """
     newest, shown = history.units[-1], tuple(request.units)
     _check_units(history.units, shown)
-    if shown == (*last.prompt.units, newest):
+    if last is not None and shown == (*last.prompt.units, newest):
         continued = _continued(engine, history, last, newest=newest.with_instruction(request.instruction))
         if len(continued.ids) <= engine.limits.max_context_tokens:
             return continued
@@ -148,16 +176,24 @@ def _continued(engine: Engine, history: History, last: Sampled, *, newest: Unit 
 
 
 def _rewritten(
-    engine: Engine, history: History, units: tuple[Unit, ...], spans: tuple[Span, ...], *, reason: str
+    engine: Engine,
+    history: History,
+    units: tuple[Unit, ...],
+    spans: tuple[Span, ...],
+    *,
+    reason: str,
+    pinned: Sequence[Message] | None = None,
 ) -> Prompt:
-    """The prompt of the units that the condenser returned, rendered and declared."""
+    """The prompt of the units that the condenser returned, rendered and declared; ``pinned`` are those before it."""
     context = shared(flatten(history.pinned, units))
     ids = shared_ids(engine.renderer.prompt(context))
     budget = engine.limits.max_context_tokens
     if len(ids) > budget:
         raise ContextOverflow.at(turn=len(history.units), tokens=len(ids), budget=budget)
     # not count(history.messages): that would render the whole episode in every turn
-    tokens_before = engine.renderer.count(history.pinned) + sum(span.tokens for span in spans)
+    tokens_before = engine.renderer.count(history.pinned if pinned is None else pinned) + sum(
+        span.tokens for span in spans
+    )
     declared = Condensation(
         condenser=engine.condenser_name,
         reason=reason,

@@ -163,6 +163,17 @@ class Toolbox:
             results=tuple(outcome.result for outcome in outcomes if outcome.result is not None),
         )
 
+    def shown(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Messages of an environment that answers calls itself: results of tools in this format, shortened."""
+        return tuple(
+            self.format.result(
+                message.tool_call_id or "", message.name or "", _shortened(message.text, self._limits.max_chars)
+            )
+            if message.role == "tool"
+            else message
+            for message in messages
+        )
+
     def _message(self, index: int, attempt: ToolCall | Malformed, text: str) -> Message:
         call = (call_id_of(index), "") if isinstance(attempt, Malformed) else (attempt.id, attempt.name)
         return self.format.result(*call, _shortened(text, self._limits.max_chars))
@@ -261,11 +272,14 @@ class _Outcome:
 
 
 def _returned(value: object) -> _Outcome:
-    """A result that is itself an error text, or blank, is no success."""
     result = value if isinstance(value, ToolResult) else None
     text = str(value) if result is None else result.text
-    succeeded = bool(text.strip()) and not text.lstrip().startswith("Error:")
-    return _Outcome(text=text, succeeded=succeeded, result=result)
+    return _Outcome(text=text, succeeded=is_success(text), result=result)
+
+
+def is_success(text: str) -> bool:
+    """Whether the text of a result is neither blank nor an error."""
+    return bool(text.strip()) and not text.lstrip().startswith("Error:")
 
 
 def _failed(reason: str) -> _Outcome:

@@ -42,7 +42,7 @@ class Writer:
         self.max_texts = max_texts
         self.attempts: list[Sampled] = []
 
-    def write_function(self, history: History, last: Sampled) -> Write | None:
+    def write_function(self, history: History, last: Sampled | None) -> Write | None:
         """The function that the condenser may call; None if it never asks for text."""
         return partial(self._write, history, last) if self.max_texts else None
 
@@ -59,7 +59,7 @@ class Writer:
                 f"{len(rejected)}, wanted all rejected but the last, or all (Condensed.rejected)",
             )
 
-    async def _write(self, history: History, last: Sampled, request: Request) -> Written:
+    async def _write(self, history: History, last: Sampled | None, request: Request) -> Written:
         """Sample the text of a request.
 
         Raises:

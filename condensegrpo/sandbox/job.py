@@ -58,7 +58,7 @@ def _confine(request: Mapping[str, Any], limits: SandboxLimits, backend: Backend
     os.chdir(box)
     os.umask(0o077)
     write_files(box, request["files"])
-    _limit(limits, count_processes=backend.isolation is Isolation.NAMESPACES)
+    limit_process(limits, count_processes=backend.isolation is Isolation.NAMESPACES)
     if backend.isolation is Isolation.LANDLOCK:
         landlock.confine((*backend.readable, "/dev/urandom", "/dev/random"), (box, "/dev/null"))
         _hand_over(seccomp.count_writes(KEPT[request["kind"]]))
@@ -118,7 +118,8 @@ def _take(fds: Descriptors) -> None:
         os.close(CHANNEL)
 
 
-def _limit(limits: SandboxLimits, *, count_processes: bool) -> None:
+def limit_process(limits: SandboxLimits, *, count_processes: bool) -> None:
+    """Set the limits that the kernel enforces for this process and those that it starts."""
     seconds = int(limits.seconds) + 1
     every = {
         resource.RLIMIT_CPU: (seconds, seconds + 1),

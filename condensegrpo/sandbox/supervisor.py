@@ -194,7 +194,7 @@ class _Supervisor:
             os.kill(self._pid, signal.SIGKILL)
         _, status = os.waitpid(self._pid, 0)  # with process namespaces this waits for all its processes
         if self._backend.isolation is not Isolation.NAMESPACES:
-            _end_orphans(self._backend.proc)
+            end_orphans(self._backend.proc)
         for end in self._streams:
             while self._read(end, at_block=False):
                 pass
@@ -212,8 +212,8 @@ class _Supervisor:
         return {"outcome": CallOutcome.FINISHED if status == 0 else CallOutcome.FAILED, "detail": ""}
 
 
-def _end_orphans(proc: int) -> None:
-    """Kill the processes that a job left behind, which were reparented to this process."""
+def end_orphans(proc: int) -> None:
+    """Kill the descendants of this process: orphans too, which are reparented to it."""
     while pids := usage.of_descendants(os.getpid(), proc).pids:
         for pid in pids:
             with suppress(ProcessLookupError):

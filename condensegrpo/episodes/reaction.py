@@ -1,0 +1,179 @@
+"""What follows from a reply: the tools that it calls, or the environment; both may end the episode."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from condensegrpo.core.failures import Failure, failure_of
+from condensegrpo.core.messages import History, Message, ToolCall
+from condensegrpo.core.protocols import AnswersCalls, Environment, Rewritten, Step, ToolResult
+from condensegrpo.core.trajectory import Finish, Stop, Turn
+from condensegrpo.episodes.boundary import (
+    Ended,
+    asynchronous,
+    checked_end,
+    checked_rewards,
+    checked_step,
+    guarded,
+    translated,
+)
+from condensegrpo.episodes.confidence import Drafted
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.sampling import Sampled
+from condensegrpo.episodes.toolcalls import is_success
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How an episode ended."""
+
+    stop: Stop
+    answer: str | None = None
+    outcome: float | None = None
+    detail: str = ""
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reaction:
+    """The response of tools or environment to a reply."""
+
+    reply: Message
+    observations: tuple[Message, ...] = ()
+    turn_rewards: Mapping[str, float] = field(default_factory=dict)
+    tool_attempts: int = 0
+    tool_successes: int = 0
+    new_query: bool = False
+    tools_abandoned: int = 0
+    rewritten: Rewritten | None = None
+    ending: Ending | None = None
+
+    def turn(self, sampled: Sampled, information: float | None, draft: Drafted | None) -> Turn:
+        """The turn of the reply; one constructor call, since each episode makes hundreds."""
+        return Turn(
+            prompt_ids=sampled.prompt.ids,
+            output_ids=sampled.generation.token_ids,
+            logprobs=sampled.generation.logprobs,
+            policy_version=sampled.version,
+            condensation=sampled.prompt.condensation,
+            context=sampled.prompt.context,
+            reply=self.reply,
+            observations=self.observations,
+            turn_rewards=self.turn_rewards,
+            tool_attempts=self.tool_attempts,
+            tool_successes=self.tool_successes,
+            tools_abandoned=self.tools_abandoned,
+            answer_logprob=information,
+            draft=None if draft is None else draft.draft,
+        )
+
+
+async def react(
+    engine: Engine, environment: Environment, history: History, sampled: Sampled, exhausted: str | None
+) -> Reaction:
+    """Let the tools or the environment respond to a reply. If they raise, the episode ends and the turn stays.
+
+    Args:
+        history: before the reply.
+        exhausted: which limit allows no more calls, in words; None: none.
+    """
+    reply = Message(role="assistant", content=sampled.text)
+    if sampled.generation.finish is Finish.LENGTH:
+        detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.limits.max_output_tokens)"
+        return Reaction(reply=reply, ending=Ending(stop=Stop.OUTPUT_LENGTH, detail=detail))
+    if exhausted and engine.toolbox.format.parse(sampled.text):
+        detail = f"a reply called a tool after {exhausted}"
+        return Reaction(reply=reply, ending=Ending(stop=Stop.TURN_LIMIT, detail=detail))
+    if isinstance(environment, AnswersCalls):
+        return await _answered(engine, environment, reply)
+    try:
+        answers = await translated(  # each call has the toolbox's own time limit
+            partial(engine.toolbox.answer, sampled.text, history),
+            who="the tools",
+            stop=Stop.ENVIRONMENT_ERROR,
+        )
+        if answers.attempted:
+            rewards, ending = _rewards_and_ending(answers.results)
+            return Reaction(
+                reply=replace(reply, tool_calls=tuple(answers.calls)),
+                observations=tuple(answers.messages),
+                turn_rewards=rewards,
+                tool_attempts=answers.attempted,
+                tool_successes=answers.succeeded,
+                tools_abandoned=answers.abandoned,
+                ending=ending,
+            )
+    except Ended as end:
+        return Reaction(reply=reply, ending=Ending(stop=end.stop, detail=end.detail, failure=end.failure))
+    return await _stepped(engine, environment, reply)
+
+
+async def _answered(engine: Engine, environment: Environment, reply: Message) -> Reaction:
+    """The response of an environment that answers tool calls itself."""
+    calls = engine.toolbox.format.parse(reply.text)
+    reply = replace(reply, tool_calls=tuple(call for call in calls if isinstance(call, ToolCall)))
+    reaction = await _stepped(engine, environment, reply)
+    results = [message.text for message in reaction.observations if message.role == "tool"]
+    return replace(
+        reaction,
+        observations=engine.toolbox.shown(reaction.observations),
+        tool_attempts=len(calls),
+        tool_successes=min(sum(map(is_success, results)), len(reply.tool_calls)),
+    )
+
+
+async def _stepped(engine: Engine, environment: Environment, reply: Message) -> Reaction:
+    """The response of the environment."""
+    try:
+        step = await guarded(
+            partial(_step, environment, reply),
+            who="the environment",
+            stop=Stop.ENVIRONMENT_ERROR,
+            turn_seconds=engine.limits.turn_seconds,
+            seconds=engine.limits.turn_seconds,
+            plugin=environment,
+        )
+    except Ended as end:
+        return Reaction(reply=reply, ending=Ending(stop=end.stop, detail=end.detail, failure=end.failure))
+    return Reaction(
+        reply=reply,
+        observations=step.observations,
+        turn_rewards=step.turn_rewards,
+        new_query=step.new_query,
+        rewritten=step.rewritten,
+        ending=_ending(done=step.done, answer=step.answer, outcome=step.outcome),
+    )
+
+
+async def _step(environment: Environment, reply: Message) -> Step:
+    return checked_step(await asynchronous(environment.step(reply), "step()"))
+
+
+def _rewards_and_ending(results: Sequence[ToolResult]) -> tuple[Mapping[str, float], Ending | None]:
+    """What the tools of the environment gave besides text: turn rewards are added, the first that is done ends it.
+
+    Raises:
+        Ended: a result holds a wrong value.
+    """
+    rewards: dict[str, float] = {}
+    try:
+        for result in results:
+            for name, value in checked_rewards(result.turn_rewards, "a tool").items():
+                rewards[name] = rewards.get(name, 0.0) + value
+        last = next((result for result in results if result.done), None)
+        if last is None:
+            return rewards, None
+        answer, outcome = checked_end(last.answer, last.outcome, "a tool")
+    except (TypeError, ValueError) as error:
+        raise Ended.by(failure_of("the environment", error), Stop.ENVIRONMENT_ERROR) from error
+    return rewards, _ending(done=True, answer=answer, outcome=outcome)
+
+
+def _ending(*, done: bool, answer: str | None, outcome: float | None) -> Ending | None:
+    if not done:
+        return None
+    if answer is not None:
+        return Ending(stop=Stop.ANSWERED, answer=answer, outcome=outcome)
+    if outcome is not None:
+        return Ending(stop=Stop.FINISHED, outcome=outcome)
+    return Ending(stop=Stop.FORMAT, detail="the environment could not read a reply and ended the episode")

@@ -1,0 +1,250 @@
+"""The task ``agent``: an episode is a program or an async function that calls the policy as an OpenAI model.
+
+    rows of a data set ─▶ Problem ─▶ agent with a URL and key of its own ── its requests ─▶ turns of one trajectory
+                                      └── its answer, its exit status, or a command that judges ─▶ answer, outcome
+
+The agent works as always: it declares tools and answers their calls, edits its history, asks again. Every request is
+one turn, condensed, sampled and recorded as any other.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Lt
+
+from condensegrpo.core.credentials import REMOVED
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import EnvironmentTool, Problem, Split, Step
+from condensegrpo.sandbox.limits import SandboxLimits
+from condensegrpo.tasks.agent_conversation import Conversation
+from condensegrpo.tasks.agent_endpoint import AgentEndpoint, Inbox
+from condensegrpo.tasks.agent_program import ProgramFailed, output, run_program
+from condensegrpo.tasks.agent_request import ChatRequest, RequestRefused
+from condensegrpo.tasks.jsonl import Jsonl
+from condensegrpo.tasks.splits import SHARE
+
+PROBLEM = "problem.json"
+LIMITS = SandboxLimits(seconds=600, memory_mib=8192, processes=256, disk_mib=1024, files=100_000)
+Command = tuple[str, ...]
+AgentFunction = Callable[[Problem, str, str], Awaitable[Step | str | float | None]]  # problem, base URL, key
+
+
+@dataclass(kw_only=True, eq=False)
+class Agent:
+    """The task ``agent``.
+
+    Raises:
+        DataError: what the task ``jsonl`` raises for the data.
+        ValueError: the folder or a variable does not exist.
+    """
+
+    # a command, in which {question} and {id} are replaced, or an async function of the problem, the URL and the key
+    program: Command | AgentFunction
+    data: str  # training rows, see ``rows.read_rows``
+    eval_data: str | None = None  # held-out rows
+    question: str = "question"  # column of the question
+    answer: str | None = "answer"  # column of the ground truth, which the program does not see; None: none
+    id: str | None = None  # column of the problem's id; by default the row's number
+    eval_share: Annotated[float, Gt(0), Lt(1)] = SHARE  # of the questions, held out if there is no ``eval_data``
+    folder: str | None = None  # the program works in a copy of it; None: in an empty folder
+    variables: tuple[str, ...] = ()  # of the environment that the program gets too
+    answer_file: str | None = None  # in its folder, with its answer; None: what it printed
+    # of its outcome: whether the exit status is 0, or a command that judges in its folder; None: it has none
+    outcome: Literal["exit_status"] | Command | None = None
+    limits: SandboxLimits = LIMITS  # of the program; ``seconds`` of a function too
+    requests: Annotated[int, Ge(1)] = 1000  # of one episode, refused ones included
+    tool_format: str = "native"
+
+    def __post_init__(self) -> None:
+        if self.folder is not None and not Path(self.folder).is_dir():
+            raise ValueError(f"there is no folder {self.folder!r} (looked for {Path(self.folder).resolve()})")
+        if missing := [name for name in self.variables if name not in os.environ]:
+            raise ValueError(f"the environment has no variable {missing[0]!r}, which variables passes to the program")
+        self._rows = Jsonl(
+            data=self.data,
+            eval_data=self.eval_data,
+            question=self.question,
+            answer=self.answer,
+            id=self.id,
+            eval_share=self.eval_share,
+        )
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The problems of a split, in the order of the file."""
+        return self._rows.problems(split)
+
+    def environment(self, problem: Problem) -> "AgentEpisode":
+        """A fresh episode."""
+        return AgentEpisode(task=self, problem=problem)
+
+
+@dataclass(kw_only=True, eq=False)
+class AgentEpisode:
+    """One run of the agent; its requests are answered one after another."""
+
+    task: Agent
+    problem: Problem
+    _inbox: Inbox | None = field(default=None, init=False)
+    _folder: Path | None = field(default=None, init=False)
+    _running: "asyncio.Task[Step] | None" = field(default=None, init=False)
+    _request: ChatRequest | None = field(default=None, init=False)  # that waits for the next reply
+
+    async def start(self) -> tuple[Message, ...]:
+        """The messages of the first request.
+
+        Raises:
+            RuntimeError: the agent ended without one.
+        """
+        self._conversation = Conversation(self.task.tool_format)
+        self._inbox = await AgentEndpoint.opened(self.task.requests)
+        self._running = asyncio.create_task(self._run(self._inbox))
+        self._request = await self._next()
+        if self._request is None:
+            refused = f", the last that was refused: {self._inbox.refused}" if self._inbox.refused else ""
+            result = self._running.result()
+            raise RuntimeError(
+                f"the agent ended without a request to /v1/chat/completions that can be answered{refused} "
+                f"(answer {result.answer!r:.200})"
+            )
+        return self._conversation.begin(self._request.messages)
+
+    def tools(self) -> Sequence[EnvironmentTool]:
+        """The tools that the first request declares; the agent answers their calls."""
+        return () if self._request is None else self._request.tools
+
+    @property
+    def stop_strings(self) -> Sequence[str]:
+        """Those of the request that waits."""
+        return () if self._request is None else self._request.stop
+
+    async def step(self, reply: Message) -> Step:
+        """Send a reply; what the agent says next, or how it ended."""
+        request = self._request
+        assert request is not None
+        sent = self._conversation.send(request.messages, reply, stops=request.stop, calls=request.calls_tools)
+        if not request.reply.done():  # else its client is gone
+            request.reply.set_result(sent)
+        tools = request.tools
+        while (upcoming := await self._next()) is not None and upcoming.tools and upcoming.tools != tools:
+            upcoming.reply.set_exception(RequestRefused("the tools of an episode cannot change", param="tools"))
+        if upcoming is None:
+            assert self._running is not None
+            return self._running.result()
+        self._request = replace(upcoming, tools=tools)
+        return self._conversation.step(upcoming.messages)
+
+    async def close(self) -> None:
+        """End the agent with all its processes, and refuse what it still asks for."""
+        if self._running is not None:
+            self._running.cancel()
+        if self._inbox is not None:
+            await self._inbox.close()
+        if self._running is not None:
+            await asyncio.gather(self._running, return_exceptions=True)
+        if self._folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    async def _next(self) -> ChatRequest | None:
+        """The next request; None: the agent has ended."""
+        assert self._inbox is not None
+        assert self._running is not None
+        request = asyncio.create_task(self._inbox.next())
+        try:
+            await asyncio.wait((request, self._running), return_when=asyncio.FIRST_COMPLETED)
+            return request.result() if request.done() else None
+        finally:
+            request.cancel()
+
+    async def _run(self, inbox: Inbox) -> Step:
+        """The agent from its start to its end."""
+        program = self.task.program
+        if isinstance(program, tuple):
+            return await self._program(program, inbox)
+        try:
+            async with asyncio.timeout(self.task.limits.seconds):
+                result = await program(self.problem, inbox.url, inbox.key)
+        except TimeoutError as error:
+            raise TimeoutError(f"the agent exceeded its limit seconds={self.task.limits.seconds}") from error
+        if isinstance(result, Step):
+            return replace(result, done=True)
+        if isinstance(result, str | None):
+            return Step(done=True, answer=result and result.replace(inbox.key, REMOVED))
+        return Step(done=True, outcome=float(result))
+
+    async def _program(self, command: Command, inbox: Inbox) -> Step:
+        self._folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="condensegrpo-agent-"))
+        folder, log = self._folder / "work", self._folder / "program"
+        if self.task.folder is None:
+            folder.mkdir()
+        else:
+            await asyncio.to_thread(shutil.copytree, self.task.folder, folder, symlinks=True)
+        (folder / PROBLEM).write_text(json.dumps(self._shown(), default=str), encoding="utf-8")
+        failure: ProgramFailed | None = None
+        try:
+            status = await self._ran(command, log, {"OPENAI_BASE_URL": inbox.url, "OPENAI_API_KEY": inbox.key})
+            if status:
+                failure = ProgramFailed(f"{command[0]!r} ended with status {status}")
+        except ProgramFailed as error:
+            failure = error
+        if failure is not None and self.task.outcome is None:
+            written = output(log, "err", self.task.limits) or output(log, "out", self.task.limits)
+            raise ProgramFailed(f"{failure}: {written[-300:].replace(inbox.key, REMOVED)}") from failure
+        answer = await asyncio.to_thread(self._answer, folder, log)
+        return Step(
+            done=True,
+            answer=answer.replace(inbox.key, REMOVED) or None,
+            outcome=await self._outcome(failure),
+        )
+
+    async def _ran(self, command: Command, log: Path, environment: Mapping[str, str]) -> int:
+        filled = {"{question}": self.problem.question, "{id}": self.problem.id}
+        arguments = [_filled(argument, filled) for argument in command]
+        own = {name: os.environ[name] for name in self.task.variables}
+        return await run_program(
+            arguments, folder=log.parent / "work", environment={**own, **environment}, limits=self.task.limits, log=log
+        )
+
+    def _answer(self, folder: Path, log: Path) -> str:
+        if self.task.answer_file is None:
+            return output(log, "out", self.task.limits)
+        file = folder / self.task.answer_file
+        if not file.is_file():
+            return ""
+        with file.open("rb") as opened:
+            return opened.read(self.task.limits.output_bytes).decode("utf-8", "replace").strip()
+
+    async def _outcome(self, failure: ProgramFailed | None) -> float | None:
+        """1 or 0, or the number in the last line that the judging command printed."""
+        if self.task.outcome is None or self.task.outcome == "exit_status":
+            return None if self.task.outcome is None else float(failure is None)
+        assert self._folder is not None
+        log = self._folder / "judge"
+        if await self._ran(self.task.outcome, log, {}):
+            return 0.0
+        lines = output(log, "out", self.task.limits).splitlines()
+        try:
+            return float(lines[-1]) if lines else 1.0
+        except ValueError:
+            return 1.0
+
+    def _shown(self) -> Mapping[str, object]:
+        """The problem as the program reads it: without the ground truth."""
+        hidden = {"answer", "aliases", self.task.answer}
+        data = {name: value for name, value in self.problem.data.items() if name not in hidden}
+        return {"id": self.problem.id, "question": self.problem.question, "data": data}
+
+
+def _filled(argument: str, values: Mapping[str, str]) -> str:
+    """An argument with its placeholders replaced once: those in a value stay."""
+    for name, value in values.items():
+        if name in argument:
+            before, _, after = argument.partition(name)
+            return f"{_filled(before, values)}{value}{_filled(after, values)}"
+    return argument

@@ -1,0 +1,202 @@
+"""The OpenAI-compatible endpoint of agents: one server for each event loop, one key for each episode.
+
+    agent ── POST /v1/chat/completions ──▶ AgentEndpoint ── ChatRequest ──▶ Inbox of the episode ──▶ environment
+          ◀── JSON, or server-sent events ──────────── Message ◀────── ChatRequest.reply ◀─────
+
+What cannot be answered is refused in the form of OpenAI's errors, with a status that clients do not try again.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from aiohttp import web
+
+from condensegrpo.core.credentials import REMOVED
+from condensegrpo.core.messages import Message
+from condensegrpo.tasks.agent_request import ChatRequest, RequestRefused, read_request
+
+MODEL = "policy"
+MAX_BYTES = 64 << 20  # of a request
+MAX_WAITING = 32  # requests of one episode at a time
+_ENDPOINTS = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, "AgentEndpoint"]()
+
+
+class Inbox:
+    """The requests of one episode, answered one after another."""
+
+    def __init__(self, endpoint: "AgentEndpoint", limit: int) -> None:
+        self._endpoint = endpoint
+        self._left = limit
+        self._queue = asyncio.Queue[ChatRequest]()
+        self._waiting = set[ChatRequest]()
+        self.key = secrets.token_urlsafe(24)
+        self.refused = ""  # why the last request was refused
+
+    @property
+    def url(self) -> str:
+        """The base URL for clients."""
+        return f"http://127.0.0.1:{self._endpoint.port}/v1"
+
+    async def reply_to(self, body: str) -> tuple[ChatRequest, Message]:
+        """A request and what the policy replies to it.
+
+        Raises:
+            RequestRefused: the request cannot be answered, there were too many, or the episode ended.
+        """
+        try:
+            self._left -= 1
+            if self._left < 0 or len(self._waiting) >= MAX_WAITING:
+                raise RequestRefused("too many requests in this episode", status=429)
+            request = read_request(body.replace(self.key, REMOVED))
+        except RequestRefused as refused:
+            self.refused = str(refused)
+            raise
+        self._waiting.add(request)
+        self._queue.put_nowait(request)
+        try:
+            return request, await request.reply
+        finally:
+            self._waiting.discard(request)
+
+    async def next(self) -> ChatRequest:
+        """The next request whose client is still there."""
+        while True:
+            request = await self._queue.get()
+            if not request.reply.done():
+                return request
+
+    async def close(self) -> None:
+        """Refuse what is waiting and what will come; the server of the last inbox closes."""
+        for request in self._waiting:
+            if not request.reply.done():
+                request.reply.set_exception(RequestRefused("the episode has ended", status=410))
+        await self._endpoint.close(self)
+
+
+class AgentEndpoint:
+    """The server of one event loop. It opens with the first inbox and closes with the last."""
+
+    def __init__(self) -> None:
+        self._inboxes = dict[str, Inbox]()
+        self._opening = asyncio.Lock()
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    @classmethod
+    async def opened(cls, limit: int) -> Inbox:
+        """An inbox at the endpoint of the running event loop, for so many requests."""
+        loop = asyncio.get_running_loop()
+        endpoint = _ENDPOINTS.setdefault(loop, cls())
+        inbox = Inbox(endpoint, limit)
+        endpoint._inboxes[inbox.key] = inbox
+        try:
+            await endpoint._open()
+        except BaseException:
+            await endpoint.close(inbox)
+            raise
+        return inbox
+
+    async def close(self, inbox: Inbox) -> None:
+        """Forget an inbox."""
+        self._inboxes.pop(inbox.key, None)
+        if self._inboxes:
+            return
+        _ENDPOINTS.pop(asyncio.get_running_loop(), None)
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
+
+    async def _open(self) -> Self:
+        async with self._opening:
+            if self._runner is not None:
+                return self
+            application = web.Application(client_max_size=MAX_BYTES)
+            application.router.add_post("/v1/chat/completions", self._complete)
+            application.router.add_get("/v1/models", self._models)
+            runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+            await runner.setup()
+            try:
+                await web.TCPSite(runner, "127.0.0.1", 0).start()
+            except BaseException:
+                await runner.cleanup()
+                raise
+            self._runner, (_, self.port) = runner, runner.addresses[0]
+        return self
+
+    async def _models(self, request: web.Request) -> web.Response:
+        try:
+            self._inbox(request)
+        except RequestRefused as refused:
+            return _error(refused)
+        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        try:
+            chat, reply = await self._inbox(request).reply_to(await request.text())
+        except RequestRefused as refused:
+            return _error(refused)
+        completion = _completion(chat, reply)
+        if not chat.stream:
+            return web.json_response(completion)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        for event in _events(completion, usage=chat.stream_usage):
+            await response.write(f"data: {event}\n\n".encode())
+        await response.write_eof()
+        return response
+
+    def _inbox(self, request: web.Request) -> Inbox:
+        """Whose request it is; RequestRefused for a key of no running episode."""
+        _, _, key = request.headers.get("Authorization", "").partition("Bearer ")
+        if key not in self._inboxes:
+            raise RequestRefused("the key is of no running episode: it is wrong, or its episode has ended", status=401)
+        return self._inboxes[key]
+
+
+def _error(refused: RequestRefused) -> web.Response:
+    error = {"message": str(refused), "type": "invalid_request_error", "param": refused.param, "code": None}
+    return web.json_response({"error": error}, status=refused.status)
+
+
+def _completion(request: ChatRequest, reply: Message) -> dict[str, Any]:
+    """A reply as OpenAI's object. Its usage is 0: the trajectory has the tokens."""
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in reply.tool_calls
+    ]
+    message = {"role": "assistant", "content": reply.text or (None if calls else "")}
+    return {
+        "id": f"chatcmpl-{secrets.token_hex(8)}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": request.model or MODEL,
+        "choices": [
+            {
+                "index": 0,
+                "message": {**message, "tool_calls": calls} if calls else message,
+                "finish_reason": "tool_calls" if calls else "stop",
+                "logprobs": None,
+            }
+        ],
+        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+    }
+
+
+def _events(completion: Mapping[str, Any], *, usage: bool) -> Iterator[str]:
+    """A completion as the chunks of a stream: the whole message at once, then why it ended."""
+    head = {key: completion[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    (choice,) = completion["choices"]
+    calls = choice["message"].get("tool_calls", ())
+    delta = {**choice["message"], "tool_calls": [{"index": index, **call} for index, call in enumerate(calls)]}
+    if not calls:
+        del delta["tool_calls"]
+    for part, reason in ((delta, None), ({}, choice["finish_reason"])):
+        yield json.dumps({**head, "choices": [{"index": 0, "delta": part, "finish_reason": reason}]})
+    if usage:
+        yield json.dumps({**head, "choices": [], "usage": completion["usage"]})
+    yield "[DONE]"
