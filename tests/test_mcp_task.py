@@ -218,6 +218,20 @@ def connections(port: int) -> list[Any]:
     return [one for one in psutil.Process().net_connections("tcp") if one.raddr and one.raddr.port == port]
 
 
+def test_servers_that_start_while_their_episodes_are_given_up_are_ended(tmp_path: Path) -> None:
+    sleeping = {"command": ["sleep", "61"]}
+    mcp = task(tmp_path, [f"price {number}" for number in range(8)], {"a": sleeping, "b": sleeping}, per="episode")
+    files = psutil.Process().num_fds()
+    trajectories = play(mcp, turn_seconds=1.0)
+    assert {trajectory.detail for trajectory in trajectories} == {
+        "starting the environment: no result within 1 second (rollout.limits.turn_seconds)"
+    }
+    del mcp
+    gc.collect()
+    assert children("61") == []
+    assert psutil.Process().num_fds() <= files
+
+
 @pytest.mark.parametrize(
     ("server", "message"),
     [

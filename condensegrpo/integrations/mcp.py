@@ -111,6 +111,8 @@ class ServerPool:
         self._servers, self._seconds = servers, seconds
         self._loop = BackgroundLoop("MCP servers")
         self._shared = dict[str, asyncio.Task[OpenServer]]()
+        self._opening = set[asyncio.Task[OpenServer]]()  # under way
+        self._closing = set[asyncio.Task[None]]()  # under way; no cancellation interrupts them
 
     async def open(self, servers: dict[str, OpenServer], *, shared: bool) -> None:
         """Put the servers into a dictionary by name: opened now, or ``shared`` by all episodes since one was lost.
@@ -128,7 +130,7 @@ class ServerPool:
 
     async def closed(self, servers: Sequence[OpenServer]) -> None:
         """End sessions."""
-        await self._loop.call(_close(servers))
+        await self._loop.call(self._closed(servers))
 
     def close(self) -> None:
         """End the shared sessions and the loop; without waiting where the garbage collector calls it in any thread."""
@@ -143,24 +145,71 @@ class ServerPool:
         for name in lost:
             opening = self._shared.pop(name)
             if not opening.cancelled() and opening.exception() is None:
-                await opening.result().connection.close()
+                await self._ended(opening.result().connection)
         for name, server in self._servers.items():
             if name not in self._shared:
-                self._shared[name] = asyncio.create_task(_opened(name, server, self._seconds))
+                self._shared[name] = self._open(name, server)
         servers |= {name: await asyncio.shield(self._shared[name]) for name in self._servers}
 
     async def _open_all(self, servers: dict[str, OpenServer]) -> None:
-        opening = {
-            name: asyncio.create_task(_opened(name, server, self._seconds)) for name, server in self._servers.items()
-        }
+        opening = {name: self._open(name, server) for name, server in self._servers.items()}
         try:
-            servers |= {name: await task for name, task in opening.items()}
-        except BaseException:
-            await _close_opened(opening.values())
-            raise
+            await asyncio.wait(opening.values(), return_when=asyncio.FIRST_EXCEPTION)
+            servers |= {name: task.result() for name, task in opening.items() if task.done()}
+        finally:
+            if len(servers) < len(opening):
+                await self._abandoned(opening.values())
 
     async def _close_shared(self) -> None:
-        await _close_opened(self._shared.values())
+        await self._abandoned({*self._opening, *self._shared.values()})
+        while self._closing:
+            await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def _open(self, name: str, server: McpServer) -> asyncio.Task[OpenServer]:
+        task = asyncio.create_task(self._opened(name, server))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+        return task
+
+    async def _opened(self, name: str, server: McpServer) -> OpenServer:
+        """Open a session with a server and list its tools."""
+        command = shlex.split(server.command) if isinstance(server.command, str) else server.command
+        connection: Connection
+        if command:
+            connection = await ProcessConnection.opened(name, command, server.variables(), server.folder)
+        else:
+            connection = HttpConnection(name, server.url, server.filled_headers())
+        try:
+            async with asyncio.timeout(self._seconds):
+                hello = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": CLIENT}
+                await connection.request("initialize", hello)
+                await connection.notify("notifications/initialized", {})
+                return OpenServer(connection, await _listed(name, server, connection), server.prefix)
+        except BaseException as error:
+            await self._ended(connection)
+            if isinstance(error, TimeoutError):
+                seconds = f"{self._seconds:g} seconds (task.options.start_seconds)"
+                raise EnvironmentLost(f"the MCP server {name} did not start within {seconds}") from error
+            if isinstance(error, Refused):
+                raise EnvironmentLost(f"the MCP server {name} refused to start: {error}") from error
+            raise
+
+    async def _abandoned(self, opening: Collection["asyncio.Task[OpenServer]"]) -> None:
+        """End the sessions that are there, and those that are being opened."""
+        for task in opening:
+            task.cancel()
+        outcomes = await asyncio.gather(*opening, return_exceptions=True)
+        await self._closed([outcome for outcome in outcomes if isinstance(outcome, OpenServer)])
+
+    async def _closed(self, servers: Sequence[OpenServer]) -> None:
+        await asyncio.gather(*(self._ended(server.connection) for server in servers), return_exceptions=True)
+
+    async def _ended(self, connection: Connection) -> None:
+        """End a session. A cancellation leaves it to itself: ``close`` of the pool waits for it."""
+        task = asyncio.create_task(connection.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        await asyncio.shield(task)
 
 
 class McpEpisode:
@@ -237,30 +286,6 @@ def _text_of_block(block: Json) -> str:
     return f"[{block.get('type')} {content.get('mimeType') or ''}, {size} bytes, not shown]"
 
 
-async def _opened(name: str, server: McpServer, seconds: float) -> OpenServer:
-    """Open a session with a server and list its tools."""
-    command = shlex.split(server.command) if isinstance(server.command, str) else server.command
-    connection: Connection
-    if command:
-        connection = await ProcessConnection.opened(name, command, server.variables(), server.folder)
-    else:
-        connection = HttpConnection(name, server.url, server.filled_headers())
-    try:
-        async with asyncio.timeout(seconds):
-            hello = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": CLIENT}
-            await connection.request("initialize", hello)
-            await connection.notify("notifications/initialized", {})
-            return OpenServer(connection, await _listed(name, server, connection), server.prefix)
-    except BaseException as error:
-        await connection.close()
-        if isinstance(error, TimeoutError):
-            message = f"the MCP server {name} did not start within {seconds:g} seconds (task.options.start_seconds)"
-            raise EnvironmentLost(message) from error
-        if isinstance(error, Refused):
-            raise EnvironmentLost(f"the MCP server {name} refused to start: {error}") from error
-        raise
-
-
 async def _listed(name: str, server: McpServer, connection: Connection) -> tuple[Json, ...]:
     """The tools of a server that are to be offered."""
     listed, cursor = list[Json](), None
@@ -289,15 +314,3 @@ def _is_schema(tool: Json) -> bool:
 
 def _is_lost(opening: "asyncio.Task[OpenServer]") -> bool:
     return opening.cancelled() or opening.exception() is not None or bool(opening.result().connection.lost)
-
-
-async def _close_opened(opening: Collection["asyncio.Task[OpenServer]"]) -> None:
-    """End the sessions that are there, and those that are being opened."""
-    for task in opening:
-        task.cancel()
-    outcomes = await asyncio.gather(*opening, return_exceptions=True)
-    await _close([outcome for outcome in outcomes if isinstance(outcome, OpenServer)])
-
-
-async def _close(servers: Sequence[OpenServer]) -> None:
-    await asyncio.gather(*(server.connection.close() for server in servers), return_exceptions=True)
