@@ -210,6 +210,8 @@ def _fault(error: ValidationError, annotation: object) -> str:
     if first["type"] == "unexpected_keyword_argument" and isinstance(annotation, type) and is_dataclass(annotation):
         key, known = str(first["loc"][-1]), [field.name for field in fields(annotation)]
         return f" has no key {key!r}. {did_you_mean(key, known)}Its keys are: {', '.join(known)}"
+    if first["type"] == "unexpected_keyword_argument":  # of a dataclass within another value
+        return f"{''.join(f'[{part!r}]' for part in first['loc'][:-1])} has no key {first['loc'][-1]!r}"
     path = "".join(f"[{part!r}]" for part in first["loc"] if len(faults) == 1)
     wanted = dict.fromkeys(_wanted(fault["msg"]) for fault in faults)
     return f"{path} is {first['input']!r:.200}, wanted {' or '.join(wanted)}"

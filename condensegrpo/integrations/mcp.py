@@ -17,9 +17,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from string import Template
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt
+from pydantic import ConfigDict
 
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.credentials import has_credentials
@@ -36,6 +37,8 @@ MAX_PAGES = 100  # of a server's list of tools
 @dataclass(frozen=True, kw_only=True)
 class McpServer:
     """Where a server is, and what it may be used for. It has a command or an address."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     command: str | tuple[str, ...] = ()  # of a server that speaks over its stdin and stdout
     url: str = ""  # of one that speaks streamable HTTP
