@@ -79,7 +79,10 @@ def test_an_episode_is_a_seed_whose_rewards_are_the_outcome(outcome: str, worth:
     assert len(set(starts)) > 8
     assert trajectories[0].turns[0].observations[0].text == starts[0].replace("say", "again")
     assert len(Echo.closed) == 32
-    assert not [thread for thread in threading.enumerate() if "gym environment" in thread.name and thread.is_alive()]
+    threads = [thread for thread in threading.enumerate() if "gym environment" in thread.name]
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_a_limit_ends_an_episode_without_an_outcome_and_the_splits_share_no_seed() -> None:
