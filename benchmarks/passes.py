@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.algorithms.losses import clipped
-from condensegrpo.algorithms.objective import MicroBatchLoss, Objective, PerToken
+from condensegrpo.algorithms.objective import Objective, PerToken
 from condensegrpo.algorithms.packing import PackedBatch, blocks, lay_out, micro_batches
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.engine import open_deepspeed, optimizer_step
@@ -102,7 +102,7 @@ def without_padding(model: PreTrainedModel, budget: Budget, _: Sequence[Segment]
     def step(rows: Sequence[Segment]) -> None:
         room = max(DENSE_ROW, max(len(row.token_ids) for row in rows))
         for micro_batch in micro_batches(blocks(rows, max_tokens=room, share=False), max_tokens=room):
-            batch = micro_batch.to(model.device)
+            batch = _on_device(micro_batch, model)
             ids, places = batch.token_ids, batch.position_ids
             next_S = ids.roll(-1)  # what follows the end of a row is nobody's target
             logp_S = _of_next(model(input_ids=ids, position_ids=places, use_cache=False).logits, next_S)
@@ -116,7 +116,7 @@ def output_only(model: PreTrainedModel, budget: Budget, _: Sequence[Segment], *,
 
     def step(rows: Sequence[Segment]) -> None:
         for some in sorted_batches(rows, budget.tokens):
-            batch = lay_out([(row,) for row in some]).to(model.device)
+            batch = _on_device(lay_out([(row,) for row in some]), model)
             ids_BL, place_T = padded(some)
             hidden = model.get_decoder()(input_ids=ids_BL.to(model.device), use_cache=False).last_hidden_state
             hidden_T = hidden.flatten(0, 1)[place_T.to(model.device)]
@@ -140,8 +140,7 @@ def shared(model: PreTrainedModel, budget: Budget, _: Sequence[Segment], *, tree
 
     def step(rows: Sequence[Segment]) -> None:
         for micro_batch in pack_rows(rows, max_tokens=budget.tokens, share=share):
-            batch = micro_batch.to(model.device)
-            module(*batch.inputs, 1.0, loss=MicroBatchLoss(OBJECTIVE, batch)).loss.backward()
+            module(module.place(micro_batch, model.device), 1.0, objective=OBJECTIVE).loss.backward()
 
     return step
 
@@ -223,8 +222,12 @@ def padded(rows: Sequence[Segment]) -> tuple[Tensor, Tensor]:
     return ids, torch.tensor(places)
 
 
+def _on_device(batch: PackedBatch, model: PreTrainedModel) -> PackedBatch:
+    return PackedBatch(**{name: tensor.to(model.device) for name, tensor in batch.columns.items()})
+
+
 def _everywhere(model: PreTrainedModel, rows: Sequence[Segment]) -> None:
-    batch = lay_out([(row,) for row in rows]).to(model.device)
+    batch = _on_device(lay_out([(row,) for row in rows]), model)
     ids_BL, place_T = (part.to(model.device) for part in padded(rows))
     next_BL = ids_BL.roll(-1, dims=1)  # what follows the last column is nobody's target
     logp = _of_next(model(input_ids=ids_BL, use_cache=False).logits, next_BL)

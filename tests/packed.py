@@ -1,7 +1,7 @@
 """Packed rows and their log-probabilities, for tests: `from packed import collate, trained_logprobs`."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -27,8 +27,13 @@ def collate(segments: Sequence[Segment]) -> PackedBatch:
     return lay_out([(segment,) for segment in segments])
 
 
-def hidden_and_bytes(module: TrainedLogprobs, batch: PackedBatch, source: Tensor) -> tuple[Tensor, int]:
-    """The decoder's hidden states at ``source``, and the bytes of the activations that it keeps for backward."""
+def computed(module: TrainedLogprobs, batch: PackedBatch, temperature: float, *options: bool, **objective: Any) -> Any:
+    """The forward pass of a micro-batch on the CPU."""
+    return module(module.place(batch), temperature, *options, **objective)
+
+
+def hidden_and_bytes(module: TrainedLogprobs, batch: PackedBatch) -> tuple[Tensor, int]:
+    """The decoder's hidden states of the trained tokens, and the bytes that it keeps for backward."""
     weights = {tensor.data_ptr() for tensor in module.parameters()}
     kept: dict[int, int] = {}
 
@@ -38,8 +43,9 @@ def hidden_and_bytes(module: TrainedLogprobs, batch: PackedBatch, source: Tensor
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
+    placed = module.place(batch)
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        hidden = module._hidden(batch.token_ids, batch.position_ids, source)
+        hidden = module.hidden(placed)
     return hidden, sum(kept.values())
 
 
@@ -48,4 +54,4 @@ def trained_logprobs(model: PreTrainedModel, batch: PackedBatch, *, temperature:
 
     rows  [5 6 7]  [8 9]      trained: 7 and 9      ->   log π(7|5 6), log π(9|8)
     """
-    return cast(Predicted, TrainedLogprobs(model)(*batch.inputs, temperature)).logp_T
+    return cast(Predicted, computed(TrainedLogprobs(model), batch, temperature)).logp_T

@@ -1,6 +1,6 @@
 """Attention kernels of GPUs, emulated on a CPU: they compute what pieces of SDPA compute, and the log names them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed import computed
 from tiny import forking_rows, llama, plain_logprobs, qwen3
 from torch import Tensor
 from torch._dynamo import config as dynamo_config
@@ -42,7 +43,7 @@ from condensegrpo.learner.attention_kernels import (
 from condensegrpo.learner.branch_attention import Branches, branches, gathered_keys
 from condensegrpo.learner.interval_attention import BLOCK, Intervals, block_mask, compiled_flex, ends, intervals
 from condensegrpo.learner.logprobs import TrainedLogprobs
-from condensegrpo.learner.tree_attention import AttentionPattern, Paths, paths, pattern_attention
+from condensegrpo.learner.tree_attention import HostPattern, Paths, paths, pattern_attention
 from condensegrpo.storage.run_folder import RunFolder
 
 EXAMPLE = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 6]]
@@ -87,9 +88,9 @@ def varlen(
     return torch.cat(outputs, dim=1).transpose(0, 1)
 
 
-MAKERS: dict[str, Callable[[Tensor], AttentionPattern]] = {
-    "flex": lambda depth: intervals(depth, flex),
-    "flash": lambda depth: branches(depth, varlen),
+MAKERS: dict[str, Callable[[Sequence[int]], HostPattern]] = {
+    "flex": lambda depths: intervals(depths, flex),
+    "flash": lambda depths: branches(depths, varlen),
 }
 KERNELS = {"flex": Kernels("", flex=flex), "flash": Kernels("", varlen=varlen, most_keys=inf)}
 
@@ -98,7 +99,7 @@ def test_the_example_of_the_docstrings() -> None:
     depths = tree(EXAMPLE).positions
     assert depths == (0, 1, 2, 3, 3, 1)
     assert ends(depths) == [6, 5, 5, 4, 5, 6]
-    found = branches(torch.tensor(depths), varlen)
+    found = branches(depths, varlen).on(CPU)
     assert found.keys.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 0, 5]
     assert (found.query_starts.tolist(), found.key_starts.tolist()) == ([0, 4, 5, 6], [0, 4, 8, 10])
     assert (found.longest, gathered_keys(depths)) == ((4, 4), 10)
@@ -149,9 +150,9 @@ class Largest(TorchDispatchMode):
 
 
 def test_nothing_of_all_pairs_is_made() -> None:
-    depth = torch.arange(8192)
     with Largest() as largest:
-        made = intervals(depth, flex)
+        made = intervals(range(8192), flex)
+        made.on(CPU)
     assert made.tokens == 8192
     assert largest.numel == max(8192, (8192 // BLOCK) ** 2)
 
@@ -160,15 +161,16 @@ def test_nothing_of_all_pairs_is_made() -> None:
 @pytest.mark.parametrize("heads", [(4, 4, 8), (4, 2, 16), (3, 1, 24), (14, 2, 16)])
 def test_outputs_and_gradients_are_those_of_pieces(kernel: str, heads: tuple[int, int, int]) -> None:
     queries, keys, size = heads
-    depth = torch.tensor(tree(random_rows(queries, tokens=300)).positions)
-    depth = torch.cat([depth, depth.new_zeros(-len(depth) % BLOCK)])
+    depths = list(tree(random_rows(queries, tokens=300)).positions)
+    depths += [0] * (-len(depths) % BLOCK)
     draw = torch.Generator().manual_seed(queries)
     made = [
-        torch.randn(1, count, len(depth), size, generator=draw, dtype=torch.float64) for count in (queries, keys, keys)
+        torch.randn(1, count, len(depths), size, generator=draw, dtype=torch.float64) for count in (queries, keys, keys)
     ]
-    weight = torch.randn(1, len(depth), queries, size, generator=draw, dtype=torch.float64)
+    weight = torch.randn(1, len(depths), queries, size, generator=draw, dtype=torch.float64)
     inputs = [each.requires_grad_() for each in made]
-    found, wanted = (pattern.attend(*inputs, scaling=0.3) for pattern in (MAKERS[kernel](depth), paths(depth)))
+    patterns = (make(depths).on(CPU) for make in (MAKERS[kernel], paths))
+    found, wanted = (pattern.attend(*inputs, scaling=0.3) for pattern in patterns)
     torch.testing.assert_close(found, wanted)
     gradients = [torch.autograd.grad((each * weight).sum(), inputs) for each in (found, wanted)]
     for one, other in zip(*gradients, strict=True):
@@ -193,7 +195,7 @@ def test_a_model_gives_what_its_rows_give_apart(kernel: str, make: Callable[[], 
     module.check()
     assert module.computes_trees
     wanted = torch.cat([plain_logprobs(model, row) for row in rows])
-    found = module(*lay_out([tuple(rows[:7]), *[(row,) for row in rows[7:]]]).inputs, 1.0).logp_T
+    found = computed(module, lay_out([tuple(rows[:7]), *[(row,) for row in rows[7:]]]), 1.0).logp_T
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     for name, tensor in model.named_parameters():
         one, other = (
@@ -216,7 +218,7 @@ def test_transformers_flash_attention_keeps_rows_in_line_apart(count: int, monke
     module = TrainedLogprobs(model)
     assert module.in_line
     assert "flash_attention_2 attention knows no trees" in module.describe(CPU)
-    found = module(*lay_out([(row,) for row in rows]).inputs, 1.0).logp_T
+    found = computed(module, lay_out([(row,) for row in rows]), 1.0).logp_T
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -243,29 +245,28 @@ def test_lengths_are_compiled_once() -> None:
     kernel = compiled_flex("eager")
     with torch.no_grad():
         for tokens in (3, 300, 500, 1100, 700, 130, 2000):
-            depth = torch.arange(tokens)
-            made = intervals(depth, kernel)
+            made = intervals(range(tokens), kernel)
             query, key = (torch.randn(1, heads, made.tokens, 16) for heads in (4, 2))
-            found = made.attend(query, key, key, scaling=None)[:, :tokens]
+            found = made.on(CPU).attend(query, key, key, scaling=None)[:, :tokens]
             query, key = query[:, :, :tokens], key[:, :, :tokens]
-            torch.testing.assert_close(found, paths(depth).attend(query, key, key, scaling=None))
+            torch.testing.assert_close(found, paths(range(tokens)).on(CPU).attend(query, key, key, scaling=None))
     assert counters["stats"]["unique_graphs"] <= 2
 
 
 def test_a_micro_batch_that_shares_little_takes_flash_and_one_that_shares_much_takes_flex() -> None:
     both = Kernels("", flex=flex, varlen=varlen)
-    much, little = torch.tensor([*range(100), *[100] * 3]), torch.tensor([*range(100), *range(50, 100), *range(30)])
-    assert [gathered_keys(each.tolist()) / len(each) for each in (much, little)] == [303 / 103, 230 / 180]
-    assert isinstance(both.pattern(much), Intervals)
-    assert isinstance(both.pattern(little), Branches)
-    assert isinstance(Kernels("", varlen=varlen).pattern(much), Paths)
-    assert isinstance(KERNELS["flash"].pattern(much), Branches)  # chosen by name
+    much, little = [*range(100), *[100] * 3], [*range(100), *range(50, 100), *range(30)]
+    assert [gathered_keys(each) / len(each) for each in (much, little)] == [303 / 103, 230 / 180]
+    assert isinstance(both.pattern(much).on(CPU), Intervals)
+    assert isinstance(both.pattern(little).on(CPU), Branches)
+    assert isinstance(Kernels("", varlen=varlen).pattern(much).on(CPU), Paths)
+    assert isinstance(KERNELS["flash"].pattern(much).on(CPU), Branches)  # chosen by name
 
 
 def test_on_a_cpu_it_is_sdpa_whatever_is_wanted_and_the_log_says_so() -> None:
     module = TrainedLogprobs(qwen3())
     assert module.describe(CPU) == "attention kernel: sdpa"
-    assert isinstance(module.kernels(CPU).pattern(torch.arange(3)), Paths)
+    assert isinstance(module.kernels(CPU).pattern(range(3)).on(CPU), Paths)
     module.without_trees = "it looks back by place"
     assert module.describe(CPU) == (
         "attention kernel: sdpa; prefixes that rows share are computed once for every row: it looks back by place"
@@ -273,8 +274,8 @@ def test_on_a_cpu_it_is_sdpa_whatever_is_wanted_and_the_log_says_so() -> None:
 
 
 def test_a_kernel_that_computes_something_else_is_told_by_its_difference() -> None:
-    def sees_all_before(depth: Tensor) -> AttentionPattern:
-        return intervals(torch.arange(len(depth)), flex)
+    def sees_all_before(depths: Sequence[int]) -> HostPattern:
+        return intervals(range(len(depths)), flex)
 
     heads = Heads(queries=4, keys=2, size=16)
     assert len(PROBE) % BLOCK == 0
@@ -365,5 +366,5 @@ def test_dropout_is_left_to_sdpa() -> None:
     query = torch.zeros(1, 2, 256, 4)
     with pytest.raises(LearnerError, match="Linear asks for dropout, wanted is plain attention"):
         pattern_attention(
-            torch.nn.Linear(1, 1), query, query, query, None, pattern=intervals(torch.arange(256), flex), dropout=0.1
+            torch.nn.Linear(1, 1), query, query, query, None, pattern=intervals(range(256), flex).on(CPU), dropout=0.1
         )

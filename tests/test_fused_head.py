@@ -9,7 +9,7 @@ import torch
 from estimating import LOSSES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed import collate
+from packed import collate, computed
 from test_head import WIDE, Largest, wide
 from tiny import VOCABULARY, llama, qwen3, rows, segment, surrogate
 from torch import Tensor
@@ -250,7 +250,7 @@ def test_gradients_of_whole_models_in_one_pass_are_those_of_chunks(make: Callabl
     for one in (objective, PerToken(objective)):
         module = TrainedLogprobs(make())
         module.head.chunk_tokens = 50
-        module(*batch.inputs, 0.9, loss=MicroBatchLoss(one, batch)).loss.backward()
+        computed(module, batch, 0.9, objective=one).loss.backward()
         found.append(gradients_of(module.policy))
     whole, *tiles = seen
     assert whole == sum(tiles) == len(batch.target)
@@ -279,9 +279,9 @@ def test_a_head_that_does_more_than_multiply_takes_the_long_way_and_is_right(
     batch, seen = collate(rows(40)), list[int]()
     module, apart = make(), make()
     objective = counting(CLIPPED, seen)
-    module(*batch.inputs, 1.0, loss=MicroBatchLoss(PerToken(objective), batch)).loss.backward()
+    computed(module, batch, 1.0, objective=PerToken(objective)).loss.backward()
     assert seen == [len(batch.target)]
-    logp_T = apart(*batch.inputs, 1.0).logp_T
+    logp_T = computed(apart, batch, 1.0).logp_T
     (batch.weights * CLIPPED(logp_T, batch).loss_T).sum().backward()
     for name, wanted in gradients_of(apart.policy).items():
         torch.testing.assert_close(gradients_of(module.policy)[name], wanted, rtol=1e-5, atol=1e-6)
@@ -290,7 +290,7 @@ def test_a_head_that_does_more_than_multiply_takes_the_long_way_and_is_right(
 def test_an_objective_that_does_not_promise_to_look_at_tokens_alone_sees_all_of_them() -> None:
     batch, seen = collate(rows(40)), list[int]()
     objective = counting(Objective(loss=LOSSES["gspo"]), seen)
-    TrainedLogprobs(qwen3())(*batch.inputs, 1.0, loss=MicroBatchLoss(objective, batch)).loss.backward()
+    computed(TrainedLogprobs(qwen3()), batch, 1.0, objective=objective).loss.backward()
     assert seen == [len(batch.target)]
 
 
@@ -299,14 +299,14 @@ def test_no_tensor_of_tokens_by_vocabulary_is_made_in_forward_or_backward() -> N
     some = [segment([3, 4, *range(100 * number, 100 * number + 100)], range(2, 102)) for number in range(1, 6)]
     batch = lay_out([tuple(some)])
     with Largest() as seen:
-        module(*batch.inputs, 1.0, loss=MicroBatchLoss(PerToken(supervised), batch)).loss.backward()
+        computed(module, batch, 1.0, objective=PerToken(supervised)).loss.backward()
     assert len(batch.target) == 500
     assert seen.elements == max(fused_head.CPU_TILE * WIDE, WIDE * 8)  # a tile's logits, the gradient of the weight
 
 
 def test_rows_without_trained_tokens_give_a_loss_of_0_with_the_usual_statistics() -> None:
     batch = collate([segment([3, 4, 5], [])])
-    found = TrainedLogprobs(qwen3())(*batch.inputs, 1.0, loss=MicroBatchLoss(PerToken(CLIPPED), batch))
+    found = computed(TrainedLogprobs(qwen3()), batch, 1.0, objective=PerToken(CLIPPED))
     found.loss.backward()
     assert float(found.loss.detach()) == 0
     assert {name: len(values) for name, values in found.statistics.items()} == dict.fromkeys(
@@ -326,11 +326,11 @@ def test_what_is_measured_before_an_update_is_bit_for_bit_what_the_update_sees(d
     """So that ratios of unchanged weights are 1 and divergences 0, and not nearly so."""
     batch, module = collate(rows(40)), TrainedLogprobs(qwen3().to(dtype))
     with torch.no_grad():
-        measured_T = module(*batch.inputs, 0.9).logp_T
-    found = module(*batch.inputs, 0.9, loss=MicroBatchLoss(PerToken(CLIPPED), replace(batch, old=measured_T)))
+        measured_T = computed(module, batch, 0.9).logp_T
+    found = computed(module, replace(batch, old=measured_T), 0.9, objective=PerToken(CLIPPED))
     assert measured_T.dtype == torch.float32
     assert len(measured_T) > fused_head.CPU_TILE
     assert torch.equal(found.statistics["ratio"], torch.ones(len(measured_T)))
     assert torch.equal(found.statistics["entropy"], -measured_T)
-    near = module(*batch.inputs, 0.9).logp_T.detach()  # with gradient, chunk by chunk
+    near = computed(module, batch, 0.9).logp_T.detach()  # with gradient, chunk by chunk
     torch.testing.assert_close(measured_T, near, rtol=1e-5, atol=1e-5)

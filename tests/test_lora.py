@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from adapters import EVERYWHERE, LORA, adapted_qwen3, moved_qwen3, trained_weights
-from packed import collate
+from packed import collate, computed
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny import llama, plain_logprobs, qwen3, rows, surrogate_step, tokenizer
 from torch import Tensor
@@ -261,7 +261,7 @@ def test_dropout_is_active_in_the_optimisers_passes_and_nowhere_else() -> None:
     seen = []
     for _ in range(2):
         with dropping(learner.module):
-            seen.append(learner.module(*batch.inputs, 1.0).logp_T.detach())
+            seen.append(computed(learner.module, batch, 1.0).logp_T.detach())
     assert not torch.equal(seen[0], still)
     assert not torch.equal(seen[0], seen[1])
     assert [part.training for part in policy.modules() if part.training] == []

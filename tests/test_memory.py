@@ -16,6 +16,7 @@ from condensegrpo.algorithms.objective import MicroBatchLoss, PerToken, supervis
 from condensegrpo.learner import fused_head
 from condensegrpo.learner.activation_checkpointing import checkpoint_layers
 from condensegrpo.learner.head import ChunkedHead
+from condensegrpo.learner.logprobs import CPU
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.learner.tree_attention import Paths, paths, use_tree_attention
@@ -245,7 +246,7 @@ def test_paths_by_hand() -> None:
 def laid_out(lengths: tuple[int, ...]) -> tuple[Paths, Tensor]:
     """Rows behind each other that share nothing, and the depths of their tokens."""
     depth = torch.cat([torch.arange(length) for length in lengths])
-    return paths(depth), depth
+    return paths(depth.tolist()).on(CPU), depth
 
 
 def bucket_sizes(pattern: Paths) -> Gathered:
@@ -283,7 +284,7 @@ def test_gathered_sizes_are_those_of_the_buckets(branches: list[tuple[float, int
         above = int(share * depths[-1]) if depths else 0
         depths += range(above, above + length)
         sizes.append(Branch(above=above, length=length))
-    assert gathered(sizes) == bucket_sizes(paths(torch.tensor(depths)))
+    assert gathered(sizes) == bucket_sizes(paths(depths).on(CPU))
 
 
 def test_gathered_by_hand() -> None:

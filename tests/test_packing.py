@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -184,7 +184,7 @@ def test_the_padding_id_is_trained_where_it_was_sampled() -> None:
 
 def test_types_and_shapes_are_what_a_model_takes() -> None:
     batch = collate([row("5 6 7* 8*")])
-    shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in columns(batch).items()}
+    shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in batch.columns.items()}
     assert shapes == {
         "token_ids": ((1, 4), torch.int64),
         "position_ids": ((1, 4), torch.int64),
@@ -222,11 +222,6 @@ def test_ratios_and_divergence_are_those_to_the_sampler_until_others_are_measure
     batch = collate([row("5 6* 7*")])
     assert torch.equal(batch.old, batch.logprobs)
     assert torch.equal(batch.reference, batch.logprobs)
-
-
-def test_a_batch_moves_as_a_whole() -> None:
-    moved = collate([row("5 6 7*")]).to("meta")
-    assert {tensor.device.type for tensor in columns(moved).values()} == {"meta"}
 
 
 def test_a_trained_token_without_context_is_an_error_that_names_its_row() -> None:
@@ -268,10 +263,6 @@ class Bigram(nn.Module):
         """Log-probabilities (T,) of the trained tokens."""
         logits_SV = self.after[batch.token_ids[0]] + self.place[batch.position_ids[0]]
         return log_softmax(logits_SV[batch.source], dim=-1).gather(1, batch.target[:, None]).flatten()
-
-
-def columns(batch: PackedBatch) -> dict[str, Tensor]:
-    return {field.name: object.__getattribute__(batch, field.name) for field in fields(batch)}
 
 
 def gradient(batches: Sequence[PackedBatch]) -> Tensor:

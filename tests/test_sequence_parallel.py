@@ -6,7 +6,7 @@ from tiny import llama, qwen3
 from transformers import MistralConfig, MistralForCausalLM
 
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.learner.logprobs import TrainedLogprobs
+from condensegrpo.learner.logprobs import CPU, TrainedLogprobs
 from condensegrpo.learner.policy import check_heads
 from condensegrpo.learner.ranks import join
 from condensegrpo.learner.sequence_parallel import RankGroup
@@ -16,8 +16,8 @@ def test_trained_tokens_are_predicted_where_their_context_lies() -> None:
     """Five tokens and one of padding on three ranks; the last predicts nothing."""
     token_ids, source = torch.tensor([[7, 8, 9, 10, 11]]), torch.tensor([0, 1, 3, 1, 2])
     groups = [RankGroup(3, place, None) for place in range(3)]
-    assert [group.part(group.padded(token_ids)).tolist() for group in groups] == [[[7, 8]], [[9, 10]], [[11, 0]]]
-    assert [group.trained(token_ids, source).tolist() for group in groups] == [[0, 1, 3], [2, 4], []]
+    assert [group.part(group.padded(token_ids, CPU)).tolist() for group in groups] == [[[7, 8]], [[9, 10]], [[11, 0]]]
+    assert [group.trained(6, source).tolist() for group in groups] == [[0, 1, 3], [2, 4], []]
 
 
 def test_ranks_that_do_not_divide_into_groups_are_refused() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed import computed
 from tiny import forking_rows, llama
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -13,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.algorithms.prefix_tree import tree
 from condensegrpo.core.errors import LearnerError
-from condensegrpo.learner.logprobs import TrainedLogprobs
+from condensegrpo.learner.logprobs import CPU, TrainedLogprobs
 from condensegrpo.learner.tree_attention import PIECE, BranchPiece, Paths, paths, pattern_attention, pieces
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=9)  # much is shared
@@ -41,7 +42,7 @@ def test_the_example_of_the_docstring() -> None:
         BranchPiece(4, 5, [0, 1, 2, 4]),
         BranchPiece(5, 6, [0, 5]),
     ]
-    found = paths(torch.tensor(depths))
+    found = paths(depths).on(CPU)
     assert [seen(found, place) for place in range(6)] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4], [0, 5]]
 
 
@@ -63,7 +64,7 @@ def test_long_branches_are_cut_into_like_pieces_that_see_no_further_than_their_e
 @given(ROWS)
 def test_every_token_sees_exactly_its_own_row_up_to_itself(rows: list[list[int]]) -> None:
     laid_out = tree(rows)
-    found = paths(torch.tensor(laid_out.positions))
+    found = paths(laid_out.positions).on(CPU)
     for row, places in zip(rows, laid_out.indices, strict=True):
         for depth, place in enumerate(places):
             assert [laid_out.token_ids[key] for key in seen(found, place)] == row[: depth + 1]
@@ -98,7 +99,7 @@ def test_outputs_and_gradients_are_those_of_every_row_alone(
     weight = torch.randn(1, size, heads[0], 8, dtype=torch.float64)
     inputs = [each.requires_grad_() for each in (query, key, value)]
     found, _ = pattern_attention(
-        nn.Module(), query, key, value, None, pattern=paths(torch.tensor(laid_out.positions)), scaling=0.3
+        nn.Module(), query, key, value, None, pattern=paths(laid_out.positions).on(CPU), scaling=0.3
     )
     wanted = dense(query, key, value, list(laid_out.indices), 0.3)
     torch.testing.assert_close(found, wanted)
@@ -108,7 +109,7 @@ def test_outputs_and_gradients_are_those_of_every_row_alone(
 
 
 def test_masks_are_of_pieces_and_not_of_all_pairs() -> None:
-    found = paths(torch.tensor(tree([[1, *[2] * 200], [1, *[3] * 200], [4] * 60]).positions))
+    found = paths(tree([[1, *[2] * 200], [1, *[3] * 200], [4] * 60]).positions).on(CPU)
     assert sum(bucket.visible.numel() for bucket in found.buckets) < 461**2 / 2
 
 
@@ -116,7 +117,7 @@ def test_a_softcap_on_attention_is_not_left_out() -> None:
     query = torch.zeros(1, 2, 3, 4)
     with pytest.raises(LearnerError, match=r"Module asks for softcap, wanted is plain attention"):
         pattern_attention(
-            nn.Module(), query, query, query, None, pattern=paths(torch.arange(3)), scaling=0.3, softcap=50.0
+            nn.Module(), query, query, query, None, pattern=paths(range(3)).on(CPU), scaling=0.3, softcap=50.0
         )
 
 
@@ -125,5 +126,5 @@ def test_linear_layers_compute_the_packed_tokens_and_no_padding() -> None:
     batch = lay_out([tuple(some[:3]), *((row,) for row in some[3:])])
     sizes: list[int] = []
     model.model.layers[0].mlp.register_forward_hook(lambda _, inputs, __: sizes.append(inputs[0].shape[:2].numel()))
-    TrainedLogprobs(model)(*batch.inputs, 1.0)
+    computed(TrainedLogprobs(model), batch, 1.0)
     assert sizes == [batch.token_ids.numel()]

@@ -190,9 +190,9 @@ def shared_rows(folder: Path) -> None:
         found = steps_of_shared_rows(make(), stage, objective, together=2)
         torch.save(found, folder / f"{name}_rank{ranks.rank()}.pt")
     module, batch = TrainedLogprobs(llama()), lay_out([(segment(range(3, 30), [9]),) for _ in range(20)])
-    _, alone = hidden_and_bytes(module, batch, batch.source)
+    _, alone = hidden_and_bytes(module, batch)
     module.share_rows(2)
-    _, together = hidden_and_bytes(module, batch, module.predicted_here(batch).source)
+    _, together = hidden_and_bytes(module, batch)
     torch.save((alone, together), folder / f"bytes_rank{ranks.rank()}.pt")
 
 

@@ -50,18 +50,13 @@ class PackedBatch:
     kl_weights: Tensor  # (T,) float32, of its KL term, likewise
 
     @property
-    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What the learner's forward pass takes, in its order."""
-        return self.token_ids, self.position_ids, self.source, self.target
+    def columns(self) -> dict[str, Tensor]:
+        """All tensors by name."""
+        return {column.name: getattr(self, column.name) for column in fields(self)}
 
     def trained(self, which: slice | Tensor) -> Self:
         """The same tokens with some of the trained ones: a slice of T, or the indices of them."""
-        columns = {column.name: getattr(self, column.name) for column in fields(self)}
-        return replace(self, **{name: value[which] for name, value in columns.items() if value.dim() == 1})
-
-    def to(self, device: torch.device | str) -> Self:
-        """The same batch on another device."""
-        return replace(self, **{column.name: getattr(self, column.name).to(device) for column in fields(self)})
+        return replace(self, **{name: value[which] for name, value in self.columns.items() if value.dim() == 1})
 
 
 def blocks(rows: Sequence[Segment], *, max_tokens: int, share: bool, ranks: int = 1) -> tuple[Block, ...]:

@@ -32,7 +32,7 @@ from condensegrpo.learner.branch_attention import Varlen, branches, flash_varlen
 from condensegrpo.learner.interval_attention import Flex, compiled_flex, intervals
 from condensegrpo.learner.ranks import gather
 from condensegrpo.learner.settings import TREE_KERNELS
-from condensegrpo.learner.tree_attention import AttentionPattern, paths
+from condensegrpo.learner.tree_attention import AttentionPattern, HostPattern, paths
 
 ANYWHERE = ("auto", "sdpa", "eager")
 LISTED = (*TREE_KERNELS, "eager", "flash_attention_2", "flash_attention_3", "flash_attention_4")
@@ -62,11 +62,11 @@ class Kernels(NamedTuple):
     varlen: Varlen | None = None
     most_keys: float = MOST_KEYS  # gathered a token, up to which it is ``varlen``
 
-    def pattern(self, depth: Tensor) -> AttentionPattern:
-        """The attention pattern of a micro-batch, of which ``depth`` (S,) is that of each token in its row."""
-        if self.varlen is not None and gathered_keys(depth.tolist()) <= self.most_keys * len(depth):
-            return branches(depth, self.varlen)
-        return paths(depth) if self.flex is None else intervals(depth, self.flex)
+    def pattern(self, depths: Sequence[int]) -> HostPattern:
+        """The attention pattern of a micro-batch, of which ``depths`` are those of the tokens in their rows."""
+        if self.varlen is not None and gathered_keys(depths) <= self.most_keys * len(depths):
+            return branches(depths, self.varlen)
+        return paths(depths) if self.flex is None else intervals(depths, self.flex)
 
 
 class KernelCheck(NamedTuple):
@@ -179,10 +179,10 @@ def check_kernel(kernel: str, heads: Heads, dtype: torch.dtype, device: torch.de
     try:
         if kernel == "flex":
             flex = compiled_flex()
-            measured = kernel_error(lambda depth: intervals(depth, flex), heads, dtype, device)
+            measured = kernel_error(lambda depths: intervals(depths, flex), heads, dtype, device)
         else:
             varlen = flash_varlen()
-            measured = kernel_error(lambda depth: branches(depth, varlen), heads, dtype, device)
+            measured = kernel_error(lambda depths: branches(depths, varlen), heads, dtype, device)
     except Exception as error:  # the boundary to compilers and packages, which have exceptions of all kinds
         return KernelCheck(kernel, None, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
     most = max(1e-3, 4 * torch.finfo(dtype).eps)  # 3 % in bfloat16; a pair too many or too few moves some by far more
@@ -191,22 +191,22 @@ def check_kernel(kernel: str, heads: Heads, dtype: torch.dtype, device: torch.de
 
 
 def kernel_error(
-    make: Callable[[Tensor], AttentionPattern], heads: Heads, dtype: torch.dtype, device: torch.device
+    make: Callable[[Sequence[int]], HostPattern], heads: Heads, dtype: torch.dtype, device: torch.device
 ) -> float:
     """How far a kernel's output and gradients are from those of sdpa in float32: the largest norm over their own.
 
     Args:
         make: the kernel's attention pattern of depths (512,).
     """
-    depth, draw = torch.tensor(PROBE, device=device), torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(0)
     shapes = [(1, count, len(PROBE), heads.size) for count in (heads.queries, heads.keys, heads.keys)]
     weight, *inputs = [
         torch.randn(shape, generator=draw).to(device, dtype)
         for shape in ((1, len(PROBE), heads.queries, heads.size), *shapes)
     ]
     computed, expected = (
-        _output_and_gradients(pattern, weight.to(kind), [tensor.to(kind) for tensor in inputs])
-        for pattern, kind in ((make(depth), dtype), (paths(depth), torch.float32))
+        _output_and_gradients(pattern.on(device), weight.to(kind), [tensor.to(kind) for tensor in inputs])
+        for pattern, kind in ((make(PROBE), dtype), (paths(PROBE), torch.float32))
     )
     pairs = zip(computed, expected, strict=True)
     return max(float((output.float() - exact).norm() / exact.norm()) for output, exact in pairs)

@@ -18,7 +18,7 @@ Legend: S packed tokens, G gathered keys, b branches, h query heads, g key heads
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol, cast
 
@@ -28,7 +28,7 @@ from torch.nn import functional
 from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBACK, lazy_import_flash_attention
 from transformers.utils import is_flash_attn_2_available
 
-from condensegrpo.learner.tree_attention import branch_starts
+from condensegrpo.learner.tree_attention import HostPattern, branch_starts
 
 FLASH_2 = "flash_attention_2"  # not 3, whose build for the kernels package has no backward pass
 
@@ -88,9 +88,8 @@ def gathered_keys(depths: Sequence[int]) -> int:
     return sum(depths[end - 1] + 1 for _, end in pairwise([*branch_starts(depths), len(depths)]))
 
 
-def branches(depth: Tensor, varlen: Varlen) -> Branches:
-    """The branches of packed trees, of which ``depth`` (S,) int64 is that of each token in its row."""
-    depths: list[int] = depth.tolist()
+def branches(depths: Sequence[int], varlen: Varlen) -> HostPattern:
+    """The branches of packed trees, of which ``depths`` (S,) are those of the tokens in their rows."""
     bounds = [*branch_starts(depths), len(depths)]
     keys: list[int] = []
     path: list[int] = []
@@ -100,12 +99,11 @@ def branches(depth: Tensor, varlen: Varlen) -> Branches:
         keys += path
         lengths.append(len(path))
     starts = [torch.tensor(each, dtype=torch.int32) for each in (bounds, list(accumulate(lengths, initial=0)))]
-    return Branches(
-        keys=torch.tensor(keys).to(depth.device),
-        query_starts=starts[0].to(depth.device),
-        key_starts=starts[1].to(depth.device),
-        longest=(max(end - start for start, end in pairwise(bounds)), max(lengths)),
-        varlen=varlen,
+    longest = max(end - start for start, end in pairwise(bounds)), max(lengths)
+    return HostPattern(
+        tokens=len(depths),
+        indices=(torch.tensor(keys), *starts),
+        of_uploaded=partial(Branches, longest=longest, varlen=varlen),
     )
 
 

@@ -1,12 +1,15 @@
-"""The accelerator as threads see it: each has a current device, at first the device 0, and a current stream."""
+"""The accelerator: the current device and stream of a thread, and uploads that it does not wait for."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
+from torch import Tensor
 
+ALIGNMENT = 16  # bytes: a part of a buffer begins where any type may
 gpu: Any = torch.cuda  # tests replace it
 
 
@@ -33,6 +36,30 @@ def stream_restored() -> Iterator[None]:
     finally:
         gpu.synchronize()
         gpu.set_stream(stream)
+
+
+def upload(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Tensors of main memory on a device, by one copy that the host does not wait for; on a CPU they themselves.
+
+    A copy of each would wait until the device has done all work before it. The pinned buffer is torch's to free: its
+    allocator keeps it until the copy is done.
+    """
+    if device.type == "cpu":
+        return list(tensors)
+    distinct = {id(tensor): tensor for tensor in tensors}
+    sizes = [-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in distinct.values()]
+    parts = [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    buffer = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=torch.accelerator.is_available())
+    for part, tensor in zip(parts, distinct.values(), strict=True):
+        _part(buffer[part], tensor).copy_(tensor)
+    uploaded = buffer.to(device, non_blocking=True)
+    placed = {key: _part(uploaded[part], distinct[key]) for key, part in zip(distinct, parts, strict=True)}
+    return [placed[id(tensor)] for tensor in tensors]
+
+
+def _part(memory: Tensor, like: Tensor) -> Tensor:
+    """The first bytes of some memory as a tensor of the type and shape of another."""
+    return memory[: like.nbytes].view(like.dtype).view(like.shape)
 
 
 def _nothing() -> None:

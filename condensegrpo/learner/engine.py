@@ -16,7 +16,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from condensegrpo.algorithms.objective import KL_LOSS, MicroBatchLoss, ObjectiveFunction, SummedLoss
+from condensegrpo.algorithms.objective import KL_LOSS, ObjectiveFunction, SummedLoss
 from condensegrpo.algorithms.packing import PackedBatch, dummy
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.learner.deepspeed_import import DeepSpeedEngine as DeepSpeedEngine
@@ -161,12 +161,11 @@ def optimizer_step(
     tallies: list[Tally] = []
     with without_deprecations(), dropping(engine.module):
         for index in range(rounds):
-            batch = (batches[index] if index < len(batches) else dummy()).to(engine.device)
+            batch = engine.module.place(batches[index] if index < len(batches) else dummy(), engine.device)
             engine.set_gradient_accumulation_boundary(index == rounds - 1)
-            summed: SummedLoss = engine(*batch.inputs, temperature, loss=MicroBatchLoss(objective, batch))
+            summed: SummedLoss = engine(batch, temperature, objective=objective)
             engine.backward(summed.loss * world_size())
-            here = engine.module.predicted_here(batch)
-            tallies.append(_tally(summed, (here.weights != 0) | (here.kl_weights != 0)))
+            tallies.append(tally(summed, batch.predicted_here))
         stats = _stats(tallies)
         grad_norm = _step(engine, stats["loss"])
     return {**stats, "grad_norm": grad_norm, "lr": learning}
@@ -183,8 +182,8 @@ def measure_logprobs(
     logps = []
     with without_deprecations():
         for index in range(_rounds(len(batches))):
-            batch = (batches[index] if index < len(batches) else dummy()).to(engine.device)
-            logps.append(engine(*batch.inputs, temperature).logp_T)
+            batch = engine.module.place(batches[index] if index < len(batches) else dummy(), engine.device)
+            logps.append(engine(batch, temperature).logp_T)
     return tuple(logps[: len(batches)])
 
 
@@ -223,19 +222,23 @@ def _not_finite(quantity: str, value: float) -> LearnerError:
 
 
 class Tally(NamedTuple):
-    """What one micro-batch adds to the statistics of a step, tokens without weight left out."""
+    """What one micro-batch adds to the statistics of a step, on its device, tokens without weight left out."""
 
     names: tuple[str, ...]
     sums: Tensor  # float64: the loss, the tokens, then each statistic by ``names``
     largest: Tensor  # float64, by ``names``
 
 
-def _tally(summed: SummedLoss, counted_T: Tensor) -> Tally:
-    loss = summed.loss.detach().double()
+def tally(summed: SummedLoss, here: PackedBatch) -> Tally:
+    """The statistics of a micro-batch, of which this rank predicts the trained tokens ``here``.
+
+    Nothing waits for the device: selecting tokens by a mask would, to learn how many they are.
+    """
+    loss, counted_T = summed.loss.detach().double(), (here.weights != 0) | (here.kl_weights != 0)
     statistics = [statistic_T.double() for statistic_T in summed.statistics.values()]
     sums = [torch.where(counted_T, statistic_T, 0.0).sum() for statistic_T in statistics]
     nothing = loss.new_full((1,), -math.inf)  # rows may hold no trained token at all
-    largest = [torch.cat([nothing, statistic_T[counted_T]]).max() for statistic_T in statistics]
+    largest = [torch.cat([nothing, torch.where(counted_T, statistic_T, -math.inf)]).max() for statistic_T in statistics]
     return Tally(
         names=tuple(summed.statistics),
         sums=torch.stack([loss, counted_T.sum().double(), *sums]),
@@ -246,8 +249,9 @@ def _tally(summed: SummedLoss, counted_T: Tensor) -> Tally:
 def _stats(tallies: Sequence[Tally]) -> dict[str, float]:
     sums = torch.stack([tally.sums for tally in tallies]).sum(dim=0)
     largest = torch.stack([tally.largest for tally in tallies]).amax(dim=0)
-    loss, tokens, *totals = reduce(sums, distributed.ReduceOp.SUM).tolist()
-    maxima = dict(zip(tallies[0].names, reduce(largest, distributed.ReduceOp.MAX).tolist(), strict=True))
+    reduced = reduce(sums, distributed.ReduceOp.SUM), reduce(largest, distributed.ReduceOp.MAX)
+    loss, tokens, *figures = torch.cat(reduced).tolist()  # the first time in the step that the host waits
+    totals, maxima = figures[: len(largest)], dict(zip(tallies[0].names, figures[len(largest) :], strict=True))
     sums_of = dict(zip(tallies[0].names, totals, strict=True))
     means = {name: total if name == KL_LOSS else total / max(tokens, 1.0) for name, total in sums_of.items()}
     tops = {f"{name}_max": maxima[name] if tokens else 0.0 for name in MAXIMA if name in maxima}

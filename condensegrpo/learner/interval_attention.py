@@ -23,12 +23,14 @@ Legend: S tokens with padding, n = S/128 blocks, h query heads, g key heads, d t
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from condensegrpo.learner.tree_attention import HostPattern
 
 BLOCK = 128  # queries and keys of a block: what torch's kernels are tuned for
 COMPILED = 32  # most variants of the kernel: of types, of head sizes, with and without gradients; never of lengths
@@ -46,7 +48,6 @@ class Flex(Protocol):
 class Intervals(NamedTuple):
     """The attention pattern of S tokens, computed by ``flex_attention``."""
 
-    tokens: int  # S, with padding
     mask: BlockMask
     flex: Flex
 
@@ -58,12 +59,15 @@ class Intervals(NamedTuple):
         return output.transpose(1, 2)
 
 
-def intervals(depth: Tensor, flex: Flex) -> Intervals:
-    """The intervals of packed trees, of which ``depth`` (…) int64 is that of each token in its row."""
-    depths = depth.tolist()
+def intervals(depths: Sequence[int], flex: Flex) -> HostPattern:
+    """The intervals of packed trees, of which ``depths`` are those of the tokens in their rows."""
     tokens = BLOCK * max(2, -(-len(depths) // BLOCK))
     end = torch.tensor(ends([*depths, *[0] * (tokens - len(depths))]), dtype=torch.int32)
-    return Intervals(tokens=tokens, mask=block_mask(end.to(depth.device)), flex=flex)
+    return HostPattern(tokens=tokens, indices=(end,), of_uploaded=partial(_intervals, flex))
+
+
+def _intervals(flex: Flex, end: Tensor) -> Intervals:
+    return Intervals(mask=block_mask(end), flex=flex)
 
 
 def ends(depths: Sequence[int]) -> list[int]:

@@ -6,6 +6,7 @@ Legend: S packed tokens of a micro-batch, T trained tokens, H hidden size.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PretrainedConfig, PreTrainedModel
 
-from condensegrpo.algorithms.objective import MicroBatchLoss, SummedLoss
+from condensegrpo.algorithms.objective import MicroBatchLoss, ObjectiveFunction, SummedLoss
 from condensegrpo.algorithms.packing import PackedBatch, lay_out
 from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.learner.attention_kernels import Heads, Kernels, kernels_on
+from condensegrpo.learner.device_batch import DeviceBatch, on_device
 from condensegrpo.learner.head import ChunkedHead, Predicted
-from condensegrpo.learner.interval_attention import Intervals
 from condensegrpo.learner.padded_rows import pad_rows
 from condensegrpo.learner.sequence_parallel import RankGroup, rank_group
 from condensegrpo.learner.settings import TREE_KERNELS
@@ -29,6 +30,7 @@ from condensegrpo.learner.tree_attention import TREE_ATTENTION, AttentionPattern
 ANYWHERE = ("sdpa", TREE_ATTENTION, "eager")
 BY_POSITION = {"full_attention", "sliding_attention", "chunked_attention"}  # layers that restart with the positions
 WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")  # keys that bound how far back a token looks
+CPU = torch.device("cpu")
 PROBE = ((0, 1, 2, 3), (0, 1, 4), (0, 1, 2, 5, 6))  # rows that share prefixes
 
 
@@ -64,33 +66,31 @@ class TrainedLogprobs(nn.Module):
 
     def forward(
         self,
-        token_ids: Tensor,
-        position_ids: Tensor,
-        source: Tensor,
-        target: Tensor,
+        batch: DeviceBatch,
         temperature: float,
         entropy: bool = False,
-        loss: MicroBatchLoss | None = None,
+        objective: ObjectiveFunction | None = None,
     ) -> Predicted | SummedLoss:
-        """Log π of ``target`` (T,) predicted at ``source`` (T,) of packed tokens (1, S), as ``PackedBatch`` has them.
+        """Log π (T,) of the trained tokens of a micro-batch that ``place`` put on the device.
+
+        Nothing here waits for the device.
 
         Args:
             temperature: that the tokens were sampled at.
             entropy: whether to compute the exact entropy of the distributions too.
-            loss: a loss of the log-probabilities; if given, the result is that loss.
+            objective: of the log-probabilities; if given, the result is the loss of the tokens that this rank predicts.
         """
-        if self.group is None:
-            hidden = self._hidden(token_ids, position_ids, source)
+        hidden, target = self.hidden(batch), batch.predicted_here.target
+        loss = None if objective is None else MicroBatchLoss(objective, batch.columns)
+        if self.group is None or batch.which is None:
             return cast(Predicted | SummedLoss, self.head(hidden, target, temperature, entropy, loss))
-        which = self.group.trained(token_ids, source)
-        hidden = self._hidden(token_ids, position_ids, source[which])
         if loss is not None:
-            loss = self.group.loss_part(loss, which)
-            return cast(SummedLoss, self.head(hidden, target[which], temperature, entropy, loss))
-        predicted: Predicted = self.head(hidden, target[which], temperature, entropy)
-        part_T = predicted.entropy_T
-        entropy_T = None if part_T is None else self.group.together(part_T, which, len(target))
-        return Predicted(self.group.together(predicted.logp_T, which, len(target)), entropy_T)
+            loss = self.group.loss_part(loss, batch.which)
+            return cast(SummedLoss, self.head(hidden, target, temperature, entropy, loss))
+        predicted: Predicted = self.head(hidden, target, temperature, entropy)
+        gather = partial(self.group.together, which=batch.which, total=len(batch.columns.target))
+        entropy_T = None if predicted.entropy_T is None else gather(predicted.entropy_T)
+        return Predicted(gather(predicted.logp_T), entropy_T)
 
     @property
     def config(self) -> PretrainedConfig:
@@ -133,27 +133,39 @@ class TrainedLogprobs(nn.Module):
             )
         self.group = rank_group(ranks)
 
-    def predicted_here(self, batch: PackedBatch) -> PackedBatch:
-        """The micro-batch with the trained tokens that this rank predicts; it has all without sequence parallelism."""
-        return batch if self.group is None else batch.trained(self.group.trained(batch.token_ids, batch.source))
+    def place(self, batch: PackedBatch, device: torch.device = CPU) -> DeviceBatch:
+        """A micro-batch of main memory as the decoder computes it, on the device of the weights; no row sees another.
 
-    def _hidden(self, token_ids: Tensor, position_ids: Tensor, source: Tensor) -> Tensor:
-        """The decoder's last hidden states (T, H) at ``source``; no row sees another."""
-        if self.computes_trees:
-            if self.group is not None:
-                token_ids, position_ids = self.group.padded(token_ids), self.group.padded(position_ids)
-            pattern = self.kernels(token_ids.device).pattern(position_ids[0])
-            if isinstance(pattern, Intervals):  # padding comes after all rows, and no token sees it
-                padding = (0, pattern.tokens - token_ids.numel())
-                token_ids, position_ids = (functional.pad(ids, padding) for ids in (token_ids, position_ids))
-            if self.group is not None:
-                token_ids, position_ids = self.group.part(token_ids), self.group.part(position_ids)
-                pattern, source = self.group.across(pattern), source % token_ids.numel()
-            return self._decode(token_ids, position_ids, pattern)[0].index_select(0, source)
-        if self.in_line:  # such attention tells rows apart by their positions, and skips other rows by itself
-            return self._decode(token_ids, position_ids)[0].index_select(0, source)
-        rows = pad_rows(token_ids, position_ids)
-        return self._decode(rows.token_ids, rows.position_ids)[rows.row_S[source], rows.column_S[source]]
+        Raises:
+            LearnerError: it has prefix trees, and the model takes plain rows only.
+        """
+        put = partial(on_device, batch, device)
+        token_ids, position_ids, source = batch.token_ids, batch.position_ids, batch.source
+        if not self.computes_trees:
+            if self.in_line:  # such attention tells rows apart by their positions, and skips other rows by itself
+                return put(token_ids=token_ids, position_ids=position_ids, source=source, pattern=None)
+            rows = pad_rows(token_ids, position_ids)
+            source = rows.row_S[source] * rows.token_ids.shape[1] + rows.column_S[source]
+            return put(token_ids=rows.token_ids, position_ids=rows.position_ids, source=source, pattern=None)
+        if self.group is not None:
+            token_ids, position_ids = (self.group.padded(ids, device) for ids in (token_ids, position_ids))
+        pattern = self.kernels(device).pattern(position_ids[0].tolist())
+        padding = pattern.tokens - token_ids.numel()
+        if padding:  # after all rows: no token sees it
+            token_ids, position_ids = (functional.pad(ids, (0, padding)) for ids in (token_ids, position_ids))
+        if self.group is None:
+            return put(token_ids=token_ids, position_ids=position_ids, source=source, pattern=pattern)
+        which = self.group.trained(token_ids.numel(), source)
+        token_ids, position_ids = self.group.part(token_ids), self.group.part(position_ids)
+        source = source[which] % token_ids.numel()
+        return put(token_ids=token_ids, position_ids=position_ids, source=source, pattern=pattern, which=which)
+
+    def hidden(self, batch: DeviceBatch) -> Tensor:
+        """The decoder's last hidden states (T', H) that predict the trained tokens of this rank."""
+        pattern = batch.pattern
+        if self.group is not None and pattern is not None:
+            pattern = self.group.across(pattern)
+        return self._decode(batch.token_ids, batch.position_ids, pattern).flatten(0, 1).index_select(0, batch.source)
 
     def _decode(self, token_ids: Tensor, position_ids: Tensor, pattern: AttentionPattern | None = None) -> Tensor:
         # Restarting positions make attention block-diagonal only without a cache: with one, rows see each other.
@@ -214,9 +226,9 @@ class TrainedLogprobs(nn.Module):
         """
         probe = [tuple(token % vocabulary for token in row) for row in PROBE]
         rows = [reply_row(ids[:1], ids[1:], weight=0.0) for ids in probe]
-        batch = lay_out([tuple(rows)] if self.computes_trees else [(row,) for row in rows]).to(device)
+        batch = lay_out([tuple(rows)] if self.computes_trees else [(row,) for row in rows])
         try:
-            hidden = self._hidden(batch.token_ids, batch.position_ids, batch.source).float()
+            hidden = self.hidden(self.place(batch, device)).float()
         except LearnerError as error:
             return str(error)
         alone = [torch.tensor([row.token_ids], device=device) for row in rows]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.learner.engine import DeepSpeedEngine, measure_logprobs
@@ -47,19 +48,18 @@ def against_copy(
     """
     home = next(reference.parameters()).device
     reference.to(device)
-    measured = []
-    for batch in batches:
-        logp_T = reference(*batch.to(device).inputs, temperature).logp_T
-        measured.append(replace(batch, reference=logp_T.to(batch.reference.device)))
+    logps = [reference(reference.place(batch, torch.device(device)), temperature).logp_T for batch in batches]
     reference.to(home)
-    return measured
+    return _with_reference(batches, logps)
 
 
 def against_base(engine: DeepSpeedEngine, batches: Sequence[PackedBatch], temperature: float) -> list[PackedBatch]:
     """The batches with the learner's log-probabilities without its adapters; every rank must call it."""
     with base_only(engine.module):
         logps = measure_logprobs(engine, batches, temperature=temperature)
-    return [
-        replace(batch, reference=logp_T.to(batch.reference.device))
-        for batch, logp_T in zip(batches, logps, strict=True)
-    ]
+    return _with_reference(batches, logps)
+
+
+def _with_reference(batches: Sequence[PackedBatch], logps: Sequence[Tensor]) -> list[PackedBatch]:
+    """The batches with measured log-probabilities, which are read only when all passes are under way."""
+    return [replace(batch, reference=logp_T.cpu()) for batch, logp_T in zip(batches, logps, strict=True)]

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import lcm
 
+import torch
 from torch import Tensor, distributed
 from torch.distributed._functional_collectives import all_reduce, wait_tensor  # torch's, with gradient
 from torch.nn import functional
@@ -61,18 +62,18 @@ class RankGroup:
     index: int  # of this rank among them
     group: distributed.ProcessGroup
 
-    def padded(self, packed: Tensor) -> Tensor:
-        """Packed token ids or positions (1, S) with as many 0 after them as make S divide over the ranks."""
-        step = self.size if packed.device.type == "cpu" else lcm(self.size, GPU_STEP)
+    def padded(self, packed: Tensor, device: torch.device) -> Tensor:
+        """Packed token ids or positions (1, S) for a device, with as many 0 after them as make S divide over ranks."""
+        step = self.size if device.type == "cpu" else lcm(self.size, GPU_STEP)
         return functional.pad(packed, (0, -packed.numel() % step))
 
     def part(self, padded: Tensor) -> Tensor:
         """This rank's part (1, S/k)."""
         return padded.chunk(self.size, dim=1)[self.index]
 
-    def trained(self, token_ids: Tensor, source: Tensor) -> Tensor:
-        """Which of the trained tokens are predicted at this rank's part, of packed ``token_ids`` (1, S)."""
-        return (source // (self.padded(token_ids).numel() // self.size) == self.index).nonzero()[:, 0]
+    def trained(self, tokens: int, source: Tensor) -> Tensor:
+        """Which of the trained tokens are predicted at this rank's part of so many padded tokens."""
+        return (source // (tokens // self.size) == self.index).nonzero()[:, 0]
 
     def together(self, part: Tensor, which: Tensor, total: int) -> Tensor:
         """Numbers (T,) of which every rank has those at the indices ``which``; on every rank, with gradient."""

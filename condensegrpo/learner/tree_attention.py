@@ -31,7 +31,8 @@ size.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -43,6 +44,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from condensegrpo.core.errors import LearnerError
+from condensegrpo.learner.devices import upload
 
 TREE_ATTENTION = "sdpa_along_paths"  # what transformers calls this attention
 PIECE = 128  # most queries of a piece: fewer compute fewer unused pairs, and gather more keys
@@ -56,6 +58,18 @@ class AttentionPattern(Protocol):
         self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
     ) -> Tensor:
         """The output (1, S, h, d) of queries (1, h, S, d), keys and values (1, g, S, d)."""
+
+
+class HostPattern(NamedTuple):
+    """An attention pattern before its indices are on the device: they are computed and uploaded, never read back."""
+
+    tokens: int  # S, with padding
+    indices: tuple[Tensor, ...]  # in main memory
+    of_uploaded: Callable[..., AttentionPattern]  # the pattern, of these indices on the device
+
+    def on(self, device: torch.device) -> AttentionPattern:
+        """The pattern on a device, with an upload of its own."""
+        return self.of_uploaded(*upload(self.indices, device))
 
 
 class BranchPiece(NamedTuple):
@@ -95,37 +109,47 @@ class Paths(NamedTuple):
         return torch.cat(outputs).index_select(0, self.outputs)[None]
 
 
-def paths(depth: Tensor) -> Paths:
+def paths(depths: Sequence[int]) -> HostPattern:
     """The paths of packed trees.
 
     Args:
-        depth: (S,) int64 of each token in its row, 0 where a tree begins.
+        depths: (S,) of each token in its row, 0 where a tree begins.
     """
-    depths: list[int] = depth.tolist()
     alike: defaultdict[tuple[int, int], list[BranchPiece]] = defaultdict(list)
     for piece in pieces(depths):
         alike[size_class(piece.end - piece.start, len(piece.keys))].append(piece)
     indices = [
-        (
-            _filled([range(piece.start, piece.end) for piece in group]).to(depth.device),
-            _filled([piece.keys for piece in group]).to(depth.device),
-        )
+        (_filled([range(piece.start, piece.end) for piece in group]), _filled([piece.keys for piece in group]))
         for _, group in sorted(alike.items())
     ]
     queries = torch.cat([queries.flatten() for queries, _ in indices])
-    outputs = torch.empty_like(depth)
-    outputs[queries] = torch.arange(len(queries), device=depth.device)  # of a token that occurs twice, either one
+    keys = torch.cat([keys.flatten() for _, keys in indices])
+    outputs = torch.empty(len(depths), dtype=torch.int64)
+    outputs[queries] = torch.arange(len(queries))  # of a token that occurs twice, either one
+    shapes = [(queries.shape, keys.shape) for queries, keys in indices]
+    return HostPattern(
+        tokens=len(depths),
+        indices=(torch.tensor(depths)[queries], queries, keys, outputs),
+        of_uploaded=partial(_paths, shapes),
+    )
+
+
+def _paths(
+    shapes: Sequence[tuple[torch.Size, torch.Size]], depth: Tensor, queries: Tensor, keys: Tensor, outputs: Tensor
+) -> Paths:
+    """The paths of buckets (n, Q) and (n, K); ``depth`` (Σ n·Q,) is that of each query."""
+    depths = torch.split(depth, [pieces.numel() for pieces, _ in shapes])
     return Paths(
         buckets=tuple(
             Bucket(
-                queries=(len(queries), queries.shape[1]),
-                keys=(len(keys), keys.shape[1]),
-                visible=(torch.arange(keys.shape[1], device=depth.device) <= depth[queries][:, :, None])[:, None],
+                queries=(n, most),
+                keys=(n, keys_most),
+                visible=(torch.arange(keys_most, device=depth.device) <= depth_n.view(n, most, 1))[:, None],
             )
-            for queries, keys in indices
+            for ((n, most), (_, keys_most)), depth_n in zip(shapes, depths, strict=True)
         ),
         queries=queries,
-        keys=torch.cat([keys.flatten() for _, keys in indices]),
+        keys=keys,
         outputs=outputs,
     )
 

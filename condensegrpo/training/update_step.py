@@ -71,4 +71,4 @@ def _with_old_logprobs(
     learner: DeepSpeedEngine, batches: Sequence[PackedBatch], temperature: float
 ) -> list[PackedBatch]:
     old = measure_logprobs(learner, batches, temperature=temperature)
-    return [replace(batch, old=old_T.to(batch.old.device)) for batch, old_T in zip(batches, old, strict=True)]
+    return [replace(batch, old=old_T.cpu()) for batch, old_T in zip(batches, old, strict=True)]

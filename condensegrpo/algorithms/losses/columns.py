@@ -35,9 +35,11 @@ def turn_sum(value_T: Tensor, turn_T: Tensor) -> Tensor:
 
     Example: values [1, 2, 4] of the turns [7, 3, 7] give [5, 2, 5].
     """
-    label_K, index_T = torch.unique(turn_T, return_inverse=True)
-    total_K = value_T.new_zeros(len(label_K), dtype=torch.float64).index_add(0, index_T, value_T.double())
-    return total_K[index_T].to(value_T.dtype)
+    sorted_T, order_T = turn_T.sort()
+    # the number of each token's turn in the order of labels; torch.unique would wait for the device to count them
+    number_T = torch.empty_like(order_T).scatter_(0, order_T, sorted_T.diff(prepend=sorted_T[:1]).ne(0).cumsum(0))
+    total_T = torch.zeros_like(value_T, dtype=torch.float64).index_add(0, number_T, value_T.double())
+    return total_T[number_T].to(value_T.dtype)
 
 
 def check_columns(doing: str, **columns: Tensor) -> None:

@@ -1,0 +1,55 @@
+"""A micro-batch on the device: what its lengths decide is computed in main memory, and uploaded by one copy."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from condensegrpo.algorithms.packing import PackedBatch
+from condensegrpo.learner.devices import upload
+from condensegrpo.learner.tree_attention import AttentionPattern, HostPattern
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DeviceBatch:
+    """A micro-batch as the decoder computes it, and the columns of its trained tokens.
+
+    Where ranks compute rows together, the decoder's input is this rank's part, and ``columns`` are those of all ranks.
+    """
+
+    token_ids: Tensor  # (R, L) int64, with padding
+    position_ids: Tensor  # (R, L) int64
+    source: Tensor  # (T',) int64, the index in R·L whose logits predict each trained token of this rank
+    pattern: AttentionPattern | None  # of prefix trees; None: plain rows
+    columns: PackedBatch  # of all T trained tokens
+    which: Tensor | None  # (T',) int64, those of this rank; None: all T
+
+    @property
+    def predicted_here(self) -> PackedBatch:
+        """The columns of the trained tokens that this rank predicts."""
+        return self.columns if self.which is None else self.columns.trained(self.which)
+
+
+def on_device(
+    batch: PackedBatch,
+    device: torch.device,
+    *,
+    token_ids: Tensor,
+    position_ids: Tensor,
+    source: Tensor,
+    pattern: HostPattern | None,
+    which: Tensor | None = None,
+) -> DeviceBatch:
+    """A micro-batch whose tensors are in main memory, on a device; the fields are those of ``DeviceBatch``."""
+    given = [token_ids, position_ids, source, source if which is None else which]
+    columns, indices = batch.columns, () if pattern is None else pattern.indices
+    uploaded = upload([*given, *columns.values(), *indices], device)
+    first, last = len(given), len(given) + len(columns)
+    return DeviceBatch(
+        token_ids=uploaded[0],
+        position_ids=uploaded[1],
+        source=uploaded[2],
+        which=None if which is None else uploaded[3],
+        pattern=None if pattern is None else pattern.of_uploaded(*uploaded[last:]),
+        columns=PackedBatch(**dict(zip(columns, uploaded[first:last], strict=True))),
+    )
