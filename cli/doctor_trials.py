@@ -277,7 +277,7 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     from condensegrpo.learner import ranks
     from condensegrpo.planning.architecture import architecture
     from condensegrpo.planning.measured import measure_learning
-    from condensegrpo.planning.plan import plan
+    from condensegrpo.planning.plan import config_on_devices, plan
     from condensegrpo.planning.remedies import advice_for_learner
     from condensegrpo.training.initial_policy import base_policy
 
@@ -287,6 +287,7 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     alone = vary(config, ("sampler={name: scripted}", *(["learner.sequence_parallel=1"] if size % sharing else [])))
     source = base_policy(config, build(config).task, ranks.from_first(folder))
     device: Device = "gpu" if torch.cuda.is_available() else "cpu"
+    alone = config_on_devices(alone, ranks=size, memory=ranks.least_device_memory())
     phases = plan(alone, architecture(config.model), ranks=size, device=device).phases
     planned = next(phase.bytes for phase in phases if phase.name == "learning")
     began = time.monotonic()

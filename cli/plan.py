@@ -113,6 +113,9 @@ def _show(config: "RunConfig", predicted: "Plan") -> None:
         f"sampling  at most {predicted.requests:,} requests at a time\n"
         f"the run   {tokens.optimiser_steps:,} optimiser steps"
     )
+    if predicted.checkpointed:
+        layers = predicted.architecture.decoder.layers
+        console.print(f"backward  computes {predicted.checkpointed} of {layers} decoder layers again")
     for note in predicted.notes:
         console.print(f"note      {note}", style=theme.WARN)
 

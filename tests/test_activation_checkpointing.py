@@ -8,7 +8,7 @@ from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 
 from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.learner.activation_checkpointing import checkpoint_layers, is_on
+from condensegrpo.learner.activation_checkpointing import checkpoint_layers, checkpointed_layers
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import dropping
 
@@ -25,10 +25,9 @@ def opt() -> PreTrainedModel:
 BATCH = lay_out([tuple(forking_rows(12)), tuple(forking_rows(5, seed=1))])  # two prefix trees
 
 
-def gradients(policy: PreTrainedModel, *, checkpointed: bool) -> tuple[dict[str, Tensor], int]:
+def gradients(policy: PreTrainedModel, *, checkpointed: int) -> tuple[dict[str, Tensor], int]:
     """The gradients of the micro-batch, and the bytes of the activations kept for backward."""
-    if checkpointed:
-        checkpoint_layers(policy)
+    checkpoint_layers(policy, checkpointed)
     module = TrainedLogprobs(policy)
     torch.manual_seed(7)
     with dropping(policy):
@@ -41,27 +40,27 @@ def gradients(policy: PreTrainedModel, *, checkpointed: bool) -> tuple[dict[str,
 @pytest.mark.parametrize("make", [llama, lambda: moved_qwen3(EVERYWHERE), opt], ids=["llama", "adapters", "opt"])
 def test_checkpointed_activations_give_the_same_gradients_to_the_bit(make: type) -> None:
     """Of trees, of adapters with dropout, and of a model whose layers would drop activations in training mode."""
-    wanted, all_bytes = gradients(make(), checkpointed=False)
-    found, kept_bytes = gradients(make(), checkpointed=True)
+    wanted, all_bytes = gradients(make(), checkpointed=0)
+    (half, half_bytes), (found, kept_bytes) = (gradients(make(), checkpointed=count) for count in (1, 2))
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    assert all(torch.equal(half[name], tensor) for name, tensor in wanted.items())
     assert any(bool(tensor.any()) for tensor in wanted.values())
     assert all_bytes >= 5 * kept_bytes
+    assert half_bytes > all_bytes / 2
 
 
 def test_a_layer_more_keeps_its_input_more() -> None:
     policy, deeper = llama(), llama()
     deeper.model.layers.append(llama().model.layers[0])
     deeper.config.num_hidden_layers += 1
-    (_, kept), (_, kept_deeper) = (gradients(each, checkpointed=True) for each in (policy, deeper))
+    (_, kept), (_, kept_deeper) = (gradients(each, checkpointed=3) for each in (policy, deeper))
     assert kept_deeper - kept == BATCH.token_ids.numel() * 16 * 4  # hidden size 16, fp32
 
 
 def test_auto_checkpoints_on_a_gpu_only() -> None:
-    assert [is_on(setting, gpu=gpu) for setting in ("auto", True, False) for gpu in (True, False)] == [
-        *(True, False),
-        *(True, True),
-        *(False, False),
-    ]
+    settings = ("auto", True, False, 1, 0, 9)
+    assert [checkpointed_layers(setting, 3, gpu=True) for setting in settings] == [3, 3, 0, 1, 0, 3]
+    assert [checkpointed_layers(setting, 3, gpu=False) for setting in settings] == [0, 3, 0, 1, 0, 3]
 
 
 def test_a_model_without_layers_to_checkpoint_is_refused() -> None:

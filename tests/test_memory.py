@@ -28,7 +28,6 @@ from condensegrpo.planning.formulas import (
     Weights,
     activation_bytes,
     cache_bytes,
-    checkpointed_bytes,
     chunked_head_bytes,
     decoding_bytes,
     eager_bytes,
@@ -220,17 +219,18 @@ def test_adapters_keep_their_ranks_and_spare_what_frozen_norms_need(kind: str, d
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("adapted", [False, True])
-def test_checkpointed_layers_keep_their_inputs(adapted: bool, dtype: torch.dtype) -> None:
-    """Beside cosine and sine, which the layers' closures hold and no hook sees."""
+@pytest.mark.parametrize(("adapted", "count"), [(0, 1), (0, 3), (4 * 7 * 3, 2), (4 * 7 * 3, 3)])
+def test_checkpointed_layers_keep_their_inputs(adapted: int, count: int, dtype: torch.dtype) -> None:
+    """Of cosine and sine, which the layers' closures hold, no hook sees anything where all layers are checkpointed."""
     policy = model("qwen3", dtype, layers=3, head_dim=8)
     if adapted:
         lora = LoraSettings(rank=4, alpha=8.0, dropout=0.0, targets="all-linear")
         add_adapters(policy, lora, base="base", seed=0)
-    checkpoint_layers(policy)
+    checkpoint_layers(policy, count)
     sizes, batch, element = decoder(layers=3, normed=True), MicroBatch(tokens=64, length=64, trained=0), dtype.itemsize
-    predicted = checkpointed_bytes(sizes, batch, element, trained=not adapted) - 64 * 2 * 8 * element
-    assert kept_bytes(policy, 1, 64) == predicted
+    unseen = 64 * 2 * 8 * element if count == 3 else 0
+    predicted = activation_bytes(sizes, batch, element, width=adapted, checkpointed=count)
+    assert kept_bytes(policy, 1, 64) == predicted - unseen
 
 
 def test_paths_by_hand() -> None:

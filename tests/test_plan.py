@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.planning.architecture import architecture
 from condensegrpo.planning.formulas import Decoder, MicroBatch, branches_bytes, intervals_bytes
 from condensegrpo.planning.learning import PlannedRun, head
-from condensegrpo.planning.plan import Phase, Plan, plan
+from condensegrpo.planning.plan import FILLED, Phase, Plan, config_on_devices, plan
 from condensegrpo.planning.remedies import Overrides, advice, remedy
 
 # 2 problems × 3 samples × 4 turns of at most 30 + 10 tokens: 24 rows of 40 tokens
@@ -309,6 +310,43 @@ def test_checkpointed_layers_keep_their_inputs_by_hand() -> None:
     assert part(planned(KEPT, *FLASH), "learning", "a layer, computed again") == 0
 
 
+def test_as_few_layers_are_computed_again_as_the_memory_allows() -> None:
+    """What a run gets is what the plan counts; a number in the configuration stays."""
+    wide, alone = ("model.new.layers=9", "learner.tokens_per_micro_batch=400"), "sampler.name=scripted"
+    sizes = [
+        phase(planned(*wide, alone, f"learner.checkpoint_activations={count}"), "learning").bytes for count in range(10)
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    for count in (0, 4, 9):
+        memory = ceil(sizes[count] / FILLED)
+        assert planned(*wide, alone, memory=memory).checkpointed == count
+        config = config_on_devices(vary(CONFIG, (*wide, alone)), ranks=1, memory=memory)
+        assert config.learner.checkpoint_activations == count
+        assert config_on_devices(config, ranks=1, memory=memory * 2) is config
+    assert planned(*wide, alone, memory=sizes[9] // 2).checkpointed == planned(*wide).checkpointed == 9
+
+
+def test_what_is_sent_in_every_micro_batch_is_noted_by_hand() -> None:
+    """On two ranks stage 2 sends half the gradients twice; stage 3 once, and half the weights three times.
+
+    Stages 0 and 1 send once a step, and so does a step of one micro-batch.
+    """
+    wide = ("model.new.hidden_size=2048", "model.new.ffn_size=8192", "model.new.heads=8", "sampler.name=scripted")
+
+    def sent(stage: int, *overrides: str) -> list[str]:
+        found = planned(*wide, f"learner.zero_stage={stage}", *overrides, ranks=2)
+        return [note for note in found.notes if "in every micro-batch" in note]
+
+    parameters = planned(*wide).weights.trainable
+    for stage, copies in ((2, 2), (3, 4)):
+        (note,) = sent(stage)
+        a_micro_batch, once = (4 * parameters * count / 2 / 2**30 for count in (copies, 2))
+        assert note.startswith(f"ZeRO {stage} sends {a_micro_batch:.1f} GiB from each device in every micro-batch")
+        assert f"learner.zero_stage=1 sends {once:.1f} GiB once a step" in note
+        assert sent(stage, "learner.tokens_per_micro_batch=20000") == []
+    assert sent(1) == sent(0) == []
+
+
 def test_ranks_that_share_a_row_have_a_part_of_its_tokens() -> None:
     """100 of 200 tokens each, with the output of attention by heads and by tokens."""
     whole, shared = planned(*FLASH, ranks=2), planned(*FLASH, "learner.sequence_parallel=2", ranks=2)
@@ -434,7 +472,9 @@ def test_objectives_of_whole_turns_take_chunks(whole: str) -> None:
     def of(*overrides: str) -> int:
         varied = vary(CONFIG, overrides)
         model = architecture(varied.model)
-        return head(PlannedRun(config=varied, model=model, ranks=1, device="gpu", memory=None), planned().batch)
+        return head(
+            PlannedRun(config=varied, model=model, ranks=1, device="gpu", memory=None, checkpointed=0), planned().batch
+        )
 
     both = 2 * 4 * 195 * 16
     assert of() == 4 * 195 * 100 + 4 * 100 * 16 + both

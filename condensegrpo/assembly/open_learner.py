@@ -3,9 +3,11 @@
 import random
 
 import torch
+from transformers import PreTrainedModel
 
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.learner.activation_checkpointing import checkpoint_layers, is_on
+from condensegrpo.core.wording import counted
+from condensegrpo.learner.activation_checkpointing import checkpoint_layers, checkpointed_layers
 from condensegrpo.learner.engine import DeepSpeedEngine, open_deepspeed
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.policy import load_policy
@@ -25,8 +27,8 @@ def open_learner(
     policy = load_policy(source, dtype=config.model.dtype, attention=config.model.attention)
     if lora is not None:
         policy = add_adapters(policy, lora, base=source, seed=config.seed)
-    if _checkpoints_activations(config):
-        checkpoint_layers(policy)
+    if checkpointed := _checkpointed(config, policy):
+        checkpoint_layers(policy, checkpointed)
     engine = open_deepspeed(
         policy,
         zero_stage=config.learner.zero_stage,
@@ -45,10 +47,10 @@ def open_learner(
 def choices(config: RunConfig, learner: DeepSpeedEngine) -> list[str]:
     """What an open learner chose by itself, for the log."""
     notes = [learner.module.describe(learner.device)]
-    if _checkpoints_activations(config):
+    if checkpointed := _checkpointed(config, learner.module.policy):
         notes.append(
-            "decoder layers keep only their inputs for backward, which computes them again: memory falls and a step "
-            "takes about a third longer (learner.checkpoint_activations)"
+            f"{counted(checkpointed, 'decoder layer')} of {_layers(learner.module.policy)} computed again in backward; "
+            f"all of them are a third more computation (learner.checkpoint_activations)"
         )
     if learner.module.ranks_a_row > 1:
         notes.append(
@@ -57,5 +59,11 @@ def choices(config: RunConfig, learner: DeepSpeedEngine) -> list[str]:
     return notes
 
 
-def _checkpoints_activations(config: RunConfig) -> bool:
-    return is_on(config.learner.checkpoint_activations, gpu=torch.accelerator.is_available())
+def _checkpointed(config: RunConfig, policy: PreTrainedModel) -> int:
+    gpu = torch.accelerator.is_available()
+    return checkpointed_layers(config.learner.checkpoint_activations, _layers(policy), gpu=gpu)
+
+
+def _layers(policy: PreTrainedModel) -> int:
+    layers: int = policy.config.get_text_config().num_hidden_layers
+    return layers

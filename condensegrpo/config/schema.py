@@ -198,7 +198,10 @@ class LearnerSettings(Section):
     tokens_per_micro_batch: int = Field(default=16384, ge=16)
     """Largest packed micro-batch, in tokens; no row is ever split."""
     checkpoint_activations: Checkpointing = "auto"
-    """Whether backward computes decoder layers again (on) or keeps their activations (off); auto: on with a GPU."""
+    """Whether backward computes decoder layers again (on) or keeps their activations (off); a number: only so many.
+
+    auto: as many as the memory of the GPU requires; none on a CPU.
+    """
     sequence_parallel: int = Field(default=1, ge=1)
     """Ranks that compute every micro-batch together, for rows that no GPU holds alone; divides ranks and heads."""
     threads: int | None = Field(default=None, ge=1)

@@ -1,5 +1,7 @@
 """Activation checkpointing: decoder layers keep only their input for backward, which computes the rest again.
 
+The plan of a run (``planning/plan.py``) says how many layers must do so on a GPU; the others save their second pass.
+
 What a device keeps of the layers until backward, for S tokens (with sequence parallelism: those of this rank):
 
     off   in every layer what autograd saves there (``planning/formulas.py``, ``layer_bytes``)
@@ -25,13 +27,17 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.settings import Checkpointing
 
 
-def is_on(setting: Checkpointing, *, gpu: bool) -> bool:
-    """Whether activations are checkpointed; ``auto``: on a GPU, whose memory they would fill first."""
-    return gpu if setting == "auto" else setting
+def checkpointed_layers(setting: Checkpointing, layers: int, *, gpu: bool) -> int:
+    """How many of the layers are checkpointed; ``auto``: all on a GPU, unless a plan knows its memory."""
+    if setting == "auto" or isinstance(setting, bool):
+        return layers if setting is True or (gpu and setting == "auto") else 0
+    return min(setting, layers)
 
 
-def checkpoint_layers(policy: PreTrainedModel) -> None:
-    """Let every decoder layer of the policy keep only its input for backward.
+def checkpoint_layers(policy: PreTrainedModel, count: int | None = None) -> None:
+    """Let decoder layers of the policy keep only their input for backward: the first ``count``; None: all.
+
+    The last ones keep all: backward frees them before it computes a layer again.
 
     transformers' own switch does nothing in evaluation mode, in which the policy stays (without dropout it agrees with
     the sampler), and training mode would switch on the dropout that some models apply in the layer itself. Hence the
@@ -46,5 +52,5 @@ def checkpoint_layers(policy: PreTrainedModel) -> None:
             f"checkpointing the activations of {type(policy).__name__}: it has no layer that transformers supports "
             f"this for. Set learner.checkpoint_activations=off, or use a model such as Qwen3 or Llama."
         )
-    for layer in layers:
+    for layer in layers[:count]:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)

@@ -20,6 +20,11 @@ def on_this_device() -> Callable[[], None]:
     return partial(gpu.set_device, gpu.current_device())
 
 
+def device_memory() -> int | None:
+    """Bytes of this thread's device, in use or not; None: there is no GPU."""
+    return int(gpu.get_device_properties(gpu.current_device()).total_memory) if gpu.is_available() else None
+
+
 @contextmanager
 def stream_restored() -> Iterator[None]:
     """Restore the thread's stream after code that may change it, once the device has done the work of that code.

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import HashStore, distributed_c10d  # type: ignore[attr-defined]  # HashStore: not in the stubs
 
+from condensegrpo.learner.devices import device_memory
 from condensegrpo.learner.launchers import device_index
 from condensegrpo.learner.settings import TIMEOUT_MINUTES
 
@@ -71,6 +72,11 @@ def time_limit(group: distributed.ProcessGroup) -> timedelta:
     """How long a collective operation of a group may take, the wait for its last rank included."""
     limit: timedelta = group._get_backend(group._device_types[0]).options._timeout
     return limit
+
+
+def least_device_memory() -> int | None:
+    """Bytes of the smallest of the ranks' devices; None: they have no GPU."""
+    return min((size for size in gather(device_memory()) if size is not None), default=None)
 
 
 def own_device() -> int:

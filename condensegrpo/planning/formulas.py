@@ -166,7 +166,9 @@ def ends_bytes(decoder: Decoder, element: int, *, trained: bool = True) -> int:
     return 2 * decoder.head_size * element + FLOAT * decoder.hidden + FLOAT + weights
 
 
-def activation_bytes(decoder: Decoder, batch: MicroBatch, element: int, *, width: int = 0) -> int:
+def activation_bytes(
+    decoder: Decoder, batch: MicroBatch, element: int, *, width: int = 0, checkpointed: int = 0
+) -> int:
     """What a forward pass keeps until backward, with plain attention.
 
     Where adapters train beside every linear layer of a frozen base, it keeps A·x of every adapter, r numbers a token.
@@ -175,17 +177,13 @@ def activation_bytes(decoder: Decoder, batch: MicroBatch, element: int, *, width
 
     Args:
         width: the ranks of all adapters together; 0: all weights train.
+        checkpointed: the first layers, of which only the input is kept.
     """
-    trained = not width
-    layers = decoder.layers * layer_bytes(decoder, element, trained=trained)
-    unneeded = 0 if trained else FLOAT * (decoder.hidden + 1)  # of the first norm
-    return batch.tokens * (layers - unneeded + ends_bytes(decoder, element, trained=trained) + element * width)
-
-
-def checkpointed_bytes(decoder: Decoder, batch: MicroBatch, element: int, *, trained: bool = True) -> int:
-    """What a forward pass keeps with activation checkpointing: the input of every layer, and what is outside them."""
-    inputs = decoder.layers * element * decoder.hidden
-    return batch.tokens * (inputs + ends_bytes(decoder, element, trained=trained))
+    trained, whole = not width, decoder.layers - checkpointed
+    layers = whole * layer_bytes(decoder, element, trained=trained) + checkpointed * element * decoder.hidden
+    unneeded = 0 if trained or checkpointed else FLOAT * (decoder.hidden + 1)  # of the first norm
+    adapters = element * (width * whole // max(1, decoder.layers))
+    return batch.tokens * (layers - unneeded + ends_bytes(decoder, element, trained=trained) + adapters)
 
 
 def paths_bytes(decoder: Decoder, batch: MicroBatch, gathered: Gathered, element: int) -> int:

@@ -8,7 +8,6 @@ import torch
 from condensegrpo.algorithms.objective import PerToken
 from condensegrpo.assembly.learning_signal import objective
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.learner.activation_checkpointing import is_on
 from condensegrpo.learner.attention_kernels import planned_kernel
 from condensegrpo.learner.dtypes import DTYPES
 from condensegrpo.learner.fused_head import tile_tokens
@@ -28,6 +27,7 @@ class PlannedRun:
     ranks: int  # devices of the run
     device: Device  # of each
     memory: int | None  # bytes of a GPU, of which vLLM has a share; None: not known, or a CPU
+    checkpointed: int  # decoder layers, the first ones, that backward computes again
 
     @property
     def on_gpu(self) -> bool:
@@ -56,11 +56,6 @@ class PlannedRun:
     def kernel(self) -> str:
         """The kernel of ``model.attention`` that memory is counted for."""
         return planned_kernel(self.config.model.attention, gpu=self.on_gpu)
-
-    @property
-    def checkpoints_activations(self) -> bool:
-        """Whether layers are computed again in backward."""
-        return is_on(self.config.learner.checkpoint_activations, gpu=self.on_gpu)
 
     @property
     def batch(self) -> MicroBatch:
@@ -109,12 +104,11 @@ def activations(run: PlannedRun) -> tuple[Part, Part]:
     def kernel(layers: int) -> int:
         return ceil(_attention(run, replace(decoder, layers=layers)) / ranks)
 
-    if not run.checkpoints_activations:
-        kept = formulas.activation_bytes(decoder, of_rank, element, width=width)
-        kept, again = kept + kernel(decoder.layers) + decoder.layers * exchanged, 0
-    else:
+    whole, again = decoder.layers - run.checkpointed, 0
+    kept = formulas.activation_bytes(decoder, of_rank, element, width=width, checkpointed=run.checkpointed)
+    kept += kernel(whole) + whole * exchanged
+    if not whole:  # else a layer is computed again when the last one, which was kept, is gone
         layer = formulas.layer_bytes(decoder, element, trained=run.trained) + element * width / decoder.layers
-        kept = formulas.checkpointed_bytes(decoder, of_rank, element, trained=run.trained) + kernel(0)
         again = ceil(of_rank.tokens * layer) + kernel(1) - kernel(0) + exchanged
     return Part("activations", kept), Part("a layer, computed again", again)
 
@@ -136,8 +130,8 @@ def _attention(run: PlannedRun, decoder: Decoder) -> int:
 def sharing(run: PlannedRun) -> int:
     """What a micro-batch keeps more where all samples of a problem continue one full context by full outputs.
 
-    The kernels sdpa and flash gather the keys of a context for each of its continuations; flex gathers nothing. With
-    activation checkpointing they are there for one layer at a time.
+    The kernels sdpa and flash gather the keys of a context for each of its continuations; flex gathers nothing. Of
+    layers that are computed again they are there for one at a time.
     """
     batch, limits, element = run.batch, run.config.rollout.limits, run.element
     context, output = limits.max_context_tokens, limits.max_output_tokens
@@ -145,7 +139,7 @@ def sharing(run: PlannedRun) -> int:
     if run.model.plain is not None or samples < 2 or run.kernel == "flex":
         return 0
     tokens = context + samples * output
-    decoder = replace(run.model.decoder, layers=1) if run.checkpoints_activations else run.model.decoder
+    decoder = replace(run.model.decoder, layers=max(1, run.model.decoder.layers - run.checkpointed))
     if run.kernel == "flash":
         keys = ceil(batch.tokens * (tokens + (samples - 1) * context) / tokens)
         return formulas.branches_bytes(decoder, batch, keys, element)

@@ -7,21 +7,27 @@ Loads neither weights nor tokenizer nor DeepSpeed. The bytes are those of ``lear
     loading, rolling out, learning, publishing   each at its largest moment; the peak is the largest of them
 """
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 
+from condensegrpo.config.load import vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.learner.activation_checkpointing import checkpointed_layers
 from condensegrpo.planning import formulas, zero
-from condensegrpo.planning.architecture import Architecture
+from condensegrpo.planning.architecture import Architecture, architecture
 from condensegrpo.planning.formulas import MicroBatch, Part, Weights
 from condensegrpo.planning.learning import PlannedRun, learning, sharing
 from condensegrpo.planning.sampling import COLOCATED as COLOCATED
 from condensegrpo.planning.sampling import SamplerMemory, requests, sampler_memory
 from condensegrpo.planning.zero import DeepSpeedMemory, Device, deepspeed_memory
 
-SHARING_NOTED = 1 << 28  # bytes
+SHARING_NOTED, SENT_NOTED = 1 << 28, 1 << 28  # bytes
+GIB = 1 << 30
 USABLE = 0.9  # of a device: the rest is for CUDA, NCCL, and what torch's allocator reserves beyond the tensors in it
+FILLED = 0.8  # of a device, up to which layers keep their activations: no GPU has confirmed the formulas yet
 LINEAR_LAYERS = 7  # of a gated decoder layer
 
 
@@ -63,6 +69,7 @@ class Plan:
     phases: tuple[Phase, ...]
     tokens: Tokens
     refusal: str | None  # why the run would not start, whatever memory it has
+    checkpointed: int  # decoder layers that backward computes again
     notes: tuple[str, ...]  # what the figures leave out, for this configuration
 
     @property
@@ -80,23 +87,38 @@ def plan(config: RunConfig, model: Architecture, *, ranks: int, device: Device, 
 
     Args:
         model: the architecture of ``config.model``.
-        memory: bytes of each GPU, of which vLLM takes a share; None: not known.
+        memory: bytes of each GPU, of which vLLM takes a share; None: not known. With ``checkpoint_activations: auto``
+            as few layers are computed again as it allows; on a GPU of unknown memory all are.
 
     Raises:
         ConfigError: the problems of a step do not divide over the ranks.
     """
     _check_divides(config, ranks)
-    run = PlannedRun(config=config, model=model, ranks=ranks, device=device, memory=memory if device == "gpu" else None)
+    setting, layers = config.learner.checkpoint_activations, model.decoder.layers
+    run = PlannedRun(
+        config=config,
+        model=model,
+        ranks=ranks,
+        device=device,
+        memory=memory if device == "gpu" else None,
+        checkpointed=checkpointed_layers(setting, layers, gpu=device == "gpu"),
+    )
     tokens, sampler = _tokens(run), sampler_memory(run)
-    learner = deepspeed_memory(
+    states = partial(
+        deepspeed_memory,
         run.weights,
-        stage=config.learner.zero_stage,
         ranks=ranks,
         device=device,
         embedding=model.decoder.embedding if run.trained else 0,  # an adapter is small
         several=tokens.micro_batches > 1,
         offload=config.learner.offload.training,
     )
+    learner = states(stage=config.learner.zero_stage)
+    if setting == "auto" and run.memory is not None and model.known:
+        room = FILLED * run.memory
+        fits = partial(_learning_fits, run, sampler, learner, room=room)
+        run = replace(run, checkpointed=bisect_left(range(layers), True, key=fits))
+    with_stage_1 = _phases(replace(run, checkpointed=layers), sampler, states(stage=1))
     return Plan(
         architecture=model,
         weights=run.weights,
@@ -108,8 +130,27 @@ def plan(config: RunConfig, model: Architecture, *, ranks: int, device: Device, 
         phases=_phases(run, sampler, learner),
         tokens=tokens,
         refusal=sampler.refusal,
-        notes=(*sampler.notes, *_notes(run)),
+        checkpointed=run.checkpointed,
+        notes=(*sampler.notes, *_notes(run), *_traffic(run, tokens, with_stage_1)),
     )
+
+
+def config_on_devices(config: RunConfig, *, ranks: int, memory: int | None) -> RunConfig:
+    """The configuration with as many checkpointed layers as GPUs of so many bytes require, if it leaves that open.
+
+    It is left as it is where ``memory`` is not known.
+    """
+    if config.learner.checkpoint_activations != "auto" or memory is None:
+        return config
+    planned = plan(config, architecture(config.model), ranks=ranks, device="gpu", memory=memory)
+    return vary(config, (f"learner.checkpoint_activations={planned.checkpointed}",))
+
+
+def _learning_fits(
+    run: PlannedRun, sampler: SamplerMemory, learner: DeepSpeedMemory, checkpointed: int, *, room: float
+) -> bool:
+    phases = _phases(replace(run, checkpointed=checkpointed), sampler, learner)
+    return next(phase.bytes for phase in phases if phase.name == "learning") <= room
 
 
 def _check_divides(config: RunConfig, ranks: int) -> None:
@@ -180,6 +221,26 @@ def _largest(name: str, moments: dict[str, tuple[Part, ...]], always: tuple[Part
     return max(phases, key=lambda phase: phase.bytes)
 
 
+def _traffic(run: PlannedRun, tokens: Tokens, with_stage_1: tuple[Phase, ...]) -> list[str]:
+    """What each device sends to the others, where it does so in every micro-batch and ZeRO 1 only once a step.
+
+    A ring of N ranks sends (N − 1)/N of a tensor when it gathers or scatters it, and twice that when it reduces it for
+    all of them, as DeepSpeed does in stage 2. Stage 3 scatters gradients, and gathers weights in every pass.
+    """
+    stage, weights, layers = run.config.learner.zero_stage, run.weights, run.model.decoder.layers
+    ring = (run.ranks - 1) / run.ranks
+    gathered = (2 + run.checkpointed / layers) * weights.bytes if stage == 3 else 0
+    sent = ring * ((2 if stage == 2 else 1) * weights.element * weights.trainable + gathered)
+    if stage < 2 or not run.on_gpu or tokens.micro_batches < 2 or sent < SENT_NOTED:
+        return []
+    once, needed = 2 * ring * formulas.FLOAT * weights.trainable, max(phase.bytes for phase in with_stage_1)
+    return [
+        f"ZeRO {stage} sends {sent / GIB:.1f} GiB from each device in every micro-batch, "
+        f"{sent * tokens.micro_batches / GIB:,.0f} GiB a step; learner.zero_stage=1 sends {once / GIB:.1f} GiB once a "
+        f"step and takes at least {needed / GIB:.1f} GiB of a device. Between nodes use it where that fits"
+    ]
+
+
 def _notes(run: PlannedRun) -> list[str]:
     config, model, notes = run.config, run.model, []
     row, budget = config.rollout.limits.turn_tokens, config.learner.tokens_per_micro_batch
@@ -196,7 +257,7 @@ def _notes(run: PlannedRun) -> list[str]:
     copied = sharing(run)
     if copied >= SHARING_NOTED:
         notes.append(
-            f"where rows share a context, each of them gathers its keys anew, which takes up to {copied / 2**30:.2f} "
+            f"where rows share a context, each of them gathers its keys anew, which takes up to {copied / GIB:.2f} "
             f"GiB more; model.attention=flex, which runs on a GPU, gathers nothing"
         )
     return notes

@@ -11,9 +11,9 @@ from condensegrpo.config.checks import check_figures
 from condensegrpo.config.load import vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.learner.activation_checkpointing import is_on
+from condensegrpo.learner.devices import device_memory
 from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.plan import Plan, plan
+from condensegrpo.planning.plan import Plan, config_on_devices, plan
 from condensegrpo.planning.sampling import COLOCATED, VLLM
 from condensegrpo.planning.zero import Device
 from condensegrpo.samplers.vllm.settings import ranks_a_copy
@@ -64,7 +64,8 @@ def advice(config: RunConfig, ranks: int, change: tuple[Overrides, Plan] | None)
 
 def advice_for_learner(config: RunConfig, *, ranks: int, device: Device) -> str:
     """What to change where the learner needed more memory than there was: the plan predicted too little for it."""
-    alone = vary(config, ("sampler={name: scripted}",))  # its memory is not the learner's
+    on_devices = config_on_devices(config, ranks=ranks, memory=device_memory())
+    alone = vary(on_devices, ("sampler={name: scripted}",))  # its memory is not the learner's
     planned = plan(alone, architecture(config.model), ranks=ranks, device=device)
     return advice(config, ranks, remedy(alone, planned, planned.peak.bytes))
 
@@ -134,7 +135,7 @@ def _candidates(config: RunConfig, planned: Plan) -> list[dict[str, str]]:
         *((vllm and gpu, {SHARE: str(share)}) for share in SHARES),
         # these two gather keys, or keep every pair
         (gpu and config.model.attention in ("sdpa", "eager"), {"model.attention": "auto"}),
-        (not is_on(learner.checkpoint_activations, gpu=gpu), {"learner.checkpoint_activations": "on"}),
+        (planned.checkpointed < decoder.layers, {"learner.checkpoint_activations": "on"}),
         (config.model.dtype == "float32", {"model.dtype": "bfloat16"}),
         (tokens > row, halved),
         *((shares_copy, {SHARING: str(copies), SHARE: str(share)}) for share in SHARES),

@@ -33,6 +33,7 @@ from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed
 from condensegrpo.learner.engine_state import on_device
 from condensegrpo.learner.policy import save_tokenizer
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
+from condensegrpo.planning.plan import config_on_devices
 from condensegrpo.storage.environment import write_environment
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
@@ -136,14 +137,15 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     if ranks.rank() == 0:
         save_tokenizer(source, folder.path)
     sampler = _sleeping_sampler(components, source, observer)
+    fitted = config_on_devices(config, ranks=ranks.world_size(), memory=ranks.least_device_memory())
     learner = open_learner(
-        config,
+        fitted,
         source,
         config.learner.optimiser,
         lora=config.model.lora,
         total_steps=config.train.steps * config.algorithm.updates_per_batch,
     )
-    for note in choices(config, learner):
+    for note in choices(fitted, learner):
         observer.say(note)
     players = Players(config, sampler, source)
     player = players.player(components, temperature=config.rollout.temperature)

@@ -89,8 +89,8 @@ def write_files(page: str, folder: Path) -> None:
 def table(folder: Path) -> Iterator[str]:
     """The lines of the table of ``RUNS``: the tensors of each phase, in GiB."""
     size_of: Callable[[ModelSettings], Architecture] = cache(architecture)
-    yield "| model | GPUs | keys | loading | sampling | learning | publishing | fits |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| model | GPUs | keys | loading | sampling | learning | publishing | layers computed again | fits |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for size, ranks, memory, keys in RUNS:
         path = folder / "Qwen" / f"Qwen2.5-{size}B-Instruct"
         config = config_on("gpu", str(folder / "my.yaml"), [f"model.path={path}", *keys.split()])
@@ -98,8 +98,9 @@ def table(folder: Path) -> Iterator[str]:
         planned = plan(config, size_of(config.model), ranks=ranks, device="gpu", memory=memory * GIB)
         phases = " | ".join(f"{phase.bytes / GIB:.1f}" for phase in planned.phases)
         written = " ".join(f"`{key}`" for key in keys.split()) or "none"
+        again = f"{planned.checkpointed} of {planned.architecture.decoder.layers}"
         fits = "yes" if planned.fits(memory * GIB) else "no"
-        yield f"| {size} B | {ranks} × {memory} GiB | {written} | {phases} | {fits} |"
+        yield f"| {size} B | {ranks} × {memory} GiB | {written} | {phases} | {again} | {fits} |"
 
 
 def rewritten(page: str, folder: Path, run: Callable[[Sequence[str]], str]) -> str:
