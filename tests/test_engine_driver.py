@@ -21,7 +21,7 @@ from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.learner import devices
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.samplers.vllm.engine import VllmEngine, check_ranks
-from condensegrpo.samplers.vllm.engine_driver import EngineDriver
+from condensegrpo.samplers.vllm.engine_driver import EngineDriver, in_new_thread
 from condensegrpo.samplers.vllm.tensor_parallel import Command, LockstepEngine
 
 REPLY = Generation(token_ids=(7,), logprobs=(-0.5,), finish=Finish.LENGTH)
@@ -62,69 +62,92 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 @dataclass(eq=False)
 class StubEngine:
-    """Answers every request in one step, switches the stream as vLLM does, and remembers its calls."""
+    """Answers every request in one step, keeps the stream of its creator as vLLM does, and remembers its calls."""
 
     calls: list[str] = field(default_factory=list)
-    used: set[object] = field(default_factory=set)  # devices on which it stepped
+    elsewhere: list[str] = field(default_factory=list)  # calls on another device or stream than its creation
     open: list[str] = field(default_factory=list)
     asleep: set[str] = field(default_factory=set)
     reply: Generation = REPLY
 
+    def __post_init__(self) -> None:
+        self.device = -1
+        if devices.gpu.is_available():
+            devices.gpu.set_stream(f"vLLM's in {threading.get_ident()}")
+            self.device, self.stream = devices.gpu.current_device(), devices.gpu.current_stream()
+
+    def called(self, name: str) -> None:
+        self.calls.append(name)
+        if self.device >= 0 and (self.device, self.stream) != (
+            devices.gpu.current_device(),
+            devices.gpu.current_stream(),
+        ):
+            self.elsewhere.append(name)
+
     def add(self, name: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         if params.max_tokens > 9:
             raise ValueError("too long")
-        self.calls.append(f"add {name}")
+        self.called(f"add {name}")
         self.open.append(name)
 
     def abort(self, names: Sequence[str]) -> None:
         self.open = [name for name in self.open if name not in names]
 
     def step(self) -> dict[str, Generation]:
-        self.calls.append("step")
-        self.used.add(devices.gpu.current_device() if devices.gpu.is_available() else None)
+        self.called("step")
         done, self.open = self.open, []
         return dict.fromkeys(done, self.reply)
 
     def load(self, named_tensors: Any) -> None:
-        if devices.gpu.is_available():
-            devices.gpu.set_stream("vLLM's own")
-            devices.gpu.pending = True
         if named_tensors is None:
             raise SamplerError("a weight is missing")
-        self.calls.append("load")
+        self.called("load")
+        devices.gpu.pending = True
 
     def sleep(self, *, keep_weights: bool) -> None:
-        self.calls.append("sleep" if keep_weights else "sleep without weights")
+        self.called("sleep" if keep_weights else "sleep without weights")
         self.asleep = {"weights", "kv_cache"}
 
     def wake(self, part: str) -> None:
         if part in self.asleep:
-            self.calls.append(f"wake {part}")
+            self.called(f"wake {part}")
             self.asleep.remove(part)
 
     def exclusive(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def close(self) -> None:
-        pass
+        self.called("close")
 
 
-def queue_of(engine: StubEngine) -> EngineDriver:
-    return EngineDriver(cast(VllmEngine, engine))
+def driver_of(create: Callable[[], StubEngine]) -> tuple[StubEngine, EngineDriver]:
+    engine, thread = in_new_thread(create)
+    return engine, EngineDriver(cast(VllmEngine, engine), thread)
 
 
 def ask(queue: EngineDriver, max_tokens: int = 1) -> Generation:
     return asyncio.run(queue.submit([5], SamplingParams(max_tokens=max_tokens)))
 
 
-def test_the_thread_that_steps_the_engine_uses_the_device_of_its_rank(gpu: Gpu) -> None:
-    """A new thread's device is 0: every rank but the first would launch its kernels on the first one's GPU."""
+def use(driver: EngineDriver) -> None:
+    """All that a run does with an engine."""
+    ask(driver)
+    driver.sleep(keep_weights=False)
+    driver.load([("weight", torch.zeros(1))], 1)
+    ask(driver)
+    driver.close()
+    driver.close()
+
+
+def test_an_engine_is_used_where_it_was_created_on_the_device_of_its_rank(gpu: Gpu) -> None:
+    """A new thread's device is 0, and the first step on another stream than that of its creation copies too early."""
     gpu.set_device(3)
-    engine = StubEngine()
-    queue = queue_of(engine)
-    ask(queue)
-    queue.close()
-    assert engine.used == {3}
+    gpu.set_stream("the learner's")
+    engine, driver = driver_of(StubEngine)
+    use(driver)
+    assert {"add 0", "step", "sleep without weights", "wake weights", "load", "close"} <= set(engine.calls)
+    assert (engine.device, engine.elsewhere) == (3, [])
+    assert (gpu.current_stream(), gpu.pending) == ("the learner's", False)
 
 
 def test_the_thread_of_the_transformers_sampler_uses_the_device_of_its_rank(gpu: Gpu, tmp_path: Path) -> None:
@@ -136,39 +159,28 @@ def test_the_thread_of_the_transformers_sampler_uses_the_device_of_its_rank(gpu:
     sampler.close()
 
 
-def test_new_weights_leave_the_callers_stream_as_it_was_and_are_there(gpu: Gpu) -> None:
-    """On another stream the learner would not wait for its own work, nor the sampler's thread for the copies."""
-    queue = queue_of(StubEngine())
-    gpu.set_stream("the learner's")
-    queue.load([("weight", torch.zeros(1))], 1)
-    assert (gpu.current_stream(), gpu.pending) == ("the learner's", False)
-    queue.close()
-
-
 def test_weights_that_an_update_replaces_are_dropped_and_wake_before_the_cache() -> None:
-    engine = StubEngine()
-    queue = queue_of(engine)
+    engine, queue = driver_of(StubEngine)
     queue.sleep(keep_weights=False)
     queue.load([], 1)
     ask(queue)
     queue.close()
-    assert engine.calls == ["sleep without weights", "wake weights", "load", "wake kv_cache", "add 0", "step"]
+    assert engine.calls == ["sleep without weights", "wake weights", "load", "wake kv_cache", "add 0", "step", "close"]
 
 
 def test_a_request_without_an_update_wakes_weights_that_were_kept() -> None:
-    engine = StubEngine()
-    queue = queue_of(engine)
+    engine, queue = driver_of(StubEngine)
     queue.sleep(keep_weights=True)
     queue.sleep(keep_weights=False)  # it sleeps already
     ask(queue)
     queue.load([], 1)
     queue.close()
-    assert engine.calls == ["sleep", "wake weights", "wake kv_cache", "add 0", "step", "load"]
+    assert engine.calls == ["sleep", "wake weights", "wake kv_cache", "add 0", "step", "load", "close"]
 
 
 def test_no_reply_comes_from_weights_that_were_dropped() -> None:
     """Also not after an update that failed in the middle."""
-    queue = queue_of(StubEngine())
+    _, queue = driver_of(StubEngine)
     queue.sleep(keep_weights=False)
     with pytest.raises(SamplerError, match="the weights were dropped when vLLM was put to sleep"):
         ask(queue)
@@ -198,11 +210,13 @@ class Ranks:
         self.together.wait()
         return commands
 
-    def queues(self, engines: Sequence[StubEngine]) -> list[EngineDriver]:
-        return [
-            EngineDriver(LockstepEngine(cast(VllmEngine, engine), partial(self.exchange, place), place))
-            for place, engine in enumerate(engines)
+    def drivers(self, *create: Callable[[], StubEngine]) -> tuple[list[StubEngine], list[EngineDriver]]:
+        engines, threads = zip(*map(in_new_thread, create), strict=True)
+        shared = [
+            EngineDriver(LockstepEngine(cast(VllmEngine, engine), partial(self.exchange, index), index, thread), thread)
+            for index, (engine, thread) in enumerate(zip(engines, threads, strict=True))
         ]
+        return list(engines), shared
 
 
 def on_both(call: Callable[[EngineDriver], object], queues: Sequence[EngineDriver]) -> list[object]:
@@ -211,8 +225,8 @@ def on_both(call: Callable[[EngineDriver], object], queues: Sequence[EngineDrive
 
 
 def test_ranks_that_share_a_model_make_the_same_calls_whichever_rank_asks() -> None:
-    engines = [StubEngine(), StubEngine()]
-    first, second = queues = Ranks().queues(engines)
+    engines, queues = Ranks().drivers(StubEngine, StubEngine)
+    first, second = queues
     on_both(lambda queue: queue.sleep(keep_weights=True), queues)
     assert ask(second) == REPLY  # the first rank has no request, and takes part
     with pytest.raises(SamplerError, match="handing vLLM a prompt of 1 tokens: ValueError: too long"):
@@ -230,10 +244,20 @@ def test_ranks_that_share_a_model_make_the_same_calls_whichever_rank_asks() -> N
     assert {"add 0/1", "add 1/1"} < set(engines[0].calls)
 
 
+def test_engines_that_share_a_model_are_used_where_they_were_created(gpu: Gpu) -> None:
+    """Also the first step after an update."""
+    engines, drivers = Ranks().drivers(StubEngine, StubEngine)
+    on_both(use, drivers)
+    for engine in engines:
+        assert {"step", "sleep without weights", "wake weights", "load", "close"} <= set(engine.calls)
+        assert engine.elsewhere == []
+
+
 def test_ranks_that_sample_different_replies_in_one_step_are_an_error() -> None:
     """Their keys and values, and all later replies, would be of two conversations."""
     other = Generation(token_ids=(8,), logprobs=(-0.5,), finish=Finish.LENGTH)
-    first, second = queues = Ranks().queues([StubEngine(), StubEngine(reply=other)])
+    _, queues = Ranks().drivers(StubEngine, partial(StubEngine, reply=other))
+    first, second = queues
     ask(first)
     for queue in (first, second):
         with pytest.raises(SamplerError, match="the ranks sampled different replies in the same step"):

@@ -1,15 +1,17 @@
-"""Tensor parallel in process: two real ranks, each with half of a model in vLLM."""
+"""vLLM's engine as it runs on a GPU, for one rank, and for two real ranks of which each has half of a model."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from needs_vllm import needs_vllm
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from vllm_as_on_a_gpu import ENVIRONMENT
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import SamplerError
@@ -36,22 +38,38 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_two_ranks_share_a_model_and_each_gets_exact_replies_to_its_own_requests(folder: Path) -> None:
-    """The probabilities are those of a plain forward pass, also after new weights, and where one rank asks alone."""
-    script = str(Path(__file__).parent / "two_ranks_vllm.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", script]
+def facts(folder: Path, *launcher: str, ranks: int, threads: int = 1) -> list[dict[str, Any]]:
+    """What ranks that share vLLM's copy of a model write."""
     done = subprocess.run(
-        [*command, str(folder)],
+        [sys.executable, *launcher, str(Path(__file__).parent / "ranks_vllm.py"), str(folder)],
         capture_output=True,
         text=True,
         timeout=400,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": str(threads)},
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    first, second = (json.loads((folder / f"gaps_{rank}.json").read_text()) for rank in (0, 1))
-    assert (len(first), len(second)) == (3, 2)
-    assert max(first + second) < 1e-4
+    written = [json.loads((folder / f"facts_{rank}.json").read_text()) for rank in range(ranks)]
+    for rank in written:
+        assert rank["v2, asynchronous, compiled"] == [True, True, True]
+        assert max(rank["gaps"]) < 1e-4
+        assert rank["threads"] == 1  # which creates, steps and loads: vLLM keeps its stream
+        assert not rank["decoder remains"]  # else no engine that sleeps could follow in the process
+    return written
+
+
+def test_an_engine_as_on_a_gpu_gives_exact_replies_in_one_thread_and_leaves_nothing(folder: Path) -> None:
+    """With the threads and batches that were set, where OpenMP would use two threads by default."""
+    (one,) = facts(folder, ranks=1, threads=2)
+    assert len(one["gaps"]) == 4
+    assert one["described"] == "vLLM: up to 4 requests and 96 tokens in a step, 64 tokens a prompt with its reply"
+
+
+def test_two_ranks_share_a_model_and_each_gets_exact_replies_to_its_own_requests(folder: Path) -> None:
+    """The probabilities are those of a plain forward pass, also after new weights, and where one rank asks alone."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    first, second = facts(folder, *launcher, ranks=2)
+    assert (len(first["gaps"]), len(second["gaps"])) == (3, 2)
 
 
 def test_ranks_that_do_not_divide_into_groups_are_refused(folder: Path) -> None:

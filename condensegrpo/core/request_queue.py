@@ -27,6 +27,8 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from condensegrpo.core.daemon_thread import DaemonThread
+
 Q = TypeVar("Q")
 R = TypeVar("R")
 SETTLE_SECONDS = 0.002  # a batch starts when no request arrived for this time; a batch takes far longer
@@ -61,11 +63,11 @@ class RequestQueue(Generic[Q, R]):
         queue = RequestQueue(drive=drive, worker=ThreadPoolExecutor(1))
         reply = await queue.submit(request)
 
-    The worker is not a ``DaemonThread``: a process that ends while such a thread is in torch's code aborts.
+    A process that ends while a ``DaemonThread`` is in torch's code aborts: join such a worker first.
     """
 
     drive: Driver[Q, R]
-    worker: Executor  # of one thread; queues may share it: their calls take turns
+    worker: Executor | DaemonThread  # of one thread; queues may share it: their calls take turns
     failure: Failure = _unchanged  # of an error that concerns all requests under way
     most: int = sys.maxsize  # requests under way at once; further ones wait
     settle: bool = False  # whether a call waits until no further request arrives: for drivers that compute batches

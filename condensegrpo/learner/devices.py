@@ -1,7 +1,6 @@
 """The accelerator: the current device and stream of a thread, and uploads that it does not wait for."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -25,22 +24,16 @@ def device_memory() -> int | None:
     return int(gpu.get_device_properties(gpu.current_device()).total_memory) if gpu.is_available() else None
 
 
-@contextmanager
-def stream_restored() -> Iterator[None]:
-    """Restore the thread's stream after code that may change it, once the device has done the work of that code.
+def use_new_stream() -> None:
+    """Give this thread a stream, on which its work does not wait for that of other threads."""
+    if gpu.is_available():
+        gpu.set_stream(gpu.Stream())
 
-    vLLM gives every thread that calls it a stream of its own, on which the learner's work would not wait for the
-    former stream's.
-    """
-    if not gpu.is_available():
-        yield
-        return
-    stream = gpu.current_stream()
-    try:
-        yield
-    finally:
+
+def synchronize() -> None:
+    """Wait until the device has done the work of all streams: then any thread can use the results."""
+    if gpu.is_available():
         gpu.synchronize()
-        gpu.set_stream(stream)
 
 
 def upload(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:

@@ -11,7 +11,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.core.wording import counted
-from condensegrpo.learner.devices import stream_restored
+from condensegrpo.learner.devices import use_new_stream
 from condensegrpo.learner.ranks import gather
 from condensegrpo.learner.settings import TIMEOUT_MINUTES, LoraSettings
 from condensegrpo.samplers.vllm.adapters import NativeAdapters, native_rank, unsupported_by
@@ -59,7 +59,8 @@ _NOISE = (  # deprecations in torch that vLLM triggers on import and on its firs
 class VllmEngine:
     """A model in vLLM: requests are added by id, and each step may complete some of them.
 
-    Calls must not overlap but may come from any thread. ``close`` leaves torch's process group to its creator.
+    All calls come from the thread that creates it, whose stream is then its own. ``close`` leaves torch's process group
+    to its creator.
     """
 
     def __init__(
@@ -80,7 +81,6 @@ class VllmEngine:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the learner's tensors are passed without pickling
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
-        self._closed = False
         self.asleep: set[Part] = set()
         self._expected = ExpectedWeights(model_path)
         with _undisturbed():
@@ -89,6 +89,7 @@ class VllmEngine:
                 check_ranks(gather(socket.gethostname()), settings.tensor_parallel_size)
             _remove_shared_memory(settings.tensor_parallel_size)
             self._import()
+            use_new_stream()  # after the import: vLLM follows later changes of a thread's stream alone
             check_head_size(model_path)
             _make_llvmlite_inspectable()
             unsupported = partial(unsupported_by, self._expected.architectures)
@@ -190,12 +191,14 @@ class VllmEngine:
         return nullcontext()
 
     def close(self) -> None:
-        """Free the engine. May be called twice."""
-        if self._closed:
-            return
-        self._closed = True
+        """Free the engine: another one that sleeps can start in this process. Warns if vLLM keeps memory."""
+        from vllm.device_allocator.cumem import CuMemAllocator
         from vllm.distributed.parallel_state import destroy_model_parallel
 
+        with suppress(RuntimeError):  # out of memory: the run ends
+            for part in PARTS:
+                self.wake(part)  # CUDA cannot free what is not mapped, and vLLM's allocator fails from then on
+        self._engine.apply_model(_unpin)
         # not engine_core.shutdown(): it would destroy torch's process group, which is the learner's
         self._engine.engine_core._finalizer.detach()
         self._engine.model_executor.shutdown()
@@ -208,6 +211,10 @@ class VllmEngine:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        kept = CuMemAllocator.instance.get_current_usage() if CuMemAllocator.instance else 0  # bytes
+        if kept:
+            text = f"closing vLLM: {kept / GIB:.1f} GiB stay in use; no engine that sleeps can follow in this process"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _import(self) -> None:
         import vllm
@@ -259,6 +266,20 @@ def _create(settings: EngineSettings, **options: object) -> Any:  # noqa: ANN401
         seed=0,
     )
     return vllm.LLMEngine.from_engine_args(arguments, usage_context(on_gpu=on_gpu))
+
+
+def _unpin(model: torch.nn.Module) -> None:
+    """Remove the hooks by which Dynamo keeps a compiled model, with its memory, to the end of the process.
+
+    vLLM's own clean-up comes when its shutdown has dropped the model, and forgets the first of the two hooks of a class
+    that inherits from a compiled one, such as Qwen3's decoder.
+    """
+    from torch._dynamo.convert_frame import _bytecode_hooks
+
+    modules = set(model.modules())
+    for number, hook in list(_bytecode_hooks.items()):
+        if getattr(hook, "__self__", None) in modules:
+            del _bytecode_hooks[number]
 
 
 def usage_context(*, on_gpu: bool) -> Any:  # noqa: ANN401  vLLM's classes are untyped
@@ -330,11 +351,11 @@ def _remove_shared_memory(sharing: int) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Restore what vLLM changes when it starts: random states, torch's number of threads and the thread's stream."""
+    """Restore what vLLM changes when it starts: random states and torch's number of threads."""
     states = random.getstate(), np.random.get_state()
     threads, setter = torch.get_num_threads(), torch.set_num_threads
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with _quiet(), stream_restored(), torch.random.fork_rng(devices=devices):
+    with _quiet(), torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:

@@ -1,45 +1,65 @@
 """Drives vLLM's engine in one thread for a queue of requests: each enters the engine when it arrives and leaves it when
 it is done. Between requests the engine sleeps, wakes and loads weights.
+
+    caller          in_new_thread(VllmEngine) ─▶ EngineDriver.submit ─▶ load ─▶ sleep ─▶ close
+    its thread      creates it                   steps it               loads   sleeps   closes
+
+vLLM keeps the stream of the thread in which it samples first, at its creation. The next step in a thread with another
+stream is computed on that one, while its tokens are copied on the first without waiting for them.
 """
 
+import atexit
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import count
+from typing import TypeVar
 
 import torch
 
+from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueue
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
-from condensegrpo.learner.devices import on_this_device, stream_restored
+from condensegrpo.learner.devices import on_this_device, synchronize
 from condensegrpo.samplers.vllm.engine import PARTS, VllmEngine
 from condensegrpo.samplers.vllm.request import refused
 from condensegrpo.samplers.vllm.tensor_parallel import LockstepEngine
 
 STUCK_SECONDS = 600.0  # a step that takes longer hangs: its requests fail
+CLOSE_SECONDS = 30.0  # that ``close`` and the end of the process wait for the thread
 ABANDONED = Generation(token_ids=(), logprobs=(), finish=Finish.ABORT)
 
+E = TypeVar("E")
 _Prompt = tuple[Sequence[int], SamplingParams | None]  # without parameters the prompt is only read
 _Request = QueuedRequest[_Prompt, Generation]
 
 
-class EngineDriver:
-    """An engine and the requests that are in it."""
+def in_new_thread(create: Callable[[], E]) -> tuple[E, DaemonThread]:
+    """An engine, created in a new thread on this thread's device."""
+    thread = DaemonThread("vllm")
+    atexit.register(thread.join, CLOSE_SECONDS)  # the process would abort while the thread is in torch's code
+    atexit.register(thread.close)  # before
+    try:
+        thread.submit(partial(_begin, on_this_device())).result()
+        return thread.submit(create).result(), thread
+    except BaseException:
+        thread.close()
+        raise
 
-    def __init__(self, engine: VllmEngine | LockstepEngine) -> None:
-        self._engine = engine
+
+class EngineDriver:
+    """An engine and the requests that are in it. All calls of the engine are made in its thread."""
+
+    def __init__(self, engine: VllmEngine | LockstepEngine, thread: DaemonThread) -> None:
+        """Take over an engine that was created in the thread."""
+        self._engine, self._thread = engine, thread
         self._dropped = False  # the weights, when it was put to sleep
         self._names = map(str, count())
         self._requests: dict[str, _Request] = {}  # in the engine, by their names there
-        self._worker = ThreadPoolExecutor(  # one thread: the engine is not re-entrant
-            max_workers=1,
-            thread_name_prefix="vllm",
-            initializer=partial(_begin_thread, on_this_device()),
-        )
-        self._queue = RequestQueue(drive=self._step, worker=self._worker, failure=_failure, call_seconds=STUCK_SECONDS)
+        self._closed = False
+        self._queue = RequestQueue(drive=self._step, worker=thread, failure=_failure, call_seconds=STUCK_SECONDS)
 
     async def submit(self, prompt_ids: Sequence[int], params: SamplingParams | None) -> Generation:
         """The reply to a prompt; without ``params`` the log-probabilities of the prompt itself.
@@ -65,31 +85,46 @@ class EngineDriver:
         with ExitStack() as paused:
             with _in_time("waiting for the last step before an update of the weights"):
                 paused.enter_context(self._queue.paused(STUCK_SECONDS))
-            self._engine.abort(list(self._requests))  # of a step that failed
-            self._requests.clear()
-            with stream_restored(), self._engine.exclusive():
-                self._engine.wake("weights")
-                self._engine.load(named_tensors)
-                self._dropped = False
-                # last: so the learner's copies of weights never lie beside keys and values
-                self._engine.wake("kv_cache")
+            synchronize()  # the learner's stream, for the engine's
+            try:
+                self._thread.submit(partial(self._load, named_tensors)).result()
+            finally:
+                synchronize()  # the engine's stream, for the learner's
 
     def sleep(self, *, keep_weights: bool) -> None:
         """Free the GPU until the next request or update, or until the next update if the weights are dropped."""
-        if not self._engine.asleep:
-            asleep = self._worker.submit(partial(self._engine.sleep, keep_weights=keep_weights))
-            with _in_time("putting vLLM to sleep"):
-                asleep.result(timeout=STUCK_SECONDS)
-            self._dropped = not keep_weights
+        asleep = self._thread.submit(partial(self._sleep, keep_weights=keep_weights))
+        with _in_time("putting vLLM to sleep"):
+            asleep.result(timeout=STUCK_SECONDS)
 
     def close(self) -> None:
-        """End the thread and free the engine. Later requests fail."""
-        self._worker.shutdown(wait=True, cancel_futures=True)
+        """Free the engine and end the thread. Later requests fail. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        closed = self._thread.submit(self._engine.close)
+        self._thread.close()
+        with suppress(TimeoutError):  # it hangs, or ranks that share the model do: left to the end of the process
+            closed.result(timeout=CLOSE_SECONDS)
         self._queue.close()
-        self._engine.close()
+
+    def _load(self, named_tensors: NamedTensors) -> None:
+        self._engine.abort(list(self._requests))  # of a step that failed
+        self._requests.clear()
+        with self._engine.exclusive():
+            self._engine.wake("weights")
+            self._engine.load(named_tensors)
+            self._dropped = False
+            # last: so the learner's copies of weights never lie beside keys and values
+            self._engine.wake("kv_cache")
+
+    def _sleep(self, *, keep_weights: bool) -> None:
+        if not self._engine.asleep:
+            self._engine.sleep(keep_weights=keep_weights)
+            self._dropped = not keep_weights
 
     def _step(self, new: Sequence[_Request]) -> Outcomes[_Prompt, Generation]:
-        """Driver: one step of the engine, which new requests join and abandoned ones leave."""
+        """One step of the engine, which new requests join and abandoned ones leave."""
         if self._dropped:
             raise SamplerError("the weights were dropped when vLLM was put to sleep, and no new ones were sent since")
         for part in PARTS:
@@ -111,7 +146,7 @@ class EngineDriver:
                 yield self._requests.pop(name), outcome
 
 
-def _begin_thread(use_device: Callable[[], None]) -> None:
+def _begin(use_device: Callable[[], None]) -> None:
     use_device()
     # OpenMP keeps a number of threads per thread, and vLLM reads this thread's first
     torch.set_num_threads(torch.get_num_threads())

@@ -13,7 +13,7 @@ from condensegrpo.learner.dtypes import DtypeName
 from condensegrpo.learner.policy import trained_steps
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.engine import VllmEngine
-from condensegrpo.samplers.vllm.engine_driver import EngineDriver
+from condensegrpo.samplers.vllm.engine_driver import EngineDriver, in_new_thread
 from condensegrpo.samplers.vllm.request import INSTALL, check_request
 from condensegrpo.samplers.vllm.settings import EngineSettings
 from condensegrpo.samplers.vllm.tensor_parallel import lockstep
@@ -47,15 +47,18 @@ class VllmSampler:
             sleep: whether memory is freed while the learner works; by default on a GPU, impossible elsewhere.
         """
         self.check_options(sleep=sleep)
-        self._can_sleep = torch.cuda.is_available() if sleep is None else sleep
+        self._can_sleep = can_sleep = torch.cuda.is_available() if sleep is None else sleep
         self.version = trained_steps(model_path) or 0  # the optimiser step whose weights are in use
-        loaded = VllmEngine(
-            model_path, dtype=dtype, max_model_len=max_model_len, settings=engine, can_sleep=self._can_sleep, lora=lora
+        loaded, thread = in_new_thread(
+            lambda: VllmEngine(
+                model_path, dtype=dtype, max_model_len=max_model_len, settings=engine, can_sleep=can_sleep, lora=lora
+            )
         )
         self.takes_adapters = loaded.adapters is not None  # vLLM computes them beside the base
         self._room = loaded.max_model_len
         self._batches = loaded.batches
-        self._driver = EngineDriver(lockstep(loaded) if engine.tensor_parallel_size > 1 else loaded)
+        shared = engine.tensor_parallel_size > 1
+        self._driver = EngineDriver(lockstep(loaded, thread) if shared else loaded, thread)
 
     @staticmethod
     def check_options(*, sleep: bool | None = None, **_: object) -> None:

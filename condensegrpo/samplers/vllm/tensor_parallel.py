@@ -5,17 +5,14 @@
     rank 1   c    ─┘                 └─▶ add 0/a 0/b 1/c, step ─▶ reply to c
 
 vLLM schedules by what was added and in which order (its ``external_launcher``), so all ranks compute the same step. A
-thread takes part in the rounds also while its rank has no request.
+rank takes part in the rounds also while it has no request.
 """
 
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 
 from torch import distributed
 
@@ -23,12 +20,10 @@ from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.learner.devices import on_this_device
 from condensegrpo.samplers.vllm.engine import PARTS, Part, VllmEngine
 from condensegrpo.samplers.vllm.request import refused
 
 IDLE_SECONDS = 0.005  # between two rounds without a request on any rank
-STEP_SECONDS = 0.05  # longest wait of ``step`` for a reply
 CLOSE_SECONDS = 10.0  # that ``close`` waits for the other ranks, which may have failed
 
 Outcome = Generation | SamplerError
@@ -55,28 +50,27 @@ Exchange = Callable[[Command], Sequence[Command]]  # of this rank's command for 
 
 
 class LockstepEngine:
-    """``VllmEngine`` for ranks that share its model. All ranks must make its calls but ``add`` and ``abort``."""
+    """``VllmEngine`` for ranks that share its model. All ranks must make its calls but ``step``, ``add`` and ``abort``.
 
-    def __init__(self, engine: VllmEngine, exchange: Exchange, index: int) -> None:
-        """Start the thread.
+    All calls are made in the engine's thread.
+    """
+
+    def __init__(self, engine: VllmEngine, exchange: Exchange, index: int, thread: DaemonThread) -> None:
+        """Start the rounds.
 
         Args:
             index: of this rank among those that share the model.
+            thread: the engine's; rounds take turns with the calls that are submitted to it.
         """
-        self._engine, self._exchange, self._index = engine, exchange, index
-        self._lock = threading.Lock()
+        self._engine, self._exchange, self._index, self._thread = engine, exchange, index, thread
         self._added: list[_Request] = []  # not sent yet
         self._removed: list[str] = []  # likewise
-        self._waiting: set[str] = set()  # requests of this rank without a reply
         self._open: set[str] = set()  # requests of all ranks in the engine, as index/name
-        self._finished: SimpleQueue[dict[str, Outcome]] = SimpleQueue()
+        self._finished: dict[str, Outcome] = {}  # requests of this rank whose replies ``step`` has not returned yet
         self._replies = 0
         self._failure: SamplerError | None = None
-        self._pausing = threading.Event()
         self._exclusive = False
-        self._thread = DaemonThread("vllm lockstep")
-        self._thread.submit(on_this_device())
-        self._resume()
+        thread.submit(self._take_part)
 
     @property
     def asleep(self) -> set[Part]:
@@ -85,45 +79,34 @@ class LockstepEngine:
 
     def add(self, name: str, prompt_ids: Sequence[int], params: SamplingParams | None) -> None:
         """As ``VllmEngine``, in the next round."""
-        self._waiting.add(name)
-        with self._lock:
-            self._added.append(_Request(name, prompt_ids, params))
+        self._added.append(_Request(name, prompt_ids, params))
 
     def abort(self, names: Sequence[str]) -> None:
         """Remove requests in the next round; no reply to them comes any more."""
-        self._waiting.difference_update(names)
-        with self._lock:
-            self._removed += names
+        self._removed += names
+        for name in names:
+            self._finished.pop(name, None)
 
     def step(self) -> dict[str, Outcome]:
-        """Wait a moment for replies to this rank's requests.
+        """A round; returns the replies to this rank's requests since the last call.
 
         Raises:
             SamplerError: the engine failed, or the ranks do not compute the same.
         """
-        if self._failure is not None:
-            raise self._failure
-        try:
-            outcomes = self._finished.get(timeout=STEP_SECONDS)
-        except Empty:
-            return {}
-        mine = {name: outcome for name, outcome in outcomes.items() if name in self._waiting}
-        self._waiting.difference_update(mine)
-        return mine
+        self._round()
+        finished, self._finished = self._finished, {}
+        return finished
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """No rank steps the engine."""
-        self._pausing.set()
-        wait([self._rounds])
-        if self._failure is not None:
-            raise self._failure
+        """No rank steps the engine: all of them have come here."""
+        while self._round(pausing=True):
+            pass
         self._exclusive = True
         try:
             yield
         finally:
             self._exclusive = False
-            self._resume()
 
     def load(self, named_tensors: NamedTensors) -> None:
         """As ``VllmEngine``; every rank keeps its part of the weights."""
@@ -140,29 +123,34 @@ class LockstepEngine:
             self._engine.wake(part)
 
     def close(self) -> None:
-        """End the thread and free the engine. If other ranks failed, both are left to the end of the process."""
-        self._pausing.set()
-        self._thread.close()
-        if self._thread.join(CLOSE_SECONDS):
-            self._engine.close()
+        """Free the engine. If other ranks do not close theirs, it is left to the end of the process."""
+        until = time.monotonic() + CLOSE_SECONDS
+        with suppress(SamplerError):  # the rounds have ended: this rank or another one failed
+            while self._round(pausing=True):
+                if time.monotonic() > until:
+                    return
+        self._engine.close()
 
-    def _resume(self) -> None:
-        self._pausing.clear()
-        self._rounds = self._thread.submit(self._run)
+    def _take_part(self) -> None:
+        """A round, and the next one after the calls that wait for the thread."""
+        with suppress(SamplerError, RuntimeError):  # ``step`` raises the failure again; or the thread was closed
+            self._round()
+            self._thread.submit(self._take_part)
 
-    def _run(self) -> None:
+    def _round(self, *, pausing: bool = False) -> bool:
+        """Send the other ranks the new requests, add those of all ranks and step; returns whether any rank goes on."""
+        if self._failure is not None:
+            raise self._failure
         try:
-            while self._round():
-                pass
+            return self._stepped(pausing)
         except Exception as error:  # the boundary to vLLM and to the other ranks
-            self._failure = SamplerError(f"stepping vLLM together with other ranks: {type(error).__name__}: {error}")
+            text = f"stepping vLLM together with other ranks: {type(error).__name__}: {error}"
+            self._failure = SamplerError(text)
+            raise self._failure from error
 
-    def _round(self) -> bool:
-        """Send the other ranks the new requests, add those of all ranks and step; returns whether to go on."""
-        pausing = self._pausing.is_set()  # before the rest: what was called before it is sent in this round
-        with self._lock:
-            added, self._added = tuple(self._added), []
-            removed, self._removed = tuple(self._removed), []
+    def _stepped(self, pausing: bool) -> bool:
+        added, self._added = tuple(self._added), []
+        removed, self._removed = tuple(self._removed), []
         commands = self._exchange(Command(added, removed, pausing, self._replies))
         if len({command.replies for command in commands}) > 1:
             raise SamplerError("the ranks sampled different replies in the same step")
@@ -200,13 +188,11 @@ class LockstepEngine:
         ]
         self._replies = zlib.crc32(repr(sorted(ids)).encode(), self._replies)
         prefix = f"{self._index}/"
-        mine = {name.removeprefix(prefix): outcome for name, outcome in outcomes.items() if name.startswith(prefix)}
-        if mine:
-            self._finished.put(mine)
+        self._finished |= {name[len(prefix) :]: reply for name, reply in outcomes.items() if name.startswith(prefix)}
 
 
-def lockstep(engine: VllmEngine) -> LockstepEngine:
-    """The engine of this rank in step with the ranks of its tensor-parallel group."""
+def lockstep(engine: VllmEngine, thread: DaemonThread) -> LockstepEngine:
+    """The engine of this rank, created in this thread, in step with the ranks of its tensor-parallel group."""
     from vllm.distributed.parallel_state import get_tp_group
 
     group = get_tp_group()
@@ -216,4 +202,4 @@ def lockstep(engine: VllmEngine) -> LockstepEngine:
         distributed.all_gather_object(commands, command, group=group.cpu_group)
         return commands
 
-    return LockstepEngine(engine, exchange, group.rank_in_group)
+    return LockstepEngine(engine, exchange, group.rank_in_group, thread)
