@@ -30,6 +30,7 @@ from passes import (
     ModelSize,
     Prepare,
     by_length,
+    compiled,
     limit,
     optimiser_step,
     output_only,
@@ -68,6 +69,7 @@ TRL = Variant("TRL's asynchronous trainer: tries, fused head", trl_trie)
 UNSHARED = Variant("learner's pass, nothing shared", unshared)
 TREE_OF_TURNS = Variant("learner's pass, a row a turn, prefixes shared", shared, apart=True)
 SHARED = Variant("learner's pass, prefixes shared", shared)
+COMPILED = Variant("learner's pass, prefixes shared, layers compiled", compiled)
 STEP = Variant("learner's step (DeepSpeed, AdamW)", optimiser_step)
 LIMIT = Variant("limit: the bare model", limit, compared=False)
 
@@ -266,6 +268,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--clock", choices=["cpu", "wall"], help="default: cpu on a CPU with one thread, else wall")
     parser.add_argument("--model", choices=list(MODELS), help="default: small on a CPU, qwen3-0.6b on a GPU")
     parser.add_argument("--peak-tflops", type=float, help="of the device, for MFU; default: see devices.py")
+    parser.add_argument("--compile", action="store_true", help="the learner's pass with compiled layers too")
     parser.add_argument("--quick", action="store_true", help="a toy model and short rows")
     parser.add_argument("--profile", action="store_true", help="the learner's step by operators, and no table")
     options = parser.parse_args(arguments)
@@ -295,6 +298,8 @@ def run(name: str, options: argparse.Namespace) -> list[str]:
     bench = BENCHES[name]
     if missing(options.device):
         bench = replace(bench, variants=tuple(variant for variant in bench.variants if variant is not TRL))
+    if options.compile:
+        bench = replace(bench, variants=(*bench.variants, COMPILED))
     lengths = (QUICK_LENGTHS if options.quick else LENGTHS)[bench.kind]
     size = model_size(options.model, bench.vocabulary, quick=options.quick)
     budget = Budget(tokens=options.tokens_per_micro_batch, dtype=options.dtype, device=options.device)

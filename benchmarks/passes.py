@@ -23,6 +23,7 @@ from condensegrpo.algorithms.losses import clipped
 from condensegrpo.algorithms.objective import Objective, PerToken
 from condensegrpo.algorithms.packing import PackedBatch, blocks, lay_out, micro_batches
 from condensegrpo.core.trajectory import Segment
+from condensegrpo.learner.compiled_layers import compile_layers
 from condensegrpo.learner.engine import open_deepspeed, optimizer_step
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.micro_batches import pack_rows
@@ -142,6 +143,15 @@ def shared(model: PreTrainedModel, budget: Budget, _: Sequence[Segment], *, tree
         for micro_batch in pack_rows(rows, max_tokens=budget.tokens, share=share):
             module(module.place(micro_batch, model.device), 1.0, objective=OBJECTIVE).loss.backward()
 
+    return step
+
+
+def compiled(model: PreTrainedModel, budget: Budget, rows: Sequence[Segment]) -> Step:
+    """The learner's own pass with compiled decoder layers; they are compiled here."""
+    compile_layers(model)
+    step = shared(model, budget, rows)
+    step(rows)
+    model.zero_grad()
     return step
 
 

@@ -1,5 +1,7 @@
 """No wait for the device between micro-batches, emulated by a device without data and by counting operations."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from device_waits import DeviceWaits
@@ -10,6 +12,7 @@ from two_ranks import micro_batches
 
 from condensegrpo.algorithms.objective import Objective, ObjectiveFunction, PerToken
 from condensegrpo.algorithms.packing import lay_out
+from condensegrpo.learner import devices
 from condensegrpo.learner.attention_kernels import Kernels
 from condensegrpo.learner.engine import close_deepspeed, open_deepspeed, optimizer_step, tally
 from condensegrpo.learner.logprobs import TrainedLogprobs
@@ -71,3 +74,17 @@ def test_more_micro_batches_are_no_more_waits(stage: int, dtype: str) -> None:
         waits.append(+counted.waits)
     close_deepspeed(engine)
     assert waits[1] == waits[2]  # in its first step ZeRO 3 records the order of the layers
+
+
+@pytest.mark.parametrize(
+    ("available", "environment", "expected"),
+    [(True, {}, ["expandable_segments:True"]), (False, {}, []), (True, {"PYTORCH_ALLOC_CONF": "backend:native"}, [])],
+)
+def test_segments_expand_on_a_gpu_unless_the_environment_sets_the_allocator(
+    available: bool, environment: dict[str, str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: list[str] = []
+    monkeypatch.setattr(devices, "gpu", SimpleNamespace(is_available=lambda: available))
+    monkeypatch.setattr(devices, "set_allocator", settings.append)
+    devices.expand_segments(environment)
+    assert settings == expected

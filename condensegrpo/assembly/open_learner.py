@@ -8,11 +8,12 @@ from transformers import PreTrainedModel
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.wording import counted
 from condensegrpo.learner.activation_checkpointing import checkpoint_layers, checkpointed_layers
+from condensegrpo.learner.compiled_layers import CompileTrial, compile_layers, try_compiling
 from condensegrpo.learner.engine import DeepSpeedEngine, open_deepspeed
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.policy import load_policy
-from condensegrpo.learner.ranks import rank
-from condensegrpo.learner.settings import LoraSettings, OptimizerSettings
+from condensegrpo.learner.ranks import gather, join, rank
+from condensegrpo.learner.settings import TREE_KERNELS, LoraSettings, OptimizerSettings
 
 
 def open_learner(
@@ -27,8 +28,7 @@ def open_learner(
     policy = load_policy(source, dtype=config.model.dtype, attention=config.model.attention)
     if lora is not None:
         policy = add_adapters(policy, lora, base=source, seed=config.seed)
-    if checkpointed := _checkpointed(config, policy):
-        checkpoint_layers(policy, checkpointed)
+    trial = _compile_trial(config, policy)
     engine = open_deepspeed(
         policy,
         zero_stage=config.learner.zero_stage,
@@ -39,6 +39,12 @@ def open_learner(
         sequence_parallel=config.learner.sequence_parallel,
     )
     engine.module.kernel = config.model.attention
+    if trial is not None:
+        engine.module.compilation = trial.describe()
+    if config.learner.compile_layers is True or (trial is not None and trial.fault is None):
+        compile_layers(policy)  # not before: DeepSpeed opens a policy that is on the CPU
+    if checkpointed := _checkpointed(config, policy):
+        checkpoint_layers(policy, checkpointed)
     random.seed(config.seed + rank())
     torch.manual_seed(config.seed + rank())
     return engine
@@ -52,11 +58,24 @@ def choices(config: RunConfig, learner: DeepSpeedEngine) -> list[str]:
             f"{counted(checkpointed, 'decoder layer')} of {_layers(learner.module.policy)} computed again in backward; "
             f"all of them are a third more computation (learner.checkpoint_activations)"
         )
+    if learner.module.compilation:
+        notes.append(learner.module.compilation)
     if learner.module.ranks_a_row > 1:
         notes.append(
             f"{learner.module.ranks_a_row} ranks compute every micro-batch together (learner.sequence_parallel)"
         )
     return notes
+
+
+def _compile_trial(config: RunConfig, policy: PreTrainedModel) -> CompileTrial | None:
+    """Whether compiled layers are faster on every rank's device; None: that is not tried. Every rank must call it."""
+    settled = config.learner.compile_layers != "auto" or config.learner.zero_stage == 3
+    if settled or not torch.cuda.is_available() or config.model.attention not in TREE_KERNELS:
+        return None
+    join(config.learner.timeout_minutes)
+    device = torch.device("cuda", torch.cuda.current_device())
+    trials = gather(try_compiling(policy.config, policy.dtype, device, kernel=config.model.attention))
+    return next((trial for trial in trials if trial.fault is not None), trials[0])
 
 
 def _checkpointed(config: RunConfig, policy: PreTrainedModel) -> int:

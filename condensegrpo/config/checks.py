@@ -14,6 +14,7 @@ def check_figures(config: RunConfig) -> None:
     _check_lengths(config)
     _check_trigger(config)
     _check_offload(config)
+    _check_compiling(config)
     _check_staleness(config)
     _check_information(config)
     _check_whole_distribution(config)
@@ -101,6 +102,14 @@ def _check_offload(config: RunConfig) -> None:
             f"checking learner.offload.rollouts: found true, and rollout.staleness is {config.rollout.staleness}: the "
             f"sampler then samples while the learner works, and both need the GPU at once. Set "
             f"learner.offload.rollouts=false, or rollout.staleness=0."
+        )
+
+
+def _check_compiling(config: RunConfig) -> None:
+    if config.learner.compile_layers is True and config.learner.zero_stage == 3:
+        raise ConfigError(
+            "checking learner.compile_layers: found on, and learner.zero_stage is 3, which gathers weights inside of "
+            "the layers, where a compiled graph would break. Set learner.compile_layers=off, or a lower zero_stage."
         )
 
 

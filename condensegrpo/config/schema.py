@@ -27,6 +27,7 @@ from condensegrpo.learner.settings import (
     NewModel,
     OffloadSettings,
     OptimizerSettings,
+    Switch,
 )
 from condensegrpo.sandbox.limits import SandboxLimits
 
@@ -202,6 +203,8 @@ class LearnerSettings(Section):
 
     auto: as many as the memory of the GPU requires; none on a CPU.
     """
+    compile_layers: Switch = "auto"
+    """Whether decoder layers are compiled, not with zero_stage 3; auto: on a GPU, if a trial finds them faster."""
     sequence_parallel: int = Field(default=1, ge=1)
     """Ranks that compute every micro-batch together, for rows that no GPU holds alone; divides ranks and heads."""
     threads: int | None = Field(default=None, ge=1)

@@ -18,17 +18,18 @@ import deepspeed as deepspeed
 from deepspeed import DeepSpeedEngine as DeepSpeedEngine
 from deepspeed.accelerator import get_accelerator as get_accelerator
 
-_DEPRECATIONS = (  # raised inside DeepSpeed, out of this package's control
+_WARNINGS = (  # raised inside DeepSpeed and torch's compiler, out of this package's control
     (DeprecationWarning, r"`torch\.jit\.script_method` is deprecated"),
     (FutureWarning, r"`torch\.distributed\.\w+` is deprecated"),
+    (UserWarning, r"The \.grad attribute of a Tensor that is not a leaf Tensor is being accessed"),
 )
 
 
 @contextmanager
 def without_deprecations() -> Iterator[None]:
-    """Suppress the deprecation warnings that DeepSpeed triggers in torch."""
+    """Suppress the warnings that DeepSpeed and compiled layers trigger in torch."""
     with warnings.catch_warnings():
-        for category, message in _DEPRECATIONS:
+        for category, message in _WARNINGS:
             warnings.filterwarnings("ignore", message=message, category=category)
         yield
 

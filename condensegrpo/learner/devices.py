@@ -1,6 +1,6 @@
 """The accelerator: the current device and stream of a thread, and uploads that it does not wait for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 16  # bytes: a part of a buffer begins where any type may
+ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 gpu: Any = torch.cuda  # tests replace it
+set_allocator: Any = torch._C._accelerator_setAllocatorSettings  # likewise
 
 
 def on_this_device() -> Callable[[], None]:
@@ -17,6 +19,16 @@ def on_this_device() -> Callable[[], None]:
     if not gpu.is_available():
         return _nothing
     return partial(gpu.set_device, gpu.current_device())
+
+
+def expand_segments(environment: Mapping[str, str]) -> None:
+    """Let torch's allocator extend its segments: micro-batches of other lengths then leave fewer gaps between tensors.
+
+    Settings in the environment take precedence. vLLM's allocator, which can sleep, must not be in this process: torch's
+    pools for it cannot have such segments (https://github.com/pytorch/pytorch/issues/147851).
+    """
+    if gpu.is_available() and not any(name in environment for name in ALLOCATOR_SETTINGS):
+        set_allocator("expandable_segments:True")
 
 
 def device_memory() -> int | None:

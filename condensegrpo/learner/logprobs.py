@@ -39,10 +39,12 @@ class TrainedLogprobs(nn.Module):
 
     ``policy`` is the model itself; ``head`` shares its LM head. ``without_trees`` is why the model takes plain rows
     only; None: it computes prefix trees. ``kernel`` is the one that shall compute them, as in ``model.attention``.
+    ``compilation`` says for the log whether its layers are compiled; empty: as the configuration does.
     ``group`` is the ranks that compute every micro-batch with this one; None: it computes them alone.
     """
 
     kernel = "auto"
+    compilation = ""
     group: RankGroup | None = None
 
     def __init__(self, policy: PreTrainedModel) -> None:

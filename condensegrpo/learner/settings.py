@@ -17,6 +17,7 @@ TREE_KERNELS = ("auto", "sdpa", "flex", "flash")  # values of model.attention th
 
 Dtype = Literal["float32", "bfloat16"]
 Offload = Literal["none", "optimiser", "optimiser_and_weights"]
+Switch = bool | Literal["auto"]
 Checkpointing = bool | Literal["auto"] | Annotated[int, Ge(0)]  # YAML reads on and off as bool
 Targets = tuple[str, ...] | Literal["all-linear"]
 DecayRate = Annotated[float, Ge(0), Lt(1)]

@@ -88,10 +88,14 @@ class PreparedRun:
         import torch
 
         from condensegrpo.learner import ranks  # DeepSpeed takes seconds to import
+        from condensegrpo.learner.devices import expand_segments
         from condensegrpo.planning.remedies import advice_for_learner
+        from condensegrpo.planning.sampling import VLLM
         from condensegrpo.training.train import train
 
         config = self.components.config
+        if config.sampler.name != VLLM:
+            expand_segments(os.environ)
         ranks.join(config.learner.timeout_minutes)
         folder = ranks.from_first(RunFolder(folder.path.absolute()))  # ranks may work in different folders
 

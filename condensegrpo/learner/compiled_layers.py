@@ -1,0 +1,138 @@
+"""Decoder layers compiled by torch: norms, rotary embedding, SwiGLU and residuals are fused, linear layers stay.
+
+    norm, q k v, norms of heads, rotary │ attention, as it is │ output projection, residual, norm, SwiGLU, residual
+
+Lengths are left open: micro-batches of other lengths compile nothing. Attention stays outside, since its pattern has
+another number of parts in every micro-batch; that is the one break of a layer's graph. The layers share their code, so
+that one compilation serves all.
+
+``learner.compile_layers: auto`` compiles on a GPU, if a trial at the start finds that a layer is faster, and the same
+up to rounding. Fused operations round otherwise, and forward passes with and without gradients are compiled apart:
+log-probabilities that were measured before an update then differ from those of the update by rounding.
+"""
+
+import copy
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from condensegrpo.algorithms.objective import PerToken, supervised
+from condensegrpo.algorithms.packing import lay_out
+from condensegrpo.algorithms.segments import reply_row
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.learner.devices import gpu
+from condensegrpo.learner.logprobs import TrainedLogprobs
+from condensegrpo.learner.tree_attention import TREE_ATTENTION, pattern_attention
+
+ROW, ROWS, ROUNDS = 1024, 8, 5  # tokens and rows of the trial's micro-batch; how often it is timed
+GAIN = 1.05  # times as fast as uncompiled, at least, for layers to be compiled
+SMALL_VOCABULARY = 64  # the LM head is not tried
+
+
+class CompileTrial(NamedTuple):
+    """Forward and backward of one layer, compiled and not."""
+
+    seconds: float  # uncompiled
+    compiled: float | None  # seconds; None: it did not run
+    difference: float | None  # norm of that of the gradients over theirs
+    fault: str | None  # why layers are not compiled; None: it pays
+
+    def describe(self) -> str:
+        """For the log."""
+        if self.fault is not None:
+            return f"decoder layers are not compiled: {self.fault} (learner.compile_layers)"
+        return (
+            f"decoder layers are compiled: {1e3 * (self.compiled or 0):.2f} ms a layer and {ROW * ROWS:,} tokens, "
+            f"{1e3 * self.seconds:.2f} ms uncompiled (learner.compile_layers)"
+        )
+
+
+def compile_layers(policy: PreTrainedModel, *, backend: str = "inductor") -> None:
+    """Compile the forward pass of every decoder layer. Call it before ``checkpoint_layers``.
+
+    Raises:
+        ConfigError: the model has no layers that transformers marks as such.
+    """
+    layers: list[nn.Module] = [part for part in policy.modules() if isinstance(part, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"compiling the layers of {type(policy).__name__}: transformers marks none of its parts as decoder layers. "
+            f"Set learner.compile_layers=off, or use a model such as Qwen3 or Llama."
+        )
+    uncompiled = torch.compiler.disable(pattern_attention)  # type: ignore[no-untyped-call]  # torch's
+    AttentionInterface.register(TREE_ATTENTION, uncompiled)
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
+
+
+def try_compiling(
+    config: PretrainedConfig, dtype: torch.dtype, device: torch.device, *, kernel: str, backend: str = "inductor"
+) -> CompileTrial:
+    """Compare a compiled layer of a model with an uncompiled one, on the device that will train.
+
+    Args:
+        config: of the model.
+        kernel: ``model.attention``.
+    """
+    try:
+        plain, compiled = (_one_layer(config, dtype, device, kernel) for _ in range(2))
+        compiled.load_state_dict(plain.state_dict())
+        compile_layers(compiled.policy, backend=backend)
+        expected, gradient = (_step(module, device) for module in (plain, compiled))
+        difference = float((gradient - expected).norm() / expected.norm())
+        seconds, fused = _timed([lambda: _step(plain, device), lambda: _step(compiled, device)])
+    except Exception as error:  # the boundary to the compiler, which has exceptions of all kinds
+        first_line = next(iter(str(error).splitlines()), "")
+        return CompileTrial(0.0, None, None, f"a trial failed: {type(error).__name__}: {first_line}")
+    finally:
+        gc.collect()
+        if gpu.is_available():
+            gpu.empty_cache()
+    fault = None
+    if difference > max(1e-3, 4 * torch.finfo(dtype).eps):
+        fault = f"gradients of a trial differ by {difference:.2g} of their norm"
+    elif seconds < GAIN * fused:
+        fault = f"a layer takes {1e3 * fused:.2f} ms compiled and {1e3 * seconds:.2f} ms as it is"
+    return CompileTrial(seconds, fused, difference, fault)
+
+
+def _one_layer(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, kernel: str) -> TrainedLogprobs:
+    single = copy.deepcopy(config)
+    text = single.get_text_config()
+    text.num_hidden_layers, text.vocab_size = 1, SMALL_VOCABULARY
+    text.pad_token_id = text.bos_token_id = text.eos_token_id = None
+    if text.to_dict().get("layer_types"):
+        text.layer_types = text.layer_types[:1]
+    module = TrainedLogprobs(AutoModelForCausalLM.from_config(single, dtype=dtype).eval().to(device))
+    module.kernel = kernel
+    return module
+
+
+def _step(module: TrainedLogprobs, device: torch.device) -> Tensor:
+    """The gradient of the layer, of rows whose last token is trained."""
+    row = reply_row(tuple(index % SMALL_VOCABULARY for index in range(ROW - 1)), (0,), weight=1.0)
+    module.zero_grad()
+    objective = PerToken(supervised)
+    module(module.place(lay_out([(row,)] * ROWS), device), 1.0, objective=objective).loss.backward()
+    (layer,) = (part for part in module.policy.modules() if isinstance(part, GradientCheckpointingLayer))
+    return torch.cat([tensor.grad.flatten().float() for tensor in layer.parameters() if tensor.grad is not None])
+
+
+def _timed(steps: list[Callable[[], object]]) -> list[float]:
+    """The median seconds of each, taken in turns."""
+    taken: list[list[float]] = [[] for _ in steps]
+    for _ in range(ROUNDS):
+        for step, seconds in zip(steps, taken, strict=True):
+            began = time.perf_counter()
+            step()
+            if gpu.is_available():
+                gpu.synchronize()
+            seconds.append(time.perf_counter() - began)
+    return [statistics.median(seconds) for seconds in taken]
