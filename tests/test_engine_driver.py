@@ -33,6 +33,7 @@ class Gpu:
 
     threads: threading.local = field(default_factory=threading.local)
     pending: bool = False  # work that a stream has not done yet
+    cached: int = 9  # bytes that the allocator keeps
 
     def is_available(self) -> bool:
         return True
@@ -49,8 +50,14 @@ class Gpu:
     def set_stream(self, stream: str) -> None:
         self.threads.stream = stream
 
+    def Stream(self) -> str:  # noqa: N802  as torch's
+        return "a new stream"
+
     def synchronize(self) -> None:
         self.pending = False
+
+    def empty_cache(self) -> None:
+        self.cached = 0
 
 
 @pytest.fixture
@@ -150,12 +157,21 @@ def test_an_engine_is_used_where_it_was_created_on_the_device_of_its_rank(gpu: G
     assert (gpu.current_stream(), gpu.pending) == ("the learner's", False)
 
 
-def test_the_thread_of_the_transformers_sampler_uses_the_device_of_its_rank(gpu: Gpu, tmp_path: Path) -> None:
+def test_the_thread_of_the_transformers_sampler_has_the_device_of_its_rank_and_a_stream_of_its_own(
+    gpu: Gpu, tmp_path: Path
+) -> None:
+    """Weights are copied on the caller's stream, and done before the thread samples with them."""
     qwen3().save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     gpu.set_device(2)
     sampler = TransformersSampler(str(tmp_path), device="cpu")
     assert sampler._worker.submit(gpu.current_device).result() == 2
+    assert sampler._worker.submit(gpu.current_stream).result() == "a new stream"
+    gpu.pending = True
+    sampler.update_weights(qwen3().named_parameters(), 1)
+    assert (gpu.current_stream(), gpu.pending) == ("default", False)
+    sampler.sleep(keep_weights=True)
+    assert gpu.cached == 0
     sampler.close()
 
 

@@ -48,6 +48,12 @@ def synchronize() -> None:
         gpu.synchronize()
 
 
+def empty_cache() -> None:
+    """Give back what torch's allocator keeps for streams that have no use for it: other streams cannot take it."""
+    if gpu.is_available():
+        gpu.empty_cache()
+
+
 def upload(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Tensors of main memory on a device, by one copy that the host does not wait for; on a CPU they themselves.
 

@@ -3,7 +3,7 @@
 It has a copy of the model. It runs everywhere and is exact; for throughput use vLLM.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -19,7 +19,7 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import AttentionQuery, NamedTensors, TokenAttention
 from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueue
 from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.learner.devices import on_this_device
+from condensegrpo.learner.devices import empty_cache, on_this_device, synchronize, use_new_stream
 from condensegrpo.learner.dtypes import DTYPES, DtypeName
 from condensegrpo.learner.policy import trained_steps
 from condensegrpo.samplers.measure import logprobs_of, padded_batches
@@ -69,7 +69,7 @@ class TransformersSampler:
         self._positions: int | None = text_config.get("max_position_embeddings")  # None: not in its configuration
         self.version = trained_steps(model_path) or 0  # the optimiser step whose weights are in use
         # one thread: the model is not re-entrant
-        self._worker = ThreadPoolExecutor(1, "sampler", initializer=on_this_device())
+        self._worker = ThreadPoolExecutor(1, "sampler", initializer=partial(_begin_thread, on_this_device()))
         batches = partial(RequestQueue, worker=self._worker, most=max_batch, settle=True)
         self._measured: RequestQueue[_Pair, Sequence[float]] = batches(
             drive=self._measure, failure=partial(_failure, "measuring a batch of {} replies")
@@ -137,13 +137,14 @@ class TransformersSampler:
             for name, tensor in named_tensors:
                 if check.takes(name, tensor):
                     weights[name].copy_(tensor)
+            synchronize()  # they were copied on the caller's stream
         check.complete()
         self.version = version
 
     def sleep(self, *, keep_weights: bool) -> None:
         """Free the keys and values kept for the next turns, once no request is under way. Weights stay in any case."""
         with self._paused():
-            pass
+            empty_cache()
 
     def close(self) -> None:
         """Free weights, keys and values. Later requests fail."""
@@ -247,6 +248,11 @@ class TransformersSampler:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self._model_path)  # only stop strings need one
+
+
+def _begin_thread(use_device: Callable[[], None]) -> None:
+    use_device()
+    use_new_stream()  # sampling ahead does not wait for the learner's work, nor that for it
 
 
 def _load(path: str, dtype: torch.dtype, device: str) -> Any:  # noqa: ANN401  transformers' classes are untyped
