@@ -157,6 +157,8 @@ def test_a_fault_of_an_override_names_the_override(small: Path) -> None:
         load_config(small, ["train.steps=4", "train.steps=many"])
     with pytest.raises(ConfigError, match=r"train\.stepz: unknown key.*\(the override train={stepz: 1}\)$"):
         load_config(small, ["seed=1", "train={stepz: 1}"])
+    with pytest.raises(ConfigError, match=r"rewrd: unknown key.*\(the override rewrd\.name=correct\)$"):
+        load_config(small, ["rewrd.name=correct"])
     faulty = small.with_name("faulty.yaml")
     faulty.write_text(f"{small.read_text()}\nseed: many\n")
     with pytest.raises(ConfigError, match=r"seed: found 'many', wanted a valid integer$"):

@@ -18,6 +18,9 @@ from command import ROOT
 from formats import TOOL_FORMATS
 from talk import CHATML, add, agent, engine, problem
 
+from condensegrpo.assembly.build import build
+from condensegrpo.assembly.held_out import check_disjoint
+from condensegrpo.config.load import load_config
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import EnvironmentTool, Problem, Step, ToolResult
@@ -315,6 +318,8 @@ def test_the_example_of_the_guide_plays(tmp_path: Path) -> None:
     file = tmp_path / "shelf.py"
     file.write_text(blocks[0], encoding="utf-8")
     task = load("tasks", f"{file}:Shelf")()
+    (tmp_path / "shelf.yaml").write_text(re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)[0], encoding="utf-8")
+    check_disjoint(build(load_config(tmp_path / "shelf.yaml", [f"task.name={file}:Shelf"])))
     order = iter(["red", "grey"])
     asked = next(each for each in task.problems("train") if each.answer == "grey")
     trajectory = asyncio.run(_solved(asked, task.environment, lambda _: call("open_box", box=next(order))))

@@ -212,6 +212,17 @@ def test_the_page_says_what_it_holds(watched: Watched, file: Path) -> None:
     assert tab.locator(".extent").inner_text() == "13 of 13 trajectories: steps 1–2; held-out after step 2"
 
 
+def test_a_page_of_some_siblings_shows_the_success_of_their_group_and_says_that_some_are_missing(
+    watched: Watched, run: Path, tmp_path: Path
+) -> None:
+    index, files, page = Index(run), tuple(trajectory_files(run)), tmp_path / "page.html"
+    write_html(page, index, chosen_batches(index, files, Choice(where="correct >= 1")), limited=True)
+    tab = watched.open(page, "#step=1&t=1/0/0")  # a wrong sibling of a shown one
+    assert tab.get_by_role("status").inner_text() == "the page does not hold 1/0/0"
+    assert tab.locator(".rate").first.get_attribute("title") == "0.5 correct"
+    assert "1 sibling is not on this page" in tab.get_by_label("siblings and turns").inner_text()
+
+
 def test_siblings_have_the_height_of_the_page(browser: "Browser", run: Path) -> None:
     index, page = Index(run), run / "many.html"
     folder = RunFolder(run.parent / "many")

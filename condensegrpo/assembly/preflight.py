@@ -70,7 +70,8 @@ def made_tokenizer(task: Task, new: NewModel) -> "PreTrainedTokenizerFast":
     Raises:
         ConfigError: the task has no corpus, or ``model.new.vocab_size`` is too small for it.
     """
-    named = demonstrating(task, "making a new model", "it has no corpus for a tokenizer. Set model.path instead")
+    why_not = "a tokenizer needs its corpus(), and that it has demonstrations() and sound() too. Set model.path instead"
+    named = demonstrating(task, "making a new model", why_not)
     try:
         return new_tokenizer(named.corpus(), kind=new.tokenizer, vocab_size=new.vocab_size)
     except ValueError as error:

@@ -20,6 +20,7 @@ FLOAT = re.compile(
 MAX_DEPTH = 50  # levels of nesting in a file or value
 MAX_VALUES = 100_000  # scalars, lists and mappings in it, with those that aliases repeat
 EXTENDS = "extends"  # the key of a YAML file that names the files below it
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # what pydantic calls the fault of an unknown key
 WIDTH = 60  # columns of commented YAML before its comments
 
 
@@ -213,7 +214,10 @@ def parse(kind: type[S], tree: object, *, source: str, overrides: Sequence[str] 
     try:
         section = kind.model_validate(tree)
     except ValidationError as error:
-        lines = "\n".join(f"  {_fault(kind, fault)}{_overridden(fault['loc'], overrides)}" for fault in error.errors())
+        lines = "\n".join(
+            f"  {_fault(kind, fault)}{_overridden(fault['loc'], overrides, unknown=fault['type'] in UNKNOWN)}"
+            for fault in error.errors()
+        )
         raise ConfigError(f"reading {source}:\n{lines}") from error
     if taken := dict(_taken_for_numbers(tree, section.model_dump())):
         lines = "\n".join(
@@ -236,17 +240,18 @@ def _taken_for_numbers(given: object, read: object, path: KeyPath = ()) -> Itera
             yield from _taken_for_numbers(one, other, (*path, str(index)))
 
 
-def _overridden(path: Sequence[object], overrides: Sequence[str]) -> str:
-    """The override that a fault is in, if it is in one: that is not in the file."""
-    key = ".".join(map(str, path))
-    within = [each for each in overrides if f"{key}.".startswith(f"{each.partition('=')[0]}.")]
+def _overridden(path: Sequence[object], overrides: Sequence[str], *, unknown: bool = False) -> str:
+    """The override that a fault is in, or that leads through the unknown key: that is not in the file."""
+    key = ".".join(map(str, path)) + "."
+    names = {each: each.partition("=")[0] + "." for each in overrides}
+    within = [each for each, name in names.items() if key.startswith(name) or (unknown and name.startswith(key))]
     return f" (the override {within[-1]})" if within else ""
 
 
 def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
     key_path = [str(part) for part in fault["loc"]]
     key, reason, value = ".".join(key_path) or "(the whole)", fault["type"], fault["input"]
-    if reason in ("extra_forbidden", "unexpected_keyword_argument"):
+    if reason in UNKNOWN:
         section: type = kind
         for part in key_path[:-1]:  # the index of an entry, or the name of a member of a union, leads no deeper
             section = next(sections_in(get_type_hints(section).get(part)), section)

@@ -64,7 +64,7 @@ function draw(scroll = true) {
   if (all.length > MOST_GROUPS) ofGroup.push(h("p", { class: "dim" }, `${digits(all.length - MOST_GROUPS)} more groups; search or choose a view`));
   groupPane.replaceChildren(h("h2", {}, `${counted(all.length, "group", "groups")}${view ? `: ${data.ready_views.find(([name]) => name === view)[1]}` : ""}${problem === null ? "" : `: problem ${problem}`}`), ...ofGroup);
   siblingPane.replaceChildren(
-    h("div", {}, h("h2", {}, `siblings of ${group().id}${group().idle ? `: ${group().idle}` : ""}`), group().siblings.map(siblingItem)),
+    h("div", {}, h("h2", {}, `siblings of ${group().id}${group().idle ? `: ${group().idle}` : ""}`), group().siblings.map(siblingItem), leftOut()),
     h("div", {}, h("h2", {}, "turns"), sibling().turns.map(turnItem)));
   const tabs = TABS.map((name, index) => h("button", { type: "button", role: "tab", "aria-selected": String(name === tab), onclick: () => pick(name) }, `${index + 1} ${name}`));
   rightPane.replaceChildren(h("div", { class: "tabs", role: "tablist" }, tabs), h("div", { class: "pane", role: "tabpanel" }, head(), sibling().turns.length ? panes[tab]() : h("p", { class: "dim" }, "no turn was sampled")));
@@ -96,6 +96,10 @@ function siblingItem({ figures }, index) {
   const parts = [`score ${digits(figures.score, 3)}`, figures.advantage === null ? null : `advantage ${signed(figures.advantage)}`, counted(figures.turns, "turn", "turns"), `context ${digits(figures.context)}`, figures.stop.replaceAll("_", " ")];
   return h("button", { type: "button", class: "item", "aria-current": String(index === at.sibling), onclick: () => go({ sibling: index }, false) },
     h("span", { class: "row" }, h("span", {}, `#${figures.sample}`), verdictOf(figures)), h("small", {}, parts.filter(Boolean).join(" · ")));
+}
+
+function leftOut() {
+  return group().left_out ? h("p", { class: "dim" }, `${counted(group().left_out, "sibling is", "siblings are")} not on this page`) : null;
 }
 
 function stripOf(letters) {
@@ -407,6 +411,7 @@ function open() {
     }
   }
   go({ batch: 0 });
+  if (name !== null || named.has("step") || named.has("evaluation")) say(`the page does not hold ${name ?? "that step or evaluation"}`);
 }
 
 start();

@@ -62,7 +62,8 @@ class PageGroup:
     question: str | None
     ground_truth: str | None
     idle: str  # why it does not train; empty: it may train
-    success: float
+    success: float  # of the whole group
+    left_out: int  # siblings that the page does not hold
     siblings: tuple[PageTrajectory, ...]
 
 
@@ -137,23 +138,26 @@ class _Reader:
             command=shlex.join(command_of(typed_path(self._index.path), batch)),
             step=batch.number,
             evaluation=batch.evaluation,
-            groups=tuple(
-                PageGroup(
-                    id=group.id,
-                    problem=group.problem,
-                    question=group.question,
-                    ground_truth=group.ground_truth,
-                    idle=group.idle,
-                    success=group.success,
-                    siblings=tuple(self._trajectories(group, tokens)),
-                )
-                for group in groups(records)
-            ),
+            groups=tuple(self._group(group.siblings, tokens) for group in groups(records)),
         )
 
-    def _trajectories(self, group: Group, tokens: dict[int, str | None]) -> Iterator[PageTrajectory]:
-        every = [self._reader.open(record, largest=self._largest) for record in group.siblings]
-        whole = self._index.group(group.siblings[0])  # with siblings that the page leaves out
+    def _group(self, shown: Sequence[IndexedTrajectory], tokens: dict[int, str | None]) -> PageGroup:
+        whole = self._index.group(shown[0])
+        return PageGroup(
+            id=whole.id,
+            problem=whole.problem,
+            question=whole.question,
+            ground_truth=whole.ground_truth,
+            idle=whole.idle,
+            success=whole.success,
+            left_out=len(whole.siblings) - len(shown),
+            siblings=tuple(self._trajectories(shown, whole, tokens)),
+        )
+
+    def _trajectories(
+        self, shown: Sequence[IndexedTrajectory], whole: Group, tokens: dict[int, str | None]
+    ) -> Iterator[PageTrajectory]:
+        every = [self._reader.open(record, largest=self._largest) for record in shown]
         for opened in every:
             ids = {token for turn in opened.scored.trajectory.turns for token in turn.output_ids}
             tokens.update({token: self._reader.texts.text(token) for token in ids - tokens.keys()})
