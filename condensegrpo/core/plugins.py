@@ -131,14 +131,13 @@ def _neighbours_in(folder: Path) -> Iterator[None]:
 
     A module of the same name in another such folder is imported anew: each file gets its own neighbour.
     """
+    here = {entry.name.removesuffix(".py") for entry in folder.iterdir()}  # read once: the folder may be remote
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        top = name.partition(".")[0]
-        if (
-            file
-            and any(Path(file).is_relative_to(place) for other in _loaded - {folder} for place in _places(top, other))
-            and any(map(Path.exists, _places(top, folder)))  # last: thousands of modules, and the folder may be remote
-        ):
+        top, file = name.partition(".")[0], getattr(module, "__file__", None)
+        if top not in here or not file:
+            continue
+        elsewhere = (place for other in _loaded - {folder} for place in (other / f"{top}.py", other / top))
+        if any(Path(file).is_relative_to(place) for place in elsewhere):
             del sys.modules[name]
     _loaded.add(folder)
     sys.path.insert(0, str(folder))
@@ -146,8 +145,3 @@ def _neighbours_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(str(folder))
-
-
-def _places(top: str, folder: Path) -> tuple[Path, Path]:
-    """Where a folder would hold a module or a package of that name."""
-    return folder / f"{top}.py", folder / top
