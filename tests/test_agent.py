@@ -377,8 +377,15 @@ def test_an_agent_without_a_request_and_one_that_crashes_say_why(tmp_path: Path)
     assert "exceeded its limit seconds=0.2" in play(slow, numbered()).detail
 
 
+def listening() -> set[int]:
+    """The ports at which this process accepts connections."""
+    sockets = psutil.Process().net_connections(kind="tcp")
+    return {each.laddr.port for each in sockets if each.status == psutil.CONN_LISTEN}
+
+
 def test_thirty_two_agents_that_crash_flood_hang_and_call_after_their_end_leave_nothing(tmp_path: Path) -> None:
     """Half are programs, one of which leaves a process that has a session of its own; some are cancelled."""
+    before = listening()
     late: list[asyncio.Task[Any]] = []
     statuses: list[int] = []
 
@@ -429,4 +436,4 @@ def test_thirty_two_agents_that_crash_flood_hang_and_call_after_their_end_leave_
     assert [
         each for each in own.children(recursive=True) if "condensegrpo.sandbox.program" in str(each.cmdline())
     ] == []
-    assert [each for each in own.net_connections(kind="tcp") if each.status == psutil.CONN_LISTEN] == []
+    assert listening() == before

@@ -220,7 +220,7 @@ def test_a_run_stops_if_every_reward_fails_and_a_hanging_one_does_not_hold_up_ct
     small = (*TINY, "warm_start.steps=1", "train.steps=1", "evaluate.problems=1", f"runs_dir={tmp_path}")
     done = run("train", *small, f"reward={{name: '{tmp_path}/bad.py:Typo'}}", "name=typo")
     assert done.returncode == 1
-    assert "trajectories failed, 1 of them like this: the reward Typo: AttributeError" in done.stderr
+    assert "the trajectory failed: the reward Typo: AttributeError" in done.stderr
     assert f"({tmp_path}/bad.py:4)" in done.stderr
     process = start("train", *small, f"reward={{name: '{tmp_path}/bad.py:Hangs'}}", "name=hangs")
     wait_for(tmp_path / "hangs/origin/warm", process)

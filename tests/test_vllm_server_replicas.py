@@ -1,8 +1,9 @@
 """Several servers behind one sampler: routing, retries, weights and refusals."""
 
 import asyncio
-import multiprocessing
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -423,13 +424,13 @@ def one_of_two_ranks(rank: int, folder: Path, shape: dict[str, str]) -> None:
 
 def test_two_ranks_of_a_machine_write_weights_once_for_the_servers_of_both(tmp_path: Path) -> None:
     """Each rank wrote a copy: 8 ranks of a 7B model filled /dev/shm with 16 x 15 GB."""
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=one_of_two_ranks, args=(rank, tmp_path, SHAPE)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0, 0]
+    code = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import test_vllm_server_replicas as tests; "
+        "tests.one_of_two_ranks(int(sys.argv[3]), Path(sys.argv[2]), tests.SHAPE)"
+    )
+    command = [sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path)]
+    processes = [subprocess.Popen([*command, str(rank)]) for rank in range(2)]
+    assert [process.wait(240) for process in processes] == [0, 0]
     first, second = ((tmp_path / f"loaded{rank}").read_text().splitlines() for rank in range(2))
     assert first == second
     assert {Path(path).parent for path in first} == {tmp_path / "rank0"}
