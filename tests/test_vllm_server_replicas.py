@@ -425,7 +425,8 @@ def one_of_two_ranks(rank: int, folder: Path, shape: dict[str, str]) -> None:
 def test_two_ranks_of_a_machine_write_weights_once_for_the_servers_of_both(tmp_path: Path) -> None:
     """Each rank wrote a copy: 8 ranks of a 7B model filled /dev/shm with 16 x 15 GB."""
     code = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import test_vllm_server_replicas as tests; "
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
+        "import test_vllm_server_replicas as tests\n"
         "tests.one_of_two_ranks(int(sys.argv[3]), Path(sys.argv[2]), tests.SHAPE)"
     )
     command = [sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path)]
