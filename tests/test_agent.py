@@ -288,7 +288,7 @@ def test_the_condenser_of_the_run_condenses_an_agent_and_what_it_rewrote(tmp_pat
 
 
 def test_replies_stream_and_end_before_a_stop_string(tmp_path: Path) -> None:
-    openai = pytest.importorskip("openai")  # vllm brings it
+    openai = pytest.importorskip("openai", reason="openai is not installed: make vllm brings it")
 
     async def streams(problem: Problem, url: str, key: str) -> str:
         texts, calls = list[str](), list[str]()
