@@ -253,6 +253,14 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_untouched(stage: int, 
     close_deepspeed(engine)
 
 
+def test_zero_3_leaves_no_linear_layer_that_cannot_be_compiled_behind() -> None:
+    """DeepSpeed replaces torch's linear function in the whole process, and a layer compiled with it fails."""
+    linear = torch.nn.functional.linear
+    engine = open_deepspeed(qwen3(), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    close_deepspeed(engine)
+    assert torch.nn.functional.linear is linear
+
+
 def test_a_step_without_any_micro_batch_is_refused() -> None:
     engine = open_deepspeed(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     with pytest.raises(LearnerError, match="no rank has a micro-batch"):

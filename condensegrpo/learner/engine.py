@@ -20,7 +20,7 @@ from condensegrpo.algorithms.objective import KL_LOSS, ObjectiveFunction, Summed
 from condensegrpo.algorithms.packing import PackedBatch, dummy
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.learner.deepspeed_import import DeepSpeedEngine as DeepSpeedEngine
-from condensegrpo.learner.deepspeed_import import deepspeed, without_deprecations, without_output
+from condensegrpo.learner.deepspeed_import import deepspeed, restore_linear, without_deprecations, without_output
 from condensegrpo.learner.head import ChunkedHead
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import dropping
@@ -124,6 +124,7 @@ def _schedule(settings: OptimizerSettings, total_steps: int) -> Callable[[AdamW]
 def close_deepspeed(engine: DeepSpeedEngine) -> None:
     """Free what the engine holds. Its policy is not to be used any more; the process group stays."""
     engine.destroy()
+    restore_linear()
 
 
 def optimizer_step(
