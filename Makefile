@@ -23,7 +23,7 @@ compare: install
 # Tests of the HTML pages drive the Chromium on the PATH (Debian, Ubuntu: apt-get install chromium) through playwright,
 # which the dev extra installs; without a browser they are skipped and say so.
 test: install vllm lint typecheck docs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # An hour of killed, stopped and starved runs; CHAOS_SECONDS is what each of six tests goes on for with other seeds.
 # `make test` spends about a minute on one round.

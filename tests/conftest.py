@@ -1,9 +1,44 @@
-"""Fixtures that several files use."""
+"""Fixtures that several files use, and the order of the files."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+# files that take longest, longest first: a file is run by one worker, and a long one at the end leaves the others idle
+LONG = (
+    "train",
+    "chaos",
+    "doctor_gpu",
+    "serve",
+    "vllm_tensor_parallel",
+    "vllm_train",
+    "sweep",
+    "algorithms",
+    "checkpoint",
+    "rollout_benchmark",
+    "engine",
+    "prefetching",
+    "export",
+    "vllm_sampler",
+    "lora",
+    "cli",
+    "vllm_server",
+    "recipes",
+    "parity",
+    "train_condensers",
+    "api",
+    "offload",
+    "notebooks",
+    "inspect_app",
+    "plan",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take longest first (with pytest-xdist's --no-loadscope-reorder)."""
+    order = {f"test_{name}.py": index for index, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.name, len(LONG)))
 
 
 @pytest.fixture
