@@ -7,10 +7,10 @@ interpreter.
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from forked import ForkedCommand
+from forked import ForkedCommand, forked_ranks, main
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT: Mapping[str, str] = {
@@ -62,6 +62,18 @@ def succeed(*arguments: str, cwd: Path = ROOT, fresh: bool = False) -> str:
     done = run(*arguments, cwd=cwd, fresh=fresh)
     assert done.returncode == 0, f"{done.args}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
+
+
+def succeed_on_two_ranks(*arguments: str, program: Callable[[], object] = main, seconds: float = 240) -> None:
+    """Run a command on two ranks, in forks: what a launcher does by itself is tested with it."""
+    ranks = forked_ranks(arguments, cwd=ROOT, environment=ENVIRONMENT, program=program)
+    try:
+        for rank in ranks:
+            out, err = rank.communicate(timeout=seconds)
+            assert rank.returncode == 0, f"{rank.args}\n{out[-3000:]}\n{err[-3000:]}"
+    finally:
+        for rank in ranks:
+            rank.kill()
 
 
 def start(*arguments: str, launcher: tuple[str, ...] | None = None) -> "subprocess.Popen[str] | ForkedCommand":

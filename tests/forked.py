@@ -10,12 +10,13 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -37,18 +38,25 @@ PRELOADED = (
 class ForkedCommand:
     """A running command, with the interface of ``subprocess.Popen`` that the tests use.
 
-    ``more`` are variables that the command has besides ``environment``, in which the libraries were imported.
+    ``more`` are variables that the command has besides ``environment``, in which the libraries were imported;
+    ``program`` is called with ``sys.argv`` set.
     """
 
     def __init__(
-        self, arguments: Sequence[str], *, cwd: Path, environment: Mapping[str, str], more: Mapping[str, str] = {}
+        self,
+        arguments: Sequence[str],
+        *,
+        cwd: Path,
+        environment: Mapping[str, str],
+        more: Mapping[str, str] = {},
+        program: Callable[[], object] = main,
     ) -> None:
         self.args = ["condensegrpo", *arguments]
         self._output = Path(tempfile.mkdtemp(prefix="command-"))
         weakref.finalize(self, shutil.rmtree, self._output, ignore_errors=True)
         streams = [str(self._output / name) for name in ("stdout", "stderr")]
         self._process = _server(tuple(sorted(environment.items()))).Process(
-            target=_child, args=(self.args, str(cwd), {**environment, **more}, streams)
+            target=_child, args=(program, self.args, str(cwd), {**environment, **more}, streams)
         )
         self._process.start()
         assert self._process.pid is not None
@@ -86,6 +94,26 @@ class ForkedCommand:
         return out, err
 
 
+def forked_ranks(
+    arguments: Sequence[str], *, cwd: Path, environment: Mapping[str, str], program: Callable[[], object] = main
+) -> list[ForkedCommand]:
+    """Two running ranks of one machine, with the variables that ``torchrun`` sets; what one prints is its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    return [
+        ForkedCommand(
+            arguments,
+            cwd=cwd,
+            environment=environment,
+            more={**group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            program=program,
+        )
+        for rank in range(2)
+    ]
+
+
 @cache
 def _server(environment: tuple[tuple[str, str], ...]) -> ForkServerContext:
     """The process to fork, started with this environment: libraries read theirs when they are imported."""
@@ -102,8 +130,14 @@ def _server(environment: tuple[tuple[str, str], ...]) -> ForkServerContext:
     return context
 
 
-def _child(arguments: Sequence[str], cwd: str, environment: Mapping[str, str], streams: Sequence[str]) -> None:
-    """Run the command, and end as the interpreter ends: threads, then what was registered with atexit."""
+def _child(
+    program: Callable[[], object],
+    arguments: Sequence[str],
+    cwd: str,
+    environment: Mapping[str, str],
+    streams: Sequence[str],
+) -> None:
+    """Run the program, and end as the interpreter ends: threads, then what was registered with atexit."""
     for descriptor, file in enumerate(streams, start=1):
         opened = os.open(file, os.O_WRONLY | os.O_CREAT)
         os.dup2(opened, descriptor)
@@ -113,7 +147,7 @@ def _child(arguments: Sequence[str], cwd: str, environment: Mapping[str, str], s
     os.environ.update(environment)
     sys.argv = list(arguments)
     try:
-        main()
+        program()
     finally:
         threading._shutdown()
         atexit._run_exitfuncs()

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import two_ranks
+from command import succeed_on_two_ranks
 from safetensors.torch import load_file
 from tiny import qwen3, rows, tokenizer
 from two_ranks import FEWER, MINUTES, MORE, OPTIMISER, loss, micro_batches, steps_of
@@ -169,17 +171,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
         steps_of(first, range(3))
         checkpoint.save(first, folder / MORE.format(stage), step=3, state={})
         close_deepspeed(first)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     names = "saved_and_resumed,resharded,saved_in_background,fails_on_one_rank,late"
-    done = subprocess.run(
-        [*command, str(HERE / "two_ranks.py"), names, str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    succeed_on_two_ranks(names, str(folder), program=two_ranks.main)
     return folder
 
 

@@ -1,5 +1,4 @@
 import math
-import os
 import random
 import subprocess
 import sys
@@ -8,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import two_ranks
+from command import succeed_on_two_ranks
 from packed import collate, trained_logprobs
 from tiny import forking_rows, llama, plain_logprobs, qwen3, rows, segment, surrogate_step
 from torch import Tensor
@@ -102,16 +103,8 @@ def test_gradient_accumulation_the_same_rows_in_any_micro_batches_are_one_step()
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two real processes found, in all scenarios of one launch."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [
-        str(HERE / "two_ranks.py"),
-        "uneven,shared_out,chunks,one_rank_fails,checkpointed,shared_rows",
-        str(folder),
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    names = "uneven,shared_out,chunks,one_rank_fails,checkpointed,shared_rows"
+    succeed_on_two_ranks(names, str(folder), program=two_ranks.main)
     return folder
 
 

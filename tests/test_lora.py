@@ -1,14 +1,13 @@
 """Adapters: what they compute, what trains, what the sampler gets, and that the base is never touched."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+import two_ranks
 from adapters import EVERYWHERE, LORA, adapted_qwen3, moved_qwen3, trained_weights
+from command import succeed_on_two_ranks
 from packed import collate, computed
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny import llama, plain_logprobs, qwen3, rows, surrogate_step, tokenizer
@@ -160,11 +159,7 @@ def test_lora_under_every_zero_stage_equals_plain_torch_and_peft(stage: int) -> 
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two real processes found."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(HERE / "two_ranks.py"), "with_adapters", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    succeed_on_two_ranks("with_adapters", str(folder), program=two_ranks.main)
     return folder
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from command import TINY, start, succeed
+from command import TINY, start, succeed, succeed_on_two_ranks
 from metrics_page import missing, unexplained
-from runs import TWO_RANKS, assert_equal_runs, first_update, one_step, sampled, wait_for
+from runs import assert_equal_runs, first_update, one_step, sampled, wait_for
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.players import local_player
@@ -104,7 +104,7 @@ def test_a_run_stopped_and_killed_goes_on_with_the_batch_that_was_sampled_ahead(
 
 def test_two_ranks_sample_ahead_what_one_does_and_go_on(finished: Path, tmp_path: Path) -> None:
     saving = ("train.save_every=1", "train.save_in_background=true")
-    one_step(finished, tmp_path / "two", "train.steps=2", *saving, launcher=TWO_RANKS)
+    one_step(finished, tmp_path / "two", "train.steps=2", *saving, ranks=2)
     for step in (1, 2):
         assert sampled(tmp_path / "two", step) == sampled(finished, step)
     assert first_update(tmp_path / "two") == pytest.approx(first_update(finished), rel=1e-4, abs=1e-6)
@@ -115,9 +115,7 @@ def test_two_ranks_sample_ahead_what_one_does_and_go_on(finished: Path, tmp_path
     assert len(ahead.trajectories) == 16
     assert places == sorted(places)
     before = json.dumps(read_metrics(tmp_path / "two/metrics.jsonl")[-2]["loss"])
-    process = start("train", "--resume", str(tmp_path / "two"), launcher=TWO_RANKS)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, out[-2000:] + err[-4000:]
+    succeed_on_two_ranks("train", "--resume", str(tmp_path / "two"))
     lines = [line for line in read_metrics(tmp_path / "two/metrics.jsonl") if "loss" in line]
     assert [line["step"] for line in lines] == [1, 2]
     assert json.dumps(lines[-1]["loss"]) == before

@@ -125,6 +125,7 @@ def test_the_script_prints_the_tables_that_need_no_vllm() -> None:
 
 
 @needs_vllm
+@pytest.mark.skipif("LONG_TESTS" not in os.environ, reason="starts vLLM twice for a benchmark: LONG_TESTS=1 runs it")
 def test_the_script_compares_the_engine_with_bare_vllm() -> None:
     out = benchmark("--parts", "overhead", "--trajectories", "4", "--turns", "2", "--output", "4")
     assert "| engine on vLLM |" in out

@@ -372,7 +372,7 @@ def test_what_dynamic_sampling_adds_does_not_depend_on_the_number_of_ranks(finis
     )
     changes = ("reward={name: correct}", algorithm)  # hardly any answer is right yet
     one_step(finished, tmp_path / "one", *changes)
-    one_step(finished, tmp_path / "two", *changes, launcher=TWO_RANKS)
+    one_step(finished, tmp_path / "two", *changes, ranks=2)
     assert sampled(tmp_path / "one", 1) == sampled(tmp_path / "two", 1)
     found = first_update(tmp_path / "one")
     assert found["groups_dropped"] > 0

@@ -1,4 +1,4 @@
-"""What several ranks do in the learner's tests, as processes of their own: ``torchrun … two_ranks.py SCENARIO FOLDER``.
+"""What several ranks do in the learner's tests, as processes of their own: ``two_ranks.py SCENARIO,… FOLDER``.
 
 Every scenario writes what it found as ``FOLDER/<name>.pt``; the tests compare that with plain torch in their process.
 """
@@ -363,7 +363,9 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
     )
 }
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """The scenarios of the command line, one after another."""
     torch.set_num_threads(1)
     ranks.join(MINUTES)
     for wanted in sys.argv[1].split(","):
@@ -371,3 +373,7 @@ if __name__ == "__main__":
     ranks.leave()
     sys.stdout.flush()
     os._exit(0)  # interpreter shutdown of torch and DeepSpeed together takes longer than a scenario
+
+
+if __name__ == "__main__":
+    main()
