@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,10 @@ from condensegrpo.algorithms.objective import MicroBatchLoss
 from condensegrpo.assembly.learning_signal import objective
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.training.credit_step import give_credit
+from condensegrpo.core.trajectory import Stop
+from condensegrpo.storage.credit import read_credit
+from condensegrpo.training.credit_step import give_credit, record_credit
+from condensegrpo.training.rollout_step import StepBatch
 
 
 def answered(name: str, tokens: int, *, right: float) -> ScoredTrajectory:
@@ -59,3 +63,17 @@ def test_without_an_aggregation_of_their_own_kl_terms_weigh_as_losses() -> None:
     )
     batch = collate(rows_of(kept, credit.advantage_NK, credit.weight_NK, kl_weight_NK=credit.kl_weight_NK))
     assert batch.kl_weights.tolist() == batch.weights.tolist() == pytest.approx([1 / 5] * 5)
+
+
+def test_a_trajectory_without_turns_is_recorded_beside_the_others(tmp_path: Path) -> None:
+    """Its first prompt was longer than ``max_context_tokens``."""
+    algorithm = load_config(find_config("search_grpo")).algorithm
+    overflowed = scored(trajectory(id="g-1", group="g", stop=Stop.CONTEXT_OVERFLOW, answer=None), 0.0, correct=0.0)
+    kept = (answered("0", 2, right=1.0), overflowed)
+    credit = give_credit(
+        kept, Estimator(ESTIMATORS["grpo"]), algorithm.aggregation, stops=algorithm.stops, whitened=False
+    )
+    record_credit(tmp_path / "credit.jsonl", StepBatch(kept, (), ()), credit, stops=algorithm.stops)
+    recorded = read_credit(tmp_path / "credit.jsonl")
+    assert (recorded["g-1"].advantages, recorded["g-1"].terms) == ((), ())
+    assert recorded["g-0"].advantages == pytest.approx([math.sqrt(0.5)], rel=1e-5)

@@ -105,7 +105,7 @@ def _terms(kept: Sequence[ScoredTrajectory], credit: StepCredit) -> Iterator[tup
         terms = []
         for name, value, applies, numbers in columns:
             values = value[index][:turns]
-            has = applies[index][:turns] if applies is not None else [1.0]
+            has = (applies[index] if applies is not None else [1.0])[:turns]  # none where the first prompt overflowed
             width = max(len(values), len(has))
             if any(has):
                 pairs = zip(_wide(values, width), _wide(has, width), strict=True)
