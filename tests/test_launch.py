@@ -181,7 +181,7 @@ def test_what_is_not_on_this_machine_is_named_and_left_to_the_nodes(tmp_path: Pa
     assert "not checked on this machine: opening the search corpus /on/the/nodes.jsonl: there is no such file" in out
     questions = "task={name: bfcl_memory, data: /on/the/nodes.whl, options: {}}"
     out = launch("slurm", "bfcl_memory_smollm2", questions, "--gpus", 0, "--out", tmp_path / "memory.sbatch")
-    assert "not checked on this machine: reading BFCL's memory questions: /on/the/nodes.whl has no" in out
+    assert "not checked on this machine: reading BFCL's data: /on/the/nodes.whl has no" in out
 
 
 def test_a_script_is_not_replaced_unasked_nor_submitted_where_there_is_no_sbatch(

@@ -7,25 +7,20 @@
 The files are in the wheel of the package bfcl-eval, which need not be installed.
 """
 
-import json
 import re
-import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from condensegrpo.core.errors import DataError, DataMissing
+from condensegrpo.core.errors import DataError
+from condensegrpo.storage.bfcl import PACKAGE, bfcl_folder, bfcl_rows
 
-PACKAGE = "bfcl-eval==2026.3.23"
 QUESTIONS = "BFCL_v4_memory.json"
-FOLDERS = (".", "bfcl_eval/data", "data")  # where the files may be, below what the user names
 Match = Literal["words", "substring"]
 _PLACEHOLDER = re.compile(r"\[(?:\d+ )?turns? [^\[\]]* omitted[^\[\]]*\]")  # its numbers are no answers
 _IGNORED = str.maketrans("'", '"', ",./-_*^()")  # as BFCL's own checker
-_Place = Path | zipfile.Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +61,14 @@ def read_memory_questions(source: Path | None = None) -> MemoryQuestions:
         DataMissing: it is not there.
         DataError: a file is damaged or lacks something.
     """
-    folder = _folder(source)
-    answers = {str(row["id"]): row for row in _rows(folder / "possible_answer" / QUESTIONS, "id", "ground_truth")}
+    folder = bfcl_folder(QUESTIONS, source)
+    answers = {str(row["id"]): row for row in bfcl_rows(folder / "possible_answer" / QUESTIONS, "id", "ground_truth")}
     messages: dict[str, tuple[str, ...]] = defaultdict(tuple)
     files = (file for file in (folder / "memory_prereq_conversation").iterdir() if file.name.endswith(".json"))
     for file in sorted(files, key=lambda file: file.name):
-        for row in _rows(file, "scenario", "question"):
+        for row in bfcl_rows(file, "scenario", "question"):
             messages[row["scenario"]] += tuple(message["content"] for turn in row["question"] for message in turn)
-    rows = _rows(folder / QUESTIONS, "id", "scenario", "question")
+    rows = bfcl_rows(folder / QUESTIONS, "id", "scenario", "question")
     for row in rows:
         if row["id"] not in answers or row["scenario"] not in messages:
             lacking = "answer" if row["id"] not in answers else f"conversation of the scenario {row['scenario']!r}"
@@ -102,36 +97,3 @@ def contains_answer(answers: Iterable[str], text: str, match: Match = "words") -
 
 def _plain(text: str) -> str:
     return text.translate(_IGNORED).lower()
-
-
-def _folder(source: Path | None) -> _Place:
-    """The folder that has the files, also inside a wheel."""
-    roots: list[_Place] = []
-    if source is None:
-        spec = find_spec("bfcl_eval")
-        roots = [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []
-    elif source.is_dir():
-        roots = [source]
-    elif zipfile.is_zipfile(source):
-        roots = [zipfile.Path(source)]
-    for place in (root / folder if folder != "." else root for root in roots for folder in FOLDERS):
-        if (place / QUESTIONS).is_file():
-            return place
-    looked = "the package bfcl_eval is not installed" if source is None else f"{source} has no {QUESTIONS}"
-    raise DataMissing(
-        f"reading BFCL's memory questions: {looked}. Run `pip download --no-deps {PACKAGE}` and name the wheel with "
-        f"--data, or install it: `pip install --no-deps {PACKAGE}`"
-    )
-
-
-def _rows(file: _Place, *columns: str) -> list[dict[str, Any]]:
-    """The rows of a file, each with these columns."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines if line.strip()]
-    except (OSError, KeyError, ValueError) as error:
-        raise DataError(f"reading the memory questions in {file}: {error}. Fetch {PACKAGE} again") from error
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict) or not all(row.get(column) for column in columns):
-            raise DataError(f"reading {file}: row {number} lacks one of {', '.join(columns)}. Fetch {PACKAGE} again")
-    return rows
