@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.process_guard import STOP_SECONDS
 from condensegrpo.learner.policy import positions
 from condensegrpo.learner.ranks import gather, rank
 from condensegrpo.samplers.vllm.adapters import native_rank, targets_of
 from condensegrpo.samplers.vllm.request import INSTALL
-from condensegrpo.samplers.vllm_server.guard import STOP_SECONDS
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 from condensegrpo.samplers.vllm_server.settings import NCCL, ServedModel, ServerSettings
 

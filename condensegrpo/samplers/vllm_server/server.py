@@ -4,7 +4,7 @@
     --middleware condensegrpo.samplers.vllm_server.server.RequireToken               for every route but /health
     --worker-extension-cls condensegrpo.samplers.vllm_server.server.ServedWeights    for /collective_rpc
 
-Its processes end together, with ``--watched`` also when standard input closes, see ``guard.py``.
+Its processes end together, with ``--watched`` also when standard input closes, see ``core/process_guard.py``.
 
 vLLM loads the classes by name, and the process of its engine imports this file again. The file imports the standard
 library only: the processes are guarded before the seconds that torch and vLLM take, and ``condensegrpo serve`` reads
@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from condensegrpo.samplers.vllm_server.guard import guarded
+from condensegrpo.core.process_guard import guarded
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,4 +1,4 @@
-"""The processes of a vLLM server end together. The server here is a stand-in, with a child that ignores SIGTERM."""
+"""The processes of a server end together. The server here is a stand-in, with a child that ignores SIGTERM."""
 
 import os
 import signal
@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from condensegrpo.core import process_guard
+
 PROGRAM = """
 import os, signal, sys, time
-from condensegrpo.samplers.vllm_server import guard
+from condensegrpo.core import process_guard
 
 def serve():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -19,8 +21,8 @@ def serve():
     os.write(1, b"%d\\n" % os.getpid())
     time.sleep(600)
 
-guard.STOP_SECONDS = 1
-guard.guarded(serve, watched=sys.argv[1])
+process_guard.STOP_SECONDS = 1
+process_guard.guarded(serve, watched=sys.argv[1])
 """
 
 Guard = subprocess.Popen[str]
@@ -50,3 +52,21 @@ def test_no_process_of_a_server_outlives_the_others(
         assert guard.wait(20) == code
         assert guard.stdout.read() == ""  # at its end: the last process that could write to it has ended
         assert weights.exists() != guard.stdin.closed
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        pytest.param(lambda guard: guard.terminate(), 128 + signal.SIGTERM, id="it is asked to end"),
+        pytest.param(lambda guard: guard.stdin.close(), 128 + signal.SIGKILL, id="its run is killed"),
+    ],
+)
+def test_a_command_is_guarded_too(end: Callable[[Guard], None], code: int) -> None:
+    command = [sys.executable, "-P", process_guard.__file__, "sh", "-c", "echo here; sleep 600 & wait"]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as guard:
+        assert guard.stderr is not None
+        assert guard.stderr.readline() == "here\n"
+        end(guard)
+        assert guard.wait(20) == code
+        assert guard.stderr.read() == ""  # at its end: the child of the command has ended

@@ -1,9 +1,11 @@
-"""Ends all processes of a vLLM server together, whichever of them ends first. Standard library only.
+"""Ends all processes of a server together, whichever of them ends first. Standard library only.
 
     run ── standard input ─▶ guard ── pipe ─▶ server ─▶ engine ─▶ workers        the last three are one process group
 
-An engine survives the kill of its server: it ignores SIGTERM, keeps its memory, and the port that it inherited accepts
-connections that nobody answers.
+An engine of vLLM survives the kill of its server: it ignores SIGTERM, keeps its memory, and the port that it inherited
+accepts connections that nobody answers.
+
+    python process_guard.py COMMAND ARGUMENT …      any server, which writes to stderr only, until standard input closes
 """
 
 import os
@@ -29,7 +31,7 @@ def guarded(serve: Callable[[], None], *, watched: str | None = None) -> NoRetur
         serve: serves until a signal ends it.
         watched: a folder that is removed when standard input closes, which also ends the server: the run that started
             it holds the other end of that pipe, so that a killed run leaves neither processes nor weights in memory
-            behind. None: standard input is not read.
+            behind. None: standard input is not read; empty: there is no such folder.
     """
     lifeline, held = os.pipe()
     server = os.fork()
@@ -75,3 +77,15 @@ def _when_closed(pipe: int, call: Callable[[], None]) -> None:
         call()
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def _become_command() -> None:
+    try:
+        os.execvp(sys.argv[1], sys.argv[1:])
+    except OSError as error:
+        sys.exit(f"{sys.argv[1]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    guarded(_become_command, watched="")
