@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future, wait
 from functools import partial
@@ -74,6 +75,14 @@ class BackgroundLoop:
     async def call(self, work: Coroutine[object, object, T]) -> T:
         """Await the result of ``work`` from another event loop. Cancelling the caller cancels the work."""
         return await asyncio.wrap_future(self.submit(work))
+
+    def finish(self, work: Coroutine[object, object, object]) -> None:
+        """Close the loop after ``work``. The garbage collector may call it in any thread, where it does not wait."""
+        if threading.current_thread() is not threading.main_thread():
+            self.submit(work)
+            return
+        self.run(work)
+        self.close()
 
     def close(self) -> None:
         """Cancel all running coroutines and end the thread. May be called twice."""

@@ -9,25 +9,21 @@ it, as ``environment_error``; the next episode opens it again.
 
 import asyncio
 import json
-import os
-import shlex
-import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
-from string import Template
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 from annotated_types import Gt
-from pydantic import ConfigDict
 
 from condensegrpo.core.background_loop import BackgroundLoop
-from condensegrpo.core.credentials import has_credentials
 from condensegrpo.core.errors import EnvironmentLost
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols import Environment, EnvironmentTool, Problem, Step
+from condensegrpo.integrations.child_process import ChildProcess
 from condensegrpo.integrations.mcp_client import VERSION, Connection, HttpConnection, Json, ProcessConnection, Refused
+from condensegrpo.integrations.server_address import ServerAddress, check_servers
 from condensegrpo.tasks.jsonl import Jsonl
 
 CLIENT = {"name": "condensegrpo", "version": "1"}
@@ -35,32 +31,11 @@ MAX_PAGES = 100  # of a server's list of tools
 
 
 @dataclass(frozen=True, kw_only=True)
-class McpServer:
-    """Where a server is, and what it may be used for. It has a command or an address."""
+class McpServer(ServerAddress):
+    """A server and what it may be used for: a command speaks over its stdin and stdout, an address streamable HTTP."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-
-    command: str | tuple[str, ...] = ()  # of a server that speaks over its stdin and stdout
-    url: str = ""  # of one that speaks streamable HTTP
     tools: tuple[str, ...] | None = None  # names of those that are offered; None: all
     prefix: str = ""  # before the names of its tools
-    environment: tuple[str, ...] = ()  # names of variables that the command gets besides PATH, HOME and the like
-    headers: Mapping[str, str] = field(default_factory=dict)  # of every request; ${NAME} is an environment variable
-    folder: str | None = None  # that the command runs in; None: the current one
-
-    def __post_init__(self) -> None:
-        if bool(self.command) == bool(self.url):
-            raise ValueError(f"a server has a command or an url: found {self.command!r} and {self.url!r}")
-        if has_credentials(self.url):
-            raise ValueError("an url has no user and no password: put them into headers, as in Authorization: ${TOKEN}")
-
-    def variables(self) -> Mapping[str, str]:
-        """The environment variables of the command; KeyError: one is not set."""
-        return {name: os.environ[name] for name in self.environment}
-
-    def filled_headers(self) -> Mapping[str, str]:
-        """The headers with the values of variables; KeyError: one is not set."""
-        return {name: Template(value).substitute(os.environ) for name, value in self.headers.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +62,7 @@ class Mcp(Jsonl):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.servers:
-            raise ValueError("there is no server: name one in task.options.servers")
-        for name, server in self.servers.items():
-            try:
-                server.variables(), server.filled_headers()
-            except (KeyError, ValueError) as error:
-                raise ValueError(f"the server {name} names an environment variable that is not set: {error}") from error
+        check_servers(self.servers)
 
     def environment(self, problem: Problem) -> "McpEpisode":
         """A fresh episode."""
@@ -136,12 +105,8 @@ class ServerPool:
         await self._loop.call(self._closed(servers))
 
     def close(self) -> None:
-        """End the shared sessions and the loop; without waiting where the garbage collector calls it in any thread."""
-        if threading.current_thread() is not threading.main_thread():
-            self._loop.submit(self._close_shared())
-            return
-        self._loop.run(self._close_shared())
-        self._loop.close()
+        """End the shared sessions and the loop."""
+        self._loop.finish(self._close_shared())
 
     async def _open_shared(self, servers: dict[str, OpenServer]) -> None:
         lost = [name for name, opening in self._shared.items() if opening.done() and _is_lost(opening)]
@@ -176,10 +141,12 @@ class ServerPool:
 
     async def _opened(self, name: str, server: McpServer) -> OpenServer:
         """Open a session with a server and list its tools."""
-        command = shlex.split(server.command) if isinstance(server.command, str) else server.command
         connection: Connection
-        if command:
-            connection = await ProcessConnection.opened(name, command, server.variables(), server.folder)
+        if server.command:
+            process = await ChildProcess.started(
+                f"the MCP server {name}", server.arguments, server.variables(), server.folder
+            )
+            connection = ProcessConnection(name, process)
         else:
             connection = HttpConnection(name, server.url, server.filled_headers())
         try:
@@ -296,7 +263,7 @@ async def _listed(name: str, server: McpServer, connection: Connection) -> tuple
         page = await connection.request("tools/list", {"cursor": cursor} if cursor else {})
         tools = page.get("tools")
         for tool in tools if isinstance(tools, list) else [tools]:
-            if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or not _is_schema(tool):
+            if not is_tool(tool, "inputSchema"):
                 raise ValueError(f"the MCP server {name} lists {tool!r:.200}, wanted a tool with name and inputSchema")
             listed.append(tool)
         cursor = page.get("nextCursor")
@@ -310,9 +277,11 @@ async def _listed(name: str, server: McpServer, connection: Connection) -> tuple
     return tuple(by_name[wanted] for wanted in server.tools)
 
 
-def _is_schema(tool: Json) -> bool:
-    schema = tool.get("inputSchema")
-    return isinstance(schema, dict) and isinstance(schema.get("properties", {}), dict)
+def is_tool(value: object, schema: str) -> TypeGuard[Json]:
+    """Whether a server describes a tool: by its name, and under the key ``schema`` by an object of arguments."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not isinstance(value.get(schema), dict):
+        return False
+    return isinstance(value[schema].get("properties", {}), dict)
 
 
 def _is_lost(opening: "asyncio.Task[OpenServer]") -> bool:

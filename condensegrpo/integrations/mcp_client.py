@@ -14,23 +14,18 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import re
-import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 import aiohttp
 
 from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import EnvironmentLost
+from condensegrpo.integrations.child_process import CHUNK, END_SECONDS, SHOWN, ChildProcess
 
 VERSION = "2025-06-18"
 MAX_BYTES = 16 * 2**20  # of one message; a longer one is read to its end and refused
-CHUNK = 2**16
-SHOWN = 600  # characters of a server's stderr or error page in a message
-END_SECONDS = 2.0  # in which a process ends by itself after its stdin was closed, and again after SIGTERM
-INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")  # variables that every command gets
 TOO_LONG = f"its answer exceeds {MAX_BYTES >> 20} MiB"
 Json = Mapping[str, Any]
 _ID = re.compile(rb'"id"\s*:\s*(\d+)\s*[,}]')
@@ -64,39 +59,12 @@ class Connection(Protocol):
 class ProcessConnection:
     """A server that is a child process, with which several requests may be under way."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
-        """``name``: of the server, for messages. Use ``opened``."""
+    def __init__(self, name: str, process: ChildProcess) -> None:
+        """``name``: of the server, for messages."""
         self.lost = ""
         self._name, self._process = name, process
         self._waiting = dict[int, asyncio.Future[Json]]()
-        self._said = b""  # the end of its stderr
-        self._readers = [asyncio.create_task(self._listen()), asyncio.create_task(self._keep_errors())]
-
-    @classmethod
-    async def opened(
-        cls, name: str, command: Sequence[str], environment: Mapping[str, str], folder: str | None
-    ) -> "ProcessConnection":
-        """Start a command.
-
-        Args:
-            environment: variables that it gets besides ``INHERITED``.
-            folder: that it runs in; None: the current one.
-        """
-        pipe = asyncio.subprocess.PIPE
-        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=pipe,
-                stdout=pipe,
-                stderr=pipe,
-                cwd=folder,
-                env={**inherited, **environment},
-                start_new_session=True,  # a group, which is ended as a whole
-            )
-        except OSError as error:
-            raise EnvironmentLost(f"starting the MCP server {name}: {error}") from error
-        return cls(name, process)
+        self._reader = asyncio.create_task(self._listen())
 
     async def request(self, method: str, parameters: Json) -> Json:
         """The result of a request, see ``Connection``."""
@@ -118,29 +86,15 @@ class ProcessConnection:
         await self._send({"method": method, "params": parameters})
 
     async def close(self) -> None:
-        """End the process group: by closing its stdin, else by signals."""
-        assert self._process.stdin is not None
+        """End the process group."""
         self.lost = self.lost or f"the MCP server {self._name} was closed"
-        self._process.stdin.close()
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), END_SECONDS)
-                break
-            self._kill(number)
-        self._kill(signal.SIGKILL)  # processes that it started
-        await self._process.wait()
-        for reader in self._readers:
-            reader.cancel()
-        await asyncio.gather(*self._readers, return_exceptions=True)
-
-    def _kill(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+        await self._process.close()
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
 
     async def _send(self, message: Json) -> None:
         if self.lost:
             raise EnvironmentLost(self.lost)
-        assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
             await self._process.stdin.drain()
@@ -149,7 +103,6 @@ class ProcessConnection:
             raise EnvironmentLost(self.lost) from error
 
     async def _listen(self) -> None:
-        assert self._process.stdout is not None
         async for line, whole in lines_of(self._process.stdout):
             if not whole:
                 self._refuse(line)
@@ -173,21 +126,11 @@ class ProcessConnection:
 
     async def _ended(self) -> None:
         """Tell everyone who waits why there will be no answer."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._process.wait()), END_SECONDS)
-        await asyncio.sleep(0)  # until stderr has been read
-        code = self._process.returncode
-        how = "closed its stdout" if code is None else f"ended with exit code {code}"
-        said = redacted(self._said.decode(errors="replace").strip())
-        self.lost = self.lost or f"the MCP server {self._name} {how}{said and f': {said}'}"
+        how = await self._process.described_end()
+        self.lost = self.lost or f"the MCP server {self._name} {how}"
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(EnvironmentLost(self.lost))
-
-    async def _keep_errors(self) -> None:
-        assert self._process.stderr is not None
-        while chunk := await self._process.stderr.read(CHUNK):
-            self._said = (self._said + chunk)[-SHOWN:]
 
 
 class HttpConnection:
@@ -208,7 +151,7 @@ class HttpConnection:
         async with self._posted({"id": number, "method": method, "params": parameters}) as response:
             if "Mcp-Session-Id" in response.headers:
                 self._headers["Mcp-Session-Id"] = response.headers["Mcp-Session-Id"]
-            async for message in _messages_of(response):
+            async for message in messages_of(response):
                 if reply := _reply_to(message):
                     await self._post(reply)
                 elif message.get("id") == number:
@@ -272,8 +215,12 @@ async def lines_of(
         yield b"".join((*pieces, tail)), size <= MAX_BYTES
 
 
-async def _messages_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """The messages of a response: one of JSON, or those of a stream of events."""
+async def messages_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """The messages of a response: one of JSON, or those of a stream of events.
+
+    Raises:
+        Refused: it is longer than ``MAX_BYTES``, or something else.
+    """
     events, data = response.content_type == "text/event-stream", list[bytes]()
     async for line, whole in lines_of(response.content):
         if not whole or sum(map(len, data)) > MAX_BYTES:
