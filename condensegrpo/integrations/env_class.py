@@ -11,66 +11,42 @@ after which the attribute ``done`` of an object with ``get_reward`` is true.
 """
 
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from types import MethodType
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import Ge, Gt, Lt
-from pydantic import TypeAdapter, ValidationError
-
-from condensegrpo.core.errors import DataError, PluginError
+from condensegrpo.core.errors import PluginError
 from condensegrpo.core.failures import at_definition
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.plugins import load_object
 from condensegrpo.core.protocols import EnvironmentTool, Problem, Split, Step, ToolResult
 from condensegrpo.episodes.toolcalls import tool_schema
-from condensegrpo.integrations.chat import Texts, messages
 from condensegrpo.integrations.episode_thread import EpisodeThread
-from condensegrpo.storage.rows import Row, read_rows, require_columns
+from condensegrpo.integrations.reset_rows import ResetRows
 from condensegrpo.tasks.answers import AnswerStyle, read_answer
-from condensegrpo.tasks.splits import SHARE, split
 
 NO_TOOLS = ("reset", "get_reward", "close")
-_PROMPT: TypeAdapter[Texts] = TypeAdapter(Texts)
 
 
 @dataclass(kw_only=True, eq=False)
-class EnvClass:
+class EnvClass(ResetRows):
     """The task ``env_class``. A row is a problem, and its columns are the arguments of ``reset``.
 
-    Without ``eval_data`` a share of the rows is held out by their hash.
-
     Raises:
-        DataError: what ``rows.read_rows`` raises, a prompt that is neither text nor chat messages, a missing column.
+        DataError: as ``ResetRows.read_splits``.
         PluginError: the class cannot be imported, has no ``reset``, or a method lacks type hints or a docstring.
     """
 
     factory: str | Callable[..., Any]  # path/to/file.py:Class, package.module:Class, or the class itself
     data: str  # training rows, see ``rows.read_rows``
-    eval_data: str | None = None  # held-out rows
-    prompt: str = "prompt"  # column of a text or of chat messages; without it an episode begins with what reset returns
-    answer: str | None = None  # column of the ground truth, for rewards that compare; None: none
-    answer_style: AnswerStyle = "reply"  # how an answer is read from the last reply, see ``answers.read_answer``
-    eval_share: Annotated[float, Gt(0), Lt(1)] = SHARE  # of the rows, held out if there is no ``eval_data``
-    max_examples: Annotated[int, Ge(1)] | None = None  # training rows to read, from the first
 
     def __post_init__(self) -> None:
         self._make = load_object("environments", self.factory) if isinstance(self.factory, str) else self.factory
         if isinstance(self._make, type):  # of other factories, when an episode starts
             _tools_of(self._make)
-        train = self._read(read_rows(self.data, split="train", limit=self.max_examples), "train", self.data)
-        held_out = None
-        if self.eval_data is not None:
-            held_out = self._read(read_rows(self.eval_data, split="test"), "test", self.eval_data)
-        splits = split(train, held_out, source=self.data, share=self.eval_share)
-        self.dropped = splits.dropped  # training rows that are left out because the evaluation data has them too
-        self._problems: Mapping[Split, Sequence[Problem]] = {
-            "train": [self._posed(problem) for problem in splits.train],
-            "eval": [self._posed(problem) for problem in splits.held_out],
-        }
+        self._problems = self.read_splits(self.data)
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The rows of a split, in the order of the file."""
@@ -78,35 +54,7 @@ class EnvClass:
 
     def environment(self, problem: Problem) -> "ClassEpisode":
         """A fresh episode."""
-        return ClassEpisode(self._make, problem.data, self._prompt(problem.data), self.answer_style)
-
-    def _read(self, rows: Sequence[Row], split: str, source: str) -> list[Problem]:
-        """The rows as problems that are told apart by all of their columns: many may have one prompt."""
-        require_columns(rows, [] if self.answer is None else [self.answer], source=source)
-        for number, row in enumerate(rows, start=1):
-            try:
-                self._prompt(row)
-            except ValidationError as error:
-                raise DataError(
-                    f"reading the dataset {source}: row {number} has the {self.prompt} {row[self.prompt]!r:.80}, "
-                    f'wanted a text or chat messages, as in [{{"role": "user", "content": "…"}}]'
-                ) from error
-        return [
-            Problem(
-                id=f"{split}-{number}",
-                question=json.dumps(row, sort_keys=True, default=str),
-                answer=None if self.answer is None or row[self.answer] is None else str(row[self.answer]),
-                data=row,
-            )
-            for number, row in enumerate(rows)
-        ]
-
-    def _posed(self, problem: Problem) -> Problem:
-        return replace(problem, question=self._prompt(problem.data)[-1].text)
-
-    def _prompt(self, row: Mapping[str, Any]) -> tuple[Message, ...]:
-        """The first messages of an episode, without what ``reset`` returns; at least one."""
-        return messages(_PROMPT.validate_python(row.get(self.prompt) or ""), "user") or messages("", "user")
+        return ClassEpisode(self._make, problem.data, partial(self.first_messages, problem.data), self.answer_style)
 
 
 class ClassEpisode:
@@ -116,11 +64,11 @@ class ClassEpisode:
         self,
         make: Callable[[], Any],
         row: Mapping[str, Any],
-        prompt: Sequence[Message],
+        first_messages: Callable[[str], tuple[Message, ...]],
         answer_style: AnswerStyle,
     ) -> None:
-        """Nothing is made before ``start``."""
-        self._make, self._row, self._prompt, self._answer_style = make, row, prompt, answer_style
+        """Nothing is made before ``start``; ``first_messages``: of the episode, with what reset returned."""
+        self._make, self._row, self._first_messages, self._answer_style = make, row, first_messages, answer_style
         self._thread = EpisodeThread("the environment class")
         self._object: Any = None
 
@@ -130,8 +78,7 @@ class ClassEpisode:
         observation = await self._called("reset", **_accepted(self._object.reset, self._row))
         if not isinstance(observation, str | None):
             raise TypeError(f"reset() returned {observation!r:.80}, wanted text or None")
-        *first, last = self._prompt
-        return (*first, replace(last, content=last.text + (observation or "")))
+        return self._first_messages(observation or "")
 
     def tools(self) -> Sequence[EnvironmentTool]:
         """The public methods."""
