@@ -59,11 +59,18 @@ $(VLLM_STAMP): $(STAMP)
 
 # Libraries of adapters' tests whose dependencies do not fit ours; without one its tests are skipped and say so. Of bfcl-eval
 # the tests need data and simulators, which import none of its dependencies.
-others: $(VENV)/others/bfcl
+# Of openenv they need servers, without gradio and the clients of other services.
+others: $(VENV)/others/bfcl $(VENV)/others/openenv
 
 $(VENV)/others/bfcl: $(STAMP)
 	@$(BIN)/python -m pip install --quiet --upgrade --no-deps --target $@ bfcl-eval==2026.3.23 && touch $@ \
 		|| echo "bfcl-eval cannot be installed here: the tests of the task bfcl will be skipped"
+
+$(VENV)/others/openenv: Makefile | $(STAMP)
+	@$(PYTHON) -m venv --clear $@ \
+		&& $@/bin/python -m pip install --quiet fastmcp==3.4.8 fastapi==0.165.0 uvicorn==0.54.0 websockets==17.4 \
+		&& $@/bin/python -m pip install --quiet --no-deps openenv==0.10.0 && touch $@ \
+		|| { rm -rf $@; echo "openenv cannot be installed here: the tests of the task openenv will be skipped"; }
 
 lint: install
 	$(BIN)/ruff check .

@@ -167,7 +167,7 @@ class Toolbox:
         """Messages of an environment that answers calls itself: results of tools in this format, shortened."""
         return tuple(
             self.format.result(
-                message.tool_call_id or "", message.name or "", _shortened(message.text, self._limits.max_chars)
+                message.tool_call_id or "", message.name or "", shortened(message.text, self._limits.max_chars)
             )
             if message.role == "tool"
             else message
@@ -176,7 +176,7 @@ class Toolbox:
 
     def _message(self, index: int, attempt: ToolCall | Malformed, text: str) -> Message:
         call = (call_id_of(index), "") if isinstance(attempt, Malformed) else (attempt.id, attempt.name)
-        return self.format.result(*call, _shortened(text, self._limits.max_chars))
+        return self.format.result(*call, shortened(text, self._limits.max_chars))
 
     async def _outcome(self, attempt: ToolCall | Malformed, history: History) -> "_Outcome":
         if isinstance(attempt, Malformed):
@@ -328,7 +328,7 @@ def tool_schema(name: str, tool: Tool) -> dict[str, Any]:
     return {**schema, "function": {**schema["function"], "name": name}}
 
 
-def _shortened(text: str, limit: int) -> str:
+def shortened(text: str, limit: int) -> str:
     """At most ``limit`` characters of a text, from its head and its tail, with a mark between them that says so."""
     text = text.encode("utf-8", "replace").decode()  # a lone surrogate can be neither tokenised nor saved
     if len(text) <= limit:

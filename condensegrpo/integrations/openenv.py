@@ -1,0 +1,226 @@
+"""The task ``openenv``: environments of OpenEnv servers. Each episode has a session, and in it its own environment.
+
+    servers: {words: {url: "http://127.0.0.1:8000"}}                                         started elsewhere
+    servers: {words: {command: "uvicorn words.server.app:app --port {port}", sessions: 8}}    started here
+
+A row of a data set is a problem, whose columns are the arguments of ``reset``; without a data set, a seed is. Of most
+environments a reply is the action: what its last ``<action>`` tag holds, or the whole reply without its thoughts, fills
+one field. Of an environment that takes calls of tools, its tools are the tools of the episode.
+"""
+
+import json
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from condensegrpo.core.messages import History, Message
+from condensegrpo.core.protocols import EnvironmentTool, Problem, Split, Step, ToolResult
+from condensegrpo.episodes.toolcalls import shortened
+from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, action_in
+from condensegrpo.integrations.mcp import is_tool, text_of
+from condensegrpo.integrations.mcp_client import Json, Refused
+from condensegrpo.integrations.openenv_client import InvalidAction
+from condensegrpo.integrations.openenv_pool import OpenEnvServer, Place, SessionPool
+from condensegrpo.integrations.reset_rows import ResetRows
+from condensegrpo.integrations.server_address import check_servers
+from condensegrpo.tasks.answers import read_answer
+from condensegrpo.tasks.drawn import DrawnProblems
+
+CALL = {"type", "tool_name", "arguments"}  # the fields of an action that calls a tool
+METADATA = "metadata"  # a field of every action, and since 0.10 of every observation
+MAX_CHARS = 100_000  # of an observation; of a longer one the policy reads its beginning and its end
+
+
+@dataclass(kw_only=True, eq=False)
+class OpenEnv(ResetRows):
+    """The task ``openenv``. No row and no seed is in both splits.
+
+    Raises:
+        DataError: as ``ResetRows.read_splits``.
+        ValueError: there is no server, or an environment variable that a server names is not set.
+    """
+
+    servers: Mapping[str, OpenEnvServer]  # by a name for messages; episodes are spread over them
+    data: str | None = None  # training rows, see ``rows.read_rows``; None: problems are seeds
+    arguments: Mapping[str, Any] | None = None  # of every reset, beside the row or the seed
+    eval_arguments: Mapping[str, Any] | None = None  # those that differ in evaluation
+    action_field: str = ""  # that a reply fills; empty: the only one that the server requires
+    action: Mapping[str, Any] | None = None  # the other fields of every action
+    show: tuple[str, ...] = ()  # fields of observations that the policy reads; (): all but the metadata
+    outcome: Literal["sum", "last"] = "sum"  # of the rewards, paid by the reward ``environment``
+    system: str = ""  # the system message; empty for none
+    train_problems: Annotated[int, Ge(1)] = 100_000  # seeds, from FIRST_TRAINING_SEED on
+    eval_problems: Annotated[int, Ge(1), Le(FIRST_TRAINING_SEED)] = 256  # seeds, from 0 on
+    start_seconds: Annotated[float, Gt(0)] = 60.0  # for which a server that is not ready is tried again
+
+    def __post_init__(self) -> None:
+        check_servers(self.servers)
+        if self.data is None and self.eval_data is not None:
+            raise ValueError("found eval_data without data: rows are for both, or seeds")
+        rows = {} if self.data is None else self.read_splits(self.data)
+        self._rows = {
+            split: [replace(problem, data={**self._arguments(split), **problem.data}) for problem in problems]
+            for split, problems in rows.items()
+        }
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The rows of a split, in the order of the file, or its seeds, made when they are needed."""
+        if self._rows:
+            return self._rows[split]
+
+        def seeded(seed: int) -> Problem:
+            question = f"{', '.join(self.servers)} with seed {seed}"
+            return Problem(id=f"{split}-{seed}", question=question, data={**self._arguments(split), "seed": seed})
+
+        first, size = (FIRST_TRAINING_SEED, self.train_problems) if split == "train" else (0, self.eval_problems)
+        return DrawnProblems(size=size, draw=lambda index: seeded(first + index))
+
+    def environment(self, problem: Problem) -> "OpenEnvEpisode":
+        """A fresh episode."""
+        return OpenEnvEpisode(self, problem.data, self._pool)
+
+    def field_of(self, server: str, actions: Json) -> str:
+        """The field of an action that a reply fills; empty: the action calls a tool.
+
+        Args:
+            server: its name, for messages.
+            actions: the schema of its actions.
+
+        Raises:
+            ValueError: the options do not say which.
+        """
+        fields = actions["properties"].keys() - {METADATA}
+        if self.action_field in fields or (not self.action_field and fields <= CALL):
+            return self.action_field
+        required = [name for name in actions.get("required") or fields if name not in (self.action or {})]
+        if self.action_field or len(required) != 1:
+            raise ValueError(
+                f"the actions of the OpenEnv server {server} have the fields {', '.join(sorted(fields))}: name the one "
+                f"that a reply fills in task.options.action_field, and the values of others in task.options.action"
+            )
+        return str(required[0])
+
+    def text_of_observation(self, observation: Json) -> str:
+        """What the policy reads of an observation: one text as it is, anything else as JSON.
+
+        Raises:
+            ValueError: a field of ``show`` is missing.
+        """
+        if missing := [name for name in self.show if name not in observation]:
+            raise ValueError(
+                f"task.options.show names {missing[0]!r}, the observation has the fields {', '.join(observation)}"
+            )
+        shown = {name: observation[name] for name in self.show or observation if self.show or name != METADATA}
+        only = next(iter(shown.values())) if len(shown) == 1 else shown
+        return shortened(_as_text(only) if shown else "", MAX_CHARS)
+
+    def outcome_of(self, rewards: Sequence[float]) -> float | None:
+        """What an episode was worth; None: the environment gave no reward."""
+        if not rewards:
+            return None
+        return sum(rewards) if self.outcome == "sum" else rewards[-1]
+
+    def _arguments(self, split: Split) -> dict[str, Any]:
+        """Of every reset in a split."""
+        return {**(self.arguments or {}), **(self.eval_arguments or {} if split == "eval" else {})}
+
+    @cached_property
+    def _pool(self) -> SessionPool:
+        pool = SessionPool(self.servers, self.start_seconds)
+        weakref.finalize(self, pool.close)  # at the latest when the process exits
+        return pool
+
+
+class OpenEnvEpisode:
+    """One episode: a session with a server."""
+
+    def __init__(self, task: OpenEnv, arguments: Json, pool: SessionPool) -> None:
+        """Nothing is opened before ``start``; ``arguments``: of the reset."""
+        self._task, self._arguments, self._pool = task, arguments, pool
+        self._place = Place(pool)
+        self._field, self._properties = "", dict[str, Json]()
+        self._tools = list[EnvironmentTool]()
+
+    async def start(self) -> tuple[Message, ...]:
+        """The system message, the row's prompt, and after it the first observation."""
+        task, row = self._task, self._arguments
+        observation = await self._pool.call(self._place.start(row))
+        server = self._place.server
+        self._field, self._properties = task.field_of(server.name, server.actions), server.actions["properties"]
+        if not self._field:
+            listed = await self._pool.call(self._place.step({"type": "list_tools"}))
+            self._tools = [*self._offered(server.name, listed)]
+        text = task.text_of_observation(observation)
+        asked = task.first_messages(row, f"\n{text}" if text and row.get(task.prompt) else text)
+        return (*([Message(role="system", content=task.system)] if task.system else []), *asked)
+
+    def tools(self) -> Sequence[EnvironmentTool]:
+        """The tools of the environment, if it has some."""
+        return self._tools
+
+    async def step(self, reply: Message) -> Step:
+        """What follows from a reply that calls no tool: the next observation, or the end."""
+        session, outcome_of = self._place.session, self._task.outcome_of
+        if not self._field:
+            answer = read_answer(reply.text, self._task.answer_style)
+            return Step(done=True, answer=answer, outcome=outcome_of(session.rewards))
+        try:
+            observation = {} if session.done else await self._acted(action_in(reply.text))
+        except InvalidAction as error:
+            return Step(observations=(Message(role="user", content=f"Error: {error}"),))
+        if session.done:
+            return Step(done=True, outcome=outcome_of(session.rewards) or 0.0)
+        return Step(observations=(Message(role="user", content=self._task.text_of_observation(observation)),))
+
+    async def close(self) -> None:
+        """End the session."""
+        await self._pool.call(self._place.close())
+
+    async def _acted(self, text: str) -> Json:
+        """The observation that follows from an action."""
+        value: object = text
+        if self._properties[self._field].get("type", "string") != "string":
+            with suppress(ValueError):  # the server says what it wants
+                value = json.loads(text)
+        return await self._pool.call(self._place.step({**(self._task.action or {}), self._field: value}))
+
+    async def _use(self, name: str, arguments: Mapping[str, Any], history: History) -> ToolResult:
+        session, call = self._place.session, {"type": "call_tool", "tool_name": name, "arguments": dict(arguments)}
+        try:
+            text = "" if session.done else self._text_of_result(await self._pool.call(self._place.step(call)))
+        except Refused as error:
+            text = f"Error: {error}"
+        outcome = self._task.outcome_of(session.rewards) or 0.0
+        return ToolResult(text=text, done=session.done, outcome=outcome if session.done else None)
+
+    def _text_of_result(self, observation: Json) -> str:
+        """What the policy reads of a tool's result."""
+        error, result = observation.get("error"), observation.get("result")
+        if error:
+            return f"Error: {error.get('message') if isinstance(error, dict) else error}"
+        if isinstance(result, dict) and isinstance(result.get("content"), list):
+            return text_of({"content": result["content"], "isError": result.get("is_error")})
+        return _as_text(result) if "result" in observation else self._task.text_of_observation(observation)
+
+    def _offered(self, server: str, observation: Json) -> Iterator[EnvironmentTool]:
+        tools = observation.get("tools")
+        for tool in tools if isinstance(tools, list) and tools else [observation]:
+            if not is_tool(tool, "input_schema"):
+                raise ValueError(
+                    f"the OpenEnv server {server} lists {tool!r:.200}, wanted a tool with name and input_schema"
+                )
+            yield EnvironmentTool(
+                name=tool["name"],
+                description=str(tool.get("description") or ""),
+                parameters=tool["input_schema"],
+                call=partial(self._use, tool["name"]),
+            )
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,549 @@
+"""The task ``openenv`` against real servers of the package ``openenv``, which has an environment of its own."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from aiohttp import web
+from command import ROOT, succeed
+from recipe_world import make_model
+from talk import add, agent, engine
+
+from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.core.background_loop import BackgroundLoop
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.episodes.episode import run_episode
+from condensegrpo.storage.trackers import read_metrics
+
+PYTHON = Path(sys.prefix) / "others" / "openenv" / "bin" / "python"
+PAGE = (ROOT / "docs" / "how-to" / "connect-environments.md").read_text(encoding="utf-8")
+SERVER = '''
+import asyncio, os, sys, time
+import uvicorn
+from fastmcp import FastMCP
+from openenv.core.env_server import Environment, MCPEnvironment, create_app
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+from openenv.core.env_server.types import Action, Observation, State
+
+COUNT = 0
+
+
+class Order(Action):
+    order: str
+    number: int = 0
+
+
+class Seen(Observation):
+    text: str
+    number: int = 0
+
+
+class Orders(Environment):
+    """Does what it is told."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=None, greeting="", **others):
+        return Seen(text=f"{greeting} {seed}")
+
+    def step(self, action, **others):
+        name, _, rest = action.order.partition(" ")
+        if name == "sleep":
+            time.sleep(float(rest))
+        if name == "raise":
+            raise ValueError(rest)
+        if name == "die":
+            print("out of paper", file=sys.stderr, flush=True)
+            os._exit(3)
+        if name == "secret":
+            rest = ",".join(sorted(name for name in os.environ if name.startswith("SHOP_")))
+        text = "x" * (int(rest) << 20) if name == "large" else rest
+        return Seen(text=text, number=action.number, reward=0.25, done=name == "end")
+
+    @property
+    def state(self):
+        return State()
+
+
+class Shop(MCPEnvironment):
+    """Tools; who pays for a lamp has done well."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self):
+        server = FastMCP("shop")
+
+        @server.tool
+        def price(item: str) -> int:
+            """What an item costs."""
+            return {"lamp": 25}[item]
+
+        @server.tool
+        async def later(seconds: float) -> str:
+            """Waits."""
+            await asyncio.sleep(seconds)
+            return "now"
+
+        @server.tool
+        def pay(item: str) -> str:
+            """Pays."""
+            return "thanks"
+
+        super().__init__(server)
+
+    def reset(self, **others):
+        return Observation(metadata={"status": "open"})
+
+    async def step_async(self, action, **others):
+        seen = await super().step_async(action, **others)
+        if isinstance(action, CallToolAction):
+            seen.reward, seen.done = 0.5, action.tool_name == "pay"
+        return seen
+
+    def _step_impl(self, action, **others):
+        raise ValueError("only tools")
+
+    @property
+    def state(self):
+        return State()
+
+
+class Guarded:
+    """Refuses requests without the token."""
+
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        if "SHOP_TOKEN" not in os.environ or dict(scope.get("headers", [])).get(b"token") == b"t0p-secret":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "lifespan":
+            await send({"type": "http.response.start", "status": 401, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+
+port, style, capacity = sys.argv[1:]
+parts = {"orders": (Orders, Order, Seen), "shop": (Shop, CallToolAction, CallToolObservation)}[style]
+app = Guarded(create_app(*parts, max_concurrent_envs=int(capacity)))
+uvicorn.run(app, port=int(port), ws_ping_interval=0.2, ws_ping_timeout=1.5, log_level="warning")
+'''
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> str:
+    if not PYTHON.exists():
+        pytest.skip(f"openenv is not installed in {PYTHON.parents[1]}: run make others")
+    file = tmp_path_factory.mktemp("server") / "server.py"
+    file.write_text(SERVER, encoding="utf-8")
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def orders(script: str) -> Iterator[dict[str, Any]]:
+    yield from running(script, "orders", 32)
+
+
+@pytest.fixture(scope="module")
+def shop(script: str) -> Iterator[dict[str, Any]]:
+    yield from running(script, "shop", 32)
+
+
+def command(script: str, style: str, capacity: int) -> dict[str, Any]:
+    return {"command": [str(PYTHON), script, "{port}", style, str(capacity)]}
+
+
+def running(script: str, style: str, capacity: int) -> Iterator[dict[str, Any]]:
+    """The address of a server that runs for the tests of the module."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen([PYTHON, script, str(port), style, str(capacity)])
+    wait_for(port)
+    yield {"url": f"http://127.0.0.1:{port}"}
+    process.kill()
+    process.wait()
+
+
+def wait_for(port: int) -> None:
+    """Wait until a server listens."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+
+
+def started(script: str) -> list[list[str]]:
+    """The commands of processes that tasks started: guards, and servers that have a parent other than this process."""
+    commands = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.ppid() != os.getpid() or "-P" in process.cmdline():
+                commands.append(process.cmdline())
+    return [command for command in commands if script in command]
+
+
+def guards(script: str) -> list[list[str]]:
+    """The commands of the guards alone."""
+    own = [child.cmdline() for child in psutil.Process().children()]
+    return [command for command in own if script in command and "-P" in command]
+
+
+def task(folder: Path, orders: list[str], *servers: dict[str, Any], **options: Any) -> Any:
+    """Every row has the replies of an episode, separated by semicolons."""
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text, "greeting": "hi", "seed": 7}) + "\n" for text in orders))
+    file.with_name("none.jsonl").write_text(json.dumps({"prompt": "none"}))
+    named = {f"s{number}": server for number, server in enumerate(servers)}
+    given = {"data": str(file), "eval_data": str(file.with_name("none.jsonl")), "servers": named, **options}
+    return build_plugin("tasks", "openenv", given)
+
+
+def reply(prompt: str) -> str:
+    """The next reply of the row; a name and arguments (``price {"item": "lamp"}``) call a tool."""
+    replies = prompt.partition("<|im_start|>user\n")[2].partition("<|im_end|>")[0].partition("\n")[0].split(";")
+    said = replies[min(prompt.count("<|im_start|>assistant") - 1, len(replies) - 1)]
+    name, _, arguments = said.partition(" {")
+    return f'<tool>{{"name": "{name}", "args": {{{arguments}}}</tool>' if arguments else said
+
+
+def play(task: Any, say: Callable[[str], str] = reply, **options: Any) -> list[Trajectory]:
+    """All training problems at the same time."""
+    limits = {"max_turns": 9, "max_context_tokens": 60_000, "tool_seconds": 30, "turn_seconds": 30.0, **options}
+    parts = engine(agent(say), **limits)
+
+    async def episodes() -> list[Trajectory]:
+        return await asyncio.gather(
+            *(
+                run_episode(
+                    problem, environment=task.environment, engine=parts, group_id=problem.id, sample=0, seed=lambda n: n
+                )
+                for problem in task.problems("train")
+            )
+        )
+
+    return asyncio.run(episodes())
+
+
+def observed(trajectory: Trajectory) -> list[str]:
+    texts = [turn.observations[0].text for turn in trajectory.turns if turn.observations]
+    return [text.removeprefix("<result>").removesuffix("</result>") for text in texts]
+
+
+def connections(port: int) -> list[Any]:
+    """Sockets of this process to a port of a server."""
+    return [one for one in psutil.Process().net_connections("tcp") if one.raddr and one.raddr.port == port]
+
+
+def test_a_reply_fills_a_field_of_the_action_and_rewards_are_the_outcome(
+    tmp_path: Path, orders: dict[str, Any]
+) -> None:
+    played = task(tmp_path, ["say one;<action> say two </action>;end"], orders, show=["text"], system="Obey.")
+    (trajectory,) = play(played)
+    assert (trajectory.stop, trajectory.outcome) == (Stop.FINISHED, 0.75), trajectory.detail
+    assert observed(trajectory) == ["one", "two"]
+    first = trajectory.turns[0].context
+    assert [message.text for message in first] == ["Obey.", "say one;<action> say two </action>;end\nhi 7"]
+    (again,) = play(task(tmp_path, ["say one;end"], orders, action={"number": 3}, outcome="last"))
+    assert (again.outcome, observed(again)) == (0.25, ['{"text": "one", "number": 3}'])
+
+
+def test_an_action_that_the_server_refuses_is_no_step_and_an_environment_that_raises_ends_the_episode(
+    tmp_path: Path, orders: dict[str, Any]
+) -> None:
+    options = {"action_field": "number", "action": {"order": "end"}}
+    (trajectory,) = play(task(tmp_path, ["many;4"], orders, **options))
+    assert observed(trajectory)[0].startswith("Error: Invalid message; number: Input should be a valid integer")
+    assert (trajectory.stop, trajectory.outcome) == (Stop.FINISHED, 0.25)
+    raised, endless = play(task(tmp_path, ["raise what;end", "say again"], orders), max_turns=3)
+    assert raised.stop is Stop.ENVIRONMENT_ERROR
+    assert "what" in raised.detail
+    assert (endless.stop, len(endless.turns)) == (Stop.TURN_LIMIT, 3)
+
+
+def test_tools_of_an_environment_are_called_limited_and_end_the_episode(tmp_path: Path, shop: dict[str, Any]) -> None:
+    asked = [
+        'price {"item": "lamp"};price {"item": "car"};price {};pay {"item": "lamp"}',
+        'later {"seconds": 1};price {"item": "lamp"};done',
+        "nothing",
+    ]
+    paid, slow, none = play(task(tmp_path, asked, shop, show=["metadata"]), tool_seconds=0.7)
+    known, unknown, missing, _ = observed(paid)
+    assert known == "25"
+    assert unknown.startswith("Error: Error calling tool 'price'")
+    assert missing.startswith("Error: price: missing a required argument: 'item'")
+    assert (paid.stop, paid.outcome) == (Stop.FINISHED, 1.5)
+    assert paid.turns[0].context[-1].text.endswith('\n{"status": "open"}')
+    # the answer that came too late is not that of the next call, and what it paid counts
+    assert not slow.detail
+    assert observed(slow) == ["Error: later did not finish within 0.7 seconds", "25"]
+    assert (slow.stop, slow.answer, slow.outcome) == (Stop.ANSWERED, "done", 1.0)
+    assert (none.stop, none.answer, none.outcome) == (Stop.ANSWERED, "nothing", None)
+
+
+def test_a_tool_of_the_run_has_no_name_of_the_environment(tmp_path: Path, shop: dict[str, Any]) -> None:
+    (trajectory,) = play(task(tmp_path, ["end"], shop), tools={"price": add})
+    assert trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert "'price', which another tool is called too" in trajectory.detail
+
+
+def test_a_policy_that_thinks_for_long_keeps_its_session(tmp_path: Path, orders: dict[str, Any]) -> None:
+    """The server pings every 0.2 seconds and waits 1.5 seconds for the reply."""
+
+    def slow(prompt: str) -> str:
+        time.sleep(2)
+        return reply(prompt)
+
+    (trajectory,) = play(task(tmp_path, ["end"], orders), slow)
+    assert trajectory.stop is Stop.FINISHED, trajectory.detail
+
+
+def test_thirty_two_episodes_of_a_server_that_is_full_wait_for_each_other_and_leave_nothing(
+    tmp_path: Path, script: str
+) -> None:
+    threads, files = threading.active_count(), psutil.Process().num_fds()
+    played = task(tmp_path, [f"sleep 0.02;say {number};end" for number in range(32)], command(script, "orders", 8))
+    trajectories = play(played)
+    assert [observed(trajectory)[1] for trajectory in trajectories] == [
+        f'{{"text": "{number}", "number": 0}}' for number in range(32)
+    ]
+    (guard,) = guards(script)
+    assert connections(int(guard[guard.index(script) + 1])) == []
+    del played
+    gc.collect()
+    assert started(script) == []
+    assert threading.active_count() <= threads
+    assert psutil.Process().num_fds() <= files
+
+
+def with_replies(played: Any, *replies: str) -> Any:
+    """The same servers, other rows."""
+    rows = zip(played._rows["train"], replies, strict=True)
+    played._rows = {"train": [replace(problem, data={"prompt": text}) for problem, text in rows]}
+    return played
+
+
+def test_a_server_that_dies_ends_its_episodes_only_and_is_started_again(
+    tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = {**command(script, "orders", 1), "environment": ["SHOP_NAME"], "sessions": 1}
+    monkeypatch.setenv("SHOP_NAME", "x")
+    monkeypatch.setenv("SHOP_OTHER", "x")
+    both = task(tmp_path, ["end", "end"], server, server, show=["text"])
+    assert [trajectory.stop for trajectory in play(both)] == [Stop.FINISHED] * 2
+    for guard in guards(script):
+        wait_for(int(guard[guard.index(script) + 1]))
+    died, other = play(with_replies(both, "die", "sleep 0.5;secret;end"))
+    assert died.stop is Stop.ENVIRONMENT_ERROR
+    assert re.search("the OpenEnv server s. ended the session: it ended with exit code 3: out of paper", died.detail)
+    assert (other.stop, observed(other)) == (Stop.FINISHED, ["0.5", "SHOP_NAME"]), other.detail
+    assert [trajectory.stop for trajectory in play(with_replies(both, "end", "end"))] == [Stop.FINISHED] * 2
+    assert len(guards(script)) == 2
+    del both
+    gc.collect()
+    assert started(script) == []
+
+
+@contextlib.contextmanager
+def speaking(schema: object, *answers: object) -> Iterator[dict[str, Any]]:
+    """A server of another version: its answers to the requests of a session are these."""
+
+    async def described(_: web.Request) -> web.Response:
+        return web.json_response(schema)
+
+    async def session(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        for answer in answers:
+            await socket.receive()
+            await (socket.send_bytes(answer) if isinstance(answer, bytes) else socket.send_json(answer))
+        await socket.receive()
+        return socket
+
+    async def served() -> tuple[web.AppRunner, str]:
+        application = web.Application()
+        application.add_routes([web.get("/schema", described), web.get("/ws", session)])
+        runner = web.AppRunner(application, shutdown_timeout=1.0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return runner, "http://{}:{}".format(*runner.addresses[0][:2])
+
+    with BackgroundLoop("server") as loop:
+        runner, url = loop.run(served())
+        yield {"url": url}
+        loop.run(runner.cleanup())
+
+
+ORDERS = {"action": {"properties": {"order": {"type": "string"}}}}
+RESET = {"type": "observation", "data": {"observation": {"text": "Go."}, "reward": None, "done": False}}
+LISTED = {"type": "observation", "data": {"observation": {"tools": [{"name": "price"}]}, "reward": None, "done": False}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "answers", "message"),
+    [
+        (
+            {"detail": "no"},
+            [],
+            "s0 has the schema None, wanted the messages of OpenEnv 0.2 or newer",
+        ),
+        (ORDERS, [{"observation": {}, "done": False}], r"sent .*\"done\": false.*, wanted the messages of OpenEnv 0.2"),
+        (ORDERS, [RESET, {"type": "observation", "data": {"observation": {}}}], "sent .*, wanted the messages"),
+        (ORDERS, [RESET, b"123"], "the OpenEnv server s0 sent binary data, wanted"),
+        (
+            {"action": {"properties": {}}},
+            [RESET, LISTED],
+            "lists {'name': 'price'}, wanted a tool with name and input",
+        ),
+        (
+            {"action": {"properties": {"x": {}, "y": {}}, "required": ["x", "y"]}},
+            [RESET],
+            "have the fields x, y: name the one that a reply fills in task.options.action_field",
+        ),
+    ],
+)
+def test_a_server_that_speaks_otherwise_ends_the_episode(
+    tmp_path: Path, schema: object, answers: list[object], message: str
+) -> None:
+    with speaking(schema, *answers) as server:
+        (trajectory,) = play(task(tmp_path, ["say"], server))
+    assert trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert re.search(message, trajectory.detail), trajectory.detail
+
+
+def test_large_results_are_shortened_or_end_the_episode(tmp_path: Path, orders: dict[str, Any]) -> None:
+    scripts = ["large 1;end", "large 17;end", "say one;end"]
+    shortened, refused, other = play(task(tmp_path, scripts, orders, show=["text"]), max_context_tokens=200_000)
+    assert (len(observed(shortened)[0]), shortened.stop) == (100_034, Stop.FINISHED)
+    assert refused.stop is Stop.ENVIRONMENT_ERROR
+    assert "the OpenEnv server s0: its answer exceeds 16 MiB" in refused.detail
+    assert other.stop is Stop.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        ({"command": "/no/such/server {port}"}, "s0 ended with exit code 1: .*No such file"),
+        ({"command": [sys.executable, "-c", "exit('no room')", "{port}"]}, "s0 ended with exit code 1: no room"),
+        (
+            {"command": "sleep 60{port}"},
+            r"cannot be reached: ClientConnectorError.*tried for 0\.5 seconds: task",
+        ),
+        (
+            {"url": "http://127.0.0.1:9"},
+            r"cannot be reached: ClientConnectorError.*tried for 0\.5 seconds: task",
+        ),
+    ],
+)
+def test_a_server_that_does_not_start_says_why(tmp_path: Path, server: dict[str, Any], message: str) -> None:
+    played = task(tmp_path, ["say"], server, start_seconds=0.5 if "tried" in message else 60)
+    (trajectory,) = play(played)
+    assert trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert re.search(message, trajectory.detail), trajectory.detail
+    del played
+    gc.collect()
+    assert [child for child in psutil.Process().children(recursive=True) if "sleep" in child.cmdline()] == []
+
+
+def test_sessions_that_are_opened_while_their_episodes_are_given_up_leave_nothing(tmp_path: Path) -> None:
+    files = psutil.Process().num_fds()
+    played = task(tmp_path, [f"say {number}" for number in range(8)], {"command": "sleep 61{port}"})
+    trajectories = play(played, turn_seconds=1.0)
+    assert {trajectory.detail for trajectory in trajectories} == {
+        "starting the environment: no result within 1 second (rollout.limits.turn_seconds)"
+    }
+    del played
+    gc.collect()
+    assert [child for child in psutil.Process().children(recursive=True) if "sleep" in child.cmdline()] == []
+    assert psutil.Process().num_fds() <= files
+
+
+def test_a_step_that_takes_too_long_ends_the_episode(tmp_path: Path, orders: dict[str, Any]) -> None:
+    slow, other = play(task(tmp_path, ["sleep 2", "say one;end"], orders), turn_seconds=1.0)
+    assert slow.stop is Stop.ENVIRONMENT_ERROR
+    assert "no result within 1 second (rollout.limits.turn_seconds)" in slow.detail
+    assert other.stop is Stop.FINISHED
+
+
+def test_headers_are_filled_from_variables_and_shown_nowhere(
+    tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_TOKEN", "t0p-secret")
+    headers = {"headers": {"token": "${SHOP_TOKEN}"}}
+    known = task(tmp_path, ["end"], {**command(script, "orders", 1), "environment": ["SHOP_TOKEN"], **headers})
+    (trajectory,) = play(known)
+    assert trajectory.stop is Stop.FINISHED, trajectory.detail
+    (guard,) = guards(script)
+    (refused,) = play(task(tmp_path, ["end"], {"url": f"http://127.0.0.1:{guard[guard.index(script) + 1]}"}))
+    assert "the OpenEnv server s0 answered 401 Unauthorized" in refused.detail
+    assert "t0p" not in repr((refused, trajectory))
+
+
+def test_wrong_options_are_refused(tmp_path: Path) -> None:
+    for servers, message in (
+        ([], "there is no server: name one in task.options.servers"),
+        ([{}], "a server has a command or an url"),
+        ([{"command": "uvicorn app:app"}], "the command of a server says where to listen, as in --port {port}"),
+        ([{"url": "http://ana:pw@host"}], "an url has no user and no password"),
+        ([{"url": "http://host", "headers": {"token": "${NO_SUCH_VARIABLE}"}}], "that is not set"),
+    ):
+        with pytest.raises(PluginError, match=message):
+            task(tmp_path, ["say"], *servers)
+    with pytest.raises(PluginError, match="found eval_data without data"):
+        task(tmp_path, ["say"], {"url": "http://host"}, data=None)
+
+
+def test_seeds_of_the_splits_are_disjoint() -> None:
+    seeds = build_plugin(
+        "tasks", "openenv", {"servers": {"s": {"url": "ws://host"}}, "arguments": {"a": 1}, "eval_arguments": {"b": 2}}
+    )
+    train, held_out = seeds.problems("train"), seeds.problems("eval")
+    assert (train[0].data, held_out[0].data) == ({"a": 1, "seed": 1_000_000}, {"a": 1, "b": 2, "seed": 0})
+    assert (len(train), len(held_out), train[1].question) == (100_000, 256, "s with seed 1000001")
+
+
+@pytest.mark.parametrize("style", ["words", "shop"])
+def test_the_examples_of_the_page_train_and_evaluate(tmp_path: Path, script: str, style: str) -> None:
+    """The replies are scripted: right for one of two words, and worth 0.5 in the shop."""
+    section = PAGE.split("## Environments of OpenEnv servers")[1]
+    blocks = re.findall(r"```\w+\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
+    names = ("mirror.py", "words.jsonl", "held_out.jsonl", "mirror.yaml")
+    for name, block in zip(names, blocks, strict=True):
+        (tmp_path / name).write_text(block.replace("uvicorn mirror", f"{PYTHON.parent}/uvicorn mirror"))
+    replies, options = ["<action>pmal</action>"] * 6, []
+    if style == "shop":
+        replies = ['<tool>{"name": "pay", "args": {"item": "lamp"}}</tool>'] * 2
+        shop = {"command": f"{PYTHON} {script} {{port}} shop 9"}
+        options = [f"task.options={json.dumps({'servers': {'shop': shop}})}", "rollout.tools.format=tagged"]
+    make_model(tmp_path / "model", steps=1)
+    succeed(
+        "train",
+        "mirror.yaml",
+        f"model.path={tmp_path / 'model'}",
+        f"sampler={{name: scripted, options: {{replies: {json.dumps(replies)}}}}}",
+        "rollout.limits={max_context_tokens: 1200, max_output_tokens: 64}",
+        "learner.threads=1",
+        "train={steps: 2, problems_per_step: 2, samples_per_problem: 1, eval_every: 2}",
+        "algorithm.advantage.options={singleton: raw}",
+        *options,
+        cwd=tmp_path,
+    )
+    lines = read_metrics(tmp_path / "runs/mirror/metrics.jsonl")
+    assert [line["reward"] for line in lines if "rows" in line] == [0.5] * 2
+    assert all(line["grad_norm"] > 0 for line in lines if "rows" in line)
+    assert [line["step"] for line in lines if "rows" not in line] == [0, 2]
