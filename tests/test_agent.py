@@ -1,20 +1,27 @@
 """Agents that call the policy as an OpenAI model: what they are sent, what is recorded, what stays of them."""
 
 import asyncio
+import io
 import json
+import os
 import re
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import psutil
 import pytest
 from aiohttp import ClientSession
 from command import ROOT, succeed
 from recipe_world import make_model
-from talk import agent, engine
+from talk import agent, engine, shown, spelled
+from talk import said as said_ids
 
+from condensegrpo.algorithms.segments import check, segments
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import Problem
@@ -34,7 +41,7 @@ UP = {
     },
 }
 PAGE = (ROOT / "docs" / "how-to" / "train-an-agent.md").read_text(encoding="utf-8")
-PROGRAM, SOLVER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PROGRAM, SOLVER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[:2]
 
 
 def rows(folder: Path) -> str:
@@ -54,13 +61,20 @@ def counts(prompt: str) -> str:
     return "done" if newest and newest[-1] == "3" else f"up {call(1)}"
 
 
-async def plays(task: Agent, policy: Callable[[str], str] = counts, sample: int = 0, **options: Any) -> Trajectory:
+async def plays(
+    task: Agent,
+    policy: Callable[[str], str] = counts,
+    *,
+    problem: Problem | None = None,
+    ids: Callable[[str], list[int]] = said_ids,
+    **options: Any,
+) -> Trajectory:
     return await run_episode(
-        task.problems("train")[0],
+        problem or task.problems("train")[0],
         environment=task.environment,
-        engine=engine(agent(policy), **{"max_context_tokens": 4000, "turn_seconds": 20.0, **options}),
+        engine=engine(agent(policy, ids=ids), **{"max_context_tokens": 4000, "turn_seconds": 20.0, **options}),
         group_id="1/0",
-        sample=sample,
+        sample=0,
         seed=lambda number: number,
     )
 
@@ -150,6 +164,24 @@ def test_the_program_of_the_guide_is_played_and_judged(tmp_path: Path) -> None:
     trajectory = play(task)
     assert (trajectory.stop, trajectory.answer, trajectory.outcome) == (Stop.ANSWERED, "3", 0.3), trajectory.detail
     assert len(trajectory.turns) == 4
+
+
+def test_what_a_program_leaves_is_removed_and_costs_its_outcome_if_judging_it_takes_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    deep = "import os, pathlib\nfor _ in range(1500):\n    os.mkdir('d')\n    os.chdir('d')\npathlib.Path('x').touch(0)"
+    task = Agent(
+        program=(sys.executable, "-c", f"{PROGRAM}\n{deep}", "go"),
+        data=rows(tmp_path),
+        outcome=("sleep", "60"),
+        limits=SandboxLimits(seconds=1.5),
+        tool_format="tagged",
+    )
+    trajectory = play(task)
+    assert (trajectory.stop, trajectory.outcome) == (Stop.FINISHED, 0.0), trajectory.detail
+    assert [*temporary.iterdir()] == []
 
 
 def test_the_function_of_the_guide_is_played(tmp_path: Path) -> None:
@@ -288,7 +320,7 @@ def test_the_condenser_of_the_run_condenses_an_agent_and_what_it_rewrote(tmp_pat
 
 
 def test_replies_stream_and_end_before_a_stop_string(tmp_path: Path) -> None:
-    openai = pytest.importorskip("openai", reason="openai is not installed: make vllm brings it")
+    openai = pytest.importorskip("openai", reason="openai is not installed: make install")
 
     async def streams(problem: Problem, url: str, key: str) -> str:
         texts, calls = list[str](), list[str]()
@@ -339,8 +371,6 @@ def test_a_refusal_is_an_error_of_openai_and_the_episode_goes_on(tmp_path: Path)
         status, body = await ask(url, key, [user("go")], n=2)
         assert (status, body["error"]["param"]) == (400, "n")
         await said(url, key, [user("go")])
-        status, body = await ask(url, key, [user("on")], tools=[UP])
-        assert (status, body["error"]["param"]) == (400, "tools")
         return str((await ask(url, "wrong", [user("go")]))[0])
 
     assert play(function(rows(tmp_path), tries), numbered()).answer == "401"
@@ -375,6 +405,163 @@ def test_an_agent_without_a_request_and_one_that_crashes_say_why(tmp_path: Path)
     assert "starting 'no-such-program'" in missing.detail
     slow = function(data, (sys.executable, "-c", "import time; time.sleep(60)"), limits=SandboxLimits(seconds=0.2))
     assert "exceeded its limit seconds=0.2" in play(slow, numbered()).detail
+
+
+async def post(url: str, key: str, body: bytes) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    async with (
+        ClientSession() as session,
+        session.post(f"{url}/chat/completions", data=io.BytesIO(body), headers=headers) as reply,
+    ):
+        return reply.status, await reply.json()
+
+
+def test_a_body_that_is_too_large_or_broken_is_refused_and_a_lone_surrogate_is_replaced(tmp_path: Path) -> None:
+    async def breaks(problem: Problem, url: str, key: str) -> str:
+        large = json.dumps({"messages": [user("x" * (100 << 20))]}).encode()
+        bodies = (large, b'{"messages": "\xff"}', b"[" * 100_000, b"{}", b"7")
+        refused = [await post(url, key, body) for body in bodies]
+        assert [status for status, _ in refused] == [413, 400, 400, 400, 400]
+        assert refused[0][1]["error"]["message"] == "the body exceeds 16 MiB"
+        status, body = await post(url, key, b'{"messages": [{"role": "user", "content": "a \\ud800"}]}')
+        assert status == 200, body
+        return "done"
+
+    trajectory = play(function(rows(tmp_path), breaks), numbered())
+    assert trajectory.answer == "done", trajectory.detail
+    assert contents(trajectory) == [["a ?"]]
+
+
+def test_clients_that_leave_do_not_hold_up_the_next_request(tmp_path: Path) -> None:
+    async def leaves(problem: Problem, url: str, key: str) -> str:
+        body = json.dumps({"messages": [user("left")]}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+        for sent in (body[:9], body):
+            _, writer = await asyncio.open_connection("127.0.0.1", int(url.split(":")[2].partition("/")[0]))
+            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + sent)
+            await writer.drain()
+            writer.close()
+        return await said(url, key, [user("go")])
+
+    trajectory = play(function(rows(tmp_path), leaves), lambda prompt: "reply")
+    assert trajectory.answer == "reply", trajectory.detail
+    assert contents(trajectory)[-1] == ["go"]
+
+
+def test_a_flood_is_answered_up_to_the_limits(tmp_path: Path) -> None:
+    async def floods(problem: Problem, url: str, key: str) -> str:
+        answers = await asyncio.gather(*(ask(url, key, [user(f"{number}")]) for number in range(300)))
+        return " ".join(f"{status}:{sum(each == status for each, _ in answers)}" for status in (200, 403, 429))
+
+    trajectory = play(function(rows(tmp_path), floods, requests=100), numbered(), max_turns=200)
+    answered, exhausted, waiting = (int(part.partition(":")[2]) for part in str(trajectory.answer).split())
+    assert answered == len(trajectory.turns)
+    assert (answered >= 32, exhausted, answered + exhausted + waiting) == (True, 200, 300)
+
+
+def test_a_function_that_is_not_asynchronous_runs_in_a_thread_that_its_limit_ends(tmp_path: Path) -> None:
+    def blocks(problem: Problem, url: str, key: str) -> str:
+        body = json.dumps({"messages": [user("go")]}).encode()
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        with urlopen(Request(f"{url}/chat/completions", body, headers)) as response:
+            text = str(json.load(response)["choices"][0]["message"]["content"])
+        while problem.question == "count to 3":
+            time.sleep(0.01)
+        return text
+
+    data = rows(tmp_path)
+    ends, hangs = function(data, blocks), function(data, blocks, limits=SandboxLimits(seconds=0.5))
+    first, second = ends.problems("train")[:2]
+
+    async def both() -> tuple[Trajectory, Trajectory]:
+        return await plays(ends, numbered(), problem=first), await plays(hangs, numbered(), problem=second)
+
+    assert (first.question, second.question) == ("count to 2", "count to 3")
+    ended, hung = asyncio.run(both())
+    assert (ended.answer, len(ended.turns)) == ("reply 0", 1)
+    assert "the agent: no result within 0.5 seconds (limits.seconds), abandoned (" in hung.detail
+
+
+def test_a_timeout_of_the_agent_itself_is_not_its_limit(tmp_path: Path) -> None:
+    async def waits(problem: Problem, url: str, key: str) -> None:
+        await said(url, key, [user("go")])
+        raise TimeoutError("the shop is closed")
+
+    assert "TimeoutError: the shop is closed" in play(function(rows(tmp_path), waits), numbered()).detail
+
+
+def test_credentials_of_the_environment_are_removed_from_what_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_TOKEN", 't0p"secret')
+
+    async def tells(problem: Problem, url: str, key: str) -> str:
+        return f"{os.environ['SHOP_TOKEN']} {key} {await said(url, key, [user(os.environ['SHOP_TOKEN'])])}"
+
+    trajectory = play(function(rows(tmp_path), tells), numbered())
+    assert contents(trajectory) == [["[removed]"]]
+    assert trajectory.answer == "[removed] [removed] reply 0"
+
+
+def test_a_request_with_other_tools_shows_them(tmp_path: Path) -> None:
+    down = {"type": "function", "function": {**UP["function"], "name": "down"}}
+
+    async def changes(problem: Problem, url: str, key: str) -> str:
+        for tools in ([UP], [UP], [down], []):
+            await ask(url, key, [user("go")], tools=tools)
+        return "done"
+
+    trajectory = play(function(rows(tmp_path), changes), numbered())
+    shown = [re.findall(r'"name": "(up|down)"', turn.context[0].text) for turn in trajectory.turns]
+    assert shown == [["up"], ["up"], ["down"], []]
+    reasons = [turn.condensation.reason if turn.condensation else "" for turn in trajectory.turns]
+    assert ["other tools" in reason for reason in reasons] == [False, False, True, True]
+
+
+def test_replies_with_added_text_are_recognised_after_other_first_messages(tmp_path: Path) -> None:
+    """As smolagents does when it asks for a last answer: otherwise no condenser could shorten them."""
+
+    async def ends(problem: Problem, url: str, key: str) -> str:
+        talk = [user("go")]
+        for _ in range(3):
+            talk += [assistant(await said(url, key, talk) + "\nCalling tools: [x]"), user("seen")]
+        return await said(url, key, [user("Answer now."), *talk])
+
+    trajectory = play(function(rows(tmp_path), ends), numbered(), condenser=LastK(keep_last=1))
+    assert contents(trajectory)[-1] == ["Answer now.", "go", "reply 2", "Calling tools: [x]\n\nseen"]
+
+
+def test_branches_show_exactly_their_messages_and_every_sampled_token_is_trained_once(tmp_path: Path) -> None:
+    """Two helpers at the same time, each with a system message and three turns, then the main conversation again."""
+    requests: list[list[Any]] = []
+
+    async def branch(url: str, key: str, first: list[Any], turns: int) -> list[Any]:
+        messages = first
+        for number in range(turns):
+            requests.append(messages)
+            messages = [*messages, assistant(await said(url, key, messages)), user(f"next {number}")]
+        return messages
+
+    async def splits(problem: Problem, url: str, key: str) -> str:
+        main = await branch(url, key, [user("main")], 1)
+        starts = ([{"role": "system", "content": f"helper {number}"}, user("help")] for number in (1, 2))
+        await asyncio.gather(*(branch(url, key, start, 3) for start in starts))
+        await branch(url, key, main, 2)
+        return "done"
+
+    trajectory = play(function(rows(tmp_path), splits), numbered(), ids=spelled, max_turns=20)
+    assert trajectory.answer == "done", trajectory.detail
+    assert len(trajectory.turns) == len(requests) == 9
+    prompts = [shown(turn.prompt_ids) for turn in trajectory.turns]
+    assert sorted(prompts) == sorted(
+        "".join(f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in messages)
+        + "<|im_start|>assistant\n"
+        for messages in requests
+    )
+    assert check(trajectory) == ()
+    made = segments(trajectory, advantage_K=[1.0] * 9, weight_K=[1.0] * 9)
+    trained = [tuple(row.token_ids[index] for index in turn.positions) for row in made for turn in row.turns]
+    assert trained == [turn.output_ids for turn in trajectory.turns]
 
 
 def listening() -> set[int]:

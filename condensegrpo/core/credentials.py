@@ -6,6 +6,7 @@ http://ana:secret@host/             ─▶   http://[removed]@host/
 
 import os
 import re
+from collections.abc import Mapping
 
 REMOVED = "[removed]"
 _NAME = re.compile(r"(^|[_-])(api[_-]?key|access[_-]?key|token|secret|password|credentials?|authorization)$", re.I)
@@ -32,7 +33,11 @@ def has_credentials(address: str) -> bool:
 def redacted(text: str) -> str:
     """A message without credentials in addresses and without the values of environment variables that hold some."""
     text = _IN_ADDRESS.sub(REMOVED, text)
-    for name, value in os.environ.items():
-        if _NAME.search(name) and len(value) >= _SHORTEST:
-            text = text.replace(value, REMOVED)
+    for value in secret_values(os.environ):
+        text = text.replace(value, REMOVED)
     return text
+
+
+def secret_values(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """The values of environment variables that hold credentials, by their names."""
+    return tuple(value for name, value in variables.items() if _NAME.search(name) and len(value) >= _SHORTEST)

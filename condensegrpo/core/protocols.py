@@ -333,7 +333,7 @@ class OffersTools(Protocol):
     """An environment with tools of its own, which may keep a state: they belong to one episode."""
 
     def tools(self) -> Sequence[EnvironmentTool]:
-        """The tools, read once, after ``start``; their names are none of the run's tools."""
+        """The tools, read after ``start`` and with a rewritten history; their names are none of the run's tools."""
 
 
 @runtime_checkable

@@ -21,7 +21,6 @@ from condensegrpo.core.protocols import (
     AnswersCalls,
     Closes,
     Environment,
-    EnvironmentTool,
     OffersTools,
     Problem,
     Rewritten,
@@ -158,8 +157,8 @@ async def _play(
     last: Sampled | None = None
     rewritten: Rewritten | None = None
     try:
-        episode, pinned, tools = await _started(environment, problem, engine.limits.turn_seconds, record)
-        engine = await _offering(engine, tools)
+        episode, pinned = await _started(environment, problem, engine.limits.turn_seconds, record)
+        run_engine, engine = engine, await _offering(engine, episode)
         history = History(pinned=engine.toolbox.introduced(pinned))
         record.texts = texts_allowed(engine)
         for _ in range(engine.limits.max_turns):
@@ -187,6 +186,7 @@ async def _play(
             last, rewritten = sampled, None
             if reaction.rewritten is not None:
                 last, history = None, replace(history, units=record.units, tokens=())
+                engine = await _offering(run_engine, episode)
                 rewritten = await _numbered(engine, reaction.rewritten, history.units)
     except Ended as end:
         return Ending(stop=end.stop, detail=end.detail, failure=end.failure)
@@ -233,8 +233,8 @@ async def _prompted(
 
 async def _started(
     environment: Callable[[Problem], Environment], problem: Problem, seconds: float, record: _Record
-) -> tuple[Environment, tuple[Message, ...], tuple[EnvironmentTool, ...]]:
-    """The environment, its first messages, and the tools that it offers."""
+) -> tuple[Environment, tuple[Message, ...]]:
+    """The environment and its first messages."""
     return await guarded(
         partial(_start, environment, problem, record),
         who="starting the environment",
@@ -247,22 +247,25 @@ async def _started(
 
 async def _start(
     environment: Callable[[Problem], Environment], problem: Problem, record: _Record
-) -> tuple[Environment, tuple[Message, ...], tuple[EnvironmentTool, ...]]:
+) -> tuple[Environment, tuple[Message, ...]]:
     episode = record.environment = environment(problem)  # closed even if it has no start() or step()
     check_environment(episode)
-    pinned = checked_messages(await asynchronous(episode.start(), "start()"), "start()")
-    return episode, pinned, checked_tools(episode.tools()) if isinstance(episode, OffersTools) else ()
+    return episode, checked_messages(await asynchronous(episode.start(), "start()"), "start()")
 
 
-async def _offering(engine: Engine, tools: Sequence[EnvironmentTool]) -> Engine:
+async def _offering(engine: Engine, environment: Environment) -> Engine:
     """The engine with the tools of the environment in its prompts and its toolbox."""
 
     async def offering() -> Engine:
-        return engine.offering(tools)
+        return engine.offering(checked_tools(environment.tools()) if isinstance(environment, OffersTools) else ())
 
-    if not tools:
-        return engine
-    return await translated(offering, who="the tools of the environment", stop=Stop.ENVIRONMENT_ERROR)
+    return await guarded(
+        offering,
+        who="the tools of the environment",
+        stop=Stop.ENVIRONMENT_ERROR,
+        turn_seconds=engine.limits.turn_seconds,
+        plugin=environment,
+    )
 
 
 async def _stop_strings(environment: Environment) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The task ``agent``: an episode is a program or an async function that calls the policy as an OpenAI model.
+"""The task ``agent``: an episode is a program or a function that calls the policy as an OpenAI model.
 
     rows of a data set ─▶ Problem ─▶ agent with a URL and key of its own ── its requests ─▶ turns of one trajectory
                                       └── its answer, its exit status, or a command that judges ─▶ answer, outcome
@@ -10,30 +10,37 @@ one turn, condensed, sampled and recorded as any other.
 import asyncio
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from condensegrpo.core.credentials import REMOVED
+from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import EnvironmentTool, Problem, Split, Step
+from condensegrpo.core.thread_call import awaited_in_thread
+from condensegrpo.core.trajectory import Stop
+from condensegrpo.episodes.boundary import Ended
+from condensegrpo.sandbox import folders
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.tasks.agent_conversation import Conversation
 from condensegrpo.tasks.agent_endpoint import AgentEndpoint, Inbox
-from condensegrpo.tasks.agent_program import ProgramFailed, output, run_program
-from condensegrpo.tasks.agent_request import ChatRequest, RequestRefused
+from condensegrpo.tasks.agent_program import LimitExceeded, ProgramFailed, last_text, run_program
+from condensegrpo.tasks.agent_request import ChatRequest
 from condensegrpo.tasks.jsonl import Jsonl
 from condensegrpo.tasks.splits import SHARE
 
 PROBLEM = "problem.json"
 LIMITS = SandboxLimits(seconds=600, memory_mib=8192, processes=256, disk_mib=1024, files=100_000)
 Command = tuple[str, ...]
-AgentFunction = Callable[[Problem, str, str], Awaitable[Step | str | float | None]]  # problem, base URL, key
+Result = Step | str | float | None
+AgentFunction = Callable[[Problem, str, str], Awaitable[Result] | Result]  # problem, base URL, key
 
 
 @dataclass(kw_only=True, eq=False)
@@ -45,7 +52,7 @@ class Agent:
         ValueError: the folder or a variable does not exist.
     """
 
-    # a command, in which {question} and {id} are replaced, or an async function of the problem, the URL and the key
+    # a command, in which {question} and {id} are replaced, or a function of the problem, the URL and the key
     program: Command | AgentFunction
     data: str  # training rows, see ``rows.read_rows``
     eval_data: str | None = None  # held-out rows
@@ -116,12 +123,12 @@ class AgentEpisode:
         return self._conversation.begin(self._request.messages)
 
     def tools(self) -> Sequence[EnvironmentTool]:
-        """The tools that the first request declares; the agent answers their calls."""
+        """Those that the waiting request declares; the agent answers their calls."""
         return () if self._request is None else self._request.tools
 
     @property
     def stop_strings(self) -> Sequence[str]:
-        """Those of the request that waits."""
+        """Those of the waiting request."""
         return () if self._request is None else self._request.stop
 
     async def step(self, reply: Message) -> Step:
@@ -131,14 +138,11 @@ class AgentEpisode:
         sent = self._conversation.send(request.messages, reply, stops=request.stop, calls=request.calls_tools)
         if not request.reply.done():  # else its client is gone
             request.reply.set_result(sent)
-        tools = request.tools
-        while (upcoming := await self._next()) is not None and upcoming.tools and upcoming.tools != tools:
-            upcoming.reply.set_exception(RequestRefused("the tools of an episode cannot change", param="tools"))
-        if upcoming is None:
+        self._request = await self._next()
+        if self._request is None:
             assert self._running is not None
             return self._running.result()
-        self._request = replace(upcoming, tools=tools)
-        return self._conversation.step(upcoming.messages)
+        return self._conversation.step(self._request.messages, same_tools=self._request.tools == request.tools)
 
     async def close(self) -> None:
         """End the agent with all its processes, and refuse what it still asks for."""
@@ -149,7 +153,7 @@ class AgentEpisode:
         if self._running is not None:
             await asyncio.gather(self._running, return_exceptions=True)
         if self._folder is not None:
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            await asyncio.to_thread(folders.remove, str(self._folder))
 
     async def _next(self) -> ChatRequest | None:
         """The next request; None: the agent has ended."""
@@ -165,18 +169,32 @@ class AgentEpisode:
     async def _run(self, inbox: Inbox) -> Step:
         """The agent from its start to its end."""
         program = self.task.program
-        if isinstance(program, tuple):
-            return await self._program(program, inbox)
-        try:
-            async with asyncio.timeout(self.task.limits.seconds):
-                result = await program(self.problem, inbox.url, inbox.key)
-        except TimeoutError as error:
-            raise TimeoutError(f"the agent exceeded its limit seconds={self.task.limits.seconds}") from error
-        if isinstance(result, Step):
-            return replace(result, done=True)
+        run = self._program(program, inbox) if isinstance(program, tuple) else self._called(program, inbox)
+        result = await run
         if isinstance(result, str | None):
-            return Step(done=True, answer=result and result.replace(inbox.key, REMOVED))
-        return Step(done=True, outcome=float(result))
+            result = Step(answer=result)
+        elif not isinstance(result, Step):
+            result = Step(outcome=float(result))
+        answer = inbox.hidden(result.answer) if isinstance(result.answer, str) else result.answer
+        return replace(result, done=True, answer=answer)
+
+    async def _called(self, function: AgentFunction, inbox: Inbox) -> Result:
+        """What a function returns; one that is not asynchronous runs in a thread of its own."""
+        seconds = self.task.limits.seconds
+        call = partial(function, self.problem, inbox.url, inbox.key)
+        returned = await awaited_in_thread(call, name="the agent", seconds=seconds, setting="limits.seconds")
+        if isinstance(returned, Failure):
+            raise Ended.by(returned, Stop.ENVIRONMENT_ERROR)
+        if not isinstance(returned, Awaitable):
+            return returned
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                return await returned
+        except TimeoutError as error:
+            if not limit.expired():  # of the agent's own
+                raise
+            raise TimeoutError(f"the agent exceeded its limit seconds={seconds}") from error
 
     async def _program(self, command: Command, inbox: Inbox) -> Step:
         self._folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="condensegrpo-agent-"))
@@ -194,31 +212,22 @@ class AgentEpisode:
         except ProgramFailed as error:
             failure = error
         if failure is not None and self.task.outcome is None:
-            written = output(log, "err", self.task.limits) or output(log, "out", self.task.limits)
-            raise ProgramFailed(f"{failure}: {written[-300:].replace(inbox.key, REMOVED)}") from failure
-        answer = await asyncio.to_thread(self._answer, folder, log)
-        return Step(
-            done=True,
-            answer=answer.replace(inbox.key, REMOVED) or None,
-            outcome=await self._outcome(failure),
-        )
+            written = self._text(log.with_suffix(".err")) or self._text(log.with_suffix(".out"))
+            raise ProgramFailed(f"{failure}: {inbox.hidden(written)[-300:]}") from failure
+        answers = log.with_suffix(".out") if self.task.answer_file is None else folder / self.task.answer_file
+        answer = self._text(answers) or None  # before the command that judges can change it
+        return Step(answer=answer, outcome=await self._outcome(failure))
 
     async def _ran(self, command: Command, log: Path, environment: Mapping[str, str]) -> int:
-        filled = {"{question}": self.problem.question, "{id}": self.problem.id}
-        arguments = [_filled(argument, filled) for argument in command]
+        values = {"{question}": self.problem.question, "{id}": self.problem.id}
+        arguments = [re.sub(r"\{question\}|\{id\}", lambda name: values[name[0]], argument) for argument in command]
         own = {name: os.environ[name] for name in self.task.variables}
         return await run_program(
             arguments, folder=log.parent / "work", environment={**own, **environment}, limits=self.task.limits, log=log
         )
 
-    def _answer(self, folder: Path, log: Path) -> str:
-        if self.task.answer_file is None:
-            return output(log, "out", self.task.limits)
-        file = folder / self.task.answer_file
-        if not file.is_file():
-            return ""
-        with file.open("rb") as opened:
-            return opened.read(self.task.limits.output_bytes).decode("utf-8", "replace").strip()
+    def _text(self, file: Path) -> str:
+        return last_text(file, self.task.limits)
 
     async def _outcome(self, failure: ProgramFailed | None) -> float | None:
         """1 or 0, or the number in the last line that the judging command printed."""
@@ -226,9 +235,12 @@ class AgentEpisode:
             return None if self.task.outcome is None else float(failure is None)
         assert self._folder is not None
         log = self._folder / "judge"
-        if await self._ran(self.task.outcome, log, {}):
+        try:
+            if await self._ran(self.task.outcome, log, {}):
+                return 0.0
+        except LimitExceeded:  # by what the agent left
             return 0.0
-        lines = output(log, "out", self.task.limits).splitlines()
+        lines = self._text(log.with_suffix(".out")).splitlines()
         try:
             return float(lines[-1]) if lines else 1.0
         except ValueError:
@@ -239,12 +251,3 @@ class AgentEpisode:
         hidden = {"answer", "aliases", self.task.answer}
         data = {name: value for name, value in self.problem.data.items() if name not in hidden}
         return {"id": self.problem.id, "question": self.problem.question, "data": data}
-
-
-def _filled(argument: str, values: Mapping[str, str]) -> str:
-    """An argument with its placeholders replaced once: those in a value stay."""
-    for name, value in values.items():
-        if name in argument:
-            before, _, after = argument.partition(name)
-            return f"{_filled(before, values)}{value}{_filled(after, values)}"
-    return argument

@@ -62,19 +62,18 @@ class Conversation:
         self._by_request[_digests(messages)[-1]].append(number)
         return sent
 
-    def step(self, messages: Sequence[Message]) -> Step:
-        """What follows the last reply, by the next request."""
+    def step(self, messages: Sequence[Message], *, same_tools: bool) -> Step:
+        """What follows the last reply, by the next request and whether it declares the tools of the last one."""
         number, before = len(self._replies) - 1, self._history
         self._history = after = self._read(messages)
         newest = after.units[-1] if after.units and after.units[-1].turn == number else None
         observed = () if newest is None else newest.results
         continues = (after.pinned, after.units[:-1]) == (before.pinned, before.units)
         plain = newest is not None and newest.reply is self._replies[number].sampled
-        if continues and plain and all(message.role != "assistant" for message in observed):
+        if same_tools and continues and plain and all(message.role != "assistant" for message in observed):
             return Step(observations=observed)
-        return Step(
-            observations=observed, rewritten=Rewritten(history=after, by=AGENT, reason=_reason(before, number, after))
-        )
+        reason = _reason(before, number, after, same_tools=same_tools)
+        return Step(observations=observed, rewritten=Rewritten(history=after, by=AGENT, reason=reason))
 
     def _read(self, messages: Sequence[Message]) -> History:
         pinned, units, last = list[Message](), list[Unit](), -1
@@ -100,26 +99,27 @@ class Conversation:
         for call in message.tool_calls:
             if call.id in self._by_call and self._by_call[call.id][0] > last:
                 return self._by_call[call.id][0]
-        same = (
-            number
-            for number in range(last + 1, len(self._replies))
-            if message.text.strip() and _same_text(message, self._replies[number].sent)
-        )
-        return next(same, None)
+        later = range(last + 1, len(self._replies)) if message.text.strip() else ()
+        same = (number for number in later if _same_text(message, self._replies[number].sent))
+        longer = (number for number in later if self._replies[number].sent.text and self._added(number, message))
+        return next(same, next(longer, None))
 
     def _unit(self, number: int, message: Message) -> Unit:
         """The unit of a reply that came back, without its results."""
         sampled, sent = self._replies[number].sampled, self._replies[number].sent
-        text = message.text.strip()
-        starts = (was for was in (sampled.text.strip(), sent.text.strip()) if text.startswith(was))
-        was = next(starts, None)  # with its stop string, which smolagents puts back
-        added = None if was is None else text[len(was) :].strip()
-        same_calls = _calls(message) == _calls(sent)
+        added, same_calls = self._added(number, message), _calls(message) == _calls(sent)
         if added == "" and same_calls:
             return Unit(turn=number, reply=sampled)
         if added and (same_calls or not message.tool_calls):
             return Unit(turn=number, reply=sampled, results=(Message(role="user", content=added),))
         return Unit(turn=number, reply=self._shown(message))
+
+    def _added(self, number: int, message: Message) -> str | None:
+        """The text behind a reply in a message that begins with it; None: it does not."""
+        text, reply = message.text.strip(), self._replies[number]
+        starts = (was for was in (reply.sampled.text.strip(), reply.sent.text.strip()) if text.startswith(was))
+        was = next(starts, None)  # with its stop string, which smolagents puts back
+        return None if was is None else text[len(was) :].strip()
 
     def _with_result(self, unit: Unit, message: Message) -> tuple[Message, ...]:
         """The results of a unit with one more; behind a text that the agent added to the reply, it is one message."""
@@ -170,10 +170,11 @@ def _arguments(call: ToolCall) -> Mapping[str, object]:
         return {"arguments": call.arguments}
 
 
-def _reason(before: History, newest: int, after: History) -> str:
+def _reason(before: History, newest: int, after: History, *, same_tools: bool) -> str:
     """What an agent did with its history and its newest reply, in words."""
     were, are = {unit.turn: unit for unit in before.units}, {unit.turn: unit for unit in after.units}
     changes = {
+        "other tools": not same_tools,
         "other first messages": before.pinned != after.pinned,
         "replies left out": bool({*were, newest} - are.keys()),
         "replies brought back": bool(are.keys() - {*were, newest}),

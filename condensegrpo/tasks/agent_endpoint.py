@@ -3,11 +3,12 @@
     agent ── POST /v1/chat/completions ──▶ AgentEndpoint ── ChatRequest ──▶ Inbox of the episode ──▶ environment
           ◀── JSON, or server-sent events ──────────── Message ◀────── ChatRequest.reply ◀─────
 
-What cannot be answered is refused in the form of OpenAI's errors, with a status that clients do not try again.
+What cannot be answered is refused in the form of OpenAI's errors; clients repeat a request only if others wait (429).
 """
 
 import asyncio
 import json
+import os
 import secrets
 import time
 import weakref
@@ -16,13 +17,13 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from condensegrpo.core.credentials import REMOVED
+from condensegrpo.core.credentials import REMOVED, secret_values
 from condensegrpo.core.messages import Message
 from condensegrpo.tasks.agent_request import ChatRequest, RequestRefused, read_request
 
 MODEL = "policy"
-MAX_BYTES = 64 << 20  # of a request
-MAX_WAITING = 32  # requests of one episode at a time
+MAX_BYTES = 16 << 20  # of a request
+MAX_OPEN = 32  # requests of one episode at a time
 _ENDPOINTS = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, "AgentEndpoint"]()
 
 
@@ -31,10 +32,13 @@ class Inbox:
 
     def __init__(self, endpoint: "AgentEndpoint", limit: int) -> None:
         self._endpoint = endpoint
-        self._left = limit
+        self._limit = self._left = limit
         self._queue = asyncio.Queue[ChatRequest]()
+        self._open = 0  # requests that are being read, or wait for their reply
         self._waiting = set[ChatRequest]()
+        self._closed = False
         self.key = secrets.token_urlsafe(24)
+        self._secrets = (self.key, *secret_values(os.environ))
         self.refused = ""  # why the last request was refused
 
     @property
@@ -42,20 +46,35 @@ class Inbox:
         """The base URL for clients."""
         return f"http://127.0.0.1:{self._endpoint.port}/v1"
 
-    async def reply_to(self, body: str) -> tuple[ChatRequest, Message]:
+    def hidden(self, text: str) -> str:
+        """A text without the key of the episode and the credentials among the environment variables."""
+        for secret in self._secrets:
+            text = text.replace(secret, REMOVED).replace(json.dumps(secret)[1:-1], REMOVED)
+        return text
+
+    async def reply_to(self, http: web.Request) -> tuple[ChatRequest, Message]:
         """A request and what the policy replies to it.
 
         Raises:
             RequestRefused: the request cannot be answered, there were too many, or the episode ended.
         """
+        self._left -= 1
+        self._open += 1
         try:
-            self._left -= 1
-            if self._left < 0 or len(self._waiting) >= MAX_WAITING:
-                raise RequestRefused("too many requests in this episode", status=429)
-            request = read_request(body.replace(self.key, REMOVED))
+            if self._left < 0:
+                raise RequestRefused(f"the episode had its {self._limit} requests", status=403)
+            if self._open > MAX_OPEN:
+                raise RequestRefused(f"{MAX_OPEN} requests of the episode wait already", status=429)
+            return await self._replied(read_request(self.hidden(await _body(http))))
         except RequestRefused as refused:
             self.refused = str(refused)
             raise
+        finally:
+            self._open -= 1
+
+    async def _replied(self, request: ChatRequest) -> tuple[ChatRequest, Message]:
+        if self._closed:  # while the request was read
+            raise RequestRefused("the episode has ended", status=410)
         self._waiting.add(request)
         self._queue.put_nowait(request)
         try:
@@ -72,6 +91,7 @@ class Inbox:
 
     async def close(self) -> None:
         """Refuse what is waiting and what will come; the server of the last inbox closes."""
+        self._closed = True
         for request in self._waiting:
             if not request.reply.done():
                 request.reply.set_exception(RequestRefused("the episode has ended", status=410))
@@ -137,7 +157,7 @@ class AgentEndpoint:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         try:
-            chat, reply = await self._inbox(request).reply_to(await request.text())
+            chat, reply = await self._inbox(request).reply_to(request)
         except RequestRefused as refused:
             return _error(refused)
         completion = _completion(chat, reply)
@@ -156,6 +176,15 @@ class AgentEndpoint:
         if key not in self._inboxes:
             raise RequestRefused("the key is of no running episode: it is wrong, or its episode has ended", status=401)
         return self._inboxes[key]
+
+
+async def _body(http: web.Request) -> str:
+    try:
+        return (await http.read()).decode()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise RequestRefused(f"the body exceeds {MAX_BYTES >> 20} MiB", status=413) from error
+    except UnicodeDecodeError as error:
+        raise RequestRefused(f"the body is no UTF-8: {error}") from error
 
 
 def _error(refused: RequestRefused) -> web.Response:

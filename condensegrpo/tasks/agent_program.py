@@ -21,6 +21,10 @@ class ProgramFailed(Exception):
     """A program could not be started, exceeded a limit, or ended with a status that is none of success."""
 
 
+class LimitExceeded(ProgramFailed):
+    """A program exceeded a limit."""
+
+
 async def run_program(
     command: Sequence[str], *, folder: Path, environment: Mapping[str, str], limits: SandboxLimits, log: Path
 ) -> int:
@@ -35,7 +39,7 @@ async def run_program(
         Its exit status, or −signal.
 
     Raises:
-        ProgramFailed: it could not be started, or exceeded a limit.
+        ProgramFailed: it could not be started; ``LimitExceeded``: it exceeded a limit.
     """
     files = {"folder": str(folder), "stdout": f"{log}.out", "stderr": f"{log}.err"}
     request = {"command": list(command), "limits": asdict(limits), **files}
@@ -58,13 +62,12 @@ async def run_program(
     if trouble := report.get("trouble"):
         raise ProgramFailed(f"starting {command[0]!r}: {trouble}")
     if limit := report["limit"]:
-        raise ProgramFailed(f"{command[0]!r} exceeded its limit {limit}={getattr(limits, limit)}")
+        raise LimitExceeded(f"{command[0]!r} exceeded its limit {limit}={getattr(limits, limit)}")
     return int(report["status"])
 
 
-def output(log: Path, stream: str, limits: SandboxLimits) -> str:
-    """The last ``output_bytes`` that a program wrote to ``out`` or ``err``, as text."""
-    file = log.with_suffix(f".{stream}")
+def last_text(file: Path, limits: SandboxLimits) -> str:
+    """The last ``output_bytes`` of a file as text; empty: there is no such file."""
     if not file.is_file():
         return ""
     with file.open("rb") as opened:

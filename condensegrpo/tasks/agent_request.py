@@ -6,13 +6,14 @@ effect. What would change the reply otherwise, such as ``n: 2``, is refused.
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.protocols import EnvironmentTool
 
+T = TypeVar("T")
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 ACCEPTED: Mapping[str, tuple[object, ...]] = {  # the values of fields that would change the reply, besides null
     "n": (1,),
@@ -71,11 +72,11 @@ def read_request(body: str) -> ChatRequest:
             raise RequestRefused(
                 f"{name} is {json.dumps(value):.80}, and a policy in training takes {wanted}", param=name
             )
-    tools = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(_list(given, "tools")))
+    tools = _each(given.get("tools"), "tools", _tool)
     stop = given.get("stop")
-    stops = [stop] if isinstance(stop, str) else _list(given, "stop")
+    stops = [stop] if isinstance(stop, str) else _list(stop, "stop")
     options = given.get("stream_options")
-    messages = tuple(_message(each, f"messages[{index}]") for index, each in enumerate(_list(given, "messages")))
+    messages = _each(given.get("messages"), "messages", _message)
     if not messages:
         raise RequestRefused("messages is empty, wanted at least one", param="messages")
     return ChatRequest(
@@ -96,7 +97,7 @@ def _message(given: object, where: str) -> Message:
         raise RequestRefused(
             f"{where}.role is {fields.get('role')!r:.80}, known: {', '.join(ROLES)}", param=f"{where}.role"
         )
-    calls = tuple(_call(call, f"{where}.tool_calls") for call in _list(fields, "tool_calls", where))
+    calls = _each(fields.get("tool_calls"), f"{where}.tool_calls", _call)
     call_id = fields.get("tool_call_id") if role == "tool" else None
     return Message(
         role=role,  # type: ignore[arg-type]  # one of ROLES
@@ -108,12 +109,10 @@ def _message(given: object, where: str) -> Message:
 
 def _content(given: object, where: str) -> str:
     """The text of a message: a text, or parts of type text."""
-    if given is None:
-        return ""
     if isinstance(given, str):
-        return given
+        return _text(given, where)
     texts = list[str]()
-    for part in _list({where: given}, where):
+    for part in _list(given, where):
         fields = _mapping(part, where)
         if fields.get("type") not in ("text", "input_text", "refusal"):
             raise RequestRefused(f"{where} has a part of type {fields.get('type')!r:.80}, wanted text", param=where)
@@ -128,7 +127,7 @@ def _call(given: object, where: str) -> ToolCall:
     return ToolCall(
         id=_text(fields.get("id"), f"{where}.id"),
         name=_text(function.get("name"), f"{where}.name"),
-        arguments=arguments if isinstance(arguments, str) else json.dumps(arguments),
+        arguments=_text(arguments if isinstance(arguments, str) else json.dumps(arguments), where),
     )
 
 
@@ -144,13 +143,16 @@ def _tool(given: object, where: str) -> EnvironmentTool:
     )
 
 
-def _list(given: Mapping[str, Any], name: str, where: str = "") -> list[object]:
-    value = given.get(name)
-    if value is None:
+def _each(given: object, where: str, read: Callable[[object, str], T]) -> tuple[T, ...]:
+    return tuple(read(item, f"{where}[{index}]") for index, item in enumerate(_list(given, where)))
+
+
+def _list(given: object, where: str) -> list[object]:
+    if given is None:
         return []
-    if not isinstance(value, list):
-        raise RequestRefused(f"{where}{where and '.'}{name} is {value!r:.80}, wanted a list", param=name)
-    return value
+    if not isinstance(given, list):
+        raise RequestRefused(f"{where} is {given!r:.80}, wanted a list", param=where)
+    return given
 
 
 def _mapping(given: object, where: str) -> Mapping[str, Any]:
@@ -162,4 +164,4 @@ def _mapping(given: object, where: str) -> Mapping[str, Any]:
 def _text(given: object, where: str) -> str:
     if not isinstance(given, str):
         raise RequestRefused(f"{where} is {given!r:.80}, wanted a text", param=where)
-    return given
+    return given.encode("utf-8", "replace").decode()  # a lone surrogate can be neither tokenised nor saved
