@@ -17,6 +17,7 @@ LONG = (
     "algorithms",
     "checkpoint",
     "rollout_benchmark",
+    "agents_of_others",
     "engine",
     "prefetching",
     "export",
