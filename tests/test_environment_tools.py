@@ -20,6 +20,7 @@ from talk import CHATML, add, agent, engine, problem
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.held_out import check_disjoint
+from condensegrpo.condensers.last_k import LastK
 from condensegrpo.config.load import load_config
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.plugins import load
@@ -44,6 +45,10 @@ class Counter:
         self.problem, self.closed = problem, closed
         self.count = 0
         self.units: list[int] = []
+        self.read: tuple[str, ...] = ()
+
+    def read_history(self, history: History) -> None:
+        self.read = tuple(message.text for unit in history.units for message in unit.messages)
 
     async def start(self) -> tuple[Message, ...]:
         if self.problem.question == "start raises":
@@ -94,6 +99,16 @@ def play(question: str, replies: Sequence[str], closed: list[str], **options: An
         problem(0, question), environment=environment, engine=parts, group_id="1/0", sample=0, seed=lambda n: n
     )
     return asyncio.run(episode), environments[-1]
+
+
+def test_an_environment_reads_the_turns_that_its_tools_answered_also_those_that_were_condensed() -> None:
+    last = LastK(keep_first=0, keep_last=1)
+    said = [call("up", by=1), "<tool>up</tool>", "two"]
+    trajectory, environment = play("count", said, [], condenser=last)
+    assert trajectory.turns[2].condensation is not None
+    reply, result, malformed, fault = environment.read
+    assert (reply, result, malformed) == (said[0], "<result>at 1</result>", said[1])
+    assert fault.startswith("<result>Error: a tool call cannot be read")
 
 
 def test_a_tool_of_the_environment_keeps_a_state_sees_the_history_and_ends_the_episode(tmp_path: Path) -> None:

@@ -350,6 +350,14 @@ class AnswersCalls(Protocol):
 
 
 @runtime_checkable
+class ReadsHistory(Protocol):
+    """An environment that judges the whole conversation: replies whose calls the tools answered do not come to it."""
+
+    def read_history(self, history: History) -> None:
+        """The history before the reply that ``step`` is given next; condensers leave its units as they were."""
+
+
+@runtime_checkable
 class Closes(Protocol):
     """An environment that holds something: a process, a file, a connection."""
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from condensegrpo.core.failures import Failure, failure_of
 from condensegrpo.core.messages import History, Message, ToolCall
-from condensegrpo.core.protocols import AnswersCalls, Environment, Rewritten, Step, ToolResult
+from condensegrpo.core.protocols import AnswersCalls, Environment, ReadsHistory, Rewritten, Step, ToolResult
 from condensegrpo.core.trajectory import Finish, Stop, Turn
 from condensegrpo.episodes.boundary import (
     Ended,
@@ -85,7 +85,7 @@ async def react(
         detail = f"a reply called a tool after {exhausted}"
         return Reaction(reply=reply, ending=Ending(stop=Stop.TURN_LIMIT, detail=detail))
     if isinstance(environment, AnswersCalls):
-        return await _answered(engine, environment, reply)
+        return await _answered(engine, environment, history, reply)
     try:
         answers = await translated(  # each call has the toolbox's own time limit
             partial(engine.toolbox.answer, sampled.text, history),
@@ -105,14 +105,14 @@ async def react(
             )
     except Ended as end:
         return Reaction(reply=reply, ending=Ending(stop=end.stop, detail=end.detail, failure=end.failure))
-    return await _stepped(engine, environment, reply)
+    return await _stepped(engine, environment, history, reply)
 
 
-async def _answered(engine: Engine, environment: Environment, reply: Message) -> Reaction:
+async def _answered(engine: Engine, environment: Environment, history: History, reply: Message) -> Reaction:
     """The response of an environment that answers tool calls itself."""
     calls = engine.toolbox.format.parse(reply.text)
     reply = replace(reply, tool_calls=tuple(call for call in calls if isinstance(call, ToolCall)))
-    reaction = await _stepped(engine, environment, reply)
+    reaction = await _stepped(engine, environment, history, reply)
     results = [message.text for message in reaction.observations if message.role == "tool"]
     return replace(
         reaction,
@@ -122,11 +122,11 @@ async def _answered(engine: Engine, environment: Environment, reply: Message) ->
     )
 
 
-async def _stepped(engine: Engine, environment: Environment, reply: Message) -> Reaction:
+async def _stepped(engine: Engine, environment: Environment, history: History, reply: Message) -> Reaction:
     """The response of the environment."""
     try:
         step = await guarded(
-            partial(_step, environment, reply),
+            partial(_step, environment, history, reply),
             who="the environment",
             stop=Stop.ENVIRONMENT_ERROR,
             turn_seconds=engine.limits.turn_seconds,
@@ -145,7 +145,9 @@ async def _stepped(engine: Engine, environment: Environment, reply: Message) -> 
     )
 
 
-async def _step(environment: Environment, reply: Message) -> Step:
+async def _step(environment: Environment, history: History, reply: Message) -> Step:
+    if isinstance(environment, ReadsHistory):
+        environment.read_history(history)
     return checked_step(await asynchronous(environment.step(reply), "step()"))
 
 
