@@ -60,7 +60,7 @@ $(VLLM_STAMP): $(STAMP)
 # Libraries of adapters' tests whose dependencies do not fit ours; without one its tests are skipped and say so. Of bfcl-eval
 # the tests need data and simulators, which import none of its dependencies.
 # Of openenv they need servers, without gradio and the clients of other services.
-others: $(VENV)/others/bfcl $(VENV)/others/openenv
+others: $(VENV)/others/bfcl $(VENV)/others/openenv $(VENV)/others/verifiers
 
 $(VENV)/others/bfcl: $(STAMP)
 	@$(BIN)/python -m pip install --quiet --upgrade --no-deps --target $@ bfcl-eval==2026.3.23 && touch $@ \
@@ -71,6 +71,10 @@ $(VENV)/others/openenv: Makefile | $(STAMP)
 		&& $@/bin/python -m pip install --quiet fastmcp==3.4.8 fastapi==0.165.0 uvicorn==0.54.0 websockets==17.4 \
 		&& $@/bin/python -m pip install --quiet --no-deps openenv==0.10.0 && touch $@ \
 		|| { rm -rf $@; echo "openenv cannot be installed here: the tests of the task openenv will be skipped"; }
+
+$(VENV)/others/verifiers: Makefile | $(STAMP)
+	@$(PYTHON) -m venv --clear $@ && $@/bin/python -m pip install --quiet verifiers==0.4.0 && touch $@ \
+		|| { rm -rf $@; echo "verifiers cannot be installed here: the tests of the task verifiers will be skipped"; }
 
 lint: install
 	$(BIN)/ruff check .

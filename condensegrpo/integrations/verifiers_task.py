@@ -1,0 +1,208 @@
+"""The task ``verifiers``: a taskset of the library verifiers (``verifiers.v1``), with its tools and its rewards.
+
+The taskset runs in a process of its own (``verifiers_server``), of this environment or another one that has verifiers.
+At the end of an episode its reward functions get the whole conversation, condensed or not; the weighted sum of what
+they return is the outcome, which the reward ``environment`` pays.
+"""
+
+import itertools
+import json
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt, Lt
+from pydantic import TypeAdapter
+
+from condensegrpo.core.background_loop import BackgroundLoop
+from condensegrpo.core.credentials import redacted
+from condensegrpo.core.errors import EnvironmentLost, PluginError
+from condensegrpo.core.messages import History, Message
+from condensegrpo.core.protocols import EnvironmentTool, Problem, Split, Step
+from condensegrpo.episodes.toolformats import JSON_FORMATS
+from condensegrpo.integrations.chat import Texts, messages
+from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool, text_of
+from condensegrpo.integrations.mcp_client import Json, Refused
+from condensegrpo.integrations.server_address import check_servers
+from condensegrpo.tasks.answers import read_answer
+from condensegrpo.tasks.splits import SHARE, split
+
+PROGRAM = Path(__file__).with_name("verifiers_server.py")
+_PROMPT: TypeAdapter[Texts] = TypeAdapter(Texts)
+_EPISODES = itertools.count()
+
+
+@dataclass(kw_only=True, eq=False)
+class Verifiers:
+    """The task ``verifiers``. Without ``eval_config`` a share of the tasks is held out by their hash.
+
+    Raises:
+        PluginError: verifiers is not installed, the taskset cannot be loaded, or it needs what there is not.
+        DataError: no task is left to train on.
+        ValueError: an environment variable of ``variables`` is not set.
+    """
+
+    taskset: str  # id of an installed package, as vf-eval takes it; package.module:Class or path/to/file.py:Class
+    config: Mapping[str, Any] | None = None  # keys of its config
+    eval_config: Mapping[str, Any] | None = None  # keys that differ in evaluation, such as {split: test}
+    eval_share: Annotated[float, Gt(0), Lt(1)] = SHARE  # of the tasks, held out if there is no ``eval_config``
+    max_examples: Annotated[int, Ge(1)] | None = None  # tasks to load, from the first
+    python: str | None = None  # interpreter of an environment with verifiers; None: this one
+    variables: tuple[str, ...] = ()  # names of environment variables that the taskset gets besides PATH and the like
+    start_seconds: Annotated[float, Gt(0)] = 60.0  # in which its process has started
+    tool_format: str = "native"
+
+    def __post_init__(self) -> None:
+        if self.python is None and find_spec("verifiers") is None:
+            raise PluginError(
+                "setting up the task verifiers: the library verifiers is not installed. Run pip install "
+                "'condensegrpo[verifiers]' (in a clone: pip install -e '.[verifiers]'), or name the interpreter of "
+                "another environment that has it in task.options.python."
+            )
+        configs = {"config": self.config or {}, "eval_config": self.eval_config or {}}
+        settings = json.dumps({"taskset": self.taskset, **configs, "max_examples": self.max_examples})
+        command = (self.python or sys.executable, "-P", str(PROGRAM), settings)
+        servers = {f"of the taskset {self.taskset}": McpServer(command=command, environment=self.variables)}
+        check_servers(servers)
+        self._pool = ServerPool(servers, self.start_seconds)
+        self._end = weakref.finalize(self, self._pool.close)  # at the latest when the process exits
+        with BackgroundLoop("taskset") as loop:
+            try:
+                train = loop.run(self._read("train"))
+                held_out = None if self.eval_config is None else loop.run(self._read("eval"))
+            except (EnvironmentLost, Refused) as error:
+                self._end()
+                raise PluginError(redacted(f"setting up the task verifiers with {self.taskset}: {error}")) from error
+        splits = split(train, held_out, source=self.taskset, share=self.eval_share)
+        self.dropped = splits.dropped  # training tasks that are left out because they are evaluated too
+        self._problems: Mapping[Split, Sequence[Problem]] = {
+            "train": [_posed(problem) for problem in splits.train],
+            "eval": [_posed(problem) for problem in splits.held_out],
+        }
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The tasks of a split, in the order of the taskset."""
+        return self._problems[split]
+
+    def environment(self, problem: Problem) -> "TasksetEpisode":
+        """A fresh episode."""
+        return TasksetEpisode(self._pool, problem, self.tool_format)
+
+    async def _read(self, split: Split) -> list[Problem]:
+        """The tasks as problems that are told apart by all of their data: many may have one prompt."""
+        opened, rows = dict[str, OpenServer](), list[Json]()
+        await self._pool.open(opened, shared=True)
+        (server,) = opened.values()
+        while (page := await self._pool.call(server, "problems", {"split": split, "first": len(rows)}))["more"]:
+            rows += map(json.loads, page["problems"])
+        rows += map(json.loads, page["problems"])
+        return [
+            Problem(
+                id=f"{split}-{index}",
+                question=json.dumps({**row, "idx": None}, sort_keys=True),
+                answer=None if row.get("answer") is None else str(row["answer"]),
+                data={"split": split, "index": index, "task": row},
+            )
+            for index, row in enumerate(rows)
+        ]
+
+
+class TasksetEpisode:
+    """One task of a taskset."""
+
+    def __init__(self, pool: ServerPool, problem: Problem, tool_format: str) -> None:
+        """Nothing is begun before ``start``."""
+        self._pool, self._problem, self._format = pool, problem, JSON_FORMATS.get(tool_format)
+        self._number = next(_EPISODES)
+        self._opened = dict[str, OpenServer]()
+        self._tools: Sequence[Json] = ()
+        self._history = History(pinned=())
+
+    async def start(self) -> tuple[Message, ...]:
+        """The messages of the task, once its tools are set up."""
+        await self._pool.open(self._opened, shared=True)
+        begun = await self._request("start", split=self._problem.data["split"], index=self._problem.data["index"])
+        self._tools = begun["tools"]
+        return _prompt(self._problem)
+
+    def tools(self) -> Sequence[EnvironmentTool]:
+        """The tools of the taskset."""
+        return [
+            EnvironmentTool(
+                name=tool["name"],
+                description=tool["description"],
+                parameters=tool["inputSchema"],
+                call=partial(self._use, tool["name"]),
+            )
+            for tool in self._tools
+        ]
+
+    def read_history(self, history: History) -> None:
+        """Keep what was said so far, for the rewards."""
+        self._history = history
+
+    async def step(self, reply: Message) -> Step:
+        """The end: the answer, and what the rewards of the taskset give.
+
+        Raises:
+            RuntimeError: one of them raised.
+        """
+        said = [message for unit in self._history.units for message in self._said(unit.turn, unit.reply, unit.results)]
+        said += self._said(len(said), reply, ())
+        try:
+            finished = await self._request("finish", messages=said)
+        except Refused as error:
+            raise RuntimeError(redacted(f"the rewards of the taskset: {error}")) from error
+        return Step(done=True, answer=read_answer(reply.text, "reply"), outcome=finished["reward"])
+
+    async def close(self) -> None:
+        """End the tools of the episode, if its process is still there."""
+        for server in self._opened.values():
+            if not server.connection.lost:
+                await self._request("end")
+
+    async def _use(self, tool: str, arguments: Mapping[str, Any], history: History) -> str:
+        try:
+            return text_of(await self._request("call", tool=tool, arguments=dict(arguments)))
+        except Refused as error:
+            return f"Error: {error}"
+
+    async def _request(self, method: str, **arguments: object) -> Json:
+        (server,) = self._opened.values()
+        return await self._pool.call(server, method, {"episode": self._number, **arguments})
+
+    def _said(self, turn: int, reply: Message, results: Sequence[Message]) -> list[Json]:
+        """A reply and its results as verifiers has them: thoughts and calls beside the text, ids of calls unique."""
+        thought, _, text = reply.text.rpartition("</think>")
+        if reply.tool_calls and self._format is not None:
+            text = text.partition(self._format.opening)[0]
+        ids = {call.id: f"{call.id}_{turn}" for call in reply.tool_calls}
+        calls = [{"id": ids[call.id], "name": call.name, "arguments": call.arguments} for call in reply.tool_calls]
+        said: dict[str, object] = {"role": "assistant", "content": text.strip() or None, "tool_calls": calls or None}
+        said["reasoning_content"] = thought.removeprefix("<think>").strip() or None
+        return [said, *(_observed(result, ids) for result in results)]
+
+
+def _observed(result: Message, ids: Mapping[str, str]) -> Json:
+    """A result of a call, or something else that the policy was told."""
+    called = ids.get(result.tool_call_id or "")
+    if called is None:
+        return {"role": "user", "content": result.text}
+    text = result.text.removeprefix("<result>").removesuffix("</result>")
+    return {"role": "tool", "tool_call_id": called, "name": result.name, "content": text}
+
+
+def _prompt(problem: Problem) -> tuple[Message, ...]:
+    task = problem.data["task"]
+    system = task.get("system_prompt")
+    asked = messages(_PROMPT.validate_python(task["prompt"]), "user")
+    return (Message(role="system", content=system), *asked) if system else asked
+
+
+def _posed(problem: Problem) -> Problem:
+    return replace(problem, question=_prompt(problem)[-1].text)
