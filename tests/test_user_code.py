@@ -22,7 +22,7 @@ from tiny import qwen3
 from condensegrpo.algorithms.credit import scores_of, split_masked
 from condensegrpo.algorithms.settings import DEFAULT_STOPS
 from condensegrpo.assembly.build import build
-from condensegrpo.assembly.demonstrations import demonstrating
+from condensegrpo.assembly.demonstrations import corpus_of, demonstrating
 from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.config.load import validate
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
@@ -118,9 +118,10 @@ class Careless:
 def test_what_a_task_raises_in_its_demonstrations_names_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "careless.py"
     file.write_text(CARELESS)
-    task = demonstrating(load("tasks", f"{file}:Careless")(), "warming up", "it has no demonstrations")
+    careless = load("tasks", f"{file}:Careless")()
+    task = demonstrating(careless, "warming up", "it has no demonstrations")
     calls: tuple[tuple[Callable[[], object], str], ...] = (
-        (lambda: task.corpus(), f"calling corpus of the task Careless: KeyError: 'word' ({file}:8)"),
+        (lambda: corpus_of(careless), f"calling corpus of the task Careless: KeyError: 'word' ({file}:8)"),
         (lambda: task.sound((), "four"), "ValueError: invalid literal for int() with base 10: 'four' "),
         (lambda: task.sound((), "four"), f"({file}:11)"),
         (lambda: next(task.demonstrations(1)), "yielded {'context': ['say 4']}, wanted a Demonstration "),

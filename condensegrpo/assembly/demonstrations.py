@@ -1,13 +1,13 @@
 """The demonstrations of a task: what its code raises there is an error that names file and line."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.failures import failure_of, is_ctrl_c
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Demonstrates, Demonstration, Task
+from condensegrpo.core.protocols import Demonstrates, Demonstration, HasCorpus, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,6 @@ class CheckedDemonstrations:
                     raise TypeError(f"yielded {turn!r:.80}, wanted a Demonstration")
                 yield turn
             raise ValueError("they ended, wanted turns without end, as of a loop that begins again")
-
-    def corpus(self) -> Iterable[str]:
-        """Text that holds every word of the task."""
-        with _named(self.task, "corpus"):
-            return tuple(self.task.corpus())
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a sampled reply is right for this context."""
@@ -47,8 +42,23 @@ def demonstrating(task: Task, doing: str, why_not: str) -> CheckedDemonstrations
     raise ConfigError(f"{doing} with the task {type(task).__name__}: {why_not}.")
 
 
+def corpus_of(task: Task) -> tuple[str, ...]:
+    """Text that holds every word of a task.
+
+    Raises:
+        ConfigError: it has none, or fails.
+    """
+    if not isinstance(task, HasCorpus):
+        raise ConfigError(
+            f"making a new model with the task {type(task).__name__}: a tokenizer needs its corpus(). Set model.path "
+            f"instead."
+        )
+    with _named(task, "corpus"):
+        return tuple(task.corpus())
+
+
 @contextmanager
-def _named(task: Demonstrates, method: str) -> Iterator[None]:
+def _named(task: object, method: str) -> Iterator[None]:
     try:
         yield
     except CondenseError:

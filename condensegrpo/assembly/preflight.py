@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.demonstrations import demonstrating
+from condensegrpo.assembly.demonstrations import corpus_of, demonstrating
 from condensegrpo.assembly.held_out import check_disjoint
 from condensegrpo.assembly.learning_signal import turn_reward_estimators
 from condensegrpo.assembly.model_checks import check_model, check_prompts
@@ -70,10 +70,9 @@ def made_tokenizer(task: Task, new: NewModel) -> "PreTrainedTokenizerFast":
     Raises:
         ConfigError: the task has no corpus, or ``model.new.vocab_size`` is too small for it.
     """
-    why_not = "a tokenizer needs its corpus(), and that it has demonstrations() and sound() too. Set model.path instead"
-    named = demonstrating(task, "making a new model", why_not)
+    corpus = corpus_of(task)
     try:
-        return new_tokenizer(named.corpus(), kind=new.tokenizer, vocab_size=new.vocab_size)
+        return new_tokenizer(corpus, kind=new.tokenizer, vocab_size=new.vocab_size)
     except ValueError as error:
         raise ConfigError(f"checking model.new: {error}.") from error
 

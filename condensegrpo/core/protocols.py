@@ -385,14 +385,19 @@ class Task(Protocol):
 
 
 @runtime_checkable
+class HasCorpus(Protocol):
+    """A task that knows its words."""
+
+    def corpus(self) -> Iterable[str]:
+        """Text that holds every word of the task, to build a tokenizer from."""
+
+
+@runtime_checkable
 class Demonstrates(Protocol):
     """A task that can show how it is done."""
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
         """Turns of training problems, without end, in an order fixed by ``seed``."""
-
-    def corpus(self) -> Iterable[str]:
-        """Text that holds every word of the task, to build a tokenizer from."""
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a sampled reply is right for this context; ``None``: it commits to nothing that can be judged."""

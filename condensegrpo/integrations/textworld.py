@@ -1,0 +1,278 @@
+"""The task ``textworld``: text adventures that TextWorld makes (https://arxiv.org/abs/1806.11532), or any made before.
+
+    You are hungry! Let's cook a delicious meal. Check the cookbook in the kitchen for the recipe. …
+    ─▶  <action>go west</action>
+    -= Kitchen =- … On the table you make out a cookbook. …
+    ─▶  <action>examine cookbook</action>
+
+A game is a problem, made once for each seed and kept in a folder. The action of a reply is read as in the task ``gym``;
+what the game does not understand it answers itself. Every game knows commands that win it: its walkthrough.
+"""
+
+import fcntl
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from glob import glob
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
+
+from condensegrpo.core.errors import ConfigError, DataMissing, PluginError
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Problem, Split, Step
+from condensegrpo.integrations.episode_thread import EpisodeThread
+from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, SYSTEM, action_in
+from condensegrpo.tasks.answer_environment import pinned_messages
+
+Arguments = Mapping[str, bool | int | str]  # of tw-make by name; true sets a flag, false leaves it out
+DEFAULTS: Mapping[str, Arguments] = {
+    "cooking": {"recipe": 2, "take": 2, "go": 6, "open": True, "cut": True, "cook": True},
+    "treasure_hunter": {"level": 10},
+    "coin_collector": {"level": 8},
+}
+NOT_PLAYED = re.compile(r"(?i)\b(save|restore|restart|quit|q|script|transcript|undo)\b|\btw-")  # some write files
+ANSWERS = ("That's not a verb I recognise.", "You can't see any such thing.", "I beg your pardon?")  # of every game
+LONGEST = 198  # bytes of a command, of which the interpreter may not cut a letter in two
+_DRAWN = re.compile(r"[\s_$|\\/>]*")  # a line of the banner, or an empty one
+_CODE = re.compile(r"\[[^]]*\]")  # in a description: what depends on the state of the game
+_starting = threading.Lock()
+
+
+@dataclass(kw_only=True, eq=False)
+class TextWorld:
+    """The task ``textworld``. No seed, and no file, is in both splits.
+
+    Raises:
+        PluginError: textworld is not installed.
+    """
+
+    game: Literal["cooking", "treasure_hunter", "coin_collector"] = "cooking"
+    arguments: Arguments | None = None  # of ``tw-make tw-GAME``, such as {level: 5}; None: those of DEFAULTS
+    train_games: Annotated[int, Ge(1)] = 64  # of the seeds from FIRST_TRAINING_SEED on
+    eval_games: Annotated[int, Ge(1), Le(FIRST_TRAINING_SEED)] = 32  # of the seeds from 0 on
+    folder: str | None = None  # of the games that are made; None: in the user's cache
+    data: str | None = None  # pattern of game files to train on, such as games/*.z8; None: games are made
+    eval_data: str | None = None  # likewise of those to evaluate on; needed with ``data``
+    outcome: Literal["score", "won"] = (
+        "score"  # the share of the points, or 1 for a game that is won; see ``environment``
+    )
+    max_commands: Annotated[int, Ge(1)] = 50  # after which a game ends with the score so far
+    admissible: bool = False  # whether observations list the commands that have an effect
+    system: str = SYSTEM  # the system message; empty for none
+
+    def __post_init__(self) -> None:
+        try:
+            self._package = distribution("textworld")
+        except PackageNotFoundError as error:
+            raise PluginError(
+                "setting up the task textworld: textworld is not installed. Run pip install 'condensegrpo[textworld]' "
+                "(in a clone: pip install -e '.[textworld]'); it brings jericho, which is under the GPL."
+            ) from error
+        if (self.data is None) != (self.eval_data is None):
+            raise ConfigError("setting up the task textworld: wanted both of task.data and task.eval_data, or neither.")
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The games of a split; those that were never made are made, some seconds each.
+
+        Raises:
+            ConfigError: a game cannot be made, or is in both splits.
+            DataMissing: no file has the pattern, or the ``.json`` beside a game is missing.
+        """
+        files = self._given(split) if self.data is not None else self._made(split)
+        return [
+            Problem(id=f"{split}-{file.stem}", question=_description(file)["objective"], data={"file": str(file)})
+            for file in files
+        ]
+
+    def environment(self, problem: Problem) -> "TextWorldEpisode":
+        """A fresh episode."""
+        return TextWorldEpisode(self, problem.data["file"])
+
+    def corpus(self) -> Iterable[str]:
+        """Every name and description of the games, and what is said when their walkthroughs are played."""
+        return self._texts
+
+    @cached_property
+    def _texts(self) -> Sequence[str]:
+        texts = [f"{self.system} <action> </action> Commands: look {' '.join(ANSWERS)}"]
+        for problem in (*self.problems("train"), *self.problems("eval")):
+            file = Path(problem.data["file"])
+            game = Game(str(file), admissible=self.admissible)
+            texts.append(game.start())
+            texts += [text for command in walkthrough(file) for text in (command, game.play(command))]
+            game.close()
+            for _, thing in _description(file)["infos"]:
+                texts += [f"{thing['name']}{mark}" for mark in ("", ",", ".", "!")] if thing["name"] else []
+                texts += [_CODE.sub(" ", thing["desc"])] if thing["desc"] else []
+        return texts
+
+    def _given(self, split: Split) -> Sequence[Path]:
+        """The files of a pattern."""
+        patterns = {"train": str(self.data), "eval": str(self.eval_data)}
+        train, held_out = (
+            {Path(name).resolve() for name in glob(pattern, recursive=True)} for pattern in patterns.values()
+        )
+        if both := sorted(train & held_out):
+            raise ConfigError(
+                f"reading the games: {both[0]} fits task.data and task.eval_data. Give disjoint patterns."
+            )
+        files = sorted(train if split == "train" else held_out)
+        for file in files or [Path(patterns[split])]:
+            if not file.with_suffix(".json").is_file():
+                raise DataMissing(
+                    f"reading the {split} games: found no {file.with_suffix('.json')}. Wanted a pattern of .z8 files, "
+                    f"each with the .json that tw-make writes beside it."
+                )
+        return files
+
+    def _made(self, split: Split) -> Sequence[Path]:
+        """The games of the seeds, made where they are missing. Other processes wait until they are."""
+        from tqdm import tqdm
+
+        first, count = (FIRST_TRAINING_SEED, self.train_games) if split == "train" else (0, self.eval_games)
+        arguments = DEFAULTS[self.game] if self.arguments is None else self.arguments
+        flags = [word for name, value in arguments.items() if value is not False for word in _flag(name, value)]
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        folder = Path(self.folder or f"{home}/condensegrpo/textworld").expanduser()
+        folder /= "-".join([self._package.version, self.game, *(word.lstrip("-") for word in flags)])
+        files = [folder / f"{seed}.z8" for seed in range(first, first + count)]
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            missing = [file for file in files if not file.exists()]
+            make = partial(self._make, (f"tw-{self.game}", *flags))
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+                for _ in tqdm(threads.map(make, missing), "making games", len(missing), disable=not missing or None):
+                    pass
+        return files
+
+    def _make(self, arguments: Sequence[str], file: Path) -> None:
+        """Make a game; its file appears last, and whole."""
+        program = next(each for each in self._package.files or () if each.name == "tw-make").locate()
+        with TemporaryDirectory(prefix=".making-", dir=file.parent) as aside:
+            made = Path(aside, file.name)
+            order = [sys.executable, program, *arguments, "--seed", file.stem, "--output", made, "--silent"]
+            done = subprocess.run(list(map(str, order)), check=False, capture_output=True, text=True)
+            if done.returncode or not made.exists():
+                said = done.stderr.strip().splitlines() or ["it said nothing"]
+                raise ConfigError(
+                    f"making the game {file.stem} with tw-make {' '.join(arguments)}: {said[-1]}. Check "
+                    f"task.options.arguments against tw-make {arguments[0]} --help."
+                )
+            for suffix in (".json", ".z8"):
+                made.with_suffix(suffix).rename(file.with_suffix(suffix))
+
+
+class TextWorldEpisode:
+    """One game, played in a thread of its own."""
+
+    def __init__(self, task: TextWorld, file: str) -> None:
+        """Nothing is opened before ``start``."""
+        self._task = task
+        self._game = Game(file, admissible=task.admissible)
+        self._thread = EpisodeThread("the TextWorld game")
+        self._commands = 0
+
+    async def start(self) -> tuple[Message, ...]:
+        """The system message and the first observation."""
+        return pinned_messages(system=self._task.system, question=await self._thread.call(self._game.start))
+
+    async def step(self, reply: Message) -> Step:
+        """What the game says to a command, or the end with its outcome."""
+        text = await self._thread.call(self._game.play, action_in(reply.text))
+        self._commands += 1
+        observations = (Message(role="user", content=text),)
+        if not self._game.done and self._commands < self._task.max_commands:
+            return Step(observations=observations)
+        outcome = self._game.score if self._task.outcome == "score" else float(self._game.won)
+        return Step(observations=observations, done=True, outcome=outcome)
+
+    async def close(self) -> None:
+        """Close the game and let its thread end."""
+        try:
+            await self._thread.call(self._game.close)
+        finally:
+            self._thread.close()
+
+
+class Game:
+    """A game in its interpreter, of which every game loads a copy of its own."""
+
+    def __init__(self, file: str, *, admissible: bool) -> None:
+        """Nothing is opened before ``start``; ``admissible``: whether texts list the commands that have an effect."""
+        self._file, self._admissible = file, admissible
+        self._environment: Any = None
+        self._state: Any = None
+
+    def start(self) -> str:
+        """The first observation."""
+        import textworld
+
+        wanted = textworld.EnvInfos(
+            score=True, max_score=True, won=True, lost=True, admissible_commands=self._admissible
+        )
+        with _starting:  # reading a game uses parsers of the process
+            self._environment = textworld.start(self._file, wanted)
+            self._environment.seed(0)
+            self._state = self._environment.reset()
+        return self._text(self._state.feedback)
+
+    def play(self, command: str) -> str:
+        """What the game says to a command. Commands of the interpreter, such as ``save``, are not understood."""
+        if NOT_PLAYED.search(command):
+            return self._text(ANSWERS[0])
+        sent = " ".join(command.split()).encode()[:LONGEST].decode(errors="ignore")
+        self._state, *_ = self._environment.step(sent)
+        return self._text(self._state.feedback)
+
+    def close(self) -> None:
+        """Free the interpreter."""
+        if self._environment is not None:
+            self._environment.close()
+
+    @property
+    def done(self) -> bool:
+        """Whether the game is won or lost."""
+        return bool(self._state.won or self._state.lost)
+
+    @property
+    def won(self) -> bool:
+        """Whether the game is won."""
+        return bool(self._state.won)
+
+    @property
+    def score(self) -> float:
+        """The share of the points that were made, from 0 to 1."""
+        return float(self._state.score / self._state.max_score)
+
+    def _text(self, feedback: str) -> str:
+        """A text of the game without its banner, its empty lines and its status line, which follows the last ``>``."""
+        lines = (line.strip() for line in (feedback.rpartition("\n>")[0] or feedback).splitlines())
+        text = "\n".join(line for line in lines if not _DRAWN.fullmatch(line))
+        return "\n".join((text, "Commands:", *self._state.admissible_commands)) if self._admissible else text
+
+
+def walkthrough(file: Path) -> Sequence[str]:
+    """Commands that win a game; none if whoever made it left none."""
+    return tuple(_description(file)["metadata"].get("walkthrough", ()))
+
+
+def _description(file: Path) -> Mapping[str, Any]:
+    """What tw-make wrote of a game."""
+    return dict(json.loads(file.with_suffix(".json").read_text(encoding="utf-8")))
+
+
+def _flag(name: str, value: bool | int | str) -> Sequence[str]:
+    flag = f"--{name.replace('_', '-')}"
+    return [flag] if value is True else [flag, str(value)]

@@ -1,0 +1,166 @@
+"""The task ``textworld`` with games that textworld makes: what is shown, what ends a game, what stays of one."""
+
+import asyncio
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command import ROOT, succeed
+from talk import agent, engine
+
+from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.core.errors import ConfigError, DataMissing
+from condensegrpo.core.protocols import Problem
+from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.episodes.episode import run_episode
+from condensegrpo.integrations.textworld import ANSWERS, TextWorld, walkthrough
+from condensegrpo.storage.trackers import read_metrics
+
+pytest.importorskip("textworld", reason="textworld is not installed: pip install 'condensegrpo[textworld]'")
+pytestmark = pytest.mark.filterwarnings("ignore:Game .* is not fully supported")  # as textworld does when imported
+PAGE = (ROOT / "docs" / "how-to" / "connect-environments.md").read_text(encoding="utf-8")
+SMALL = {"recipe": 1, "take": 1, "go": 1, "cook": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the games, which take seconds to make."""
+    return tmp_path_factory.mktemp("games")
+
+
+@pytest.fixture(scope="module")
+def task(folder: Path) -> TextWorld:
+    made = TextWorld(arguments=SMALL, train_games=1, eval_games=1, folder=str(folder))
+    assert len(made.problems("train")) == 1
+    return made
+
+
+def commands(problem: Problem) -> Sequence[str]:
+    return walkthrough(Path(problem.data["file"]))
+
+
+def wins(problem: Problem) -> Callable[[str], str]:
+    """A policy that knows what wins a game."""
+    told = commands(problem)
+    return lambda prompt: f"<action>{told[prompt.count('<|im_start|>assistant') - 1]}</action>"
+
+
+async def play(
+    task: TextWorld, problem: Problem, reply: Callable[[str], str], sample: int = 0, **limits: Any
+) -> Trajectory:
+    parts = engine(agent(reply), **{"max_turns": 30, "max_context_tokens": 40_000, "max_output_tokens": 400, **limits})
+    return await run_episode(
+        problem, environment=task.environment, engine=parts, group_id=problem.id, sample=sample, seed=lambda n: n
+    )
+
+
+def texts(trajectory: Trajectory) -> list[str]:
+    """The first observation and all others that were shown."""
+    observed = [turn.observations[0].text for turn in trajectory.turns if turn.observations]
+    return [trajectory.turns[0].context[-1].text, *observed]
+
+
+def test_the_walkthrough_wins_and_every_episode_of_a_game_is_the_same(task: TextWorld, folder: Path) -> None:
+    treasure = TextWorld(game="treasure_hunter", arguments={"level": 2}, train_games=1, folder=str(folder))
+    problems = [*task.problems("train"), *task.problems("eval"), *treasure.problems("train")]
+    files = len(os.listdir("/proc/self/fd"))
+
+    async def episodes(count: int) -> list[Trajectory]:
+        chosen = [problems[number % 3] for number in range(count)]
+        return await asyncio.gather(*(play(task, problem, wins(problem), n) for n, problem in enumerate(chosen)))
+
+    first, *others = asyncio.run(episodes(32))
+    assert {(each.stop, each.outcome) for each in (first, *others)} == {(Stop.FINISHED, 1.0)}
+    assert len({tuple(texts(each)) for each in (first, *others)}) == 3
+    opening = texts(first)[0].splitlines()
+    assert opening[0].startswith("You are hungry! Let's cook a delicious meal.")
+    assert opening[1] == "-= Kitchen =-"
+    assert not any("$" in line or "-= Kitchen =-0/" in line for text in texts(first) for line in text.splitlines())
+    assert any("Directions:" in text for text in texts(first))
+    assert "Your score has just gone up by one point." in texts(first)[-1]
+    for thread in [thread for thread in threading.enumerate() if "TextWorld game" in thread.name]:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_what_a_game_does_not_understand_it_answers_and_no_command_writes_a_file(
+    task: TextWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = ("dance", "", "save", "Z. Save", "script", "quit", "tw-print", "look\n" + "é" * 100, "take moon")
+    (problem,) = task.problems("train")
+    trajectory = asyncio.run(
+        play(
+            task,
+            problem,
+            lambda prompt: f"<action>{said[prompt.count('<|im_start|>assistant') - 1]}</action>",
+            max_turns=9,
+        )
+    )
+    answers = texts(trajectory)[1:]
+    assert answers[0] == answers[2] == answers[3] == answers[4] == answers[5] == answers[6] == ANSWERS[0]
+    assert (answers[1], answers[8]) == (ANSWERS[2], ANSWERS[1])
+    assert (trajectory.stop, trajectory.outcome) == (Stop.TURN_LIMIT, None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_game_ends_after_its_commands_with_the_points_that_were_made(task: TextWorld) -> None:
+    (problem,) = task.problems("train")
+    short = replace(task, max_commands=len(commands(problem)) - 1, admissible=True, system="")
+    trajectory = asyncio.run(play(short, problem, wins(problem)))
+    assert trajectory.stop is Stop.FINISHED
+    assert trajectory.outcome == 3 / 4  # all but the point for eating
+    last = texts(trajectory)[-1].partition("\nCommands:\n")[2].splitlines()
+    assert "eat meal" in last
+    assert [message.role for message in trajectory.turns[0].context] == ["user"]
+    won = asyncio.run(play(replace(short, outcome="won"), problem, wins(problem)))
+    assert won.outcome == 0.0
+
+
+def test_games_are_made_once_and_no_game_is_in_both_splits(task: TextWorld, folder: Path) -> None:
+    files = {split: {problem.data["file"] for problem in task.problems(split)} for split in ("train", "eval")}  # type: ignore[arg-type]
+    times = [Path(file).stat().st_mtime_ns for file in files["train"]]
+    again = replace(task).problems("train")
+    assert [Path(problem.data["file"]).stat().st_mtime_ns for problem in again] == times
+    assert not files["train"] & files["eval"]
+    given = replace(task, data=f"{folder}/**/1*.z8", eval_data=f"{folder}/**/0.z8")
+    assert {problem.data["file"] for problem in given.problems("train")} >= files["train"]
+    with pytest.raises(ConfigError, match=r"fits task.data and task.eval_data. Give disjoint"):
+        replace(task, data=f"{folder}/**/*.z8", eval_data=f"{folder}/**/0.z8").problems("train")
+    with pytest.raises(DataMissing, match=r"found no .*nowhere/\*.json. Wanted a pattern of .z8 files"):
+        replace(task, data=f"{folder}/nowhere/*.z8", eval_data=f"{folder}/**/0.z8").problems("train")
+    with pytest.raises(ConfigError, match=r"wanted both of task\.data and task\.eval_data"):
+        replace(task, data="games/*.z8")
+
+
+def test_arguments_that_tw_make_refuses_are_named_and_leave_nothing(tmp_path: Path) -> None:
+    refused = TextWorld(arguments={"recipe": 1, "spice": 2}, train_games=1, folder=str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"tw-make tw-cooking --recipe 1 --spice 2: .*unrecognized arguments: --spice 2"
+    ):
+        refused.problems("train")
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [".lock"]
+
+
+def test_the_example_of_the_page_makes_a_task() -> None:
+    (block,) = re.findall(r"```yaml\n(# cooking\.yaml.*?)```", PAGE, re.DOTALL)
+    task = build_plugin("tasks", "textworld", yaml.safe_load(block)["task"]["options"])
+    assert isinstance(task, TextWorld)
+
+
+def test_a_new_model_trains_on_its_words(folder: Path, tmp_path: Path) -> None:
+    arguments = "{" + ", ".join(f"{name}: {str(value).lower()}" for name, value in SMALL.items()) + "}"
+    succeed(
+        *("train", "textworld_cooking", f"runs_dir={tmp_path}", f"task.options.folder={folder}"),
+        *(f"task.options.arguments={arguments}", "task.options.train_games=1", "task.options.eval_games=1"),
+        *("train.steps=2", "train.problems_per_step=1", "train.samples_per_problem=2", "rollout.limits.max_turns=3"),
+    )
+    lines = read_metrics(tmp_path / "textworld_cooking" / "metrics.jsonl")
+    assert [line["step"] for line in lines][-1] == 2
