@@ -1,11 +1,13 @@
 """The task ``textworld`` with games that textworld makes: what is shown, what ends a game, what stays of one."""
 
 import asyncio
+import json
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,12 @@ import yaml
 from command import ROOT, succeed
 from talk import agent, engine
 
+from condensegrpo.assembly.build import build
+from condensegrpo.assembly.demonstrations import DemonstratedTurn, demonstrations
 from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.assembly.preflight import made_tokenizer
+from condensegrpo.assembly.runtime import renderer_with
+from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, DataMissing
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import Stop, Trajectory
@@ -155,12 +162,75 @@ def test_the_example_of_the_page_makes_a_task() -> None:
     assert isinstance(task, TextWorld)
 
 
-def test_a_new_model_trains_on_its_words(folder: Path, tmp_path: Path) -> None:
-    arguments = "{" + ", ".join(f"{name}: {str(value).lower()}" for name, value in SMALL.items()) + "}"
-    succeed(
-        *("train", "textworld_cooking", f"runs_dir={tmp_path}", f"task.options.folder={folder}"),
-        *(f"task.options.arguments={arguments}", "task.options.train_games=1", "task.options.eval_games=1"),
-        *("train.steps=2", "train.problems_per_step=1", "train.samples_per_problem=2", "rollout.limits.max_turns=3"),
+def overrides(task: TextWorld) -> list[str]:
+    arguments = json.dumps(SMALL)
+    return [f"task.options={{folder: {task.folder}, arguments: {arguments}, train_games: 1, eval_games: 1}}"]
+
+
+def demonstrated(task: TextWorld, *changes: str) -> Iterator[DemonstratedTurn]:
+    config = load_config(ROOT / "configs" / "textworld_cooking.yaml", [*overrides(task), *changes])
+    components = build(config)
+    assert config.model.new is not None
+    renderer = renderer_with(components, made_tokenizer(components.task, config.model.new), stop_ids=())
+    for turn in demonstrations(components, renderer).turns(0):
+        assert list(turn.prompt_ids) == list(renderer.prompt(turn.shown.context))
+        assert turn.reply_ids == renderer.reply_ids(turn.shown.reply)
+        yield turn
+
+
+def action(text: str) -> str:
+    return f"<action> {text} </action>"  # as a tokenizer of words writes it
+
+
+def test_a_warm_start_under_last_k_shows_the_newest_units_and_nothing_else(task: TextWorld) -> None:
+    (problem,) = task.problems("train")
+    told = list(map(action, commands(problem)))
+    turns = list(islice(demonstrated(task, "condenser={name: last_k, options: {keep_last: 1}}"), len(told)))
+    assert sorted(turn.shown.reply for turn in turns) == sorted(told)
+    for turn in turns:
+        *before, _ = [*turn.shown.context, None]
+        replies = [message.text for message in before if message is not None and message.role == "assistant"]
+        assert replies == told[: told.index(turn.shown.reply)][-1:] or told.count(turn.shown.reply) > 1
+        assert turn.shown.problem == problem
+
+
+def test_a_warm_start_under_summary_shows_the_requests_and_what_the_expert_wrote(
+    task: TextWorld, tmp_path: Path
+) -> None:
+    template = tmp_path / "note.txt"
+    template.write_text("look")
+    options = f"{{keep_last: 1, max_tokens: 80, template: {template}}}"
+    limits = (
+        *("rollout.limits.max_context_tokens=400", "rollout.limits.max_output_tokens=80"),
+        "rollout.condense={when: over_budget, share: 0.6}",  # so that a request has room for the whole history
     )
-    lines = read_metrics(tmp_path / "textworld_cooking" / "metrics.jsonl")
-    assert [line["step"] for line in lines][-1] == 2
+    turns = list(islice(demonstrated(task, f"condenser={{name: summary, options: {options}}}", *limits), 60))
+    written = {turn.shown.reply for turn in turns if turn.shown.context[-1].text.endswith("\n\nlook")}
+    assert any("examine cookbook Ingredients:" in text for text in written)
+    shown = {message.text for turn in turns for message in turn.shown.context if message.role == "assistant"}
+    assert written & shown  # as the reply of the unit that stands for those that were summarised
+    assert max(len(turn.prompt_ids) for turn in turns) <= 400
+
+
+def test_an_expert_without_room_is_named(task: TextWorld) -> None:
+    with pytest.raises(
+        ConfigError, match=r"as the expert of the task TextWorld: it ended as turn_limit: no answer in 2"
+    ):
+        next(demonstrated(task, "rollout.limits.max_turns=2"))
+    with pytest.raises(
+        ConfigError, match=r"sampler_error: .*SamplerError: writing .* tokens, and a text may have 2\. Raise"
+    ):
+        next(demonstrated(task, "rollout.limits.max_output_tokens=2"))
+    refused = "condenser={name: attention, options: {scorer: policy@0}}"
+    with pytest.raises(ConfigError, match=r"whose scorer policy@0 needs the policy\. Name a frozen model"):
+        next(demonstrated(task, refused))
+
+
+def test_a_new_model_with_the_words_of_the_games_warms_up_and_trains(task: TextWorld, tmp_path: Path) -> None:
+    succeed(
+        *("train", "textworld_cooking", f"runs_dir={tmp_path}", *overrides(task), "warm_start.steps=4"),
+        *("warm_start.turns_per_step=8", "warm_start.probe_target=1", "warm_start.max_rounds=1", "train.steps=2"),
+        *("train.problems_per_step=1", "train.samples_per_problem=2", "rollout.limits.max_turns=12"),
+    )
+    assert "single turns are sound" in (tmp_path / "textworld_cooking" / "log.txt").read_text()
+    assert read_metrics(tmp_path / "textworld_cooking" / "metrics.jsonl")[-1]["step"] == 2

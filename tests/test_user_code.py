@@ -22,7 +22,7 @@ from tiny import qwen3
 from condensegrpo.algorithms.credit import scores_of, split_masked
 from condensegrpo.algorithms.settings import DEFAULT_STOPS
 from condensegrpo.assembly.build import build
-from condensegrpo.assembly.demonstrations import corpus_of, demonstrating
+from condensegrpo.assembly.demonstrations import CheckedDemonstrations, corpus_of
 from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.config.load import validate
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
@@ -119,7 +119,7 @@ def test_what_a_task_raises_in_its_demonstrations_names_file_and_line(tmp_path: 
     file = tmp_path / "careless.py"
     file.write_text(CARELESS)
     careless = load("tasks", f"{file}:Careless")()
-    task = demonstrating(careless, "warming up", "it has no demonstrations")
+    task = CheckedDemonstrations(careless)
     calls: tuple[tuple[Callable[[], object], str], ...] = (
         (lambda: corpus_of(careless), f"calling corpus of the task Careless: KeyError: 'word' ({file}:8)"),
         (lambda: task.sound((), "four"), "ValueError: invalid literal for int() with base 10: 'four' "),

@@ -1,13 +1,36 @@
-"""The demonstrations of a task: what its code raises there is an error that names file and line."""
+"""The demonstrations of a task, in tokens: turns that it makes, or those of its expert, played through the engine.
 
-from collections.abc import Iterator
+What the task's code raises is an error that names file and line.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import count, islice
+from typing import Protocol
 
+from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.scorers import NEEDED, frozen_model, names_of, open_scorers, parted
+from condensegrpo.core.background_loop import BackgroundLoop
+from condensegrpo.core.data_order import indices
 from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.failures import failure_of, is_ctrl_c
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Demonstrates, Demonstration, HasCorpus, Task
+from condensegrpo.core.protocols import Demonstrates, Demonstration, Expert, HasCorpus, HasExpert, Problem, Task
+from condensegrpo.core.trajectory import Stop
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.episode import run_episode
+from condensegrpo.episodes.randomness import problem_draw, stream_seed
+from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.toolcalls import Toolbox
+from condensegrpo.samplers.scripted import ScriptedSampler
+
+TOGETHER = 16  # episodes of an expert that are played at the same time
+KEPT = 1024  # problems of a task whose episodes are kept: played again they would be the same
+CACHED = 8192  # contexts and replies that are kept in tokens: demonstrations repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +54,159 @@ class CheckedDemonstrations:
             return self.task.sound(context, reply)
 
 
-def demonstrating(task: Task, doing: str, why_not: str) -> CheckedDemonstrations:
-    """The demonstrations of a task.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemonstratedTurn:
+    """A demonstration in tokens."""
+
+    prompt_ids: Sequence[int]  # (P,)
+    reply_ids: Sequence[int]  # (A,) end-of-turn id included
+    shown: Demonstration
+
+
+class Demonstrations(Protocol):
+    """Where the turns of a warm start come from."""
+
+    def turns(self, seed: int, *, skipped: int = 0) -> Iterator[DemonstratedTurn]:
+        """Turns of training problems after the first ``skipped``, without end, in an order fixed by ``seed``."""
+
+    def sound(self, turn: Demonstration, reply: str) -> bool | None:
+        """Whether a sampled reply is right in the context of a turn; ``None``: that cannot be judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeDemonstrations:
+    """Demonstrations that a task makes, rendered as the rollout renders its prompts."""
+
+    task: CheckedDemonstrations
+    renderer: Renderer
+    toolbox: Toolbox
+
+    def turns(self, seed: int, *, skipped: int = 0) -> Iterator[DemonstratedTurn]:
+        """One turn after another, as the task makes them; they repeat, so that their tokens are kept."""
+        prompt, reply = lru_cache(CACHED)(self._prompt), lru_cache(CACHED)(self.renderer.reply_ids)
+        for turn in islice(self.task.demonstrations(seed), skipped, None):
+            yield DemonstratedTurn(prompt_ids=prompt(turn.context), reply_ids=reply(turn.reply), shown=turn)
+
+    def sound(self, turn: Demonstration, reply: str) -> bool | None:
+        """The task's verdict."""
+        return self.task.sound(turn.context, reply)
+
+    def _prompt(self, context: tuple[Message, ...]) -> tuple[int, ...]:
+        return tuple(self.renderer.prompt(self.toolbox.introduced(context)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedDemonstrations:
+    """The turns of a task's expert: they show what the run's condenser shows, and the texts that it asks for.
+
+    Every training problem is played once before the first is played again. The turns of ``TOGETHER`` episodes are
+    shuffled, since those of one episode are much alike.
+    """
+
+    task: Task
+    expert: Callable[[Problem], Expert]
+    problems: Sequence[Problem]
+    engine: Engine  # whose sampler is never called
+
+    def turns(self, seed: int, *, skipped: int = 0) -> Iterator[DemonstratedTurn]:
+        """The turns that are trained, condense turns among them."""
+        return islice(self._turns(seed), skipped, None)
+
+    def sound(self, turn: Demonstration, reply: str) -> bool | None:
+        """Whether a reply has the words of the expert's."""
+        return reply.split() == turn.reply.split()
+
+    def _turns(self, seed: int) -> Iterator[DemonstratedTurn]:
+        size, kept = len(self.problems), dict[int, Sequence[DemonstratedTurn]]()
+        for step in count():
+            batch = indices(seed=seed, step=step, count=min(TOGETHER, size), size=size)
+            fresh = [index for index in batch if index not in kept]
+            with BackgroundLoop("expert") as loop:
+                played = loop.run(self._played([self.problems[index] for index in fresh], seed))
+            episodes = {**kept, **dict(zip(fresh, played, strict=True))}
+            if size <= KEPT:
+                kept = episodes
+            turns = [turn for index in batch for turn in episodes[index]]
+            random.Random(f"experts {seed} {step}").shuffle(turns)
+            yield from turns
+
+    async def _played(self, problems: Sequence[Problem], seed: int) -> Sequence[Sequence[DemonstratedTurn]]:
+        return await asyncio.gather(*(self._episode(problem, seed) for problem in problems))
+
+    async def _episode(self, problem: Problem, seed: int) -> Sequence[DemonstratedTurn]:
+        """The turns of one episode.
+
+        Raises:
+            ConfigError: it fails, or the expert cannot play it within the limits of the run.
+        """
+        played = await run_episode(
+            problem,
+            environment=self.task.environment,
+            engine=replace(self.engine, expert=self.expert(problem)),
+            group_id=problem.id,
+            sample=0,
+            seed=partial(stream_seed, seed, 0, problem.id, 0),
+            draw=problem_draw(seed, 0, problem.id),
+        )
+        if played.stop not in (Stop.ANSWERED, Stop.FINISHED):
+            raise ConfigError(
+                f"playing the problem {problem.id} as the expert of the task {type(self.task).__name__}: it ended as "
+                f"{played.stop}: {played.detail}. Give it the room that it needs (rollout.limits), or set "
+                f"warm_start.steps=0."
+            )
+        return [
+            DemonstratedTurn(
+                prompt_ids=turn.prompt_ids,
+                reply_ids=turn.output_ids,
+                shown=Demonstration(context=tuple(turn.context), reply=turn.reply.text, problem=problem),
+            )
+            for turn in played.turns
+        ]
+
+
+def demonstrations(components: Components, renderer: Renderer) -> Demonstrations:
+    """The demonstrations of the task of a run, as its policy would see them.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: it has none, or an expert cannot play under the run's condenser.
     """
-    if isinstance(task, Demonstrates):
-        return CheckedDemonstrations(task)
-    raise ConfigError(f"{doing} with the task {type(task).__name__}: {why_not}.")
+    check_demonstrations(components)
+    task, config = components.task, components.config
+    if not isinstance(task, HasExpert):
+        assert isinstance(task, Demonstrates)
+        return MadeDemonstrations(task=CheckedDemonstrations(task), renderer=renderer, toolbox=components.toolbox)
+    nobody = ScriptedSampler([])
+    frozen = partial(frozen_model, dtype=config.model.dtype)
+    engine = Engine(
+        sampler=nobody,
+        renderer=renderer,
+        condenser=components.condenser,
+        condenser_name=config.condenser.name,
+        scorers=open_scorers(names_of(components.condenser), sampler=nobody, renderer=renderer, model=frozen),
+        trigger=config.rollout.condense,
+        toolbox=components.toolbox,
+        limits=config.rollout.limits,
+    )
+    return PlayedDemonstrations(task=task, expert=task.expert, problems=components.problems("train"), engine=engine)
+
+
+def check_demonstrations(components: Components) -> None:
+    """Check that a run can warm up. Loads nothing.
+
+    Raises:
+        ConfigError: its task has no demonstrations, or its condenser scores by the policy, which an expert is not.
+    """
+    task = components.task
+    if not isinstance(task, HasExpert | Demonstrates):
+        raise ConfigError(
+            f"warming up with the task {type(task).__name__}: it has no demonstrations. Set warm_start.steps=0."
+        )
+    policies = [name for name in names_of(components.condenser) if parted(name)[0] in NEEDED]
+    if isinstance(task, HasExpert) and policies:
+        raise ConfigError(
+            f"warming up with the task {type(task).__name__}: its expert plays under the condenser, whose scorer "
+            f"{policies[0]} needs the policy. Name a frozen model as the scorer, or set warm_start.steps=0."
+        )
 
 
 def corpus_of(task: Task) -> tuple[str, ...]:

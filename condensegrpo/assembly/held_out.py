@@ -8,7 +8,7 @@ from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import CheckedDemonstrations
 from condensegrpo.core.data_order import indices
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.protocols import Demonstrates, Problem
+from condensegrpo.core.protocols import Demonstrates, HasExpert, Problem
 
 Content = tuple[str, str | None, str]
 DEMONSTRATIONS = 500  # of a warm start that are compared, from the first: making one can take a millisecond
@@ -50,6 +50,10 @@ def _trained(components: Components) -> Iterator[tuple[str, Problem]]:
 def _demonstrated(components: Components) -> Iterator[tuple[str, Problem]]:
     config, task = components.config, components.task
     count = min(config.warm_start.steps * config.warm_start.turns_per_step, DEMONSTRATIONS)
+    if count and isinstance(task, HasExpert):
+        problems = components.problems("train")
+        played = indices(seed=config.seed, step=0, count=min(count, len(problems)), size=len(problems))
+        yield from (("the demonstrations of the warm start", problems[at]) for at in played)
     if not count or not isinstance(task, Demonstrates):
         return
     turns = islice(CheckedDemonstrations(task).demonstrations(config.seed), count)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.demonstrations import corpus_of, demonstrating
+from condensegrpo.assembly.demonstrations import check_demonstrations, corpus_of
 from condensegrpo.assembly.held_out import check_disjoint
 from condensegrpo.assembly.learning_signal import turn_reward_estimators
 from condensegrpo.assembly.model_checks import check_model, check_prompts
@@ -170,7 +170,7 @@ def _check_policy(components: Components) -> Iterator[str]:
     """Check the policy as far as it can be read without weights and without a download; yields what was not checked."""
     config, task = components.config, components.task
     if config.warm_start.steps:
-        demonstrating(task, "warming up", "it has no demonstrations. Set warm_start.steps=0")
+        check_demonstrations(components)
     if config.model.new is not None:
         made = made_tokenizer(task, config.model.new)
         positions = config.model.new.max_positions

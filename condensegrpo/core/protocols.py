@@ -384,6 +384,24 @@ class Task(Protocol):
         """A fresh episode."""
 
 
+class Expert(Protocol):
+    """Writes the texts of one episode as they should be, in the order of the episode. Used once."""
+
+    def reply(self, context: Sequence[Message]) -> str:
+        """The reply to what the policy would be shown, without the stop token, which the renderer adds."""
+
+    def write(self, request: Request) -> str:
+        """The text that a condenser asks for, likewise."""
+
+
+@runtime_checkable
+class HasExpert(Protocol):
+    """A task that can play: the warm start shows its turns in the contexts of the run's condenser."""
+
+    def expert(self, problem: Problem) -> Expert:
+        """The expert of an episode of a training problem. Of one problem it always plays the same."""
+
+
 @runtime_checkable
 class HasCorpus(Protocol):
     """A task that knows its words."""
@@ -394,7 +412,7 @@ class HasCorpus(Protocol):
 
 @runtime_checkable
 class Demonstrates(Protocol):
-    """A task that can show how it is done."""
+    """A task that can show how it is done in contexts that it makes itself, whatever the run's condenser shows."""
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
         """Turns of training problems, without end, in an order fixed by ``seed``."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from condensegrpo.core.protocols import Condenser, EnvironmentTool, Sampler, UnitScorer
+from condensegrpo.core.protocols import Condenser, EnvironmentTool, Expert, Sampler, UnitScorer
 from condensegrpo.episodes.information import AnswerProbe
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Confidence, Limits, Trigger
@@ -17,6 +17,7 @@ class Engine:
     """The parts that play an episode. Condensers know how to condense; ``trigger`` says when they are called."""
 
     sampler: Sampler
+    expert: Expert | None = None  # of one episode, which then replies in place of the sampler
     renderer: Renderer
     condenser: Condenser
     condenser_name: str  # as declared in every Condensation

@@ -148,11 +148,11 @@ def request_prompt(engine: Engine, history: History, last: Sampled | None, reque
     if last is not None and shown == (*last.prompt.units, newest):
         continued = _continued(engine, history, last, newest=newest.with_instruction(request.instruction))
         if len(continued.ids) <= engine.limits.max_context_tokens:
-            return continued
+            return replace(continued, request=request)
     *before, latest = shown
     spans = account(history, shown, engine.renderer.count)
     requested = (*before, latest.with_instruction(request.instruction))
-    return _rewritten(engine, history, requested, spans, reason="to ask for a text")
+    return replace(_rewritten(engine, history, requested, spans, reason="to ask for a text"), request=request)
 
 
 def _continued(engine: Engine, history: History, last: Sampled, *, newest: Unit | None = None) -> Prompt:

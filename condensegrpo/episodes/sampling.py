@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import Message, Unit
-from condensegrpo.core.protocols import Sampler
+from condensegrpo.core.protocols import Expert, Request, Sampler
 from condensegrpo.core.trajectory import Condensation, Finish, Generation, SamplingParams, Stop, Turn
 from condensegrpo.episodes.boundary import Ended, guarded
 from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.render import Renderer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,7 @@ class Prompt:
     context: Sequence[Message]  # what ids render: the pinned messages and the messages of the units
     units: Sequence[Unit] = ()  # shown after the pinned messages; a condenser may have rewritten them
     condensation: Condensation | None = None  # None: ids continue the last prompt and output
+    request: Request | None = None  # of a condenser, with whose instruction the context ends; None: a reply is due
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +75,11 @@ async def sample(
     )
     sampled = await guarded(
         partial(_sampled, engine, prompt, params),
-        who="the sampler",
+        who="the sampler" if engine.expert is None else "the expert",
         stop=Stop.SAMPLER_ERROR,
         turn_seconds=engine.limits.turn_seconds,
         seconds=engine.limits.turn_seconds,
+        plugin=engine.expert,
     )
     if sampled.generation.finish is Finish.ABORT:
         raise Ended(Stop.ABORTED, "the sampler aborted the reply")
@@ -96,6 +100,25 @@ async def generated(sampler: Sampler, prompt_ids: Sequence[int], params: Samplin
 
 async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sampled:
     version = engine.sampler.version
-    generation = await generated(engine.sampler, prompt.ids, params)
+    if engine.expert is None:
+        generation = await generated(engine.sampler, prompt.ids, params)
+    else:
+        generation = _written(engine.expert, engine.renderer, prompt, params.max_tokens)
     text = engine.renderer.text(generation.token_ids)
     return Sampled(prompt=prompt, generation=generation, text=text, version=version)
+
+
+def _written(expert: Expert, renderer: Renderer, prompt: Prompt, max_tokens: int) -> Generation:
+    """What an expert writes, in the tokens that the policy would write it in.
+
+    Raises:
+        SamplerError: it is longer than the policy may write.
+    """
+    text = expert.reply(prompt.context) if prompt.request is None else expert.write(prompt.request)
+    ids = renderer.reply_ids(text)
+    if len(ids) > max_tokens:
+        raise SamplerError(
+            f"writing {text!r:.60}: it has {len(ids)} tokens, and a text may have {max_tokens}. Raise "
+            f"rollout.limits.max_output_tokens, or max_tokens of the condenser"
+        )
+    return Generation(token_ids=ids, logprobs=(0.0,) * len(ids), finish=Finish.STOP)

@@ -28,9 +28,9 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from condensegrpo.core.errors import ConfigError, DataMissing, PluginError
+from condensegrpo.core.errors import ConfigError, DataError, DataMissing, PluginError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem, Split, Step
+from condensegrpo.core.protocols import Problem, Request, Split, Step
 from condensegrpo.integrations.episode_thread import EpisodeThread
 from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, SYSTEM, action_in
 from condensegrpo.tasks.answer_environment import pinned_messages
@@ -43,6 +43,7 @@ DEFAULTS: Mapping[str, Arguments] = {
 }
 NOT_PLAYED = re.compile(r"(?i)\b(save|restore|restart|quit|q|script|transcript|undo)\b|\btw-")  # some write files
 ANSWERS = ("That's not a verb I recognise.", "You can't see any such thing.", "I beg your pardon?")  # of every game
+RECIPE = re.compile(r"Ingredients:.*?prepare meal", re.DOTALL)
 LONGEST = 198  # bytes of a command, of which the interpreter may not cut a letter in two
 _DRAWN = re.compile(r"[\s_$|\\/>]*")  # a line of the banner, or an empty one
 _CODE = re.compile(r"\[[^]]*\]")  # in a description: what depends on the state of the game
@@ -64,9 +65,7 @@ class TextWorld:
     folder: str | None = None  # of the games that are made; None: in the user's cache
     data: str | None = None  # pattern of game files to train on, such as games/*.z8; None: games are made
     eval_data: str | None = None  # likewise of those to evaluate on; needed with ``data``
-    outcome: Literal["score", "won"] = (
-        "score"  # the share of the points, or 1 for a game that is won; see ``environment``
-    )
+    outcome: Literal["score", "won"] = "score"  # the share of the points, or 1 for a game that is won
     max_commands: Annotated[int, Ge(1)] = 50  # after which a game ends with the score so far
     admissible: bool = False  # whether observations list the commands that have an effect
     system: str = SYSTEM  # the system message; empty for none
@@ -98,6 +97,19 @@ class TextWorld:
     def environment(self, problem: Problem) -> "TextWorldEpisode":
         """A fresh episode."""
         return TextWorldEpisode(self, problem.data["file"])
+
+    def expert(self, problem: Problem) -> "Walkthrough":
+        """The player of a game's walkthrough.
+
+        Raises:
+            DataError: the game has none.
+        """
+        commands = walkthrough(Path(problem.data["file"]))
+        if not commands:
+            raise DataError(
+                f"looking for what wins {problem.data['file']}: it has no walkthrough. Set warm_start.steps=0"
+            )
+        return Walkthrough(commands)
 
     def corpus(self) -> Iterable[str]:
         """Every name and description of the games, and what is said when their walkthroughs are played."""
@@ -147,13 +159,15 @@ class TextWorld:
         folder = Path(self.folder or f"{home}/condensegrpo/textworld").expanduser()
         folder /= "-".join([self._package.version, self.game, *(word.lstrip("-") for word in flags)])
         files = [folder / f"{seed}.z8" for seed in range(first, first + count)]
+        if all(file.exists() for file in files):
+            return files
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             missing = [file for file in files if not file.exists()]
             make = partial(self._make, (f"tw-{self.game}", *flags))
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-                for _ in tqdm(threads.map(make, missing), "making games", len(missing), disable=not missing or None):
+                for _ in tqdm(threads.map(make, missing), "making games", len(missing), disable=None):
                     pass
         return files
 
@@ -204,6 +218,30 @@ class TextWorldEpisode:
             await self._thread.call(self._game.close)
         finally:
             self._thread.close()
+
+
+class Walkthrough:
+    """Plays the commands that win a game. A summary has the recipe, if it was read, and the commands so far."""
+
+    def __init__(self, commands: Sequence[str]) -> None:
+        self._commands = iter(commands)
+        self._written = -1  # turn of the last unit in a summary
+
+    def reply(self, context: Sequence[Message]) -> str:
+        """The next command, whatever is shown."""
+        return f"<action>{next(self._commands)}</action>"
+
+    def write(self, request: Request) -> str:
+        """A summary of the units that are shown, the last summary among them."""
+        lines = []
+        for unit in request.units:
+            if unit.is_summary:  # what it says of units that were kept beside it is not said again
+                lines.append(unit.reply.text)
+            elif not request.units[0].is_summary or unit.turn > self._written:
+                lines.append(action_in(unit.reply.text))
+                lines += [recipe[0] for result in unit.results if (recipe := RECIPE.search(result.text))]
+        self._written = request.units[-1].turn
+        return "\n".join(lines)
 
 
 class Game:

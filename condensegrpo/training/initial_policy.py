@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.demonstrations import demonstrating
+from condensegrpo.assembly.demonstrations import demonstrations
 from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.assembly.preflight import made_tokenizer
 from condensegrpo.assembly.runtime import open_sampler, renderer_for
@@ -18,7 +18,7 @@ from condensegrpo.learner.atomic_folder import published_folder
 from condensegrpo.learner.new_model import new_model, save_new
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.training.warm_start import Probe, RenderedDemonstrations, discard_progress, warm_start
+from condensegrpo.training.warm_start import Probe, discard_progress, warm_start
 
 
 def base_policy(config: RunConfig, task: Task, folder: RunFolder) -> str:
@@ -62,17 +62,12 @@ def first_policy(
         discard_progress(warm)
     if ranks.rank() == 0:
         store_configuration(folder, config, first_step=0)
-    demonstrations = RenderedDemonstrations(
-        task=demonstrating(components.task, "warming up", "it has no demonstrations. Set warm_start.steps=0"),
-        renderer=renderer_for(components, source),
-        toolbox=components.toolbox,
-        seed=config.seed,
-        max_tokens=config.learner.tokens_per_micro_batch,
-    )
+    renderer = renderer_for(components, source)
+    shown = demonstrations(components, renderer)
     warm_start(
         source,
         warm,
-        demonstrations=demonstrations,
+        demonstrations=shown,
         open_learner=partial(
             open_learner,
             config,
@@ -81,8 +76,12 @@ def first_policy(
             total_steps=settings.steps,
         ),
         settings=settings,
+        max_tokens=config.learner.tokens_per_micro_batch,
         probe=Probe(
-            demonstrations=demonstrations,
+            demonstrations=shown,
+            renderer=renderer,
+            stop_strings=components.toolbox.format.stop_strings,
+            seed=config.seed,
             open_sampler=partial(open_sampler, config),
             turns=settings.probe_turns,
             max_output_tokens=config.rollout.limits.max_output_tokens,

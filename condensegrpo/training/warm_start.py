@@ -7,9 +7,8 @@ import asyncio
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -17,48 +16,22 @@ from typing import NamedTuple
 from condensegrpo.algorithms.objective import PerToken, supervised
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.algorithms.segments import reply_row
+from condensegrpo.assembly.demonstrations import DemonstratedTurn, Demonstrations
 from condensegrpo.config.schema import WarmStartSettings
 from condensegrpo.core.errors import Interrupted
-from condensegrpo.core.messages import Message
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import Demonstrates, Sampler
+from condensegrpo.core.protocols import Sampler
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.episodes.randomness import stream_seed
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
 from condensegrpo.learner.weights import gathered_weights
 
-Pair = tuple[tuple[int, ...], tuple[int, ...]]  # the ids of a prompt and of the reply to it
 SAVE_SECONDS = 1.0  # at least between two checkpoints of the warm start
 SAVE_EVERY = 20  # times as long as the last checkpoint took, if that is longer
-CACHED = 8192  # contexts and replies that are kept in tokens: demonstrations repeat
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenderedDemonstrations:
-    """A task's demonstrations in tokens, rendered as the rollout renders its prompts."""
-
-    task: Demonstrates
-    renderer: Renderer
-    toolbox: Toolbox
-    seed: int
-    max_tokens: int  # of a micro-batch
-
-    def pairs(self, *, skipped: int) -> Iterator[Pair]:
-        """Prompts and replies after the first ``skipped``, without end."""
-        prompt, reply = lru_cache(CACHED)(self.prompt), lru_cache(CACHED)(self.renderer.reply_ids)
-        return (
-            (prompt(turn.context), reply(turn.reply))
-            for turn in islice(self.task.demonstrations(self.seed), skipped, None)
-        )
-
-    def prompt(self, context: tuple[Message, ...]) -> tuple[int, ...]:
-        """The ids of a context."""
-        return tuple(self.renderer.prompt(self.toolbox.introduced(context)))
 
 
 class ProbeResult(NamedTuple):
@@ -72,7 +45,10 @@ class ProbeResult(NamedTuple):
 class Probe:
     """Samples single replies to held-out demonstrations and counts those that the task calls sound."""
 
-    demonstrations: RenderedDemonstrations
+    demonstrations: Demonstrations
+    renderer: Renderer
+    stop_strings: tuple[str, ...]  # of the tool format
+    seed: int  # of the run
     open_sampler: Callable[[str], Sampler]  # for a model folder
     turns: int
     max_output_tokens: int
@@ -80,31 +56,27 @@ class Probe:
 
     def run(self, model: str, observer: Observer) -> ProbeResult:
         """Probe the policy of a model folder."""
-        task, seed = self.demonstrations.task, self.demonstrations.seed + 1
-        turns = list(islice(task.demonstrations(seed), self.turns))
-        prompts = list(map(lru_cache(CACHED)(self.demonstrations.prompt), (turn.context for turn in turns)))
+        turns = list(islice(self.demonstrations.turns(self.seed + 1), self.turns))
         observer.phase("probing single turns", None)
         sampler = self.open_sampler(model)
         try:
-            replies = asyncio.run(self._replies(sampler, prompts))
+            replies = asyncio.run(self._replies(sampler, [turn.prompt_ids for turn in turns]))
         finally:
             sampler.close()
-        verdicts = [task.sound(turn.context, reply) for turn, reply in zip(turns, replies, strict=True)]
+        verdicts = [self.demonstrations.sound(turn.shown, reply) for turn, reply in zip(turns, replies, strict=True)]
         judged = [verdict for verdict in verdicts if verdict is not None]
         return ProbeResult(sound=sum(judged) / len(judged) if judged else 0.0, judged=len(judged))
 
-    async def _replies(self, sampler: Sampler, prompts: Sequence[tuple[int, ...]]) -> list[str]:
-        shown = self.demonstrations
-
-        async def reply(number: int, prompt: tuple[int, ...]) -> str:
+    async def _replies(self, sampler: Sampler, prompts: Sequence[Sequence[int]]) -> list[str]:
+        async def reply(number: int, prompt: Sequence[int]) -> str:
             params = SamplingParams(
                 max_tokens=self.max_output_tokens,
                 temperature=self.temperature,
-                seed=stream_seed(shown.seed, 0, "probe", number, 0),
-                stop_ids=shown.renderer.stop_ids,
-                stop_strings=shown.toolbox.format.stop_strings,
+                seed=stream_seed(self.seed, 0, "probe", number, 0),
+                stop_ids=self.renderer.stop_ids,
+                stop_strings=self.stop_strings,
             )
-            return shown.renderer.text((await sampler.sample(prompt, params)).token_ids)
+            return self.renderer.text((await sampler.sample(prompt, params)).token_ids)
 
         return await asyncio.gather(*(reply(number, prompt) for number, prompt in enumerate(prompts)))
 
@@ -113,9 +85,10 @@ def warm_start(
     source: str,
     target: Path,
     *,
-    demonstrations: RenderedDemonstrations,
+    demonstrations: Demonstrations,
     open_learner: Callable[[str], DeepSpeedEngine],
     settings: WarmStartSettings,
+    max_tokens: int,
     probe: Probe,
     observer: Observer,
     stopping: Callable[[], bool],
@@ -126,13 +99,17 @@ def warm_start(
     ``settings.probe_target``, up to ``settings.max_rounds``. It continues from its newest checkpoint and then equals an
     uninterrupted one; checkpoints take at most a twentieth of the time. Every rank must call it.
 
+    Args:
+        max_tokens: of a micro-batch.
+
     Raises:
         Interrupted: ``stopping`` said so; nothing was published, and a checkpoint was saved.
     """
     tokenizer, stop_ids = load_tokenizer(source), end_ids(source)
     newest = checkpoint.latest(_checkpoints(target))
     first, done = (1, 0) if newest is None else _progress(newest)
-    pairs = demonstrations.pairs(skipped=((first - 1) * settings.steps + done) * settings.turns_per_step)
+    skipped = ((first - 1) * settings.steps + done) * settings.turns_per_step
+    turns = demonstrations.turns(probe.seed, skipped=skipped)
     source = source if first == 1 else str(_round_folder(target, first - 1))
     for number in range(first, settings.max_rounds + 1):
         learner = open_learner(source)
@@ -145,8 +122,7 @@ def warm_start(
             for step in range(done, settings.steps):
                 if saver.save_if_due(step, stop=stopping()):
                     raise Interrupted(f"stopped after step {step} of round {number} of the warm start")
-                step_pairs = list(islice(pairs, settings.turns_per_step))
-                batches = _micro_batches(step_pairs, learner, demonstrations.max_tokens)
+                batches = _micro_batches(list(islice(turns, settings.turns_per_step)), learner, max_tokens)
                 statistics = optimizer_step(learner, batches, PerToken(supervised))
                 observer.advance(f"loss {statistics['loss']:.3f}")
             source = str(_round_folder(target, number))
@@ -228,9 +204,10 @@ def _round_folder(target: Path, number: int) -> Path:
     return target.with_name(f".round-{number}")
 
 
-def _micro_batches(pairs: Sequence[Pair], learner: DeepSpeedEngine, max_tokens: int) -> list[PackedBatch]:
+def _micro_batches(turns: Sequence[DemonstratedTurn], learner: DeepSpeedEngine, max_tokens: int) -> list[PackedBatch]:
     """This rank's micro-batches of a step; every reply token of every rank weighs the same."""
-    weight = 1 / sum(len(reply) for _, reply in pairs)
-    rows = [reply_row(prompt, reply, weight=weight) for prompt, reply in pairs[ranks.rank() :: ranks.world_size()]]
+    weight = 1 / sum(len(turn.reply_ids) for turn in turns)
+    own = turns[ranks.rank() :: ranks.world_size()]
+    rows = [reply_row(tuple(turn.prompt_ids), tuple(turn.reply_ids), weight=weight) for turn in own]
     model = learner.module
     return pack_rows(rows, max_tokens=max_tokens, share=model.computes_trees, ranks_a_row=model.ranks_a_row)
