@@ -23,6 +23,7 @@ from condensegrpo.assembly.preflight import made_tokenizer
 from condensegrpo.assembly.runtime import renderer_with
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, DataMissing
+from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
@@ -67,6 +68,18 @@ async def play(
     )
 
 
+async def walk(task: TextWorld, problem: Problem) -> tuple[tuple[str, ...], float | None]:
+    """What is shown and the outcome, when a game is played without a policy."""
+    episode = task.environment(problem)
+    shown = [(await episode.start())[-1].text]
+    for command in commands(problem):
+        step = await episode.step(Message(role="assistant", content=f"<action>{command}</action>"))
+        shown.append(step.observations[0].text)
+    await episode.close()
+    assert step.done
+    return tuple(shown), step.outcome
+
+
 def texts(trajectory: Trajectory) -> list[str]:
     """The first observation and all others that were shown."""
     observed = [turn.observations[0].text for turn in trajectory.turns if turn.observations]
@@ -78,19 +91,19 @@ def test_the_walkthrough_wins_and_every_episode_of_a_game_is_the_same(task: Text
     problems = [*task.problems("train"), *task.problems("eval"), *treasure.problems("train")]
     files = len(os.listdir("/proc/self/fd"))
 
-    async def episodes(count: int) -> list[Trajectory]:
-        chosen = [problems[number % 3] for number in range(count)]
-        return await asyncio.gather(*(play(task, problem, wins(problem), n) for n, problem in enumerate(chosen)))
+    async def episodes(count: int) -> list[tuple[tuple[str, ...], float | None]]:
+        return await asyncio.gather(*(walk(task, problems[number % 3]) for number in range(count)))
 
-    first, *others = asyncio.run(episodes(32))
-    assert {(each.stop, each.outcome) for each in (first, *others)} == {(Stop.FINISHED, 1.0)}
-    assert len({tuple(texts(each)) for each in (first, *others)}) == 3
-    opening = texts(first)[0].splitlines()
+    played = asyncio.run(episodes(32))
+    assert len(set(played)) == 3  # every episode of a game is the same
+    assert {outcome for _, outcome in played} == {1.0}
+    shown = played[0][0]
+    opening = shown[0].splitlines()
     assert opening[0].startswith("You are hungry! Let's cook a delicious meal.")
     assert opening[1] == "-= Kitchen =-"
-    assert not any("$" in line or "-= Kitchen =-0/" in line for text in texts(first) for line in text.splitlines())
-    assert any("Directions:" in text for text in texts(first))
-    assert "Your score has just gone up by one point." in texts(first)[-1]
+    assert not any("$" in line or "-= Kitchen =-0/" in line for text in shown for line in text.splitlines())
+    assert any("Directions:" in text for text in shown)
+    assert "Your score has just gone up by one point." in shown[-1]
     for thread in [thread for thread in threading.enumerate() if "TextWorld game" in thread.name]:
         thread.join(10)
         assert not thread.is_alive()
@@ -156,10 +169,15 @@ def test_arguments_that_tw_make_refuses_are_named_and_leave_nothing(tmp_path: Pa
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [".lock"]
 
 
-def test_the_example_of_the_page_makes_a_task() -> None:
+def test_the_examples_of_the_page_make_a_task_and_count_the_games_that_are_won(
+    task: TextWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
     (block,) = re.findall(r"```yaml\n(# cooking\.yaml.*?)```", PAGE, re.DOTALL)
-    task = build_plugin("tasks", "textworld", yaml.safe_load(block)["task"]["options"])
-    assert isinstance(task, TextWorld)
+    assert isinstance(build_plugin("tasks", "textworld", yaml.safe_load(block)["task"]["options"]), TextWorld)
+    (block,) = re.findall(r"```python\n(# won\.py.*?)```", PAGE, re.DOTALL)
+    given = f"arguments={SMALL}, train_games=1, eval_games=1, folder={task.folder!r}"
+    exec(block.replace("TextWorld()", f"TextWorld({given})"), {})
+    assert capsys.readouterr().out == "1 of 1 train games are won\n1 of 1 eval games are won\n"
 
 
 def overrides(task: TextWorld) -> list[str]:

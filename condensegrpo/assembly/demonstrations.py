@@ -120,7 +120,7 @@ class PlayedDemonstrations:
         size, kept = len(self.problems), dict[int, Sequence[DemonstratedTurn]]()
         for step in count():
             batch = indices(seed=seed, step=step, count=min(TOGETHER, size), size=size)
-            fresh = [index for index in batch if index not in kept]
+            fresh = [*dict.fromkeys(index for index in batch if index not in kept)]
             with BackgroundLoop("expert") as loop:
                 played = loop.run(self._played([self.problems[index] for index in fresh], seed))
             episodes = {**kept, **dict(zip(fresh, played, strict=True))}

@@ -1,0 +1,137 @@
+"""Demonstrations of experts: they are played through the engine, so that they show what its condenser shows."""
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from talk import agent, engine, tokenizer
+
+from condensegrpo.assembly.demonstrations import TOGETHER, DemonstratedTurn, PlayedDemonstrations
+from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.summary import PolicySummary
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import HasExpert, Problem, Request, Split, Step
+
+
+class Counting:
+    """Answers the nth reply with ``seen n``, and after the fifth asks for it."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    async def start(self) -> tuple[Message, ...]:
+        return (Message(role="user", content="count"),)
+
+    async def step(self, reply: Message) -> Step:
+        self.seen += 1
+        if self.seen == 6:
+            return Step(done=True, answer=reply.text)
+        return Step(observations=(Message(role="user", content=f"seen {self.seen}"),))
+
+
+class Counter:
+    """Says the number after the last one that it is shown; sums up what it is shown."""
+
+    def reply(self, context: Sequence[Message]) -> str:
+        newest = context[-1].text
+        return f"say {int(newest.removeprefix('seen ')) + 1 if newest.startswith('seen') else 1}"
+
+    def write(self, request: Request) -> str:
+        return "sum " + " ".join(unit.reply.text.removeprefix("sum ") for unit in request.units)
+
+
+class Counts:
+    """Problems that an expert plays in six turns."""
+
+    def __init__(self, size: int = 3) -> None:
+        self.size, self.played = size, list[str]()
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        return [Problem(id=f"{split}-{number}", question="count") for number in range(self.size)]
+
+    def environment(self, problem: Problem) -> Counting:
+        return Counting()
+
+    def expert(self, problem: Problem) -> Counter:
+        self.played.append(problem.id)
+        return Counter()
+
+
+def silent(prompt: str) -> str:
+    raise AssertionError(f"the sampler was called with {prompt!r}")
+
+
+def turns(task: Counts, count: int, *, seed: int = 0, skipped: int = 0, **parts: Any) -> list[DemonstratedTurn]:
+    played = PlayedDemonstrations(
+        task=task, expert=task.expert, problems=task.problems("train"), engine=engine(agent(silent), **parts)
+    )
+    return list(islice(played.turns(seed, skipped=skipped), count))
+
+
+def texts(turn: DemonstratedTurn) -> list[str]:
+    return [message.text for message in turn.shown.context]
+
+
+def test_a_demonstration_is_a_turn_of_an_episode_in_the_context_that_the_condenser_left() -> None:
+    made = turns(Counts(size=1), 6, condenser=LastK(keep_last=1))
+    by_reply = {turn.shown.reply: texts(turn)[-3:] for turn in made}
+    assert by_reply["say 1"] == ["count"]
+    assert by_reply["say 2"] == ["count", "say 1", "seen 1"]
+    assert by_reply["say 6"] == ["count", "say 5", "seen 5"]
+    assert len(by_reply) == 6
+    for turn in made:
+        words = tokenizer().decode(list(turn.prompt_ids), skip_special_tokens=False)
+        assert words.endswith(f"{texts(turn)[-1]}<|im_end|>\n<|im_start|>assistant\n")
+        assert tokenizer().decode(list(turn.reply_ids)) == f"{turn.shown.reply}<|im_end|>"
+
+
+def test_requests_of_a_condenser_are_demonstrated_too(tmp_path: Path) -> None:
+    template = tmp_path / "template.txt"
+    template.write_text("sum up")
+    condenser = PolicySummary(keep_last=1, max_tokens=60, always=True, template=str(template))
+    made = turns(Counts(size=1), 12, condenser=condenser, max_context_tokens=600)
+    by_reply = {turn.shown.reply: texts(turn) for turn in made}
+    (summary,) = (text for text in by_reply if text.startswith("sum"))
+    assert summary == "sum say 1 say 2 say 3 say 4 say 5"
+    assert by_reply[summary] == [*by_reply["say 5"], "say 5", "seen 5\n\nsum up"]
+    assert by_reply["say 6"][1] == summary
+    assert by_reply["say 6"][3:] == ["say 5", "seen 5"]
+
+
+def test_turns_are_fixed_by_the_seed_and_go_on_where_they_were_left() -> None:
+    whole = turns(Counts(), 40)
+    assert turns(Counts(), 10, skipped=30) == whole[30:]
+    assert turns(Counts(), 40, seed=1) != whole
+    assert isinstance(Counts(), HasExpert)
+
+
+def test_every_problem_is_played_once_before_the_first_is_shown_again() -> None:
+    task = Counts(size=TOGETHER + 4)
+    made = turns(task, 6 * (TOGETHER + 4) * 2)
+    assert sorted(task.played) == sorted(problem.id for problem in task.problems("train"))
+    first = [turn.shown.problem for turn in made[: 6 * TOGETHER]]
+    assert len({problem.id for problem in first if problem is not None}) == TOGETHER
+
+
+def test_an_expert_that_fails_or_has_no_room_is_named() -> None:
+    class Lost(Counter):
+        def reply(self, context: Sequence[Message]) -> str:
+            return str({}["page"])
+
+    class Losing(Counts):
+        def expert(self, problem: Problem) -> Counter:
+            return Lost()
+
+    with pytest.raises(
+        ConfigError, match=r"playing the problem train-\d as the expert of the task Losing: it ended as "
+    ):
+        turns(Losing(), 1)
+    with pytest.raises(ConfigError, match=r"sampler_error: the expert: KeyError: 'page' \(.*test_experts\.py:\d+\)"):
+        turns(Losing(), 1)
+    with pytest.raises(ConfigError, match=r"it ended as turn_limit: no answer in 4 replies"):
+        turns(Counts(), 1, max_turns=4)
+    with pytest.raises(ConfigError, match=r"writing 'say 1': it has 6 tokens, and a text may have 3\. Raise"):
+        turns(Counts(), 1, max_output_tokens=3)
