@@ -1,19 +1,26 @@
 """Demonstrations of experts: they are played through the engine, so that they show what its condenser shows."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command import ROOT
 from talk import agent, engine, tokenizer
 
+from condensegrpo.assembly.build import build
 from condensegrpo.assembly.demonstrations import TOGETHER, DemonstratedTurn, PlayedDemonstrations
+from condensegrpo.assembly.held_out import check_disjoint
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.summary import PolicySummary
-from condensegrpo.core.errors import ConfigError
+from condensegrpo.config.load import load_config
+from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import HasExpert, Problem, Request, Split, Step
+from condensegrpo.episodes.render import Renderer
+from condensegrpo.learner.new_model import new_tokenizer
 
 
 class Counting:
@@ -135,3 +142,26 @@ def test_an_expert_that_fails_or_has_no_room_is_named() -> None:
         turns(Counts(), 1, max_turns=4)
     with pytest.raises(ConfigError, match=r"writing 'say 1': it has 6 tokens, and a text may have 3\. Raise"):
         turns(Counts(), 1, max_output_tokens=3)
+
+
+def test_an_expert_does_not_write_words_that_the_tokenizer_does_not_know() -> None:
+    words = new_tokenizer(["count seen say 1 2 3"], kind="words", vocab_size=64)
+    task = Counts(size=1)
+    played = PlayedDemonstrations(
+        task=task,
+        expert=task.expert,
+        problems=task.problems("train"),
+        engine=replace(engine(agent(silent)), renderer=Renderer(words)),
+    )
+    with pytest.raises(ConfigError, match=r"writing 'say 4': the tokenizer does not know '4'\. Add them to corpus"):
+        next(played.turns(0))
+
+
+def test_problems_of_an_expert_are_compared_with_those_of_the_evaluations() -> None:
+    components = build(load_config(ROOT / "configs" / "quickstart.yaml", ["evaluate.variants={}", "train.steps=0"]))
+    (held_out, *_) = components.problems("eval")
+    task = Counts()
+    check_disjoint(replace(components, task=task, data=task.problems))
+    clash = [replace(held_out, id="shown"), *task.problems("train")]
+    with pytest.raises(DataError, match=r"is also shown of the demonstrations of the warm start"):
+        check_disjoint(replace(components, task=task, data=lambda _: clash))

@@ -112,9 +112,14 @@ def _written(expert: Expert, renderer: Renderer, prompt: Prompt, max_tokens: int
     """What an expert writes, in the tokens that the policy would write it in.
 
     Raises:
-        SamplerError: it is longer than the policy may write.
+        SamplerError: it is longer than the policy may write, or has words that the policy cannot.
     """
     text = expert.reply(prompt.context) if prompt.request is None else expert.write(prompt.request)
+    if renderer.has_unknown and (unknown := renderer.unknown(text)[1]):
+        raise SamplerError(
+            f"writing {text!r:.60}: the tokenizer does not know {', '.join(map(repr, unknown[:8]))}. Add them to "
+            f"corpus() of the task, or use another tokenizer"
+        )
     ids = renderer.reply_ids(text)
     if len(ids) > max_tokens:
         raise SamplerError(
