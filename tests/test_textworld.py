@@ -27,7 +27,8 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
-from condensegrpo.integrations.textworld import ANSWERS, TextWorld, walkthrough
+from condensegrpo.integrations.textworld import TextWorld
+from condensegrpo.integrations.textworld_games import ANSWERS, walkthrough
 from condensegrpo.storage.trackers import read_metrics
 
 pytest.importorskip("textworld", reason="textworld is not installed: pip install 'condensegrpo[textworld]'")

@@ -9,45 +9,34 @@ A game is a problem, made once for each seed and kept in a folder. The action of
 what the game does not understand it answers itself. Every game knows commands that win it: its walkthrough.
 """
 
-import fcntl
-import json
-import os
 import re
-import subprocess
-import sys
-import threading
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from glob import glob
-from importlib.metadata import PackageNotFoundError, distribution
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from condensegrpo.core.errors import ConfigError, DataError, DataMissing, PluginError
+from condensegrpo.core.errors import ConfigError, DataError, PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem, Request, Split, Step
 from condensegrpo.integrations.episode_thread import EpisodeThread
 from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, SYSTEM, action_in
+from condensegrpo.integrations.textworld_games import (
+    ANSWERS,
+    Arguments,
+    Game,
+    given_games,
+    goal,
+    made_games,
+    walkthrough,
+    words,
+)
 from condensegrpo.tasks.answer_environment import pinned_messages
 
-Arguments = Mapping[str, bool | int | str]  # of tw-make by name; true sets a flag, false leaves it out
-DEFAULTS: Mapping[str, Arguments] = {
-    "cooking": {"recipe": 2, "take": 2, "go": 6, "open": True, "cut": True, "cook": True},
-    "treasure_hunter": {"level": 10},
-    "coin_collector": {"level": 8},
-}
-NOT_PLAYED = re.compile(r"(?i)\b(save|restore|restart|quit|q|script|transcript|undo)\b|\btw-")  # some write files
-ANSWERS = ("That's not a verb I recognise.", "You can't see any such thing.", "I beg your pardon?")  # of every game
 RECIPE = re.compile(r"Ingredients:.*?prepare meal", re.DOTALL)
-LONGEST = 198  # bytes of a command, of which the interpreter may not cut a letter in two
-_DRAWN = re.compile(r"[\s_$|\\/>]*")  # a line of the banner, or an empty one
-_CODE = re.compile(r"\[[^]]*\]")  # in a description: what depends on the state of the game
-_starting = threading.Lock()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -71,13 +60,11 @@ class TextWorld:
     system: str = SYSTEM  # the system message; empty for none
 
     def __post_init__(self) -> None:
-        try:
-            self._package = distribution("textworld")
-        except PackageNotFoundError as error:
+        if find_spec("textworld") is None:
             raise PluginError(
                 "setting up the task textworld: textworld is not installed. Run pip install 'condensegrpo[textworld]' "
                 "(in a clone: pip install -e '.[textworld]'); it brings jericho, which is under the GPL."
-            ) from error
+            )
         if (self.data is None) != (self.eval_data is None):
             raise ConfigError("setting up the task textworld: wanted both of task.data and task.eval_data, or neither.")
 
@@ -88,10 +75,9 @@ class TextWorld:
             ConfigError: a game cannot be made, or is in both splits.
             DataMissing: no file has the pattern, or the ``.json`` beside a game is missing.
         """
-        files = self._given(split) if self.data is not None else self._made(split)
         return [
-            Problem(id=f"{split}-{file.stem}", question=_description(file)["objective"], data={"file": str(file)})
-            for file in files
+            Problem(id=f"{split}-{file.stem}", question=goal(file), data={"file": str(file)})
+            for file in self._files(split)
         ]
 
     def environment(self, problem: Problem) -> "TextWorldEpisode":
@@ -124,68 +110,20 @@ class TextWorld:
             texts.append(game.start())
             texts += [text for command in walkthrough(file) for text in (command, game.play(command))]
             game.close()
-            for _, thing in _description(file)["infos"]:
-                texts += [f"{thing['name']}{mark}" for mark in ("", ",", ".", "!")] if thing["name"] else []
-                texts += [_CODE.sub(" ", thing["desc"])] if thing["desc"] else []
+            texts += words(file)
         return texts
 
-    def _given(self, split: Split) -> Sequence[Path]:
-        """The files of a pattern."""
-        patterns = {"train": str(self.data), "eval": str(self.eval_data)}
-        train, held_out = (
-            {Path(name).resolve() for name in glob(pattern, recursive=True)} for pattern in patterns.values()
-        )
-        if both := sorted(train & held_out):
+    def _files(self, split: Split) -> Sequence[Path]:
+        if self.data is None or self.eval_data is None:
+            training = range(FIRST_TRAINING_SEED, FIRST_TRAINING_SEED + self.train_games)
+            seeds = training if split == "train" else range(self.eval_games)
+            return made_games(self.game, self.arguments, seeds, self.folder)
+        files, others = given_games(self.data), given_games(self.eval_data)
+        if both := sorted({*files} & {*others}):
             raise ConfigError(
                 f"reading the games: {both[0]} fits task.data and task.eval_data. Give disjoint patterns."
             )
-        files = sorted(train if split == "train" else held_out)
-        for file in files or [Path(patterns[split])]:
-            if not file.with_suffix(".json").is_file():
-                raise DataMissing(
-                    f"reading the {split} games: found no {file.with_suffix('.json')}. Wanted a pattern of .z8 files, "
-                    f"each with the .json that tw-make writes beside it."
-                )
-        return files
-
-    def _made(self, split: Split) -> Sequence[Path]:
-        """The games of the seeds, made where they are missing. Other processes wait until they are."""
-        from tqdm import tqdm
-
-        first, count = (FIRST_TRAINING_SEED, self.train_games) if split == "train" else (0, self.eval_games)
-        arguments = DEFAULTS[self.game] if self.arguments is None else self.arguments
-        flags = [word for name, value in arguments.items() if value is not False for word in _flag(name, value)]
-        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        folder = Path(self.folder or f"{home}/condensegrpo/textworld").expanduser()
-        folder /= "-".join([self._package.version, self.game, *(word.lstrip("-") for word in flags)])
-        files = [folder / f"{seed}.z8" for seed in range(first, first + count)]
-        if all(file.exists() for file in files):
-            return files
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            missing = [file for file in files if not file.exists()]
-            make = partial(self._make, (f"tw-{self.game}", *flags))
-            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-                for _ in tqdm(threads.map(make, missing), "making games", len(missing), disable=None):
-                    pass
-        return files
-
-    def _make(self, arguments: Sequence[str], file: Path) -> None:
-        """Make a game; its file appears last, and whole."""
-        program = next(each for each in self._package.files or () if each.name == "tw-make").locate()
-        with TemporaryDirectory(prefix=".making-", dir=file.parent) as aside:
-            made = Path(aside, file.name)
-            order = [sys.executable, program, *arguments, "--seed", file.stem, "--output", made, "--silent"]
-            done = subprocess.run(list(map(str, order)), check=False, capture_output=True, text=True)
-            if done.returncode or not made.exists():
-                said = done.stderr.strip().splitlines() or ["it said nothing"]
-                raise ConfigError(
-                    f"making the game {file.stem} with tw-make {' '.join(arguments)}: {said[-1]}. Check "
-                    f"task.options.arguments against tw-make {arguments[0]} --help."
-                )
-            for suffix in (".json", ".z8"):
-                made.with_suffix(suffix).rename(file.with_suffix(suffix))
+        return files if split == "train" else others
 
 
 class TextWorldEpisode:
@@ -229,7 +167,10 @@ class Walkthrough:
 
     def reply(self, context: Sequence[Message]) -> str:
         """The next command, whatever is shown."""
-        return f"<action>{next(self._commands)}</action>"
+        command = next(self._commands, None)
+        if command is None:
+            raise ValueError("the walkthrough has ended, and the game has not")
+        return f"<action>{command}</action>"
 
     def write(self, request: Request) -> str:
         """A summary of the units that are shown, the last summary among them."""
@@ -242,75 +183,3 @@ class Walkthrough:
                 lines += [recipe[0] for result in unit.results if (recipe := RECIPE.search(result.text))]
         self._written = request.units[-1].turn
         return "\n".join(lines)
-
-
-class Game:
-    """A game in its interpreter, of which every game loads a copy of its own."""
-
-    def __init__(self, file: str, *, admissible: bool) -> None:
-        """Nothing is opened before ``start``; ``admissible``: whether texts list the commands that have an effect."""
-        self._file, self._admissible = file, admissible
-        self._environment: Any = None
-        self._state: Any = None
-
-    def start(self) -> str:
-        """The first observation."""
-        import textworld
-
-        wanted = textworld.EnvInfos(
-            score=True, max_score=True, won=True, lost=True, admissible_commands=self._admissible
-        )
-        with _starting:  # reading a game uses parsers of the process
-            self._environment = textworld.start(self._file, wanted)
-            self._environment.seed(0)
-            self._state = self._environment.reset()
-        return self._text(self._state.feedback)
-
-    def play(self, command: str) -> str:
-        """What the game says to a command. Commands of the interpreter, such as ``save``, are not understood."""
-        if NOT_PLAYED.search(command):
-            return self._text(ANSWERS[0])
-        sent = " ".join(command.split()).encode()[:LONGEST].decode(errors="ignore")
-        self._state, *_ = self._environment.step(sent)
-        return self._text(self._state.feedback)
-
-    def close(self) -> None:
-        """Free the interpreter."""
-        if self._environment is not None:
-            self._environment.close()
-
-    @property
-    def done(self) -> bool:
-        """Whether the game is won or lost."""
-        return bool(self._state.won or self._state.lost)
-
-    @property
-    def won(self) -> bool:
-        """Whether the game is won."""
-        return bool(self._state.won)
-
-    @property
-    def score(self) -> float:
-        """The share of the points that were made, from 0 to 1."""
-        return float(self._state.score / self._state.max_score)
-
-    def _text(self, feedback: str) -> str:
-        """A text of the game without its banner, its empty lines and its status line, which follows the last ``>``."""
-        lines = (line.strip() for line in (feedback.rpartition("\n>")[0] or feedback).splitlines())
-        text = "\n".join(line for line in lines if not _DRAWN.fullmatch(line))
-        return "\n".join((text, "Commands:", *self._state.admissible_commands)) if self._admissible else text
-
-
-def walkthrough(file: Path) -> Sequence[str]:
-    """Commands that win a game; none if whoever made it left none."""
-    return tuple(_description(file)["metadata"].get("walkthrough", ()))
-
-
-def _description(file: Path) -> Mapping[str, Any]:
-    """What tw-make wrote of a game."""
-    return dict(json.loads(file.with_suffix(".json").read_text(encoding="utf-8")))
-
-
-def _flag(name: str, value: bool | int | str) -> Sequence[str]:
-    flag = f"--{name.replace('_', '-')}"
-    return [flag] if value is True else [flag, str(value)]
