@@ -6,7 +6,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from command import ENVIRONMENT, ROOT
-from forked import _child, _server
+from forked import _child, _server, main
 from typer import Exit
 
 from condensegrpo.cli.interrupts import SWEEP
@@ -20,7 +20,7 @@ class ForkedRun:
     def __init__(self, run: StudyRun) -> None:
         streams = [f"{run.folder.path.parent}/{run.name}.{number}" for number in (1, 2)]
         environment = {**ENVIRONMENT, SWEEP: str(os.getpid())}
-        arguments = (["condensegrpo", *run.command], str(ROOT), environment, streams)
+        arguments = (main, ["condensegrpo", *run.command], str(ROOT), environment, streams)
         self._process = multiprocessing.get_context("fork").Process(target=_child, args=arguments)
         self._process.start()
 
