@@ -17,13 +17,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
 from tempfile import mkdtemp
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from condensegrpo.core.errors import CondenseError, ConfigError
+from condensegrpo.core.concise import concise, concise_class
+from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer, Observers
 from condensegrpo.display.rollouts import Rollout, Rollouts
 from condensegrpo.inspection.batches import choose
@@ -42,24 +42,10 @@ if TYPE_CHECKING:
     from condensegrpo.core.protocols import Problem, Split
     from condensegrpo.display.console import PhaseDisplay
 
-P = ParamSpec("P")
-T = TypeVar("T")
 ROLLOUT_STEP = -2  # names the random streams of rollouts apart from those of training and evaluation
 
 
-def _concise(function: Callable[P, T]) -> Callable[P, T]:
-    """Let errors that are raised on purpose show the line of the caller and the message, no lines of this package."""
-
-    @wraps(function)
-    def called(*arguments: P.args, **options: P.kwargs) -> T:
-        try:
-            return function(*arguments, **options)
-        except CondenseError as error:
-            raise error.with_traceback(None) from None
-
-    return called
-
-
+@concise_class
 class Run:
     """A run folder: what was measured and sampled in it. Reads files, and loads no model."""
 
@@ -134,7 +120,7 @@ class Run:
             yield self.rollouts(number, evaluation)
 
 
-@_concise
+@concise
 def train(
     config: "RunConfig | Path | str",
     *overrides: str,
@@ -190,7 +176,7 @@ def train(
     return Run(folder.path)
 
 
-@_concise
+@concise
 def rollout(
     config: "RunConfig | Path | str",
     *overrides: str,
@@ -256,7 +242,7 @@ def rollout(
     return Rollouts(index, file)
 
 
-@_concise
+@concise
 def evaluate(
     config: "RunConfig | Path | str",
     *overrides: str,

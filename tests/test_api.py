@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -296,6 +296,37 @@ def test_a_wrong_part_says_what_is_wrong_with_it(
 
 
 # --- a program, and the command line after it
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: cg.Run("nope"),
+        lambda: cg.train("nope"),
+        lambda: cg.rollout("quickstart", "train.stepz=1"),
+        lambda: cg.evaluate("nope"),
+    ],
+)
+def test_every_error_shows_the_line_of_the_user_and_the_line_that_raises(call: Callable[[], object]) -> None:
+    with pytest.raises(CondenseError) as caught:
+        call()
+    assert [frame.path == Path(__file__) for frame in caught.traceback] == [True, True, False]
+    assert caught.value.__cause__ is None
+
+
+def test_errors_of_a_runs_methods_and_properties_show_no_line_of_the_package(demo: cg.Run) -> None:
+    (demo.path / "config.yaml").write_text("nope: 1\n")
+    first = demo.rollouts(1)[0]
+    (demo.path / "trajectories/step_000001.jsonl").unlink()
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: demo.config, lambda: demo.model, lambda: demo.rollouts(9), lambda: demo.metrics("nope"),  # type: ignore[arg-type]
+        lambda: demo.turns(9), lambda: first.scored, lambda: first.show(),
+    )  # fmt: skip
+    for call in calls:
+        with pytest.raises(CondenseError) as caught:
+            call()
+        modules = [frame.frame.f_globals["__name__"] for frame in caught.traceback]
+        assert sum(module.startswith("condensegrpo.") for module in modules) == 1  # the line that raises
 
 
 MINE = """

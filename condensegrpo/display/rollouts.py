@@ -7,6 +7,7 @@ from typing import Any, overload
 
 from rich.console import Console
 
+from condensegrpo.core.concise import concise_class
 from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Score, Trajectory
@@ -22,6 +23,7 @@ from condensegrpo.reporting.frames import Library, Row, frame, trajectory_row, t
 HTML = '<pre style="overflow-x:auto;padding:1em;line-height:1.25;color:#d0d0d0;background:#16181d">{code}</pre>'
 
 
+@concise_class
 class Rollout:
     """One scored trajectory. Its turns are read from the file when they are first needed."""
 
@@ -85,6 +87,7 @@ class Rollout:
             console.print(part)
 
 
+@concise_class
 class Rollouts(Sequence[Rollout]):
     """The scored trajectories of one file, by groups and samples."""
 
