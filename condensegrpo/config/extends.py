@@ -18,6 +18,7 @@ from condensegrpo.core.wording import did_you_mean
 
 Tree = dict[str, Any]
 
+OVERRIDE = "override"  # the origin of a value that an override set
 PLUGINS: Mapping[KeyPath, tuple[str, str | None]] = {  # sections with options: the key of the plug-in, its default
     ("task",): ("name", None),
     ("condenser",): ("name", CondenserPlugin().name),
@@ -33,7 +34,7 @@ class Sourced:
     """A leaf of a tree: a scalar, or an empty mapping or list."""
 
     value: object
-    origin: str  # the path of a file, or "override"
+    origin: str  # the path of a file, or ``OVERRIDE``
 
 
 def sourced(tree: object, origin: str) -> Any:  # noqa: ANN401  a YAML tree

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from condensegrpo.config.extends import layered, plain, shipped_file, shipped_files, sourced
+from condensegrpo.config.extends import OVERRIDE, layered, plain, shipped_file, shipped_files, sourced
 from condensegrpo.config.extends import origins as origins_of
+from condensegrpo.config.located import located
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import KeyPath, apply_overrides, dump, dump_commented, parse
 from condensegrpo.core.errors import ConfigError
@@ -16,19 +17,20 @@ from condensegrpo.core.wording import did_you_mean
 HELD_OUT = "held-out"  # the evaluation on a configuration's own problems
 STORED = "config.yaml"  # the configuration in a run folder
 BFLOAT16_CAP = 2.0  # of algorithm.importance, unless it is set: the bound that truncated importance sampling uses
-OVERRIDE = "override"  # the origin of a value that an override set
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration of a YAML file and the files that it extends, with ``key=value`` overrides on top.
 
-    A value is read as YAML: ``train.steps=20``, ``rollout.tools.use=[calculator]``, ``model.new=null``.
+    A value is read as YAML: ``train.steps=20``, ``rollout.tools.use=[calculator]``, ``model.new=null``. Paths that are
+    relative to another folder are absolute in it, see ``located.py``.
 
     Raises:
         ConfigError: no such file, not YAML, a cycle of ``extends``, an unknown key (with its nearest match), a wrong
             type or range.
     """
-    return validate(plain(_with_origins(layered(path), overrides)), source=str(path), overrides=overrides)
+    tree = located(_with_origins(layered(path), overrides), path)
+    return validate(plain(tree), source=str(path), overrides=overrides)
 
 
 def _with_origins(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

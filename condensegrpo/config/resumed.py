@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from condensegrpo.config.extends import plain, sourced
 from condensegrpo.config.load import dump_config, load_config, validate
+from condensegrpo.config.located import located
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.storage.files import read_lines, write_atomically
@@ -129,7 +131,8 @@ def _history(folder: RunFolder) -> list[tuple[int, RunConfig]]:
         return []
     lines: list[tuple[int, Any]] = read_lines(folder.configurations)[0]
     source = str(folder.configurations)
-    return [(line["first_step"], validate(line["config"], source=source)) for _, line in lines]
+    trees = [(line["first_step"], located(sourced(line["config"], source), folder.config)) for _, line in lines]
+    return [(first_step, validate(plain(tree), source=source)) for first_step, tree in trees]
 
 
 def _changes(before: RunConfig, after: RunConfig, *, first_step: int) -> tuple[Change, ...]:

@@ -21,6 +21,7 @@ from condensegrpo.core.wording import counted
 from condensegrpo.inspection.page import page, typed_path
 from condensegrpo.inspection.samples import SampleReader, SampleSet
 from condensegrpo.reporting.curves import PANELS, SHARES, Metrics, Series, series, variants
+from condensegrpo.storage.environment import ENVIRONMENT
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
@@ -153,7 +154,7 @@ def run_report(run: RunFolder, reader: SampleReader) -> RunReport:
         ),
         samples=reader.read(),
         configuration=configuration,
-        environment=_settings(run.path / "environment.json"),
+        environment=_settings(run.path / ENVIRONMENT),
     )
 
 

@@ -14,13 +14,25 @@ from pathlib import Path
 from condensegrpo.core.credentials import redacted
 from condensegrpo.storage.files import write_atomically
 
+ENVIRONMENT = "environment.json"
 PACKAGES = ("condensegrpo", "torch", "transformers", "deepspeed", "peft", "vllm", "datasets", "pydantic")
+
+
+def started_in(run: Path) -> Path | None:
+    """The working directory in which a run was first started; None: not known, or the folder is not that of a run."""
+    file = run / ENVIRONMENT
+    try:
+        folder = json.loads(file.read_text(encoding="utf-8")).get("folder") if file.is_file() else None
+    except ValueError:  # damaged
+        return None
+    return Path(folder) if isinstance(folder, str) else None
 
 
 def write_environment(folder: Path) -> str:
     """Write ``environment.json``: versions, command line, git revision of the working directory, and hardware.
 
-    A value that is not known, or the version of a package that is not installed, is null. Resuming writes it again.
+    A value that is not known, or the version of a package that is not installed, is null. Resuming writes it again, but
+    for the folder, which stays that of the first start.
 
     Returns:
         The command line, versions and hardware as lines for the log, which keeps those of every start.
@@ -35,6 +47,7 @@ def write_environment(folder: Path) -> str:
         "started": datetime.now().astimezone().isoformat(" ", "seconds"),
         "host": socket.gethostname(),
         "command": command,
+        "folder": str(started_in(folder) or Path.cwd()),  # relative paths of the configuration are relative to it
         "python": platform.python_version(),
         "packages": packages,
         "git_revision": revision,
@@ -45,7 +58,7 @@ def write_environment(folder: Path) -> str:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": gpus.splitlines() if gpus else [],
     }
-    write_atomically(folder / "environment.json", json.dumps(environment, indent=2) + "\n")
+    write_atomically(folder / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
     versions = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
     return (
         f"command: {command}\nversions: Python {platform.python_version()}, {versions}\n"

@@ -1,0 +1,61 @@
+"""Relative paths in a configuration, for a command that runs in another folder than the run was started in.
+
+    reward: {name: my/reward.py:Brief}   ─▶   /home/me/project/my/reward.py:Brief, unless the command runs in project
+
+A path of a YAML file is looked for in the working directory, then beside the file; one of a run in the folder that the
+run was started in, then in the working directory; one of an override in the working directory alone. Paths are the
+files of plug-ins and data, wherever they are named, and the folders of ``FOLDERS``. What is nowhere stays as it is.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from condensegrpo.config.extends import OVERRIDE, Sourced
+from condensegrpo.config.yaml_tree import KeyPath
+from condensegrpo.core.plugins import looked_for
+from condensegrpo.storage.environment import started_in
+
+FOLDERS = (("task", "data"), ("task", "eval_data"), ("model", "path"), ("sandbox", "packages"))  # they may be files
+VARIANTS = ("evaluate", "variants")  # by name, overrides: key=value
+
+
+def located(tree: Any, file: Path) -> Any:  # noqa: ANN401  a YAML tree
+    """A tree with origins, of a YAML file and overrides, whose paths are found from the working directory."""
+    here, start = Path.cwd(), started_in(file.parent)
+
+    def found(leaf: Sourced, key: KeyPath) -> Sourced:
+        if not isinstance(leaf.value, str):
+            return leaf
+        beside = (here, Path(leaf.origin).parent) if start is None else (start, here)
+        folders = (here,) if leaf.origin == OVERRIDE else beside
+        name, equals, text = leaf.value.rpartition("=") if key[: len(VARIANTS)] == VARIANTS else ("", "", leaf.value)
+        path = _found(text, tuple(name.split(".")) if equals else key, folders, stays=here == (start or here))
+        return Sourced(f"{name}{equals}{path}", leaf.origin)
+
+    return _replaced(tree, found)
+
+
+def _replaced(tree: Any, change: Callable[[Sourced, KeyPath], Sourced], key: KeyPath = ()) -> Any:  # noqa: ANN401  a YAML tree
+    """A tree with other leaves. The key of an entry of a list is that of the list."""
+    if isinstance(tree, dict):
+        return {name: _replaced(value, change, (*key, str(name))) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [_replaced(value, change, key) for value in tree]
+    return change(tree, key)
+
+
+def _found(text: str, key: KeyPath, folders: Iterable[Path], *, stays: bool) -> str:
+    """A text with the relative path in it made absolute, unless it is found in the working directory and ``stays``."""
+    file, colon, name = text.rpartition(":") if ".py:" in text else (text, "", "")
+    path = Path(file).expanduser()
+    if path.is_absolute() or not (path.suffix or key in FOLDERS):
+        return text
+    exists = os.path.exists if key in FOLDERS else os.path.isfile  # unlike those of Path, for a text of any length
+    for folder in folders:
+        if exists(folder / path):
+            return text if stays and folder == Path.cwd() else f"{folder / path}{colon}{name}"
+    if colon:
+        looked_for(text, folders)
+    return text

@@ -1,0 +1,90 @@
+"""Paths that are relative to another folder: of a YAML file, and of a run that was started elsewhere."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from condensegrpo.config.load import load_config
+from condensegrpo.config.resumed import allowed_changes, store_configuration
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.plugins import load
+from condensegrpo.storage.environment import write_environment
+from condensegrpo.storage.run_folder import RunFolder
+
+CONFIG = """
+name: run
+model: {new: {}}
+task: {name: ledger, data: rows.jsonl}
+reward: {name: "my/reward.py:Mine"}
+evaluate: {variants: {other: ["reward.name=my/reward.py:Mine"]}}
+"""
+MINE = "class Mine:\n    def __call__(self, trajectory, problem):\n        return {'mine': 1.0}\n"
+
+
+def names_of(config: RunConfig) -> set[str]:
+    return {config.reward.name, config.evaluate.variants["other"][0].partition("=")[2]}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration, a reward, data and a run that was started in this folder; the working directory is beside it."""
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    (project / "my").mkdir(parents=True)
+    elsewhere.mkdir()
+    (project / "my/reward.py").write_text(MINE)
+    (project / "config.yaml").write_text(CONFIG)
+    (project / "rows.jsonl").write_text("{}\n")
+    monkeypatch.chdir(project)
+    run = RunFolder.create(project / "runs/run")
+    store_configuration(run, load_config(Path("config.yaml")), first_step=0)
+    write_environment(run.path)
+    monkeypatch.chdir(elsewhere)
+    return project
+
+
+def test_a_run_keeps_relative_paths_and_is_read_from_any_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(project / "runs/run")
+    assert "name: my/reward.py:Mine" in run.config.read_text()
+    config = load_config(run.config)
+    assert names_of(config) == {f"{project}/my/reward.py:Mine"}
+    assert config.task.data == f"{project}/rows.jsonl"
+    assert load("rewards", config.reward.name).__name__ == "Mine"
+    assert allowed_changes(run, config, allow_changes=False) == ()
+    assert names_of(load_config(project / "config.yaml")) == {f"{project}/my/reward.py:Mine"}  # beside the file
+    monkeypatch.chdir(project)
+    assert names_of(load_config(run.config)) == {"my/reward.py:Mine"}
+
+
+def test_the_file_of_a_run_comes_before_one_of_the_same_name_in_the_working_directory(project: Path) -> None:
+    Path("my").mkdir()
+    shutil.copy(project / "my/reward.py", "my/reward.py")
+    run = RunFolder(project / "runs/run")
+    assert names_of(load_config(run.config)) == {f"{project}/my/reward.py:Mine"}
+    given = load_config(run.config, ["reward.name=my/reward.py:Mine"])
+    assert given.reward.name == f"{Path.cwd()}/my/reward.py:Mine"  # of an override: not what the run means by it
+
+
+def test_a_project_that_was_moved_is_found_from_its_new_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = project.rename(project.with_name("moved"))
+    monkeypatch.chdir(moved)
+    run = RunFolder(moved / "runs/run")
+    config = load_config(run.config)
+    assert names_of(config) == {f"{moved}/my/reward.py:Mine"}
+    assert allowed_changes(run, config, allow_changes=False) == ()
+
+
+def test_an_error_names_the_folders_in_which_a_file_was_looked_for(project: Path) -> None:
+    (project / "my/reward.py").unlink()
+    name = load_config(project / "runs/run/config.yaml").reward.name
+    expected = rf"no file {project}/my/reward\.py, nor {Path.cwd()}/my/reward\.py, and no module"
+    with pytest.raises(PluginError, match=expected):
+        load("rewards", name)
+
+
+def test_the_folder_stays_that_of_the_first_start(project: Path) -> None:
+    run = project / "runs/run"
+    write_environment(run)
+    assert json.loads((run / "environment.json").read_text())["folder"] == str(project)
