@@ -1,4 +1,5 @@
 import json
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -13,7 +14,7 @@ from condensegrpo.cli.app import app
 from condensegrpo.core.errors import RunError
 from condensegrpo.inspection.samples import SampleReader, spread
 from condensegrpo.reporting.curves import SHARES, Series, series, variants
-from condensegrpo.reporting.plots import smoothed
+from condensegrpo.reporting.plots import alone, arm_style, smoothed
 from condensegrpo.reporting.run_report import ReportTracker, write_page, write_picture
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker
@@ -190,12 +191,37 @@ def test_a_series_is_in_order_and_has_one_value_a_step() -> None:
     assert series(lines, "c") == Series((), ())
 
 
+def test_a_gap_of_a_series_is_a_step_that_was_logged_without_the_metric() -> None:
+    gap = math.nan
+    lines = [{"step": step, "loss": 1.0, **({"a": 2.0} if step in (2, 3, 5) else {})} for step in range(1, 8)]
+    lines += [{"step": step, "eval/success": 0.5, "eval/k2/success": 0.5} for step in (0, 4)]
+    lines += [{"step": 8, "eval/success": 0.5, "eval/k2/success": 0.5, "eval/k2/turns": 1.0}]
+    lines += [{"step": 12, "eval/success": 0.5, "eval/k2/success": 0.5}, {"step": 16, "eval/k2/turns": 2.0}]
+    assert repr(series(lines, "a")) == repr(Series((2, 3, 4, 5), (2.0, 2.0, gap, 2.0)))  # NaN differs from NaN
+    assert series(lines, "eval/success").steps == (0, 4, 8, 12)  # not the steps of the training
+    assert repr(series(lines, "eval/k2/turns")) == repr(Series((8, 12, 16), (1.0, gap, 2.0)))
+
+
+def test_neither_the_mean_nor_the_line_crosses_a_gap() -> None:
+    gap = math.nan
+    assert repr(smoothed([1.0, gap, 3.0, 5.0], 3)) == repr((1.0, gap, 2.0, 4.0))
+    assert alone([1.0, gap, 3.0, 5.0, gap, 2.0]) == [0, 5]
+    assert alone([1.0]) == [0]
+
+
 def test_variants_are_named_once_in_order() -> None:
     lines = [
         {"eval/success": 1.0, "eval/k50/success": 1.0, "eval/k20/success": 1.0},
         {"eval/k50/success": 1.0, "a/b/success": 1},
     ]
     assert variants(lines) == ("k50", "k20")
+
+
+def test_every_arm_has_a_colour_and_a_marker_of_its_own() -> None:
+    styles = [arm_style(number) for number in range(72)]
+    assert len({(style["color"], style["marker"]) for style in styles}) == 72
+    for key in ("color", "marker"):
+        assert len({style[key] for style in styles[:8]}) == 8
 
 
 def test_smoothing_looks_back_only() -> None:

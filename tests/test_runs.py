@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from condensegrpo.cli.app import app
 from condensegrpo.config.load import dump_config, load_config
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.reporting.plots import COLOURS
 from condensegrpo.reporting.runs import RunStatus, compare_runs, find_runs, sparklines, summary
 from condensegrpo.storage.evaluations import new_name, store_evaluation, stored_evaluations
 from condensegrpo.storage.files import start_file
@@ -104,7 +106,13 @@ def test_a_comparison_has_settings_that_differ_and_differences_paired_by_problem
     assert "  a  ▁" in out
     assert "+0.250 [" in out
     assert max(map(len, out.splitlines()[:-1])) <= 100
-    assert "largest context" in plot.read_text()
+    drawn = plot.read_text()
+    assert "largest context" in drawn
+    marks = re.findall(r'<use xlink:href="#(m\w+)"[^>]*style="fill: (#\w+)', drawn)
+    mine, other = ({mark for mark, drawn_in in marks if drawn_in == colour.lower()} for colour in COLOURS[:2])
+    assert mine
+    assert other
+    assert not mine & other  # each run has marks of its own
     assert "task.options\n" not in out  # a section is compared by its keys
     for width in ("80", "60"):
         printed = CliRunner(env={"COLUMNS": width}).invoke(

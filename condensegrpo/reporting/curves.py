@@ -1,5 +1,6 @@
 """The curves of a run from its metrics, and which of them its report shows first."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -63,14 +64,36 @@ class Series(NamedTuple):
     """A line of a diagram."""
 
     steps: tuple[float, ...]
-    values: tuple[float, ...]
+    values: tuple[float, ...]  # NaN: not measured
 
 
 def series(metrics: Metrics, key: str) -> Series:
-    """The steps and values of a metric; the later of two values at one step counts."""
-    values = {line["step"]: line[key] for line in metrics if key in line and "step" in line}
-    steps = tuple(sorted(values))
-    return Series(steps, tuple(values[step] for step in steps))
+    """The steps and values of a metric from its first value to its last; the later of two values at one step counts.
+
+    A step between them that was logged without the metric has the value NaN: a gap of the line. Training is logged at
+    other steps than an evaluation.
+    """
+    known = {line["step"]: line[key] for line in metrics if key in line and "step" in line}
+    if not known:
+        return Series((), ())
+    evaluation = next((each for each in _evaluations_of(key) if any(each in line for line in metrics)), None)
+    logged = {line["step"] for line in metrics if "step" in line and _is_of(line, evaluation)}
+    first, last = min(known), max(known)
+    steps = tuple(sorted({step for step in logged if first < step < last} | known.keys()))
+    return Series(steps, tuple(known.get(step, math.nan) for step in steps))
+
+
+def _evaluations_of(key: str) -> tuple[str, ...]:
+    """The metrics of which one is in every line of the evaluation that a metric may be of; none: it is of training."""
+    prefix, *names = key.split("/")
+    return tuple(f"{each}/success" for each in (f"eval/{names[0]}", "eval")) if prefix == "eval" and names else ()
+
+
+def _is_of(line: Mapping[str, float], evaluation: str | None) -> bool:
+    """Whether a line is of an evaluation, by the metric that it always has, or of the training."""
+    if evaluation is not None:
+        return evaluation in line
+    return any(name != "step" and not name.startswith("eval/") for name in line)
 
 
 def variants(metrics: Metrics) -> tuple[str, ...]:

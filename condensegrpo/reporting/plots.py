@@ -1,9 +1,11 @@
 """The pictures of a comparison of condensers, of several runs and of a study; the palette that all plots share."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from condensegrpo.core.errors import RunError
@@ -20,10 +22,9 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette (https://jfly.uni-koeln.de/color/): distinguishable when colour-blind and in greyscale
 TRAIN = "#0072B2"
 HELD_OUT = "#D55E00"
-VARIANTS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-COLOURS = (HELD_OUT, TRAIN, *VARIANTS, "#000000", "#999999")
-MARKERS = ("s", "^", "D", "v")
-STYLES = ("-", "--", "-.", ":")
+COLOURS = (HELD_OUT, TRAIN, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")  # one more than colours: 72 arms differ
+MARKS = 8  # on a curve, about
 COLUMNS = 4  # of diagrams in the picture of several runs
 
 
@@ -82,8 +83,8 @@ def plot_runs(compared: RunComparison, curves: Sequence[tuple[str, str]], file: 
             for number, (run, lines) in enumerate(zip(compared.runs, compared.metrics, strict=True)):
                 line = series(lines, metric)
                 values = smoothed(line.values, window(line))
-                style = arm_style(number) | {"marker": "o" if len(line.steps) == 1 else ""}
-                panel.plot(line.steps, values, label=run, **style)
+                style, marks = arm_style(number), marked(values, number)
+                panel.plot(line.steps, values, label=run, markersize=5, markevery=marks, **style)
                 low, high = series(lines, f"{metric}_low"), series(lines, f"{metric}_high")
                 if line.steps and line.steps == low.steps == high.steps:  # of an evaluation
                     panel.fill_between(
@@ -178,9 +179,21 @@ def _frontier(axes: "Axes", figures: StudyFigures) -> None:
 
 
 def arm_style(number: int) -> dict[str, Any]:
-    """Colour, marker and line of a run, an arm or a condenser, by its number: the same in all plots."""
-    line = STYLES[number // len(COLOURS) % len(STYLES)]
-    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)], "linestyle": line}
+    """Colour and marker of a run, an arm or a condenser, by its number: the same in all plots."""
+    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+
+
+def marked(values: Sequence[float], number: int) -> list[int]:
+    """The indices of the values of a curve that get its marker: a few, at other steps in each curve, and lone ones."""
+    stride = max(1, len(values) // MARKS)
+    return sorted({*range(number % stride, len(values), stride), *alone(values)})
+
+
+def alone(values: Sequence[float]) -> list[int]:
+    """The indices of the values that no line leads to or from: without a marker they would be invisible."""
+    known = [not math.isnan(value) for value in values]
+    beside = zip([False, *known], known, [*known[1:], False], strict=False)
+    return [index for index, around in enumerate(beside) if around == (False, True, False)]
 
 
 @contextmanager
@@ -211,7 +224,8 @@ def window(line: Series) -> int:
 
 
 def smoothed(values: Sequence[float], window: int) -> tuple[float, ...]:
-    """The mean of each value and up to ``window`` − 1 values before it."""
+    """The mean of each value and the known ones of up to ``window`` − 1 values before it; NaN stays NaN."""
+    parts = (values[max(0, end - window) : end] for end in range(1, len(values) + 1))
     return tuple(
-        sum(values[max(0, end - window) : end]) / (end - max(0, end - window)) for end in range(1, len(values) + 1)
+        math.nan if math.isnan(part[-1]) else fmean(value for value in part if not math.isnan(value)) for part in parts
     )

@@ -1,6 +1,10 @@
 // The report of a run: diagrams of every metric, the trajectories behind a point, and the configuration.
 
 const HEIGHT = 190, LEFT = 46, RIGHT = 10, TOP = 8, BOTTOM = 22;
+const COLOURS = 6; // of page.css
+// Marks of evaluations as a letter and as a path around the origin: one more than colours, so that 42 lines differ.
+const MARKS = [["●", "M-3.2 0a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0-6.4 0"], ["■", "M-3-3h6v6h-6Z"], ["▲", "M0-4L4 3H-4Z"], ["◆", "M0-4L4 0L0 4L-4 0Z"],
+  ["▼", "M0 4L4-3H-4Z"], ["✚", "M-1-4h2v3h3v2h-3v3h-2v-3h-3v-2h3Z"], ["◀", "M-4 0L3-4V4Z"]];
 const NEAR = 16; // pixels within which a click means a point of an evaluation
 const bases = Object.keys(data.metrics);
 const diagrams = []; // those on the page, each with draw() and point(step)
@@ -65,8 +69,8 @@ function diagram(title, unit, keys, removed) {
   let x, y, cursor = null, at = null; // the scales; the mark of the step that is pointed at, and that step
 
   function entry(line) {
-    const swatch = h("span", { class: "swatch" });
-    swatch.style.borderColor = `var(--c${line.index % 6})`;
+    const swatch = h("span", { class: "swatch", "data-mark": line.evaluation === null ? "" : MARKS[line.index % MARKS.length][0] });
+    swatch.style.color = `var(--c${line.index % COLOURS})`;
     const toggle = () => {
       line.shown = !line.shown;
       button.setAttribute("aria-pressed", line.shown);
@@ -105,7 +109,7 @@ function diagram(title, unit, keys, removed) {
   }
 
   function marks(line) {
-    const colour = `var(--c${line.index % 6})`;
+    const colour = `var(--c${line.index % COLOURS})`;
     const path = (values, settings) => {
       const parts = [];
       values.forEach((value, index) => {
@@ -113,16 +117,18 @@ function diagram(title, unit, keys, removed) {
       });
       return svg("path", { d: parts.join(""), fill: "none", stroke: colour, "stroke-width": 1.8, ...settings });
     };
-    const dots = (size) => line.values.map((value, index) => value !== null && svg("circle", { cx: x(line.steps[index]), cy: y(value), r: size, fill: colour }));
+    const known = (index) => (line.values[index] ?? null) !== null;
+    const marksWhere = (drawn) => line.values.map((value, index) => known(index) && drawn(index) &&
+      svg("path", { class: "mark", d: MARKS[line.index % MARKS.length][1], transform: `translate(${x(line.steps[index])} ${y(value)})`, fill: colour }));
     if (line.evaluation === null) {
       const window = windowOf(line.values.length);
       const pale = window > 1 && lines.filter((each) => each.evaluation === null).length === 1;
-      return [pale && path(line.values, { "stroke-width": 1, opacity: 0.3 }), path(meanBefore(line.values, window)), ...(line.values.length === 1 ? dots(3) : [])].filter(Boolean);
+      return [pale && path(line.values, { "stroke-width": 1, opacity: 0.3 }), path(meanBefore(line.values, window)), ...marksWhere((index) => !known(index - 1) && !known(index + 1))].filter(Boolean);
     }
     const band = line.low && line.evaluation === "held-out"
       ? [svg("polygon", { class: "band", opacity: 0.16, fill: colour, points: [...line.steps.map((step, index) => [step, line.low[index]]), ...line.steps.map((step, index) => [step, line.high[index]]).reverse()].map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`).join(" ") })]
       : line.low ? line.steps.map((step, index) => svg("line", { class: "band", stroke: colour, x1: x(step), x2: x(step), y1: y(line.low[index]), y2: y(line.high[index]) })) : [];
-    return [...band, path(line.values, { "stroke-dasharray": "5 3" }), ...dots(3.2).filter(Boolean)];
+    return [...band, path(line.values, { "stroke-dasharray": "5 3" }), ...marksWhere(() => true).filter(Boolean)];
   }
 
   /** Mark a step in this diagram; `full`: with the values beside it. */

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from condensegrpo.config.resumed import Change
 from condensegrpo.reporting.curves import PANELS, SHARES, Metrics, Panel, Shares, series, variants
-from condensegrpo.reporting.plots import HELD_OUT, MARKERS, TRAIN, VARIANTS, smoothed, window
+from condensegrpo.reporting.plots import HELD_OUT, TRAIN, alone, arm_style, smoothed, window
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,9 +52,9 @@ def _panel(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
         length = window(train)
         if length > 1:  # pale measured values under their running mean: a batch is a small sample
             axes.plot(train.steps, train.values, color=TRAIN, alpha=0.25, linewidth=1)
-        marker = "o" if len(train.steps) == 1 else ""
         label = f"training, mean of {length} steps" if length > 1 else "training"
-        axes.plot(train.steps, smoothed(train.values, length), color=TRAIN, linewidth=1.8, marker=marker, label=label)
+        values = smoothed(train.values, length)
+        axes.plot(train.steps, values, color=TRAIN, linewidth=1.8, label=label, **_lone_marks(values))
     _held_out(axes, panel, metrics)
     if panel.metric == "success":
         axes.set_ylim(-0.03, 1.03)
@@ -67,12 +67,17 @@ def _shares(axes: "Axes", shares: Shares, metrics: Metrics) -> None:
     for (metric, label), (colour, style) in zip(shares.lines, STYLES[: len(shares.lines)], strict=True):
         line = series(metrics, metric)
         if line.steps:
-            marker = "o" if len(line.steps) == 1 else ""
             values = smoothed(line.values, window(line))
-            axes.plot(line.steps, values, color=colour, linestyle=style, linewidth=1.6, marker=marker, label=label)
+            marks = _lone_marks(values)
+            axes.plot(line.steps, values, color=colour, linestyle=style, linewidth=1.6, label=label, **marks)
     axes.set_ylim(-0.03, 1.6)  # the legend stands above the curves
     axes.set_yticks([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     _finish(axes, shares.title, shares.unit, legend="upper left")
+
+
+def _lone_marks(values: Sequence[float]) -> dict[str, Any]:
+    """The markers of a curve in training: only where no line would be seen, so that most have none in the legend."""
+    return {"marker": "o", "markevery": lone} if (lone := alone(values)) else {}
 
 
 def _finish(axes: "Axes", title: str, unit: str, *, legend: str = "best") -> None:
@@ -96,16 +101,16 @@ def _finish(axes: "Axes", title: str, unit: str, *, legend: str = "best") -> Non
 def _held_out(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
     held_out = series(metrics, f"eval/{panel.metric}")
     if held_out.steps:
-        axes.plot(*held_out, color=HELD_OUT, marker="o", markersize=5, linewidth=1.6, linestyle="--", label="held-out")
+        axes.plot(*held_out, **arm_style(0), markersize=5, linewidth=1.6, linestyle="--", label="held-out")
         low, high = series(metrics, f"eval/{panel.metric}_low"), series(metrics, f"eval/{panel.metric}_high")
         if low.steps and low.steps == high.steps:
             axes.fill_between(low.steps, low.values, high.values, color=HELD_OUT, alpha=0.15, linewidth=0)
     if panel.varied:
-        for number, name in enumerate(variants(metrics)):
+        for number, name in enumerate(variants(metrics), start=2):  # held-out is arm 0, training has the next colour
             key = f"eval/{name}/{panel.metric}"
             line, low, high = series(metrics, key), series(metrics, f"{key}_low"), series(metrics, f"{key}_high")
-            colour, marker = VARIANTS[number % len(VARIANTS)], MARKERS[number % len(MARKERS)]
+            style = arm_style(number)
             if line.steps:
-                axes.plot(*line, color=colour, marker=marker, markersize=5, linewidth=1.2, linestyle=":", label=name)
+                axes.plot(*line, **style, markersize=5, linewidth=1.2, linestyle=":", label=name)
             if line.steps and line.steps == low.steps == high.steps:
-                axes.vlines(line.steps, low.values, high.values, color=colour, linewidth=1.2)
+                axes.vlines(line.steps, low.values, high.values, color=style["color"], linewidth=1.2)
