@@ -20,12 +20,14 @@ from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static, TabbedContent
 from textual.widgets._footer import FooterKey
 
+from condensegrpo.cli.inspect_app import listings
 from condensegrpo.cli.inspect_app.app import InspectorApp
 from condensegrpo.cli.inspect_app.rows import sparkline
 from condensegrpo.cli.inspect_app.selection import Listing, Selection
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.views import MOST, Hit
 from condensegrpo.storage.credit import Credit, CreditTerm, write_credit
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import Provenance, write_trajectory
@@ -260,6 +262,15 @@ def test_views_searches_and_conditions_list_trajectories_of_all_steps(screens: S
     assert ids("corrected") == ["1/0/0", "1/0/1", "1/1/0", "1/1/1"]
     assert screens["view"]["command"].endswith("--step 1 --trajectory 1/1/0 --turn 0 --view pushed-down")
     assert screens["condition"]["command"].endswith("--where correct==0")
+
+
+def test_a_search_that_stops_counting_says_so(run: RunFolder) -> None:
+    index = Index(run.path)
+    index.update()
+    (record, *_) = index.records(index.batch(run.trajectories(1)))
+    found = [Hit(record, None, "start")] * MOST
+    assert listings.hits("start", found, "").title == "'start': 1,000+"
+    assert listings.hits("start", found[1:], "").title == "'start': 999"
 
 
 def test_evaluations_are_beside_training(screens: Screens) -> None:

@@ -37,8 +37,8 @@ def matching(index: Index, listing: Listing, so_far: str) -> Listed:
     """
     batch = None if listing.file is None else index.batch(listing.file)
     found = views.find(index, batch, where=listing.where, sort=listing.sort)
-    more = f", the first {views.MOST}" if found.total > views.MOST else ""
-    title = f"{listing.title}: {found.total}{more}{so_far}"
+    more = f", the first {views.MOST:,}" if found.total > views.MOST else ""
+    title = f"{listing.title}: {found.total:,}{more}{so_far}"
     if not found.total:
         title += f". No trajectory has {listing.where}; the open one stays"
     return Listed(title, found.records, [rows.match_row(record) for record in found.records], listing)
@@ -68,4 +68,5 @@ def hits(query: str, found: Sequence[views.Hit], more: str) -> Listed:
         rows.match_row(hit.record, hit.excerpt if hit.turn is None else f"turn {hit.turn}: {hit.excerpt}")
         for hit in found
     ]
-    return Listed(f"{query!r}: {len(found)}{more}", [hit.record for hit in found], drawn)
+    most = "+" if len(found) == views.MOST else ""  # where a search stops
+    return Listed(f"{query!r}: {len(found):,}{most}{more}", [hit.record for hit in found], drawn)
