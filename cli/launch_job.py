@@ -59,10 +59,12 @@ class Job:
         """
         from condensegrpo.assembly.build import build
         from condensegrpo.assembly.preflight import check_settings
+        from condensegrpo.assembly.reward_trial import try_rewards
         from condensegrpo.config.load import config_on
 
         try:
-            unchecked = check_settings(build(config_on("gpu" if gpus else "cpu", self.source, self.overrides)))
+            built = build(config_on("gpu" if gpus else "cpu", self.source, self.overrides))
+            unchecked = (*check_settings(built), *try_rewards(built))
         except (DataMissing, ModelMissing) as error:
             unchecked = (str(error),)
         for note in unchecked:

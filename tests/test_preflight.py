@@ -15,6 +15,7 @@ from tiny import qwen3
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.preflight import check_run
+from condensegrpo.assembly.reward_trial import try_rewards
 from condensegrpo.config.load import load_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, DataError
@@ -22,6 +23,7 @@ from condensegrpo.core.observer import Silent
 from condensegrpo.storage.credit import read_credit
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.training.run_setup import prepare_run
 from condensegrpo.training.train import train
 
 OWN = """
@@ -52,6 +54,72 @@ def refused(*overrides: str) -> str:
 def test_heads_of_a_new_model_must_divide_over_the_ranks_of_a_row() -> None:
     assert "found 3, and model.new has 2 attention heads" in refused("learner.sequence_parallel=3")
     check_run(build(quickstart("learner.sequence_parallel=2")))
+
+
+REWARDS = """
+class Bare:
+    def __call__(self, trajectory, problem):
+        return 1.0
+
+class Said:
+    def __call__(self, trajectory, problem) -> float:
+        return 1.0
+
+class Promised:
+    def __call__(self, trajectory, problem) -> "dict[str, float] | None":
+        raise RuntimeError("called")
+
+class Demanding:
+    def __call__(self, trajectory, problem):
+        return {"far": float(trajectory.turns[7].tool_attempts)}
+
+class Boxed:
+    def __init__(self, sandbox):
+        pass
+    def __call__(self, trajectory, problem):
+        return 1.0
+
+class Flat:
+    def turn_rewards(self, trajectory, problem):
+        return 0.5
+
+class Single:
+    def score_group(self, trajectories, problem):
+        return {"one": 1.0}
+"""
+
+
+@pytest.fixture
+def rewards(tmp_path: Path) -> Path:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    return tmp_path / "rewards.py"
+
+
+@pytest.mark.parametrize(
+    ("reward", "expected"),
+    [
+        ("{{name: '{file}:Bare'}}", "returned 1.0, wanted numbers by name"),
+        ("{{name: '{file}:Said'}}", "__call__ returns float, wanted Mapping[str, float] | RewardResult ({file}:7)"),
+        ("{{name: '{file}:Single'}}", "returned {{'one': 1.0}}, wanted"),
+        (
+            "{{name: weighted_sum, options: {{parts: [{{name: correct}}, {{name: '{file}:Flat'}}]}}}}",
+            "returned 0.5, wanted a number for each turn",
+        ),
+    ],
+)
+def test_a_reward_of_another_shape_is_refused_by_a_dry_run(rewards: Path, reward: str, expected: str) -> None:
+    change = f"reward={reward.format(file=rewards)}"
+    with pytest.raises(ConfigError, match=re.escape(expected.format(file=rewards))):
+        prepare_run(quickstart(change, "algorithm.advantage.estimator=mt_grpo"), dry_run=True)
+
+
+def test_a_reward_that_says_what_it_returns_or_has_the_sandbox_is_not_called_and_one_that_fails_is_noted(
+    rewards: Path,
+) -> None:
+    for name, noted in (("Promised", False), ("Boxed", False), ("Demanding", True)):
+        notes = try_rewards(build(quickstart(f"reward={{name: '{rewards}:{name}'}}")))
+        assert bool(notes) is noted
+    assert f"the reward Demanding: IndexError: tuple index out of range ({rewards}:16)" in notes[0]
 
 
 @pytest.mark.parametrize("chosen", [{}, {"estimator": "efficient"}])

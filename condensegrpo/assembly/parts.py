@@ -15,7 +15,7 @@ from condensegrpo.core.failures import at_definition
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols import Condenser, GroupReward, Reward, Stage, Task, Tool, TurnReward
 from condensegrpo.core.reward_parts import RewardPart
-from condensegrpo.core.signatures import methods_of, signature_faults
+from condensegrpo.core.signatures import methods_of, return_fault, signature_faults
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.episodes.toolformats import CallsOneTool, ToolFormat
 from condensegrpo.sandbox.sandbox import Sandbox
@@ -122,7 +122,11 @@ def _of_one_kind(reward: Reward | GroupReward | TurnReward, name: str) -> Reward
             f"{' and '.join(present) or 'no method of a reward'}, wanted exactly one of "
             f"{', '.join(kinds)}{at_definition(reward)}; see docs/how-to/write-a-reward.md."
         )
-    return _with_methods(reward, name, kinds[present[0]])
+    protocol = kinds[present[0]]
+    _with_methods(reward, name, protocol)
+    if fault := return_fault(reward, protocol):
+        raise ConfigError(_faulty(name, reward, fault))
+    return reward
 
 
 def build_condenser(plugin: Plugin, objects: Objects = NO_OBJECTS) -> Condenser:

@@ -1,9 +1,11 @@
 """Whether the methods of a plug-in can be called as its protocol says. Calls none of them. Standard library only."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from condensegrpo.core.failures import at_definition
 
@@ -31,6 +33,45 @@ def signature_faults(plugin: object, protocol: type) -> Iterator[str]:
             fault = _fault(partial(method, None) if _lacks_object(plugin, name) else method, specified)
             if fault:
                 yield f"{name}{fault}{at_definition(method)}"
+
+
+def return_fault(plugin: object, protocol: type) -> str:
+    """What is wrong with what a method of a plug-in is annotated to return; empty: nothing, or it does not say.
+
+        def __call__(self, trajectory, problem) -> float   ─▶   __call__ returns float, wanted Mapping[…] (my.py:3)
+
+    A method may return more or less than the protocol says, such as ``dict`` or ``Iterable`` for ``Mapping``.
+    """
+    for name in methods_of(protocol):
+        method = getattr(plugin, name)
+        returned, wanted = _returned(method), _returned(getattr(protocol, name))
+        known = [kind for kind in _classes(returned) if kind is not object]
+        related = (issubclass(kind, each) or kind in each.__mro__ for kind in known for each in _classes(wanted))
+        if known and not any(related):
+            return f"{name} returns {_shown(returned)}, wanted {_shown(wanted)}{at_definition(method)}"
+    return ""
+
+
+def _returned(method: Callable[..., Any]) -> object:
+    """The annotation of what a method returns."""
+    try:
+        return inspect.signature(method, eval_str=True).return_annotation
+    except Exception:  # it names what exists for type checkers only
+        return Any
+
+
+def _classes(annotation: object) -> tuple[type, ...]:
+    """The classes of an annotation, those of each member of a union; none: one of them is unknown."""
+    if get_origin(annotation) in (Union, UnionType):
+        members = [_classes(member) for member in get_args(annotation)]
+        return tuple(kind for kinds in members for kind in kinds) if all(members) else ()
+    kind = type(None) if annotation is None else get_origin(annotation) or annotation
+    return (kind,) if isinstance(kind, type) and kind is not inspect.Signature.empty else ()
+
+
+def _shown(annotation: object) -> str:
+    text = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
+    return re.sub(r"\b[a-z_.]+\.", "", text)  # without modules
 
 
 def _fault(method: Callable[..., Any], specified: Callable[..., Any]) -> str:

@@ -7,7 +7,7 @@ from types import FunctionType
 
 from condensegrpo.core.errors import ScoreError
 from condensegrpo.core.failures import Failure, failure_of
-from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult
+from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult, TurnReward
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Score, Stop, Trajectory
 from condensegrpo.core.wording import counted
@@ -76,7 +76,7 @@ def with_score(trajectory: Trajectory, outcome: Score | Failure) -> ScoredTrajec
     return ScoredTrajectory.of(trajectory, nothing)
 
 
-def named(reward: Reward | GroupReward) -> str:
+def named(reward: Reward | GroupReward | TurnReward) -> str:
     """``the reward Brief``."""
     return f"the reward {reward.__name__ if isinstance(reward, FunctionType) else type(reward).__name__}"
 

@@ -15,6 +15,7 @@ from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.objects import NO_OBJECTS, Objects, described_objects
 from condensegrpo.assembly.preflight import check_run
+from condensegrpo.assembly.reward_trial import try_rewards
 from condensegrpo.config.load import dump_config
 from condensegrpo.config.resumed import allowed_changes, change_table
 from condensegrpo.config.schema import RunConfig
@@ -145,6 +146,8 @@ def prepare_run(
         check_run_name(Path(config.runs_dir) / config.name, overwrite=overwrite)
     components = build(config, objects=objects)
     notes = (*check_run(components, resumed=continued is not None), *described_objects(objects))
+    if dry_run:
+        notes = (*notes, *try_rewards(components))
     if changes:
         notes = (f"changed since the run was last started:\n{change_table(changes)}", *notes)
     return PreparedRun(components=components, continued=continued, overwrite=overwrite, notes=notes)

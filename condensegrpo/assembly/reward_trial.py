@@ -1,0 +1,105 @@
+"""Tries the rewards of a user's before a run: whether what they return is a reward, no signature has to say."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from inspect import Signature, signature
+
+from condensegrpo.assembly.components import Components
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.failures import Failure, at_definition, message_of
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult, TurnReward
+from condensegrpo.core.reward_parts import SumsParts
+from condensegrpo.core.thread_call import result_in_thread
+from condensegrpo.core.trajectory import Stop, Trajectory, Turn
+from condensegrpo.episodes.scoring import named
+
+SECONDS = 10.0  # that a reward may take for the trial
+
+
+def try_rewards(components: Components) -> tuple[str, ...]:
+    """Call each reward of a user's once, for a made-up episode of one turn that gave the right answer.
+
+    Not called is a reward that says by annotation what it returns, or that was given the sandbox: it may be expensive.
+
+    Returns:
+        Which rewards could not be tried, and why.
+
+    Raises:
+        ConfigError: one returned something that is no reward, such as a number without a name.
+    """
+    problem = components.problems("train")[0]
+    episode = _episode(problem)
+    return tuple(note for reward in _untold(components) if (note := _tried(reward, episode, problem)))
+
+
+def _untold(components: Components) -> Iterator[Reward | GroupReward | TurnReward]:
+    """The rewards that are not of this package and do not say what they return, the parts of a sum each alone."""
+    reward = components.reward
+    for each in [part.reward for part in reward.parts] if isinstance(reward, SumsParts) else [reward]:
+        kind = type(each)
+        of_user = kind.__module__.partition(".")[0] != __name__.partition(".")[0]
+        if of_user and "sandbox" not in signature(kind).parameters and not _says_what(each):
+            yield each
+
+
+def _says_what(reward: Reward | GroupReward | TurnReward) -> bool:
+    return signature(_method(reward)).return_annotation is not Signature.empty
+
+
+def _method(reward: Reward | GroupReward | TurnReward) -> Callable[..., object]:
+    if isinstance(reward, GroupReward):
+        return reward.score_group
+    return reward.turn_rewards if isinstance(reward, TurnReward) else reward
+
+
+def _episode(problem: Problem) -> Trajectory:
+    answer = problem.answer or "0"
+    return Trajectory(
+        id="0/0/0",
+        problem_id=problem.id,
+        group_id="0/0",
+        sample=0,
+        question=problem.question,
+        ground_truth=problem.answer,
+        turns=(
+            Turn(
+                prompt_ids=(0,),
+                output_ids=(0,),
+                logprobs=(0.0,),
+                policy_version=0,
+                context=(Message(role="user", content=problem.question),),
+                reply=Message(role="assistant", content=answer),
+            ),
+        ),
+        stop=Stop.ANSWERED,
+        answer=answer,
+        seconds=0.0,
+    )
+
+
+def _tried(reward: Reward | GroupReward | TurnReward, episode: Trajectory, problem: Problem) -> str:
+    """Why a reward could not be tried; empty: it returned one."""
+    given = (episode,) if isinstance(reward, GroupReward) else episode
+    name = named(reward)
+    returned = result_in_thread(partial(_method(reward), given, problem), name=name, seconds=SECONDS)
+    if isinstance(returned, Failure):
+        return f"{returned}; that was a made-up episode, so what it returns is not checked until the first real one"
+    try:
+        _check(reward, returned)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"trying {name} on a made-up episode{at_definition(reward)}: it {message_of(error)}."
+        ) from error
+    return ""
+
+
+def _check(reward: Reward | GroupReward | TurnReward, returned: object) -> None:
+    """Raise TypeError or ValueError for what is no reward of one episode of one turn."""
+    if not isinstance(reward, GroupReward | TurnReward):
+        RewardResult.of(returned)
+        return
+    form = "a number for each turn" if isinstance(reward, TurnReward) else "a reward for each trajectory"
+    if not isinstance(returned, Sequence) or isinstance(returned, str) or len(returned) != 1:
+        raise TypeError(f"returned {returned!r:.80}, wanted {form}")
+    float(returned[0]) if isinstance(reward, TurnReward) else RewardResult.of(returned[0])
