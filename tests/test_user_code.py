@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from command import TINY, run, start
@@ -24,6 +24,7 @@ from condensegrpo.algorithms.settings import DEFAULT_STOPS
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.demonstrations import CheckedDemonstrations, corpus_of
 from condensegrpo.assembly.model_checks import check_model
+from condensegrpo.assembly.preflight import made_tokenizer
 from condensegrpo.config.load import validate
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.errors import ConfigError, PluginError
@@ -31,7 +32,7 @@ from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols import Budget, Condensed, Problem, Reward, Step
+from condensegrpo.core.protocols import Budget, Condensed, Problem, Reward, Step, Task
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.thread_call import ABANDONED, MAX_ABANDONED, result_in_thread
 from condensegrpo.core.trajectory import Stop, Trajectory
@@ -39,6 +40,7 @@ from condensegrpo.episodes.collect import collect
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups
 from condensegrpo.episodes.render import Renderer
+from condensegrpo.learner.settings import NewModel
 from condensegrpo.metrics.trajectories import summarise
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage import codec
@@ -130,6 +132,23 @@ def test_what_a_task_raises_in_its_demonstrations_names_file_and_line(tmp_path: 
     for call, expected in calls:
         with pytest.raises(ConfigError, match=re.escape(expected)):
             call()
+
+
+def test_a_corpus_alone_makes_a_tokenizer(tmp_path: Path) -> None:
+    class Words:
+        def corpus(self) -> list[str]:
+            return ["say four", "<answer> 4 </answer>"]
+
+    class Letters:
+        def corpus(self) -> str:
+            return "say four"
+
+    made = made_tokenizer(cast(Task, Words()), NewModel())
+    assert made.decode(made.encode("say <answer> 4 </answer> never")) == "say <answer> 4 </answer> [UNK]"
+    with pytest.raises(ConfigError, match="corpus of the task Letters: TypeError: returned 'say four', wanted texts"):
+        made_tokenizer(cast(Task, Letters()), NewModel())
+    with pytest.raises(ConfigError, match=r"task object: a tokenizer needs its corpus\(\)"):
+        made_tokenizer(cast(Task, object()), NewModel())
 
 
 # --- rewards ----------------------------------------------------------------------------------------------------------

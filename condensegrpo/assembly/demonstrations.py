@@ -210,18 +210,22 @@ def check_demonstrations(components: Components) -> None:
 
 
 def corpus_of(task: Task) -> tuple[str, ...]:
-    """Text that holds every word of a task.
+    """Texts that hold every word of a task.
 
     Raises:
         ConfigError: it has none, or fails.
     """
     if not isinstance(task, HasCorpus):
         raise ConfigError(
-            f"making a new model with the task {type(task).__name__}: a tokenizer needs its corpus(). Set model.path "
-            f"instead."
+            f"making a new model with the task {type(task).__name__}: a tokenizer needs its corpus(), which returns "
+            f"texts with every word of the task. Give it one, or set model.path instead."
         )
     with _named(task, "corpus"):
-        return tuple(task.corpus())
+        given = task.corpus()
+        texts = tuple(given)
+        if isinstance(given, str) or not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"returned {given!r:.80}, wanted texts, as in return [problem.question for problem in …]")
+        return texts
 
 
 @contextmanager

@@ -407,7 +407,7 @@ class HasCorpus(Protocol):
     """A task that knows its words."""
 
     def corpus(self) -> Iterable[str]:
-        """Text that holds every word of the task, to build a tokenizer from."""
+        """Texts that hold every word of the task, what the policy writes included, to build a tokenizer from."""
 
 
 @runtime_checkable
