@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from condensegrpo.learner.engine import (
 )
 from condensegrpo.learner.policy import save_policy
 from condensegrpo.learner.settings import Dtype, OptimizerSettings
-from condensegrpo.learner.training_state import training_state
+from condensegrpo.learner.training_state import restore_training_state, training_state
 from condensegrpo.learner.weights import gathered_weights
 from condensegrpo.storage.files import shared_lock
 
@@ -313,6 +314,21 @@ def test_a_flipped_bit_is_found_and_its_file_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"{victim.name} its SHA-256 begins"):
         checkpoint.load(learner, path)
     close_deepspeed(learner)
+
+
+@pytest.mark.parametrize("key", ["weight", "exp_avg_sq"])
+def test_a_state_that_is_not_finite_is_refused(key: str) -> None:
+    learner = engine()
+    steps(learner, range(1))
+    state = training_state(learner)
+    name, (_, values) = next(iter(state["pieces"].items()))
+    values[key] = values[key].clone()
+    values[key][0] = torch.nan
+    try:
+        with pytest.raises(CheckpointError, match=rf"loading {key} of {re.escape(name)} .*NaN or infinite"):
+            restore_training_state(learner, [state])
+    finally:
+        close_deepspeed(learner)
 
 
 def test_a_pickle_that_the_manifest_vouches_for_is_not_executed(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from transformers import (
 from two_ranks import OPTIMISER
 
 from condensegrpo.core.errors import CheckpointError, ConfigError, SamplerError
+from condensegrpo.learner.checkpoint import verify_model
 from condensegrpo.learner.engine import close_deepspeed, open_deepspeed
 from condensegrpo.learner.policy import end_ids, load_policy, load_tokenizer, positions, save_policy
 from condensegrpo.learner.weights import gathered_weights
@@ -232,8 +233,11 @@ def test_a_weight_that_is_not_finite_is_named(tmp_path: Path, number: float) -> 
     with torch.no_grad():
         model.get_parameter("model.layers.0.mlp.up_proj.weight")[1, 2] = number
     folder = written(tmp_path / "model", model)
-    with pytest.raises(ConfigError, match=r"its weight model\.layers\.0\.mlp\.up_proj\.weight holds NaN or infinite"):
-        load_policy(str(folder), dtype="float32")
+    for check in (lambda: load_policy(str(folder), dtype="float32"), lambda: verify_model(folder)):  # serve, eval
+        with pytest.raises(
+            ConfigError, match=r"its weight model\.layers\.0\.mlp\.up_proj\.weight holds NaN or infinite"
+        ):
+            check()
 
 
 def test_a_weights_file_that_was_cut_off_is_named(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from condensegrpo.learner.atomic_folder import (
 )
 from condensegrpo.learner.deepspeed_import import DeepSpeedEngine
 from condensegrpo.learner.hashed_files import HashedFiles, InMemory, sha256_of
+from condensegrpo.learner.policy import check_weights
 from condensegrpo.learner.ranks import any_rank, from_first, gather, rank, world_size
 from condensegrpo.learner.training_state import restore_training_state, training_state
 from condensegrpo.learner.weights import fingerprint
@@ -250,13 +251,15 @@ def verify(checkpoint: Path, part: str = "") -> Manifest:
 
 
 def verify_model(folder: Path) -> None:
-    """Compare the files of a checkpoint's model folder with their hashes; any other folder has none.
+    """Check that the weights in a model folder are finite; a checkpoint's files are compared with their hashes before.
 
     Raises:
         CheckpointError: as ``verify``.
+        ConfigError: a weight is not finite.
     """
     if (folder.parent / MANIFEST).is_file():
         verify(folder.parent, f"{folder.name}/")
+    check_weights(folder)
 
 
 def prune(folder: Path, keep: int) -> None:

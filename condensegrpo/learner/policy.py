@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -108,19 +108,41 @@ def load_policy(path: str, *, dtype: Dtype, attention: str = "auto") -> "PreTrai
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], attn_implementation=implementation)
     except SafetensorError as error:
-        raise ConfigError(
-            f"loading the model of {path}: a weights file is damaged or cut off ({error}). Copy the "
-            f"model's files again."
-        ) from error
+        raise _damaged(path, error) from error
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(_not_found("model", path, error)) from error
-    for name, tensor in model.named_parameters():
-        if tensor.numel() and not all(map(torch.isfinite, tensor.aminmax())):  # a sum in float32 would copy bf16
+    _check_finite(path, model.named_parameters())
+    return cast("PreTrainedModel", model.eval())
+
+
+def check_weights(folder: Path) -> None:
+    """Check that the weights in a model folder are finite, for servers that load it themselves.
+
+    Raises:
+        ConfigError: a weight is not finite, or a file is damaged.
+    """
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as stored:
+                _check_finite(str(folder), ((name, stored.get_tensor(name)) for name in stored.keys()))  # noqa: SIM118  no mapping
+        except SafetensorError as error:
+            raise _damaged(str(folder), error) from error
+
+
+def _check_finite(path: str, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+    for name, tensor in named_tensors:
+        known = tensor.dtype in DTYPES.values() and tensor.numel()  # not a packed one
+        if known and not all(map(torch.isfinite, tensor.aminmax())):  # a sum in float32 would copy bf16
             raise ConfigError(
                 f"loading the model of {path}: its weight {name} holds NaN or infinite numbers, wanted finite ones. "
                 f"The training that made it has diverged: use an earlier checkpoint, or another model."
             )
-    return cast("PreTrainedModel", model.eval())
+
+
+def _damaged(path: str, error: SafetensorError) -> ConfigError:
+    return ConfigError(
+        f"loading the model of {path}: a weights file is damaged or cut off ({error}). Copy the model's files again."
+    )
 
 
 def end_ids(path: str) -> tuple[int, ...]:

@@ -60,10 +60,10 @@ def restore_training_state(engine: DeepSpeedEngine, saved: Sequence[SavedState])
     for name, tensor in _trained(engine):
         with without_deprecations(), deepspeed.zero.GatheredParameters([tensor], modifier_rank=0, enabled=sharded):
             if not sharded or rank() == 0:
-                tensor.copy_(_range(saved_pieces[name], WEIGHT, 0, tensor.numel()).view_as(tensor))
+                tensor.copy_(_range(name, saved_pieces[name], WEIGHT, 0, tensor.numel()).view_as(tensor))
     for name, piece in _pieces(engine):
         for key, values in _values(engine, piece).items():
-            values.copy_(_range(saved_pieces[name], key, piece.start, piece.length))
+            values.copy_(_range(name, saved_pieces[name], key, piece.start, piece.length))
     schedule: LambdaLR = engine.lr_scheduler
     for adamw_state in schedule.optimizer.state.values():
         adamw_state["step"].fill_(saved[0]["steps"])
@@ -102,7 +102,7 @@ def _values(engine: DeepSpeedEngine, piece: _Piece) -> dict[str, Tensor]:
     return {key: tensor.view(-1).narrow(0, piece.offset, piece.length) for key, tensor in whole.items()}
 
 
-def _range(pieces: Sequence[tuple[int, Mapping[str, Tensor]]], key: str, start: int, length: int) -> Tensor:
+def _range(name: str, pieces: Sequence[tuple[int, Mapping[str, Tensor]]], key: str, start: int, length: int) -> Tensor:
     """Elements of a weight, or of a moment of it, from the pieces that hold them."""
     elements, filled = torch.empty(length), 0
     for first, tensors in pieces:
@@ -112,7 +112,13 @@ def _range(pieces: Sequence[tuple[int, Mapping[str, Tensor]]], key: str, start: 
             filled += high - low
     if filled < length:
         raise CheckpointError(
-            f"loading {key} from a checkpoint: found {filled} of {length} numbers from {start} on in the files of all "
-            f"ranks. The checkpoint is incomplete: resume from another one."
+            f"loading {key} of {name} from a checkpoint: found {filled} of {length} numbers from {start} on in the "
+            f"files of all ranks. The checkpoint is incomplete: resume from another one."
+        )
+    if length and not all(map(torch.isfinite, elements.aminmax())):
+        raise CheckpointError(
+            f"loading {key} of {name} from a checkpoint: found NaN or infinite numbers, wanted finite ones. The "
+            f"training that saved it has diverged: resume from an earlier checkpoint, or start again with another "
+            f"learning rate."
         )
     return elements
