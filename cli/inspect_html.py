@@ -11,6 +11,7 @@ import typer
 from condensegrpo.cli.inspect_choice import Choice
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.wording import counted
+from condensegrpo.display.console import waiting_for
 from condensegrpo.inspection import views
 from condensegrpo.inspection.batches import TrajectoryBatch, ranges, trajectory_files
 from condensegrpo.inspection.index import Index
@@ -36,7 +37,8 @@ def export(file: Path, index: Index, single: Path | None, choice: Choice) -> Non
         CondenseError: no trajectory is left, there are too many, or a file cannot be read or written.
     """
     files = tuple(trajectory_files(index.path)) if single is None else (single,)
-    chosen = chosen_batches(index, files, choice)
+    with waiting_for("indexing the trajectories"):
+        chosen = chosen_batches(index, files, choice)
     write_html(file, index, chosen, limited=single is not None or choice.where is not None)
 
 

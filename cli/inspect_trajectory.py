@@ -14,6 +14,7 @@ from condensegrpo.cli.options import AsJson
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
+from condensegrpo.display.console import waiting_for
 from condensegrpo.display.neutral import neutral, one_line
 from condensegrpo.inspection import views
 from condensegrpo.inspection.batches import choose, step_of, trajectory_files
@@ -137,7 +138,8 @@ def _listing(choice: Choice, ready: views.ReadyView | None, file: Path | None) -
 
 def _print_worse(index: Index) -> None:
     """Print the problems that got worse."""
-    index.update()
+    with waiting_for("indexing the trajectories"):
+        index.update()
     changes = views.got_worse(index)
     screen = theme.console()
     screen.print(f"{counted(len(changes), 'problem')} got worse: first half of the steps → last half")
@@ -162,7 +164,8 @@ def _print(
     svg: Path | None,
 ) -> None:
     """Print the groups of a step and the first of the chosen trajectories."""
-    index.update([file])
+    with waiting_for(f"indexing {file}"):
+        index.update([file])
     batch = index.batch(file)
     every = tuple(index.records(batch))
     view = view_of(index, batch, every, choice.of(every), tokens=tokens)

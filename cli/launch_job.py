@@ -14,6 +14,7 @@ import typer
 from condensegrpo.cli.options import config_names
 from condensegrpo.core.errors import ConfigError, DataMissing, ModelMissing, RunError
 from condensegrpo.core.wording import counted
+from condensegrpo.display.console import waiting_for
 from condensegrpo.storage.files import make_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -57,16 +58,17 @@ class Job:
         Raises:
             ConfigError, DataError: as ``build`` and ``check_settings``.
         """
-        from condensegrpo.assembly.build import build
-        from condensegrpo.assembly.preflight import check_settings
-        from condensegrpo.assembly.reward_trial import try_rewards
-        from condensegrpo.config.load import config_on
+        with waiting_for("checking the configuration"):
+            from condensegrpo.assembly.build import build
+            from condensegrpo.assembly.preflight import check_settings
+            from condensegrpo.assembly.reward_trial import try_rewards
+            from condensegrpo.config.load import config_on
 
-        try:
-            built = build(config_on("gpu" if gpus else "cpu", self.source, self.overrides))
-            unchecked = (*check_settings(built), *try_rewards(built))
-        except (DataMissing, ModelMissing) as error:
-            unchecked = (str(error),)
+            try:
+                built = build(config_on("gpu" if gpus else "cpu", self.source, self.overrides))
+                unchecked = (*check_settings(built), *try_rewards(built))
+            except (DataMissing, ModelMissing) as error:
+                unchecked = (str(error),)
         for note in unchecked:
             typer.echo(f"not checked on this machine: {note}")
 

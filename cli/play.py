@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.rule import Rule
 
 from condensegrpo.cli.options import AnyConfig, Overrides
@@ -17,6 +18,7 @@ from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
+from condensegrpo.display.console import PhaseDisplay
 from condensegrpo.display.neutral import neutral
 from condensegrpo.display.quiet import quiet_libraries
 
@@ -52,17 +54,21 @@ def play(
 
     Example: condensegrpo play quickstart --problem 3
     """
-    from condensegrpo.api import rollout
-    from condensegrpo.assembly.build import build
-    from condensegrpo.config.load import named_config
-    from condensegrpo.learner.policy import load_tokenizer
-    from condensegrpo.samplers.scripted_texts import TextSampler, read_replies, said
-
-    quiet_libraries()
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # half a character may be deleted at a terminal
-    components = build(named_config(config, [*(overrides or ()), *PLAYED]))
-    problems = components.problems(split.value)
+    with PhaseDisplay(Console(stderr=True)) as display:
+        display.phase("loading torch and transformers", None)
+        from condensegrpo.api import rollout
+        from condensegrpo.assembly.build import build
+        from condensegrpo.config.load import named_config
+        from condensegrpo.learner.policy import load_tokenizer
+        from condensegrpo.samplers.scripted_texts import TextSampler, read_replies, said
+
+        quiet_libraries()
+        settings = named_config(config, [*(overrides or ()), *PLAYED])
+        display.phase(f"reading the problems of {settings.task.name}", None)
+        components = build(settings)
+        problems = components.problems(split.value)
     if problem >= len(problems):
         raise ConfigError(
             f"reading --problem: found {problem}, and the {split} problems are {len(problems)}, counted from 0."

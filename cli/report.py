@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from condensegrpo.display.console import waiting_for
+
 
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, of a run that trains or that has ended.")],
@@ -16,7 +18,9 @@ def report(
 
     Example: condensegrpo report runs/quickstart
     """
-    from condensegrpo.reporting.run_report import write_page
-    from condensegrpo.storage.run_folder import RunFolder
+    with waiting_for(f"writing the report of {run}"):
+        from condensegrpo.reporting.run_report import write_page
+        from condensegrpo.storage.run_folder import RunFolder
 
-    typer.echo(write_page(RunFolder.open(run).path, file=output))
+        page = write_page(RunFolder.open(run).path, file=output)
+    typer.echo(page)

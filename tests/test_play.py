@@ -1,5 +1,6 @@
 """`condensegrpo play`: an episode typed at a terminal or from a file; the sampler `scripted`."""
 
+import contextlib
 import os
 import pty
 import re
@@ -46,6 +47,23 @@ def test_a_person_plays_at_a_terminal_and_gets_the_reward() -> None:
     assert "<|im_start|> user start 5 keep a note <|im_end|> <|im_start|> assistant" in shown
     assert "turn 5   condensed by last_k" in shown
     assert "score 1   answered '7'" in shown
+
+
+def test_a_terminal_shows_what_is_loaded_before_the_first_prompt() -> None:
+    terminal, end = pty.openpty()
+    environment = {**ENVIRONMENT, "TERM": "xterm"}
+    process = subprocess.Popen(
+        command("play", "quickstart", "--problem", "999"), cwd=ROOT, env=environment, stdin=end, stdout=end, stderr=end
+    )
+    os.close(end)
+    shown = ""
+    with contextlib.suppress(OSError):  # the process has closed the terminal
+        while part := os.read(terminal, 4096):
+            shown += part.decode(errors="replace")
+    os.close(terminal)
+    assert process.wait() == 2
+    positions = [shown.index(text) for text in ("loading torch", "reading the problems of ledger", "reading --problem")]
+    assert positions == sorted(positions)
 
 
 def test_replies_come_from_a_file_and_the_longest_text_of_the_prompt_chooses_them(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from condensegrpo.config.extends import OVERRIDE, Sourced
 from condensegrpo.config.yaml_tree import KeyPath
-from condensegrpo.core.plugins import looked_for
+from condensegrpo.core.missing_files import looked_for
 from condensegrpo.storage.environment import started_in
 
 FOLDERS = (("task", "data"), ("task", "eval_data"), ("model", "path"), ("sandbox", "packages"))  # they may be files

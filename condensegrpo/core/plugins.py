@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -15,11 +15,11 @@ from typing import Any
 
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.failures import failure_of, is_ctrl_c
+from condensegrpo.core.missing_files import looked_in
 from condensegrpo.core.wording import did_you_mean
 
 OBJECT = "python:"  # begins the name that a configuration has for a plug-in given as an object
 _loaded = set[Path]()  # the folders of the files of plug-ins
-_looked_in = dict[str, tuple[Path, ...]]()  # by name, where the file of a plug-in is not, for the error that says so
 KINDS = (*("condensers", "rewards", "tasks", "tools", "tool_formats", "estimators", "losses", "samplers", "trackers"),)
 
 
@@ -62,11 +62,6 @@ def load(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever it
         ) from error
 
 
-def looked_for(name: str, folders: Iterable[Path]) -> None:
-    """Note that the file of ``path/to/file.py:Name`` is in none of some folders: ``load`` names them."""
-    _looked_in[name] = tuple(dict.fromkeys(folders))
-
-
 def load_object(kind: str, name: str) -> Any:  # noqa: ANN401  whatever the name stands for
     """What a file or an importable module defines: ``path/to/file.py:Name`` or ``package.module:Name``.
 
@@ -80,7 +75,7 @@ def load_object(kind: str, name: str) -> Any:  # noqa: ANN401  whatever the name
     path = Path(path_text).expanduser().resolve()
     module = _import_file(path) if path.is_file() else _import_module(path_text)
     if module is None:
-        files = ", nor ".join(str(folder / path_text) for folder in _looked_in.get(name, ())) or path
+        files = ", nor ".join(str(folder / path_text) for folder in looked_in(name)) or path
         raise PluginError(
             f"looking for {name!r} among the {kind}: there is no file {files}, and no module of that name. "
             f"A plug-in in a file is written path/to/file.py:Name."

@@ -6,7 +6,8 @@ docs/reference/metrics.md says what the columns are.
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -99,6 +100,14 @@ class PhaseDisplay(Observer):
     def say(self, text: str) -> None:
         """Print a line above the display."""
         self.progress.console.print(Text(text))
+
+
+@contextmanager
+def waiting_for(title: str) -> Iterator[None]:
+    """Show what a command does that may take seconds, on a terminal, until it is done."""
+    with PhaseDisplay(Console(stderr=True)) as display:
+        display.phase(title, None)
+        yield
 
 
 class TrainingConsole(PhaseDisplay):
