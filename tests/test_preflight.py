@@ -188,7 +188,7 @@ def test_a_reward_that_the_estimator_cannot_learn_from_is_refused() -> None:
         (["model={path: no such model}"], "looking for model.path=no such model: it is no folder and not in the Hub"),
         (
             ["task={name: jsonl, data: QUESTIONS}", "condenser={name: full}"],
-            "making a new model with the task Jsonl: a tokenizer needs its corpus(). Set model.path",
+            "making a new model with the task Jsonl: a tokenizer needs its corpus(), which returns",
         ),
         (
             ["model.new.vocab_size=64", "task={name: facts}", "condenser={name: full}"],
