@@ -1,24 +1,18 @@
 """The HTTP client of one vLLM server: requests and the parsing of replies. Token ids in, token ids out.
 
-Every call has a time limit. A server that cannot be reached or fails raises ``ServerUnreachable``, and the call may be
-retried; a refusal (4xx) raises ``SamplerError``: a retry would be refused too.
+Every call has a time limit. What it raises: ``samplers/http_client.py``.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-import aiohttp
+from typing import NamedTuple
 
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.samplers.http_client import Body, HttpClient, Json, reason
 from condensegrpo.samplers.vllm.adapters import NAME as ADAPTERS
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 
-Json = dict[str, Any]  # a parsed body
-Body = Mapping[str, object] | None  # of a request
 SHORT_SECONDS = 30.0  # time limit of calls that need no computation
-IDLE_SECONDS = 2.0  # that an idle connection is kept; servers drop theirs after 5, possibly during a request
 NO_NUMBER = -9999.0  # nats, what vLLM writes for NaN and for less
 FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
 
@@ -45,19 +39,22 @@ class ServerClient:
     """The calls of one server. Use it, and close it, in one event loop."""
 
     def __init__(self, url: str, token: str) -> None:
-        self.url = url.rstrip("/")
-        self._session = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {token}"},
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),  # 0: no limit
+        self._http = HttpClient(
+            url,
+            token,
+            key_advice=f"Set {TOKEN_VARIABLE} to the server's token.",
+            route_advice="Wanted a server that `condensegrpo serve` started, or one with its flags "
+            "(docs/how-to/sample-from-servers.md).",
         )
+        self.url = self._http.url
 
     async def healthy(self) -> bool:
         """Whether the server answers and its engine runs."""
         try:
-            async with self._session.get(f"{self.url}/health", timeout=_limit(SHORT_SECONDS)) as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError):
+            status, _ = await self._http.exchange("GET", "/health", None, SHORT_SECONDS)
+        except ServerUnreachable:
             return False
+        return status == 200
 
     async def describe(self) -> Description:
         """The model and settings of the server; all its workers report the same."""
@@ -66,7 +63,7 @@ class ServerClient:
 
     async def weights_label(self) -> str:
         """The label of the current weights; ``default``: those of the server's start."""
-        return str((await self._call("GET", "/weight_info", None, SHORT_SECONDS))["weight_version"])
+        return str((await self._http.call("GET", "/weight_info", None, SHORT_SECONDS))["weight_version"])
 
     async def load_weights(self, folder: str, seconds: float) -> None:
         """Load the weights of a folder that the server can read; ``renew`` is to follow."""
@@ -75,82 +72,45 @@ class ServerClient:
     async def load_adapters(self, folder: str, seconds: float) -> None:
         """Load the adapters of a PEFT folder in place of the former ones; ``renew`` is to follow."""
         body = {"lora_name": ADAPTERS, "lora_path": folder, "load_inplace": True}
-        status, text = await self._exchange("POST", "/v1/load_lora_adapter", body, seconds)
+        status, text = await self._http.exchange("POST", "/v1/load_lora_adapter", body, seconds)
         await self._check_accepted("the adapters", status, text)
         if status != 200:  # with 200 it answers in words
-            raise self._refusal("/v1/load_lora_adapter", status, text)
+            self._http.read("/v1/load_lora_adapter", status, text)
 
     async def renew(self, label: str) -> None:
         """Drop the prefix cache, which holds keys and values of the old weights, and set the label of the new ones.
 
         Abandoned requests may still run: they must not keep the old blocks alive.
         """
-        reset = await self._call("POST", "/reset_prefix_cache?reset_running_requests=true", None, SHORT_SECONDS)
+        reset = await self._http.call("POST", "/reset_prefix_cache?reset_running_requests=true", None, SHORT_SECONDS)
         if not reset.get("success"):
             raise SamplerError(f"updating the weights of {self.url}: its prefix cache could not be reset; see its log")
-        await self._call("POST", "/update_weight_version", {"new_version": label}, SHORT_SECONDS)
+        await self._http.call("POST", "/update_weight_version", {"new_version": label}, SHORT_SECONDS)
 
     async def transfer(self, step: str, body: Body, seconds: float) -> None:
         """One step of vLLM's native weight transfer: ``init_weight_transfer_engine``, ``start_weight_update``, …."""
-        await self._call("POST", f"/{step}", body, seconds)
+        await self._http.call("POST", f"/{step}", body, seconds)
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float, *, adapters: bool = False
     ) -> Reply:
         """Sample one reply, with the adapters or without."""
         body = request_body(prompt_ids, params) | ({"model": ADAPTERS} if adapters else {})
-        return reply_of(await self._call("POST", "/inference/v1/generate", body, seconds))
+        return reply_of(await self._http.call("POST", "/inference/v1/generate", body, seconds))
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._session.close()
+        await self._http.close()
 
     async def _rpc(self, method: str, *arguments: str, seconds: float) -> Json:
         body = {"method": method, "args": arguments, "timeout": seconds}
-        status, text = await self._exchange("POST", "/collective_rpc", body, seconds)
+        status, text = await self._http.exchange("POST", "/collective_rpc", body, seconds)
         await self._check_accepted(method, status, text)
-        return self._read("/collective_rpc", status, text)
+        return self._http.read("/collective_rpc", status, text)
 
     async def _check_accepted(self, what: str, status: int, text: str) -> None:
         if status >= 500 and await self.healthy():  # the server runs: its workers refused
-            raise SamplerError(f"asking {self.url} for {what}: {_reason(text)}")
-
-    async def _call(self, verb: str, route: str, body: Body, seconds: float) -> Json:
-        return self._read(route, *await self._exchange(verb, route, body, seconds))
-
-    async def _exchange(self, verb: str, route: str, body: Body, seconds: float) -> tuple[int, str]:
-        """Status and text of an answer."""
-        try:
-            async with self._session.request(verb, self.url + route, json=body, timeout=_limit(seconds)) as answer:
-                return answer.status, await answer.text()
-        except TimeoutError as error:
-            raise ServerUnreachable(f"asking {self.url}{route}: no answer within {seconds:g} seconds") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise ServerUnreachable(f"asking {self.url}{route}: {type(error).__name__}: {error}") from error
-
-    def _read(self, route: str, status: int, text: str) -> Json:
-        if status != 200:
-            raise self._refusal(route, status, text)
-        try:
-            parsed: Json = json.loads(text) if text else {}
-        except ValueError as error:
-            raise SamplerError(f"asking {self.url}{route}: found {text[:80]!r}, wanted JSON. Is it vLLM?") from error
-        return parsed
-
-    def _refusal(self, route: str, status: int, text: str) -> SamplerError:
-        where = f"asking {self.url}{route}: "
-        if status in (401, 403):
-            return SamplerError(
-                f"{where}{status}, refused: {_reason(text)}. Set {TOKEN_VARIABLE} to the server's token."
-            )
-        if status == 404:
-            return SamplerError(
-                f"{where}404, it has no such route. Wanted a server that `condensegrpo serve` started, or one with its "
-                f"flags (docs/how-to/sample-from-servers.md)."
-            )
-        if status >= 500:
-            return ServerUnreachable(f"{where}{status}: {_reason(text)}")
-        return SamplerError(f"{where}{status}: {_reason(text)}")
+            raise SamplerError(f"asking {self.url} for {what}: {reason(text)}")
 
 
 def request_body(prompt_ids: Sequence[int], params: SamplingParams) -> Json:
@@ -201,16 +161,3 @@ def reply_of(body: Json) -> Reply:
             f"/inference/v1/generate"
         ) from error
     return Reply(generation=generation, labels=labels)
-
-
-def _limit(seconds: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=seconds)
-
-
-def _reason(text: str) -> str:
-    """The message of vLLM's error, or the whole text."""
-    try:
-        message = json.loads(text)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = text
-    return str(message).strip()[:500] or "it gave no reason"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Generation, SamplingParams
+from condensegrpo.samplers.http_client import retried
 from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.samplers.vllm_server.process import ServerProcess
 from condensegrpo.samplers.vllm_server.replica import Replica, WeightsLabel
@@ -83,22 +84,17 @@ class ReplicaPool:
         Raises:
             SamplerError: the request was refused, or every attempt failed.
         """
-        last: SamplerError | None = None
-        attempts = self._requests.retries + 1
-        for attempt in range(attempts):
-            if attempt:
-                await asyncio.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
-            try:
-                replica = await self._pick(params.trajectory, attempt)
-                reply = await replica.generate(prompt_ids, params, self._requests.seconds)
-            except ServerUnreachable as error:
-                last = error
-                continue
-            if set(reply.labels) == {self.weights.label}:
-                return reply.generation
-            last = SamplerError(f"{replica.url} sampled with the weights {reply.labels}, not {self.weights.label}")
-            replica.fail(last)
-        raise SamplerError(f"sampling a reply: {attempts} attempts failed; the last: {last}") from last
+
+        async def attempt(number: int) -> Generation:
+            replica = await self._pick(params.trajectory, number)
+            reply = await replica.generate(prompt_ids, params, self._requests.seconds)
+            if set(reply.labels) != {self.weights.label}:
+                stale = f"{replica.url} sampled with the weights {reply.labels}, not {self.weights.label}"
+                replica.fail(SamplerError(stale))
+                raise ServerUnreachable(stale)
+            return reply.generation
+
+        return await retried(attempt, retries=self._requests.retries, pause=PAUSE_SECONDS)
 
     async def load(self, weights: WeightsLabel) -> None:
         """Have the ready servers load new weights; the others load them when they are brought up again.
