@@ -140,6 +140,7 @@ def _print(result: "Evaluation", model: str, step: int | None) -> None:
         ("tool calls", "tool_calls"),
         ("successful tool calls", "tool_calls_valid"),
         ("information about the answer at the end, nats", "answer_information"),
+        ("replies that are text, not the sampled tokens", "text_turns"),
         ("information lost to condensation, nats", "answer_information_lost"),
     )
     for label, key in rows:

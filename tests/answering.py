@@ -3,7 +3,7 @@
 import atexit
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,6 +23,8 @@ class Behaviour:
 
     body: bytes = field(default_factory=lambda: completion("facts: a=1"))
     status: int = 200
+    statuses: list[int] = field(default_factory=list)  # of the next answers; then ``status``
+    answer: Callable[[Any], bytes] | None = None  # the body, by the request; None: ``body``
     seconds: float = 0.0  # before it answers
     trickle: float = 0.0  # seconds between the bytes of an answer
     asked: list[Any] = field(default_factory=list)
@@ -43,18 +45,20 @@ def endpoint(behaviour: Behaviour) -> Iterator[str]:
                 asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 behaviour.asked.append({"path": self.path, **asked})
                 behaviour.keys.append(self.headers.get("Authorization"))
+                status = behaviour.statuses.pop(0) if behaviour.statuses else behaviour.status
+            body = behaviour.body if behaviour.answer is None else behaviour.answer(asked)
             over.wait(behaviour.seconds)
             with lock:
                 behaviour.at_once -= 1
             try:
-                self.send_response(behaviour.status)
-                self.send_header("Content-Length", str(len(behaviour.body)))
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                for place in range(len(behaviour.body)) if behaviour.trickle else ():
-                    self.wfile.write(behaviour.body[place : place + 1])
+                for place in range(len(body)) if behaviour.trickle else ():
+                    self.wfile.write(body[place : place + 1])
                     over.wait(behaviour.trickle)
                 if not behaviour.trickle:
-                    self.wfile.write(behaviour.body)
+                    self.wfile.write(body)
             except OSError:
                 pass  # whoever asked has gone
 

@@ -64,7 +64,7 @@ def write(path: Path, rows: Sequence[Any]) -> str:
     return str(path)
 
 
-def make_model(folder: Path, *, steps: int = 260) -> str:
+def make_model(folder: Path, *, steps: int = 260, head_dim: int = 16) -> str:
     """A Hugging Face folder with the model and its tokenizer."""
     tokenizer = _tokenizer()
     torch.manual_seed(0)
@@ -76,7 +76,7 @@ def make_model(folder: Path, *, steps: int = 260) -> str:
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=4,
-            head_dim=16,
+            head_dim=head_dim,
             tie_word_embeddings=True,
             max_position_embeddings=2048,
             initializer_range=0.1,

@@ -260,6 +260,7 @@ def test_the_page_explains_every_key_of_trajectories_and_credit() -> None:
         summaries=1,
         drafts=1,
         confidence=0.5,
+        text_turns=1,
     )
     rows = [
         Credited(

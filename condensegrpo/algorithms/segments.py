@@ -49,6 +49,11 @@ def segments(
             f"trajectory {trajectory.id!r} has {len(turns)} turns and needs an advantage and a weight for each, found "
             f"{len(advantage_K)} advantages and {len(weight_K)} weights"
         )
+    if any(turn.is_text for turn in turns):
+        raise ValueError(
+            f"trajectory {trajectory.id!r} has replies without log-probabilities, which are text and not the sampled "
+            f"tokens: it cannot be trained"
+        )
     bad = [weight for weight in weight_K[: len(turns)] if not 0 <= weight < math.inf]
     if bad:
         raise ValueError(

@@ -14,7 +14,7 @@ from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
 from condensegrpo.assembly.scorers import frozen_model
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.failures import Failure
-from condensegrpo.core.protocols import HoldsModel, Sampler
+from condensegrpo.core.protocols import HoldsModel, RepliesToMessages, Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.wording import counted
 from condensegrpo.episodes.collect import OnScored
@@ -74,8 +74,12 @@ class Players:
             pool=self._pool,
             key=next(self._keys),
             settings=settings,
-            workers=partial(_workers_of(components).number, cpus=rank_cpus()),
+            workers=partial(self._workers_of(components).number, cpus=rank_cpus()),
         )
+
+    def _workers_of(self, components: Components) -> Workers:
+        """Where trajectories are played. Workers ask for replies by token ids."""
+        return Workers(processes=0) if isinstance(self.sampler, RepliesToMessages) else _workers_of(components)
 
     def close(self) -> None:
         """End the workers. May be called twice."""

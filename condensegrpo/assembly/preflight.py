@@ -15,7 +15,8 @@ from condensegrpo.assembly.players import described_workers
 from condensegrpo.assembly.runtime import renderer_with
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, ModelMissing
-from condensegrpo.core.protocols import Task, TurnReward
+from condensegrpo.core.plugins import load
+from condensegrpo.core.protocols import ChecksTraining, Task, TurnReward
 from condensegrpo.core.reward_parts import SumsParts
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.core.wording import counted
@@ -45,6 +46,7 @@ def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ..
     """
     if not resumed:
         _check_folder(components.config)
+    _check_sampler(components)
     _check_attention(components.config)
     unchecked = check_settings(components)
     config = components.config
@@ -102,6 +104,17 @@ def _check_folder(config: RunConfig) -> None:
 def _dtype(config: RunConfig) -> str:
     why = "set by model.dtype" if "dtype" in config.model.model_fields_set else "the default on this machine"
     return f"model and learner compute in {config.model.dtype}: {why}"
+
+
+def _check_sampler(components: Components) -> None:
+    """Check that the sampler can be given the learner's weights."""
+    name = components.config.sampler.name
+    sampler = components.objects[name] if name in components.objects else load("samplers", name)
+    if isinstance(sampler, ChecksTraining):
+        try:
+            sampler.check_training()
+        except ValueError as error:
+            raise ConfigError(f"checking sampler.name: found {name}, {error}.") from error
 
 
 def _check_reward(components: Components) -> None:

@@ -15,7 +15,7 @@ from condensegrpo.config.load import longest_request
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols import Measures, Sampler
+from condensegrpo.core.protocols import Measures, RepliesToMessages, Sampler
 from condensegrpo.core.signatures import signature_faults
 from condensegrpo.core.tracking import Tracker
 from condensegrpo.episodes.engine import Engine
@@ -155,6 +155,12 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
         _check_signatures(name, sampler)
     if config.rollout.answer_form is not None and isinstance(sampler, type) and not issubclass(sampler, Measures):
         raise _cannot_measure(config)
+    confident = config.rollout.stop_when_confident
+    if confident is not None and isinstance(sampler, type) and issubclass(sampler, RepliesToMessages):
+        raise ConfigError(
+            f"setting up rollout.stop_when_confident: the sampler {name} knows no probability of a draft. Set it "
+            f"to null."
+        )
 
 
 def _check_object(config: RunConfig, sampler: object) -> None:

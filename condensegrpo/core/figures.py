@@ -50,6 +50,7 @@ class TrajectoryFigures:
     information: tuple[float | None, ...]  # (K,) nats, of information.curve; None: not measured
     information_lost: float | None  # nats, of information.lost
     lost_fact: bool  # not correct; the ground truth stood in an earlier prompt, and is not in the last
+    text_turns: int = 0  # turns whose sampler returned a text, see Turn.is_text
 
 
 def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryFigures:
@@ -94,6 +95,7 @@ def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryFigures:
         information=curve(trajectory),
         information_lost=lost(trajectory),
         lost_fact=score.correct < 1 and _lost_fact(trajectory),
+        text_turns=sum(turn.is_text for turn in turns),
     )
 
 

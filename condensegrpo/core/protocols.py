@@ -94,6 +94,22 @@ class Measures(Protocol):
         """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1."""
 
 
+@runtime_checkable
+class RepliesToMessages(Protocol):
+    """A sampler that is given messages in place of token ids, such as a chat endpoint: one that does not train."""
+
+    async def reply(self, messages: Sequence[Message], params: SamplingParams) -> Generation:
+        """One reply, whose token ids are those of its text and have no log-probabilities."""
+
+
+@runtime_checkable
+class ChecksTraining(Protocol):
+    """A sampler that may refuse to train. A static method: it is called before the sampler is built."""
+
+    def check_training(self) -> None:
+        """Raise ``ValueError`` if no policy can be trained with it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionQuery:
     """A prompt, and the tokens whose attention to it is captured."""

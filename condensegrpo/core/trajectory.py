@@ -74,11 +74,12 @@ class Generation:
     """What a sampler returns."""
 
     token_ids: tuple[int, ...]  # (A,) as sampled, the stop id included
-    logprobs: tuple[float, ...]  # (A,) nats, under the distribution sampled from (temperature applied)
+    # (A,) nats, under the distribution sampled from (temperature applied); (): not known, the ids are those of its text
+    logprobs: tuple[float, ...]
     finish: Finish
 
     def __post_init__(self) -> None:
-        if len(self.token_ids) != len(self.logprobs):
+        if self.logprobs and len(self.token_ids) != len(self.logprobs):
             raise ValueError(
                 f"a generation needs one logprob a token: {len(self.token_ids)} tokens, {len(self.logprobs)} logprobs"
             )
@@ -126,7 +127,7 @@ class Turn:
 
     prompt_ids: Sequence[int]  # (P,) exactly what the sampler was given; immutable, in a rollout a SharedSequence
     output_ids: tuple[int, ...]  # (A,) exactly what it returned
-    logprobs: tuple[float, ...]  # (A,) nats, under the distribution sampled from
+    logprobs: tuple[float, ...]  # (A,) nats, under the distribution sampled from; (): not known, see ``is_text``
     policy_version: int  # optimiser steps taken when this turn was sampled
     kind: Literal["act", "condense"] = "act"  # condense: it wrote a text that a condenser asked for and used
     condensation: Condensation | None = None
@@ -142,7 +143,7 @@ class Turn:
     media: tuple[str, ...] = ()  # the hashes of the media in prompt_ids, in order: their placeholder ids are all equal
 
     def __post_init__(self) -> None:
-        if len(self.output_ids) != len(self.logprobs):
+        if self.logprobs and len(self.output_ids) != len(self.logprobs):
             raise ValueError(
                 f"a turn needs one logprob a token: {len(self.output_ids)} tokens, {len(self.logprobs)} logprobs"
             )
@@ -150,6 +151,11 @@ class Turn:
             raise ValueError("a turn needs a prompt of at least one token")
         if not 0 <= self.tool_successes <= self.tool_attempts:
             raise ValueError(f"{self.tool_successes} of {self.tool_attempts} tool calls cannot have succeeded")
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the sampler returned a text: the ids are those of the run's tokenizer, maybe not the sampled ones."""
+        return bool(self.output_ids) and not self.logprobs
 
     def added_ids(self, last: Self) -> tuple[int, ...] | None:
         """What the prompt adds to another turn's prompt and output; None: it does not continue them.

@@ -6,7 +6,7 @@ from functools import partial
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import Message, Unit
-from condensegrpo.core.protocols import Expert, Request, Sampler
+from condensegrpo.core.protocols import Expert, RepliesToMessages, Request, Sampler
 from condensegrpo.core.trajectory import Condensation, Finish, Generation, SamplingParams, Stop, Turn
 from condensegrpo.episodes.boundary import Ended, guarded
 from condensegrpo.episodes.engine import Engine
@@ -99,11 +99,18 @@ async def generated(sampler: Sampler, prompt_ids: Sequence[int], params: Samplin
 
 
 async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sampled:
-    version = engine.sampler.version
-    if engine.expert is None:
-        generation = await generated(engine.sampler, prompt.ids, params)
-    else:
+    sampler, version = engine.sampler, engine.sampler.version
+    if engine.expert is not None:
         generation = _written(engine.expert, engine.renderer, prompt, params.max_tokens)
+    elif isinstance(sampler, RepliesToMessages):
+        if engine.toolbox.template_schemas:
+            raise SamplerError(
+                "sampling from messages: the chat template is to show the tools, and the messages do not. Set "
+                "rollout.tools.format=tagged, which explains them in the system message."
+            )
+        generation = await sampler.reply(prompt.context, params)
+    else:
+        generation = await generated(sampler, prompt.ids, params)
     text = engine.renderer.text(generation.token_ids)
     return Sampled(prompt=prompt, generation=generation, text=text, version=version)
 

@@ -141,8 +141,8 @@ class TokenTexts:
         return name
 
     def views(self, turn: Turn) -> tuple[TokenView, ...]:
-        """The sampled tokens of a turn."""
-        pairs = zip(turn.output_ids, turn.logprobs, strict=True)
+        """The sampled tokens of a turn; none where they are not known, see ``Turn.is_text``."""
+        pairs = zip(() if turn.is_text else turn.output_ids, turn.logprobs, strict=True)
         return tuple(TokenView(id=token, text=self.text(token), logprob=logprob) for token, logprob in pairs)
 
     def prompt(self, turn: Turn) -> str | None:

@@ -35,6 +35,7 @@ def summarise(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
         **({"turn_reward": _mean(turn_rewards)} if any(turn_rewards) else {}),
         **({"tool_calls": attempts / len(figures), "tool_calls_valid": successes / attempts} if attempts else {}),
         **({"tool_calls_abandoned": sum(each.tools_abandoned for each in figures) / attempts} if attempts else {}),
+        **({"text_turns": texts / len(figures)} if (texts := sum(each.text_turns for each in figures)) else {}),
         **_information(figures),
         **_summaries(figures),
         **_drafts(figures),

@@ -1,5 +1,5 @@
 """Samplers: token ids in, token ids out.
 
-They import ``core``, ``learner`` and ``attention``. Start with ``scripted.py``, the deterministic fake, then
+They import ``core``, ``episodes``, ``learner`` and ``attention``. Start with ``scripted.py``, the fake, then
 ``transformers.py``.
 """

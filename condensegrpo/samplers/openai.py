@@ -1,0 +1,178 @@
+"""The samplers ``openai`` and ``openai_chat``: any model behind an OpenAI-compatible endpoint, as it is.
+
+    openai        POST <url>/completions         token ids ─▶ token ids and log-probabilities, as they were sampled
+    openai_chat   POST <url>/chat/completions    messages  ─▶ text, tokenised again, without log-probabilities
+
+Their weights cannot be updated: they are for evaluations, rollouts and ``condensegrpo proxy``, not for training.
+"""
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+from annotated_types import Ge
+
+from condensegrpo.core.credentials import has_credentials
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.learner.policy import load_tokenizer
+from condensegrpo.samplers.http_client import HttpClient, Json, retried
+from condensegrpo.samplers.vllm_server.client import FINISH, NO_NUMBER
+from condensegrpo.samplers.vllm_server.settings import RequestSettings
+
+REQUESTS = RequestSettings(retries=6)
+PAUSE_SECONDS = 0.5  # before the first retry of a request; doubled before each further one
+WHOLE = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # whatever a model folder sets
+
+
+@dataclass(eq=False)
+class _ServedModel:
+    """What both samplers know of a model and its endpoint."""
+
+    url: str  # of the API, such as http://localhost:8000/v1
+    model: str  # its name at the endpoint
+    _: KW_ONLY
+    key_variable: str | None = None  # environment variable with the key; None: no key is sent
+    concurrency: Annotated[int, Ge(1)] = 64  # open requests at one time
+    requests: RequestSettings = REQUESTS  # time limit and retries of a request
+    fields: Mapping[str, Any] | None = None  # of every request's body, beside or in place of others; null removes one
+    version: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.check_options(url=self.url, key_variable=self.key_variable)
+        # a semaphore belongs to one event loop, and every evaluation has its own
+        self._slots = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
+
+    @staticmethod
+    def check_options(*, url: str, key_variable: str | None = None, **_: object) -> None:
+        """Check the address and the key without a request; ValueError says what is wrong."""
+        if has_credentials(url):
+            raise ValueError("url holds a user or password; put the key into an environment variable (key_variable)")
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+            raise ValueError(f"url is {url!r}, wanted one such as http://localhost:8000/v1")
+        if key_variable is not None and not os.environ.get(key_variable):
+            raise ValueError(f"the environment variable {key_variable} (key_variable) is not set")
+
+    @staticmethod
+    def check_training() -> None:
+        """Refuse: see ``ChecksTraining``."""
+        raise ValueError(
+            "whose model cannot be given new weights. Train with sampler.name=vllm_server, vllm or transformers; "
+            "condensegrpo eval, eval --compare and proxy take this one"
+        )
+
+    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        """Refuse: see ``check_training``."""
+        self.check_training()
+
+    def close(self) -> None:
+        """There is nothing to free: a connection lasts as long as its request."""
+
+    async def _choice(self, route: str, body: Json, params: SamplingParams) -> Json:
+        """The first choice of an answer; SamplerError if there is none after all attempts."""
+        sampling = {"max_tokens": params.max_tokens, "temperature": params.temperature, "seed": params.seed}
+        fields = {"model": self.model, **sampling, **body, **(self.fields or {})}
+        sent = {name: value for name, value in fields.items() if value is not None}
+        client = HttpClient(
+            self.url,
+            os.environ.get(self.key_variable, "") if self.key_variable else "",
+            key_advice="Name the environment variable that holds the key in sampler.options.key_variable.",
+            route_advice="Check sampler.options.url, which mostly ends in /v1, and sampler.options.model.",
+        )
+        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
+        try:
+            async with slots:
+                answer = await retried(
+                    lambda _: client.call("POST", route, sent, self.requests.seconds),
+                    retries=self.requests.retries,
+                    pause=PAUSE_SECONDS,
+                )
+        finally:
+            await client.close()
+        try:
+            choice: Json = dict(answer["choices"][0])
+        except (LookupError, TypeError, ValueError) as error:
+            raise SamplerError(f"asking {self.url}{route}: the answer holds no completion: {answer!r:.200}") from error
+        return choice
+
+
+class OpenAISampler(_ServedModel):
+    """The sampler ``openai``: exact token ids, of servers that return them, such as vLLM and SGLang."""
+
+    async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """One reply to one prompt; SamplerError without its token ids and log-probabilities."""
+        body = {
+            "prompt": list(prompt_ids),
+            "logprobs": 0,  # of the sampled token alone
+            "return_token_ids": True,
+            "stop_token_ids": list(params.stop_ids),
+            "stop": list(params.stop_strings),
+            "skip_special_tokens": False,
+            **WHOLE,
+        }
+        choice = await self._choice("/completions", body, params)
+        try:
+            return Generation(
+                token_ids=tuple(map(int, choice["token_ids"])),
+                logprobs=tuple(map(_logprob, choice["logprobs"]["token_logprobs"])),
+                finish=FINISH[choice["finish_reason"]],
+            )
+        except (LookupError, TypeError, ValueError) as error:
+            raise SamplerError(
+                f"asking {self.url}/completions: the answer has no token_ids with their logprobs.token_logprobs "
+                f"({type(error).__name__}: {error}). Wanted a server that knows return_token_ids, such as vLLM from "
+                f"0.10.2 on; for any other: sampler.name=openai_chat."
+            ) from error
+
+
+@dataclass(eq=False)
+class OpenAIChatSampler(_ServedModel):
+    """The sampler ``openai_chat``: text, of any chat model. Tokens are counted by the tokenizer of ``model_path``."""
+
+    _: KW_ONLY
+    model_path: str  # folder or Hub id of the run's tokenizer
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._tokenizer = load_tokenizer(self.model_path)
+
+    async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """Refuse: the endpoint takes messages."""
+        raise SamplerError(f"asking {self.url}: it takes messages, and found token ids alone; see ``reply``")
+
+    async def reply(self, messages: Sequence[Message], params: SamplingParams) -> Generation:
+        """One reply, as the ids of its text up to a stop string; SamplerError without a text."""
+        shown = [  # results are texts, as calls are
+            {"role": "user" if message.role == "tool" else message.role, "content": message.text}
+            for message in messages
+        ]
+        choice = await self._choice("/chat/completions", {"messages": shown}, params)
+        try:
+            text, cut_off = choice["message"]["content"] or "", choice["finish_reason"] == "length"
+            ids = self._tokenizer.encode(
+                _ended(text, params.stop_strings), add_special_tokens=False, split_special_tokens=True
+            )
+        except (LookupError, TypeError, ValueError) as error:
+            raise SamplerError(f"asking {self.url}/chat/completions: the reply is no text: {choice!r:.200}") from error
+        end = () if cut_off else params.stop_ids[:1]
+        return Generation(token_ids=(*ids, *end), logprobs=(), finish=Finish.LENGTH if cut_off else Finish.STOP)
+
+
+def _ended(text: str, stops: Sequence[str]) -> str:
+    """A text up to the first of some stop strings, which is kept."""
+    ends = re.search("|".join(map(re.escape, stops)), text) if stops else None
+    return text if ends is None else text[: ends.end()]
+
+
+def _logprob(value: float) -> float:
+    """A log-probability in nats; rounding may have left +1e-8."""
+    if not value > NO_NUMBER:
+        raise SamplerError.not_numbers("a reply")
+    return min(0.0, value)

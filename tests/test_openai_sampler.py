@@ -1,0 +1,280 @@
+"""Models behind OpenAI-compatible endpoints: exact tokens of a real vLLM server, and every way in which one fails."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from answering import Behaviour, completion, endpoint
+from command import ENVIRONMENT, ROOT, run
+from needs_vllm import needs_vllm
+from recipe_world import GSM8K, HELD_OUT, make_model, write
+from served import gap, together
+from talk import said, tokenizer
+from transformers import AutoModelForCausalLM
+
+from condensegrpo.algorithms.segments import segments
+from condensegrpo.api import evaluate
+from condensegrpo.assembly.plugins import build_plugin, check_plugin
+from condensegrpo.assembly.runtime import check_sampler
+from condensegrpo.config.load import named_config
+from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
+from condensegrpo.core.messages import Message
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.samplers.openai import OpenAIChatSampler, OpenAISampler
+from condensegrpo.samplers.vllm_server.process import ServerProcess
+from condensegrpo.samplers.vllm_server.settings import RequestSettings, ServedModel, ServerSettings
+from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.training.run_setup import prepare_run
+
+PARAMS = SamplingParams(max_tokens=5, temperature=0.7, seed=3, stop_ids=(2, 9), stop_strings=("</tool>",))
+PAGE = (ROOT / "docs" / "how-to" / "compare-condensers.md").read_text(encoding="utf-8")
+KEY = "SERVED_KEY"
+
+
+def exact(ids: Sequence[int], logprobs: Sequence[float | None], finish: str = "stop") -> bytes:
+    choice = {"token_ids": ids, "logprobs": {"token_logprobs": logprobs}, "finish_reason": finish, "text": "x"}
+    return json.dumps({"choices": [choice]}).encode()
+
+
+def sample(url: str, **options: Any) -> Generation:
+    options = {"requests": RequestSettings(seconds=0.5, retries=0), **options}
+    return asyncio.run(OpenAISampler(url, "big", **options).sample((5, 6), PARAMS))
+
+
+# --- requests and replies ---------------------------------------------------------------------------------------------
+
+
+def test_token_ids_go_in_and_come_out_with_log_probabilities() -> None:
+    behaviour = Behaviour(body=exact([7, 2], [-0.5, 1e-8]))
+    with endpoint(behaviour) as url:
+        reply = sample(url, fields={"seed": None, "priority": 1})
+    assert reply == Generation(token_ids=(7, 2), logprobs=(-0.5, 0.0), finish=Finish.STOP)
+    (request,) = behaviour.asked
+    assert request["path"] == "/v1/completions"
+    assert {name: request[name] for name in ("model", "prompt", "max_tokens", "temperature", "stop_token_ids")} == {
+        "model": "big",
+        "prompt": [5, 6],
+        "max_tokens": 5,
+        "temperature": 0.7,
+        "stop_token_ids": [2, 9],
+    }
+    assert "seed" not in request
+    assert request["priority"] == 1
+    assert behaviour.keys == [None]
+
+
+def test_a_busy_or_failing_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY, "secret-key")
+    behaviour = Behaviour(body=exact([7], [-1.0], "length"), statuses=[429, 503])
+    with endpoint(behaviour) as url:
+        reply = sample(url, key_variable=KEY, requests=RequestSettings(retries=2))
+    assert reply.finish is Finish.LENGTH
+    assert behaviour.keys == ["Bearer secret-key"] * 3
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "message"),
+    [
+        (Behaviour(status=500, body=b'{"error": {"message": "boom"}}'), "1 attempts failed; the last: .* 500: boom"),
+        (Behaviour(status=429, body=b"slow down"), "429: slow down"),
+        (Behaviour(seconds=2), r"no answer within 0\.5 seconds"),
+        (Behaviour(body=b'{"choices": ['), "wanted a JSON object"),
+        (Behaviour(body=b"[1]"), "wanted a JSON object"),
+        (Behaviour(body=b'{"choices": []}'), "holds no completion"),
+        (Behaviour(body=b'{"choices": [{"text": "x", "finish_reason": "stop"}]}'), "sampler.name=openai_chat"),
+        (Behaviour(body=exact([7, 8], [-1.0])), "no token_ids with their logprobs"),
+        (Behaviour(body=exact([7], [None])), "no token_ids with their logprobs"),
+        (Behaviour(body=exact([7], [-9999.0])), "not numbers"),
+        (Behaviour(status=400, body=b'{"error": {"message": "too long"}}'), "400: too long"),
+        (Behaviour(status=404, body=b"no such model"), "404, not found: no such model.*sampler.options.model"),
+        (Behaviour(status=401, body=b"secret-key is wrong"), r"401, refused: \[removed\] is wrong.*key_variable"),
+        (Behaviour(body=b"x" * ((64 << 20) + 1)), "exceeds 64 MiB"),
+    ],
+)
+def test_what_a_server_does_wrong_is_said_with_its_address(
+    behaviour: Behaviour, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, "secret-key")
+    with endpoint(behaviour) as url, pytest.raises(SamplerError, match=message) as error:
+        sample(
+            url, key_variable=KEY, requests=RequestSettings(seconds=5 if len(behaviour.body) > 99 else 0.5, retries=0)
+        )
+    assert f"{url}/completions" in str(error.value) or "not numbers" in message
+    assert "secret-key" not in str(error.value)
+
+
+def test_a_server_that_is_not_there_is_an_error() -> None:
+    with endpoint(Behaviour()) as url:
+        pass
+    with pytest.raises(SamplerError, match="1 attempts failed"):
+        sample(url)
+
+
+def test_open_requests_are_bounded() -> None:
+    behaviour = Behaviour(body=exact([7], [-1.0]), seconds=0.02)
+    with endpoint(behaviour) as url:
+        together(OpenAISampler(url, "big", concurrency=2), [((5,), PARAMS)] * 8)
+    assert behaviour.most_at_once == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"url": "http://ana:pw@host/v1"}, "url holds a user or password"),
+        ({"url": "host:8000"}, "url is 'host:8000'"),
+        ({"url": "http://host/v1", "key_variable": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
+    ],
+)
+def test_an_address_or_a_key_that_cannot_be_used_is_refused_before_a_request(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PluginError, match=message):
+        check_plugin("samplers", "openai", {"model": "big", **options})
+
+
+@pytest.mark.parametrize("name", ["openai", "openai_chat"])
+def test_training_is_refused_with_what_to_use(name: str, tmp_path: Path) -> None:
+    sampler = f"sampler={{name: {name}, options: {{url: 'http://localhost:1/v1', model: big}}}}"
+    config = named_config("quickstart", [sampler, f"runs_dir={tmp_path}", "rollout.answer_form=null"])
+    with pytest.raises(ConfigError, match=f"found {name}, whose model cannot be given new weights. Train with .*vllm"):
+        prepare_run(config)
+
+
+# --- chat -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_chat_endpoint_gives_the_ids_of_its_text_without_log_probabilities(tmp_path: Path) -> None:
+    tokenizer().save_pretrained(tmp_path)
+    messages = (
+        Message(role="user", content="go"),
+        Message(role="assistant", content="<tool>{}</tool>"),
+        Message(role="tool", content="Error: it cannot be read", tool_call_id="call_0"),
+    )
+    behaviour = Behaviour(body=completion("hello</tool> and more"))
+    with endpoint(behaviour) as url:
+        supplied = {"model_path": str(tmp_path)}
+        sampler: OpenAIChatSampler = build_plugin("samplers", "openai_chat", {"url": url, "model": "big"}, supplied)
+        reply = asyncio.run(sampler.reply(messages, PARAMS))
+        behaviour.body = completion("hello", finish="length")
+        assert asyncio.run(sampler.reply(messages, PARAMS)).finish is Finish.LENGTH
+        behaviour.body = completion({"text": "hello"})
+        with pytest.raises(SamplerError, match="the reply is no text"):
+            asyncio.run(sampler.reply(messages, PARAMS))
+    assert reply == Generation(token_ids=(*said("hello</tool>")[:-1], 2), logprobs=(), finish=Finish.STOP)
+    first = behaviour.asked[0]
+    assert first["path"] == "/v1/chat/completions"
+    assert [(message["role"], message["content"]) for message in first["messages"]] == [
+        ("user", "go"),
+        ("assistant", "<tool>{}</tool>"),
+        ("user", "Error: it cannot be read"),
+    ]
+
+
+def test_an_evaluation_by_text_says_so_and_cannot_be_trained_on(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", steps=0)
+    data = write(tmp_path / "rows.jsonl", GSM8K)
+    with endpoint(Behaviour(body=completion("so <answer>72</answer>"))) as url:
+        result = evaluate(
+            "gsm8k",
+            f"task.data={data}",
+            f"task.eval_data={write(tmp_path / 'held_out.jsonl', HELD_OUT)}",
+            f"sampler={{name: openai_chat, options: {{url: '{url}', model: big}}}}",
+            "rollout.limits={max_context_tokens: 900, max_output_tokens: 40}",
+            "rollout.answer_form=null",
+            "evaluate.problems=1",
+            model=tmp_path / "model",
+            save=tmp_path / "saved",
+        )
+    assert result.metrics["text_turns"] == result.metrics["turns"] == 1
+    (scored,) = read_trajectories(tmp_path / "saved" / "held-out.jsonl").trajectories
+    assert scored.trajectory.turns[0].is_text
+    assert scored.figures.text_turns == 1
+    with pytest.raises(ValueError, match="text and not the sampled tokens"):
+        segments(scored.trajectory, advantage_K=(1.0,), weight_K=(1.0,))
+
+
+def test_a_chat_endpoint_cannot_say_how_sure_it_is() -> None:
+    sampler = "sampler={name: openai_chat, options: {url: 'http://localhost:1/v1', model: big}}"
+    config = named_config("quickstart", [sampler, "rollout.stop_when_confident={}", "rollout.answer_form=null"])
+    with pytest.raises(ConfigError, match="openai_chat knows no probability of a draft"):
+        check_sampler(config)
+
+
+# --- a real server ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served") / "model"
+    make_model(folder, steps=60, head_dim=32)
+    bent = {"do_sample": True, "top_k": 1, "repetition_penalty": 1.3}  # of a folder, which may have no effect
+    (folder / "generation_config.json").write_text(json.dumps(bent))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[ServerProcess]:
+    served = ServedModel(path=str(model), dtype="float32", max_model_len=2048)
+    settings = ServerSettings(kv_cache_gib=0.05)
+    process = ServerProcess(served, settings, token="real-token", log=model.parent / "server" / "log")
+    process.log.parent.mkdir()
+    process.start()
+    try:
+        for _ in range(600):
+            process.check_alive()
+            try:
+                urlopen(f"{process.url}/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.25)
+        yield process
+    finally:
+        process.stop()
+
+
+@needs_vllm
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_replies_of_vllm_are_those_of_the_model_token_by_token(
+    server: ServerProcess, model: Path, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, "real-token")
+    sampler = OpenAISampler(f"{server.url}/v1", "policy", key_variable=KEY)
+    params = SamplingParams(max_tokens=12, temperature=temperature, seed=1, stop_ids=(11,))
+    replies = together(sampler, [((5, 6, 7), params), (tuple(range(60, 90)), params)])
+    policy = AutoModelForCausalLM.from_pretrained(model).eval()
+    assert (
+        max(gap(policy, (5, 6, 7), replies[0], temperature), gap(policy, range(60, 90), replies[1], temperature)) < 1e-4
+    )
+    with pytest.raises(SamplerError, match="404, not found"):
+        together(OpenAISampler(f"{server.url}/v1", "other", key_variable=KEY), [((5,), params)])
+
+
+@needs_vllm
+def test_the_page_compares_condensers_on_a_served_model(
+    server: ServerProcess, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = PAGE.split("## Compare on a served model", 1)[1]
+    (configuration,) = re.findall(r"```yaml\n# served.yaml\n(.*?)```", section, re.DOTALL)
+    (line,) = re.findall(r"^condensegrpo (eval .*)$", section, re.MULTILINE)
+    name = "Qwen/Qwen2.5-72B-Instruct"
+    for before, after in (("http://gpu-box:8000", server.url), (f"model: {name}", "model: policy"), (name, str(model))):
+        assert before in configuration
+        configuration = configuration.replace(before, after)
+    (tmp_path / "served.yaml").write_text(configuration)
+    write(tmp_path / "questions.jsonl", [{"question": f"70 and {number}?", "answer": "72"} for number in range(60)])
+    monkeypatch.setitem(ENVIRONMENT, "SERVED_KEY", "real-token")  # type: ignore[arg-type]  # a dict
+    words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line.replace(name, str(model)))]
+    done = run(*words, "evaluate.problems=4", "--json", "--save", "saved", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [each["contender"]["condenser"] for each in result["figures"]] == ["full", "last_k", "truncate"]
+    saved = sorted((tmp_path / "saved").glob("*.jsonl"))
+    turns = [turn for file in saved for each in read_trajectories(file).trajectories for turn in each.trajectory.turns]
+    assert len(saved) == 3
+    assert all(len(turn.logprobs) == len(turn.output_ids) > 0 for turn in turns)
