@@ -22,6 +22,7 @@ from condensegrpo.cli.options import DEBUG, without_debug
 from condensegrpo.cli.plan import plan
 from condensegrpo.cli.play import play
 from condensegrpo.cli.plugins import plugins
+from condensegrpo.cli.proxy import proxy
 from condensegrpo.cli.quickstart import quickstart
 from condensegrpo.cli.report import report
 from condensegrpo.cli.retention import retention
@@ -80,6 +81,7 @@ app.command("export")(export)
 app.command("doctor")(doctor)
 app.command("plan")(plan)
 app.command("serve")(serve)
+app.command("proxy")(proxy)
 launch = typer.Typer(
     help="Write scripts that start a run on a cluster or in a cloud, and submit them.",
     no_args_is_help=True,

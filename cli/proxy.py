@@ -1,0 +1,148 @@
+"""``condensegrpo proxy``: an OpenAI-compatible endpoint before any served model, which condenses what agents send."""
+
+import asyncio
+import os
+import secrets
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from condensegrpo.cli.compare import parsed_condensers
+from condensegrpo.cli.interrupts import handle_first
+from condensegrpo.cli.options import Overrides
+from condensegrpo.core.errors import ConfigError, RunError
+from condensegrpo.core.wording import counted
+
+if TYPE_CHECKING:
+    from condensegrpo.config.schema import RunConfig
+    from condensegrpo.core.trajectory import Trajectory
+    from condensegrpo.integrations.proxy import Proxy
+
+KEY = "CONDENSEGRPO_PROXY_KEY"  # environment variable of the token
+TASK = "python:RemoteAgent"
+UNLIMITED = 1_000_000_000  # turns of a session, tokens of a row
+REPLY_SECONDS = 3600.0  # beside the idle time: of one reply with all its retries
+
+
+def proxy(
+    model: Annotated[str, typer.Argument(help="Folder or Hub id of the served model's tokenizer; loads no weights.")],
+    upstream: Annotated[str, typer.Option(metavar="URL", help="API of the model, such as http://localhost:8000/v1.")],
+    condenser: Annotated[str, typer.Option(help="With its options, such as 'last_k keep_last=3'.")],
+    overrides: Overrides = None,
+    budget: Annotated[int, typer.Option(min=8, metavar="TOKENS", help="Largest prompt of a request.")] = 8192,
+    out: Annotated[Path, typer.Option(help="New run folder for the trajectories.")] = Path("runs/proxy"),
+    host: Annotated[str, typer.Option(help="Interface to listen on; by default loopback only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any.")] = 8001,
+    sessions: Annotated[int, typer.Option(min=1, help="Sessions that may be open at a time.")] = 64,
+    idle: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Without a request, when one ends.")] = 3600.0,
+) -> None:
+    """Condense the conversations of agents that run as they are, before any served model, and record them.
+
+    Agents get its URL and token as OPENAI_BASE_URL and OPENAI_API_KEY. The token is read from CONDENSEGRPO_PROXY_KEY,
+    or created and printed once. Ctrl-C ends all sessions and writes them.
+
+    Example: condensegrpo proxy Qwen/Qwen3-8B --upstream http://localhost:8000/v1 --condenser "last_k keep_last=3"
+    """
+    from condensegrpo.config.load import validate
+    from condensegrpo.config.yaml_tree import apply_overrides
+
+    named = parsed_condensers(condenser)
+    if len(named) != 1:
+        raise ConfigError(f"reading --condenser {condenser!r}: found {len(named)} condensers, wanted one.")
+    limits = {"max_turns": UNLIMITED, "max_context_tokens": budget, "max_output_tokens": 4096}
+    tree = {
+        "name": out.name,
+        "runs_dir": str(out.parent),
+        "model": {"path": model},
+        "task": {"name": TASK},
+        "condenser": {"name": named[0][0], "options": named[0][1]},
+        "sampler": {"name": "openai", "options": {"url": upstream, "model": model}},
+        "rollout": {
+            "limits": {**limits, "turn_seconds": idle + REPLY_SECONDS},
+            "condense": {"when": "over_budget"},  # prefixes stay cached while they fit
+        },
+        "learner": {"tokens_per_micro_batch": UNLIMITED},  # it learns nothing
+    }
+    given = overrides or ()
+    config = validate(apply_overrides(tree, given), source="of the proxy", overrides=given)
+    with _proxy(config, model, out, sessions=sessions, idle=idle) as served:
+        asyncio.run(_serve(served, host, port))
+    typer.echo(f"next: condensegrpo inspect {shlex.quote(str(out))}")
+
+
+@contextmanager
+def _proxy(config: "RunConfig", model: str, out: Path, *, sessions: int, idle: float) -> "Iterator[Proxy]":
+    """The proxy of a configuration, with its run folder."""
+    from condensegrpo.assembly.build import build_components
+    from condensegrpo.assembly.runtime import check_sampler, open_sampler, renderer_for, trajectory_engine
+    from condensegrpo.display.quiet import quiet_libraries
+    from condensegrpo.integrations.proxy import Proxy, RemoteAgent
+
+    quiet_libraries()
+    components = build_components(config, objects={TASK: RemoteAgent(program=())})
+    check_sampler(config)
+    renderer, sampler = renderer_for(components, model), open_sampler(config, model)
+    temperature = config.rollout.temperature
+    engine = trajectory_engine(components, renderer=renderer, sampler=sampler, temperature=temperature)
+    renderer.keep(sessions * config.rollout.limits.max_context_tokens)
+    form = config.rollout.tools.format
+    with _recorded(config, model, out) as record:
+        yield Proxy(
+            replace(engine, ends_at_cut=False),
+            tool_format=form if isinstance(form, str) else form.name,
+            token=os.environ.get(KEY) or secrets.token_urlsafe(24),
+            finished=record,
+            sessions=sessions,
+            idle_seconds=idle,
+            seed=config.seed,
+        )
+
+
+@contextmanager
+def _recorded(config: "RunConfig", model: str, out: Path) -> "Iterator[Callable[[Trajectory], None]]":
+    """A new run folder; what the block gets writes a trajectory into it."""
+    from condensegrpo.assembly.runtime import provenance
+    from condensegrpo.config.load import dump_config
+    from condensegrpo.core.scored_trajectory import ScoredTrajectory
+    from condensegrpo.core.trajectory import Score
+    from condensegrpo.learner.policy import save_tokenizer
+    from condensegrpo.storage.background_writer import BackgroundWriter
+    from condensegrpo.storage.files import write_atomically
+    from condensegrpo.storage.run_folder import RunFolder
+    from condensegrpo.storage.trajectories import write_trajectory
+
+    run, sampled_with = RunFolder.create(out), provenance(config, model=model, step=0)
+
+    def record(trajectory: "Trajectory") -> None:
+        tokens = trajectory.max_context_tokens
+        unjudged = Score(total=0.0, components={}, format_valid=True, correct=0.0, context_tokens=tokens)
+        scored = ScoredTrajectory.of(trajectory, unjudged)
+        writer.submit(partial(write_trajectory, run.trajectories(0), scored, sampled_with))
+        replies = counted(len(trajectory.turns), "reply", "replies")
+        typer.echo(f"{trajectory.problem_id}: {replies}, {trajectory.stop}. {trajectory.detail}".rstrip(), err=True)
+
+    with run.locked(), BackgroundWriter() as writer:
+        write_atomically(run.config, dump_config(config))
+        save_tokenizer(model, run.path)
+        yield record
+
+
+async def _serve(served: "Proxy", host: str, port: int) -> None:
+    """Serve until the first SIGINT or SIGTERM."""
+    stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+    handle_first(lambda *_: loop.call_soon_threadsafe(stopping.set))
+    try:
+        async with served.serving(host, port) as listening:
+            token = f"${KEY}" if os.environ.get(KEY) else served.token
+            typer.echo(f"export OPENAI_BASE_URL=http://{host}:{listening}/v1 OPENAI_API_KEY={token}", err=True)
+            typer.echo("Ctrl-C ends the sessions and writes them", err=True)
+            await stopping.wait()
+            typer.echo("awaiting the replies under way; press Ctrl-C again to quit now", err=True)
+    except OSError as error:
+        raise RunError(f"listening on {host}:{port}: {error.strerror}. Choose another --port or --host.") from error

@@ -1,0 +1,235 @@
+"""The endpoint of ``condensegrpo proxy``: agents that run elsewhere, each session an episode of the task ``agent``.
+
+    agent ── POST /v1/chat/completions ──▶ Proxy ── its session ──▶ the episode's endpoint ──▶ engine ──▶ upstream
+          ◀─────────────────────────────────────── what the episode answers ◀─────────────────────────────
+
+The program of such an episode is the remote agent: it lasts until no request has come for a while. Requests belong to
+the session that they name, in a header or behind the token, or else to the conversation that they continue.
+"""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+
+from aiohttp import ClientError, ClientSession, ClientTimeout, web
+
+from condensegrpo.core.credentials import REMOVED, redacted
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Problem
+from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.episode import run_episode
+from condensegrpo.episodes.randomness import problem_draw, stream_seed
+from condensegrpo.sandbox.limits import SandboxLimits
+from condensegrpo.tasks.agent import Agent
+from condensegrpo.tasks.agent_endpoint import MAX_BYTES
+from condensegrpo.tasks.agent_request import RequestRefused, read_request
+
+HEADER = "X-Session-Id"
+ENDLESS = SandboxLimits(seconds=1e9)  # of an agent: only its session ends it
+OVER = (401, 410)  # what an episode that has ended answers
+
+
+@dataclass(kw_only=True, eq=False)
+class RemoteAgent(Agent):
+    """The task ``agent`` without rows: others run the agent."""
+
+    data: str = ""
+    limits: SandboxLimits = ENDLESS
+    requests: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        """There is nothing to read."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Session:
+    """One conversation with an agent, and the episode that it is."""
+
+    name: str  # that its requests give it; empty: they are recognised by their messages
+    number: int
+    first: tuple[Message, ...]  # the messages of its first request
+    newest: tuple[Message, ...] = ()  # those of the last one that was answered
+    reply: str | None = None  # the text that answered them
+    address: "asyncio.Future[tuple[str, str]]"  # URL and key of the episode
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: int = 0  # requests that are being answered
+    timer: asyncio.TimerHandle | None = None  # sets ``ended``
+
+    async def lasts(self, problem: Problem, url: str, key: str) -> str:
+        """The program of the episode."""
+        self.address.set_result((url, key))
+        await self.ended.wait()
+        return ""
+
+    def continued_by(self, messages: Sequence[Message]) -> int:
+        """How well messages continue it. 2: newest request and reply; 1: the first request; 0: not at all."""
+        newest, first = len(self.newest), len(self.first)
+        if self.reply is not None and len(messages) > newest and tuple(messages[:newest]) == self.newest:
+            return 1 + messages[newest].text.strip().startswith(self.reply.strip())
+        return int(len(messages) > first and tuple(messages[:first]) == self.first)
+
+
+class Proxy:
+    """Answers agents; use it in one event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        tool_format: str,
+        token: str,
+        finished: Callable[[Trajectory], None],
+        sessions: int = 64,
+        idle_seconds: float = 3600.0,
+        seed: int = 0,
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            engine: its ``turn_seconds`` are more than ``idle_seconds``.
+            token: that requests bring as their key, alone or as ``token:session``.
+            finished: called with the trajectory of every session that had a reply.
+            sessions: most that are open at a time.
+            idle_seconds: after the last reply, when a session ends.
+            seed: names the random streams of replies.
+        """
+        self._engine, self._format, self._seed = engine, tool_format, seed
+        self.token, self._finished, self._most, self._idle_seconds = token, finished, sessions, idle_seconds
+        self._open = dict[_Session, asyncio.Task[Trajectory]]()
+        self._numbers = count()
+        self._stopping = False
+
+    @asynccontextmanager
+    async def serving(self, host: str, port: int) -> AsyncIterator[int]:
+        """Serve in a block, which gets the port (0: any); at its end sessions end, after their replies under way."""
+        application = web.Application(client_max_size=MAX_BYTES)
+        application.router.add_post("/v1/chat/completions", self._complete)
+        application.router.add_get("/v1/models", self._models)
+        runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+            async with ClientSession(timeout=ClientTimeout(total=None)) as self._client:
+                try:
+                    yield runner.addresses[0][1]
+                finally:
+                    self._stopping = True
+                    for session in self._open:
+                        session.ended.set()
+                    await asyncio.gather(*self._open.values())
+                    await runner.cleanup()
+        finally:
+            await runner.cleanup()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        try:
+            self._session_name(request)
+        except RequestRefused as refused:
+            return _refusal(refused)
+        return web.json_response({"object": "list", "data": [{"id": "proxy", "object": "model"}]})
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        try:
+            name = self._session_name(request)
+            body = (await request.read()).decode("utf-8", "replace").replace(self.token, REMOVED)
+            messages = read_request(body).messages
+            session = self._session(name, messages)
+        except RequestRefused as refused:
+            return _refusal(refused)
+        session.waiting += 1
+        if session.timer is not None:
+            session.timer.cancel()
+        try:
+            return await self._forwarded(session, body, messages)
+        except RequestRefused as refused:
+            return _refusal(refused)
+        finally:
+            session.waiting -= 1
+            if not session.waiting:
+                session.timer = asyncio.get_running_loop().call_later(self._idle_seconds, session.ended.set)
+
+    async def _forwarded(self, session: _Session, body: str, messages: tuple[Message, ...]) -> web.Response:
+        """What the episode of a session answers; RequestRefused with the reason if it has ended."""
+        played = self._open[session]
+        await asyncio.wait((session.address, played), return_when=asyncio.FIRST_COMPLETED)
+        try:
+            url, key = await asyncio.wait_for(session.address, timeout=0)
+            sent = self._client.post(
+                f"{url}/chat/completions", data=body.encode(), headers={"Authorization": f"Bearer {key}"}
+            )
+            async with sent as answer:
+                content = await answer.read()
+        except (ClientError, TimeoutError):  # it ended at this moment, or before it began
+            session.ended.set()
+        else:
+            if answer.status not in OVER:
+                if answer.status == 200:
+                    session.newest, session.reply = messages, _reply_in(content)
+                return web.Response(body=content, status=answer.status, content_type=answer.content_type)
+        trajectory = await asyncio.shield(played)
+        why = f"the session has ended ({trajectory.stop}): {redacted(trajectory.detail)}"
+        raise RequestRefused(why, status=400 if trajectory.stop is Stop.CONTEXT_OVERFLOW else 502)
+
+    def _session_name(self, request: web.Request) -> str:
+        """The name of a request's session, empty if it gives none; RequestRefused without the token."""
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        token, behind = key[: len(self.token)], key[len(self.token) :]
+        if not secrets.compare_digest(token.encode(), self.token.encode()) or behind[:1] not in ("", ":"):
+            raise RequestRefused("the key is not the token of this proxy, alone or as TOKEN:SESSION", status=401)
+        return request.headers.get(HEADER, behind[1:])[:200]
+
+    def _session(self, name: str, messages: tuple[Message, ...]) -> _Session:
+        """The open session of a request, or a new one."""
+        if self._stopping:
+            raise RequestRefused("the proxy is ending", status=503)
+        running = [each for each in self._open if each.name == name and not each.ended.is_set()]
+        ranked = [(2 if name else each.continued_by(messages), each.number, each) for each in running]
+        fits, _, session = max(ranked, default=(0, 0, None), key=lambda ranking: ranking[:2])
+        if session is not None and fits:
+            return session
+        if len(self._open) >= self._most:
+            raise RequestRefused(f"{self._most} sessions are open, which is the limit", status=429)
+        address = asyncio.get_running_loop().create_future()
+        session = _Session(name=name, number=next(self._numbers), first=messages, address=address)
+        self._open[session] = asyncio.create_task(self._played(session))
+        return session
+
+    async def _played(self, session: _Session) -> Trajectory:
+        """Play the episode of a session."""
+        name = session.name or f"session-{session.number}"
+        question = next((message.text for message in reversed(session.first) if message.role == "user"), "")
+        try:
+            trajectory = await run_episode(
+                Problem(id=name, question=question),
+                environment=RemoteAgent(program=session.lasts, tool_format=self._format).environment,
+                engine=self._engine,
+                group_id=f"0/{session.number}",
+                sample=0,
+                seed=partial(stream_seed, self._seed, session.number, name, 0),
+                draw=problem_draw(self._seed, session.number, name),
+            )
+        finally:
+            del self._open[session]
+        if trajectory.stop is Stop.ANSWERED and trajectory.turns:  # the session has ended, and its last reply stands
+            trajectory = replace(trajectory, answer=trajectory.turns[-1].reply.text)
+        if trajectory.turns:
+            self._finished(trajectory)
+        return trajectory
+
+
+def _reply_in(content: bytes) -> str:
+    """The text of a completion, or of the first event of a stream."""
+    choice = json.loads(content.partition(b"\n")[0].removeprefix(b"data: "))["choices"][0]
+    return str((choice.get("message") or choice["delta"])["content"] or "")
+
+
+def _refusal(refused: RequestRefused) -> web.Response:
+    kind = "invalid_request_error" if refused.status < 500 else "server_error"
+    error = {"message": str(refused), "type": kind, "param": refused.param, "code": None}
+    return web.json_response({"error": error}, status=refused.status)

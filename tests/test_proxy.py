@@ -1,0 +1,354 @@
+"""The proxy: agents that run elsewhere, condensed before a served model and recorded as sessions."""
+
+import asyncio
+import json
+import re
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+from answering import Behaviour, completion, endpoint
+from command import ENVIRONMENT, ROOT, run, succeed
+from forked import ForkedCommand
+from talk import agent, engine, said, shown, tokenizer
+from test_agent import UP, ask, assistant, call, counts, listening, numbered, user
+from test_agent import said as said_by
+from test_openai_sampler import exact
+
+from condensegrpo.algorithms.segments import check
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.protocols import Sampler
+from condensegrpo.core.trajectory import Generation, SamplingParams, Stop, Trajectory
+from condensegrpo.integrations.proxy import Proxy
+from condensegrpo.samplers.scripted import ScriptedSampler
+from condensegrpo.storage.trajectories import read_trajectories
+
+BUDGET = 1400  # tokens of a prompt
+PAGE = (ROOT / "docs" / "how-to" / "condense-for-any-agent.md").read_text(encoding="utf-8")
+TOKEN = "a-token-of-the-proxy"
+
+
+# --- the command, with an agent that knows nothing of it --------------------------------------------------------------
+
+
+async def converse(url: str, key: str, *, stream: bool = False) -> list[Any]:
+    """An agent as there are many: it declares a tool, answers its calls, and sends the whole history every time."""
+    messages: list[Any] = [{"role": "system", "content": f"Count. {key}"}, user("count to 30")]
+    count = 0
+    while True:
+        reply = await (streamed if stream else replied)(url, key, messages)
+        messages.append(reply)
+        if not reply.get("tool_calls"):
+            return messages
+        for each in reply["tool_calls"]:
+            count += json.loads(each["function"]["arguments"])["by"]
+            result = f"{'a long page of the log. ' * 9}at {count}"
+            messages.append({"role": "tool", "tool_call_id": each["id"], "content": result})
+
+
+async def replied(url: str, key: str, messages: list[Any]) -> Any:
+    status, body = await ask(url, key, messages, tools=[UP])
+    assert status == 200, body
+    return body["choices"][0]["message"]
+
+
+async def streamed(url: str, key: str, messages: list[Any]) -> Any:
+    body = {"messages": messages, "tools": [UP], "stream": True}
+    async with (
+        ClientSession(headers={"Authorization": f"Bearer {key}"}) as session,
+        session.post(f"{url}/chat/completions", json=body) as response,
+    ):
+        assert response.content_type == "text/event-stream"
+        events = [line.removeprefix("data: ") for line in (await response.text()).splitlines() if line]
+    assert events[-1] == "[DONE]"
+    delta = json.loads(events[0])["choices"][0]["delta"]
+    calls = [{name: each[name] for name in ("id", "type", "function")} for each in delta.get("tool_calls", ())]
+    return {"role": "assistant", "content": delta["content"], "tool_calls": calls}
+
+
+def counting_to_30(prompt: str) -> str:
+    seen = re.findall(r"at (\d+)", prompt)
+    return "done" if seen and seen[-1] == "30" else f"up {call(1)}"
+
+
+@contextmanager
+def started(upstream: str, folder: Path, *arguments: str) -> Iterator[tuple[str, str, Callable[[], str]]]:
+    """The command ``proxy`` as a person starts it: URL, token, and Ctrl-C, which returns what it printed."""
+    tokenizer().save_pretrained(folder / "model")
+    line = ["proxy", "model", "--upstream", upstream, "--port", "0", "--budget", str(BUDGET), *arguments]
+    process = ForkedCommand(line, cwd=folder, environment=ENVIRONMENT)
+
+    def end() -> str:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        assert process.returncode == 0, err
+        return out + err
+
+    try:
+        printed, deadline = "", time.monotonic() + 60
+        while "Ctrl-C ends" not in printed:
+            assert process.poll() is None, printed
+            assert time.monotonic() < deadline, printed
+            time.sleep(0.02)
+            with suppress(FileNotFoundError):  # it is not there yet
+                printed = process.errors()
+        ((url, token),) = re.findall(r"OPENAI_BASE_URL=(\S+) OPENAI_API_KEY=(\S+)", printed)
+        yield url, token, end
+    finally:
+        process.kill()
+
+
+def test_an_agent_holds_a_conversation_of_30_turns_that_exceeds_the_budget_four_times(tmp_path: Path) -> None:
+    prompts: list[list[int]] = []
+
+    def answer(request: Any) -> bytes:
+        prompts.append(request["prompt"])
+        ids = said(counting_to_30(shown(request["prompt"])))
+        return exact(ids, [-0.25] * len(ids))
+
+    options = ("--condenser", "last_k keep_last=3", "rollout.tools.format=tagged")
+    with endpoint(Behaviour(answer=answer)) as upstream, started(upstream, tmp_path, *options) as (url, token, end):
+        plain = asyncio.run(converse(url, token))
+        streamed_one = asyncio.run(converse(url, f"{token}:second", stream=True))
+        printed = end()
+    assert "session-0: 31 replies, answered." in printed
+    folder = tmp_path / "runs" / "proxy"
+    read = read_trajectories(folder / "trajectories" / "step_000000.jsonl")
+    trajectories = sorted((scored.trajectory for scored in read.trajectories), key=lambda each: each.id)
+    assert [each.problem_id for each in trajectories] == ["session-0", "second"]
+    assert [tuple(turn.prompt_ids) for each in trajectories for turn in each.turns] == list(map(tuple, prompts))
+    for trajectory, messages in zip(trajectories, (plain, streamed_one), strict=True):
+        raw = tokenizer().encode("".join(str(message["content"]) for message in messages), add_special_tokens=False)
+        assert len(raw) > 4 * BUDGET
+        assert (trajectory.stop, trajectory.answer, len(trajectory.turns)) == (Stop.ANSWERED, "done", 31)
+        assert trajectory.max_context_tokens <= BUDGET
+        assert check(trajectory) == ()
+        assert all(turn.logprobs == (-0.25,) * len(turn.output_ids) for turn in trajectory.turns)
+        condensed = [turn.condensation.condenser for turn in trajectory.turns if turn.condensation is not None]
+        assert len(condensed) > 3
+        assert set(condensed) == {"last_k"}
+    assert all(token not in file.read_text(errors="replace") for file in folder.rglob("*") if file.is_file())
+    assert "session-0" in succeed("inspect", str(folder), "--plain")
+    succeed("inspect", str(folder), "--check")
+
+
+def test_any_chat_endpoint_can_be_condensed_for_and_is_recorded_as_text(tmp_path: Path) -> None:
+    options = ("--condenser", "truncate", "sampler.name=openai_chat")
+    with (
+        endpoint(Behaviour(body=completion("hello"))) as upstream,
+        started(upstream, tmp_path, *options) as (url, token, end),
+    ):
+        assert asyncio.run(said_by(url, token, [user("go")])) == "hello"
+        status, body = asyncio.run(ask(url, f"{token}:tools", [user("go")], tools=[UP]))
+        assert (status, "Set rollout.tools.format=tagged" in body["error"]["message"]) == (502, True)
+        assert "session-0: 1 reply, answered." in end()
+    (scored,) = read_trajectories(tmp_path / "runs/proxy/trajectories/step_000000.jsonl").trajectories
+    assert scored.trajectory.turns[0].is_text
+    succeed("inspect", str(tmp_path / "runs/proxy"), "--tokens", "--plain")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--upstream", "localhost", "--condenser", "full"), "url is 'localhost'"),
+        (("--upstream", "http://h/v1", "--condenser", "full, truncate"), "found 2 condensers, wanted one"),
+        (("--upstream", "http://h/v1", "--condenser", "ful"), "full"),
+        (("--upstream", "http://h/v1", "--condenser", "full", "rollout.limit=3"), "rollout.limit"),
+    ],
+)
+def test_a_wrong_option_is_an_error_before_anything_is_written(
+    arguments: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    tokenizer().save_pretrained(tmp_path / "model")
+    done = run("proxy", "model", *arguments, cwd=tmp_path)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_page_names_the_commands_options() -> None:
+    (line,) = re.findall(r"^condensegrpo proxy (.*)$", PAGE, re.MULTILINE)
+    words = re.findall(r"--[\w-]+", line)
+    shown_help = succeed("proxy", "--help")
+    assert {"--upstream", "--condenser", "--budget"} <= set(words)
+    assert all(word in shown_help for word in words)
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+Proxied = tuple[str, list[Trajectory]]  # the URL of a proxy in this process, and what it has recorded
+
+
+@asynccontextmanager
+async def proxied(sampler: Sampler, *, budget: int = 600, **options: Any) -> AsyncIterator[Proxied]:
+    written: list[Trajectory] = []
+    settings = {"max_context_tokens": budget, "turn_seconds": 20.0, "max_turns": 100, "condense_when": "over_budget"}
+    played = engine(sampler, **settings)  # type: ignore[arg-type]  # settings of several types
+    served = Proxy(
+        replace(played, ends_at_cut=False), tool_format="tagged", token=TOKEN, finished=written.append, **options
+    )
+    async with served.serving("127.0.0.1", 0) as port:
+        yield f"http://127.0.0.1:{port}/v1", written
+
+
+def contents(trajectory: Trajectory) -> list[str]:
+    return [message.text for turn in trajectory.turns for message in (*turn.context, turn.reply)]
+
+
+async def named(url: str, session: str, text: str) -> Any:
+    headers = {"Authorization": f"Bearer {TOKEN}", "X-Session-Id": session}
+    body = {"messages": [user(text)]}
+    async with ClientSession(headers=headers) as client, client.post(f"{url}/chat/completions", json=body) as answer:
+        return answer.status, await answer.json()
+
+
+def test_a_request_belongs_to_the_conversation_that_it_continues() -> None:
+    """Three agents begin alike at the same time, and one of them rewrites its history."""
+
+    async def scenario() -> list[Trajectory]:
+        async with proxied(agent(numbered())) as (url, written):
+            first = [user("go")]
+            replies = await asyncio.gather(*(said_by(url, TOKEN, first) for _ in range(3)))
+            for reply in reversed(replies):
+                await said_by(url, TOKEN, [*first, assistant(f"{reply} and more"), user(f"after {reply}")])
+            newest = replies[0]  # the session that was used last but is not the newest one
+            await said_by(url, TOKEN, [user("go"), assistant(newest), user(f"after {newest}")])
+            other = await said_by(url, TOKEN, [user("stay")])
+            await said_by(url, TOKEN, [user("stay"), user("a summary of mine")])
+            assert other
+        return written
+
+    *same, rewriting = sorted(asyncio.run(scenario()), key=lambda each: int(each.id.split("/")[1]))
+    assert sorted(len(each.turns) for each in same) == [2, 2, 3]
+    for each in same:
+        texts = contents(each)
+        assert f"after {texts[1]}" in texts[4]
+    assert rewriting.turns[1].condensation is not None
+    assert rewriting.turns[1].condensation.condenser == "agent"
+
+
+def test_sessions_are_named_by_a_header_or_behind_the_token() -> None:
+    async def scenario() -> list[Trajectory]:
+        async with proxied(agent(numbered())) as (url, written):
+            for session in ("a", "b", "a"):
+                assert (await named(url, session, f"to {session}"))[0] == 200
+            await said_by(url, f"{TOKEN}:b", [user(f"my key is {TOKEN}")])
+            for key in ("wrong", f"{TOKEN}x", "", f"x{TOKEN}"):
+                assert (await ask(url, key, [user("go")]))[0] == 401
+            async with ClientSession() as client:
+                async with client.get(f"{url}/models") as answer:
+                    assert answer.status == 401
+                async with client.get(f"{url}/models", headers={"Authorization": f"Bearer {TOKEN}"}) as answer:
+                    assert (await answer.json())["data"][0]["id"]
+        return written
+
+    a, b = asyncio.run(scenario())
+    assert [(each.problem_id, len(each.turns)) for each in (a, b)] == [("a", 2), ("b", 2)]
+    assert contents(b)[2] == "my key is [removed]"
+
+
+def test_an_upstream_that_fails_ends_the_session_with_its_reason_and_the_next_request_begins_one() -> None:
+    class Failing(ScriptedSampler):
+        async def sample(self, prompt_ids: Any, params: SamplingParams) -> Generation:
+            if "fail" in shown(prompt_ids):
+                raise SamplerError("sampling a reply: 3 attempts failed; the last: asking http://gpu/v1: 503")
+            return await super().sample(prompt_ids, params)
+
+    async def scenario() -> list[Trajectory]:
+        async with proxied(Failing(lambda _: said("ok"))) as (url, written):
+            await said_by(url, f"{TOKEN}:s", [user("go")])
+            status, body = await ask(url, f"{TOKEN}:s", [user("go"), assistant("ok"), user("fail")])
+            assert (status, body["error"]["type"]) == (502, "server_error")
+            assert "the session has ended (sampler_error): the sampler: SamplerError" in body["error"]["message"]
+            assert "503" in body["error"]["message"]
+            status, body = await ask(url, f"{TOKEN}:s", [user("x" * 700)])
+            assert (status, "context_overflow" in body["error"]["message"]) == (400, True)
+            status, body = await ask(url, f"{TOKEN}:t", [user("go")], n=2)
+            assert (status, body["error"]["param"]) == (400, "n")
+            assert (await ask(url, f"{TOKEN}:s", [user("go")]))[0] == 200
+        return written
+
+    failed, again = asyncio.run(scenario())
+    assert (failed.stop, len(failed.turns), again.stop, len(again.turns)) == (Stop.SAMPLER_ERROR, 1, Stop.ANSWERED, 1)
+
+
+def test_a_reply_that_was_cut_off_reaches_the_agent_and_the_session_goes_on() -> None:
+    async def scenario() -> list[Trajectory]:
+        async with proxied(ScriptedSampler(lambda _: said("o" * 100))) as (url, written):
+            first = [user("go")]
+            reply = await said_by(url, TOKEN, first)
+            assert reply == "o" * 80
+            await said_by(url, TOKEN, [*first, assistant(reply), user("on")])
+        return written
+
+    (trajectory,) = asyncio.run(scenario())
+    assert [turn.condensation for turn in trajectory.turns] == [None, None]
+    assert check(trajectory) == ()
+
+
+def test_an_idle_session_is_written_and_closed() -> None:
+    async def scenario() -> tuple[int, int]:
+        async with proxied(agent(numbered()), idle_seconds=0.1) as (url, written):
+            await named(url, "a", "go")
+            async with asyncio.timeout(5):
+                while not written:
+                    await asyncio.sleep(0.02)
+            early = len(written)
+            await named(url, "a", "go")
+        return early, len(written)
+
+    assert asyncio.run(scenario()) == (1, 2)
+
+
+def test_at_the_end_a_reply_under_way_is_sent_and_recorded() -> None:
+    async def scenario() -> tuple[Any, list[Trajectory]]:
+        async with proxied(ScriptedSampler(lambda _: said("late"), seconds=0.3)) as (url, written):
+            request = asyncio.create_task(said_by(url, TOKEN, [user("go")]))
+            await asyncio.sleep(0.1)
+        return await request, written
+
+    reply, (trajectory,) = asyncio.run(scenario())
+    assert (reply, trajectory.answer) == ("late", "late")
+
+
+def test_floods_are_refused_and_32_sessions_at_a_time_leave_nothing() -> None:
+    before = listening()
+
+    async def counts_up(url: str, number: int) -> int:
+        messages: list[Any] = [user(f"agent {number}")]
+        count = 0
+        while True:
+            reply = await replied(url, f"{TOKEN}:{number}", messages)
+            messages.append(reply)
+            if not reply.get("tool_calls"):
+                return len(messages)
+            count += 1
+            result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": f"at {count}"}
+            messages.append(result)
+
+    async def scenario() -> tuple[list[int], list[int], list[int], list[Trajectory]]:
+        async with proxied(agent(counts), budget=2000, sessions=32) as (url, written):
+            lengths = await asyncio.gather(*(counts_up(url, number) for number in range(32)))
+            more = [(await ask(url, f"{TOKEN}:{number}", [user("go")]))[0] for number in (32, 33)]
+            flood = await asyncio.gather(*(ask(url, f"{TOKEN}:0", [user(f"{number}")]) for number in range(60)))
+            left = asyncio.create_task(ask(url, f"{TOKEN}:1", [user("gone")]))
+            await asyncio.sleep(0.01)
+            left.cancel()
+            await asyncio.gather(left, return_exceptions=True)
+        await asyncio.sleep(0.1)
+        assert len(asyncio.all_tasks()) == 1
+        return list(lengths), more, [status for status, _ in flood], written
+
+    lengths, more, flood, written = asyncio.run(scenario())
+    assert lengths == [8] * 32
+    assert more == [429, 429]
+    assert set(flood) == {200, 429}
+    assert flood.count(200) >= 32
+    assert len(written) == 32
+    assert listening() == before
