@@ -25,6 +25,7 @@ LONG = (
     "lora",
     "cli",
     "vllm_server",
+    "openai_sampler",
     "recipes",
     "parity",
     "train_condensers",
