@@ -46,7 +46,15 @@ class ServerClient:
             route_advice="Wanted a server that `condensegrpo serve` started, or one with its flags "
             "(docs/how-to/sample-from-servers.md).",
         )
-        self.url = self._http.url
+
+    @property
+    def url(self) -> str:
+        """Where it listens; a server that is started again has another port."""
+        return self._http.url
+
+    @url.setter
+    def url(self, url: str) -> None:
+        self._http.url = url
 
     async def healthy(self) -> bool:
         """Whether the server answers and its engine runs."""
