@@ -14,7 +14,6 @@ from condensegrpo.algorithms.credit import (
     idle_groups,
     rows_of,
     scores_of,
-    turn_counts,
     turn_tokens,
 )
 from condensegrpo.algorithms.losses import token_weights, totals
@@ -217,4 +216,3 @@ def test_summary_tokens_are_trained_exactly_once_and_rejected_ones_never() -> No
 def test_which_turns_wrote_summaries_is_told_as_a_table() -> None:
     batch = [kinds("aca", 1, "a"), kinds("a", 0, "b")]
     assert condense_turns(batch).tolist() == [[False, True, False], [False, False, False]]
-    assert turn_counts(batch).tolist() == [3, 1]

@@ -3,15 +3,20 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from builders import scored, trajectory, turn
 from estimating import ESTIMATORS
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from packed import collate
 
 from condensegrpo.algorithms.credit import Estimator, rows_of
+from condensegrpo.algorithms.losses import WEIGHTS
 from condensegrpo.algorithms.objective import MicroBatchLoss
+from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, StopSettings, TrainedKind
 from condensegrpo.assembly.learning_signal import objective
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
@@ -77,3 +82,46 @@ def test_a_trajectory_without_turns_is_recorded_beside_the_others(tmp_path: Path
     recorded = read_credit(tmp_path / "credit.jsonl")
     assert (recorded["g-1"].advantages, recorded["g-1"].terms) == ((), ())
     assert recorded["g-0"].advantages == pytest.approx([math.sqrt(0.5)], rel=1e-5)
+
+
+# --- which turns train ------------------------------------------------------------------------------------------------
+
+TURNS = st.lists(st.tuples(st.sampled_from(["act", "condense"]), st.integers(0, 4)), max_size=5)
+
+
+def of_turns(turns: list[tuple[Literal["act", "condense"], int]], name: int) -> ScoredTrajectory:
+    """A trajectory of turns with so many tokens, each under a prompt of its own, in one row."""
+    prompt, made = [1], []
+    for kind, tokens in turns:
+        made.append(replace(turn(prompt, range(3, 3 + tokens)), kind=kind))
+        prompt = [*prompt, *range(3, 3 + tokens), 2]
+    return scored(trajectory(*made, id=f"g-{name}", group="g"), float(name % 2), correct=float(name % 2))
+
+
+@pytest.mark.parametrize("mode", sorted(WEIGHTS))
+@settings(deadline=None, max_examples=40)
+@given(batch=st.lists(TURNS, min_size=1, max_size=4), kind=st.sampled_from(["act", "condense"]))
+def test_turns_that_do_not_train_weigh_nothing_and_change_no_denominator(
+    mode: Aggregation, batch: list[list[tuple[Literal["act", "condense"], int]]], kind: Literal["act", "condense"]
+) -> None:
+    """The turns of one kind weigh exactly as in a batch without all others; B counts every trajectory."""
+    estimator = Estimator(ESTIMATORS["grpo"])
+
+    def weights(turns: list[list[tuple[Literal["act", "condense"], int]]], trained: TrainedKind) -> list[list[float]]:
+        kept = [of_turns(each, name) for name, each in enumerate(turns)]
+        aggregation = AggregationSettings(mode=mode, max_tokens=7, turns=trained)
+        credit = give_credit(kept, estimator, aggregation, stops=StopSettings(), whitened=False)
+        rows = rows_of(kept, credit.advantage_NK, credit.weight_NK, idle=True)
+        assert all(any(made.weight for made in row.turns) for row in rows)
+        return [row[: len(each)] for row, each in zip(credit.weight_NK.tolist(), turns, strict=True)]
+
+    found = weights(batch, kind)
+    cut = weights([[each for each in turns if each[0] == kind] for turns in batch], "all")
+    for turns, row, alone in zip(batch, found, cut, strict=True):
+        assert [weight for (made, _), weight in zip(turns, row, strict=True) if made == kind] == alone
+        assert not any(weight for (made, _), weight in zip(turns, row, strict=True) if made != kind)
+
+
+def test_a_share_of_summaries_needs_both_kinds_of_turns() -> None:
+    with pytest.raises(ValueError, match=r"turns=condense and summary_share=0\.5.*Remove summary_share"):
+        AggregationSettings(turns="condense", summary_share=0.5)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from condensegrpo.algorithms.advantages import Batch, Estimate, EstimatorPlugin
 from condensegrpo.algorithms.segments import segments
-from condensegrpo.algorithms.settings import DEFAULT_STOPS, StopSettings
+from condensegrpo.algorithms.settings import DEFAULT_STOPS, StopSettings, TrainedKind
 from condensegrpo.algorithms.turn_facts import act_turns, prompt_digests, result_turn
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Segment
@@ -126,14 +126,14 @@ def turn_tokens(scored: Sequence[ScoredTrajectory]) -> Tensor:
     return _table([[len(turn.output_ids) for turn in each.trajectory.turns] for each in scored], beyond=0)
 
 
+def trained_turns(scored: Sequence[ScoredTrajectory], turns: TrainedKind) -> Tensor:
+    """Whether a turn trains, bool (N, K), False beyond a trajectory's turns."""
+    return _table([[turns in ("all", turn.kind) for turn in each.trajectory.turns] for each in scored], beyond=0).bool()
+
+
 def condense_turns(scored: Sequence[ScoredTrajectory]) -> Tensor:
     """Whether a turn wrote a summary, bool (N, K), False beyond a trajectory's turns."""
     return _table([[turn.kind == "condense" for turn in each.trajectory.turns] for each in scored], beyond=0).bool()
-
-
-def turn_counts(scored: Sequence[ScoredTrajectory]) -> Tensor:
-    """Turns of every trajectory, condense turns included, int (N,)."""
-    return torch.tensor([len(each.trajectory.turns) for each in scored], dtype=torch.int64)
 
 
 def rows_of(
@@ -146,7 +146,8 @@ def rows_of(
 ) -> tuple[Segment, ...]:
     """The training rows of a batch.
 
-    The weights were computed over *all* trajectories, so leaving some out changes no denominator.
+    The weights were computed over *all* trajectories, so leaving some out changes no denominator. Rows without weight
+    are left out too.
 
     Args:
         kl_weight_NK: the weights of KL terms; None: ``weight_NK``.
@@ -157,7 +158,8 @@ def rows_of(
     columns = (advantage_NK.tolist(), weight_NK.tolist(), kl_weights)
     for each, advantage_K, weight_K, kl_weight_K in zip(scored, *columns, strict=True):
         if idle or any(advantage_K):
-            rows += segments(each.trajectory, advantage_K=advantage_K, weight_K=weight_K, kl_weight_K=kl_weight_K)
+            made = segments(each.trajectory, advantage_K=advantage_K, weight_K=weight_K, kl_weight_K=kl_weight_K)
+            rows += (row for row in made if any(turn.weight or turn.kl_weight for turn in row.turns))
     return tuple(rows)
 
 

@@ -12,6 +12,7 @@ from annotated_types import Ge, Le
 from condensegrpo.core.trajectory import Handling, Stop
 
 Aggregation = Literal["trajectory_constant", "trajectory_mean", "token_mean", "turn_mean"]
+TrainedKind = Literal["all", "act", "condense"]
 Level = Literal["token", "turn"]
 Mode = Literal["truncate", "mask"]
 
@@ -55,8 +56,18 @@ class AggregationSettings:
     """One of condensegrpo.algorithms.losses.WEIGHTS."""
     max_tokens: Annotated[int, Ge(1)] | None = None
     """L of trajectory_constant; null: max_turns · max_output_tokens."""
+    turns: TrainedKind = "all"
+    """Which turns train: all, those in which the policy acts, or those in which it writes for a condenser. Tokens and
+    turns of the others count in no denominator; trajectories count all the same."""
     summary_share: Annotated[float, Ge(0), Le(1)] | None = None
     """Share of all token weight that the tokens of summaries get; null: the share that the mode gives them."""
+
+    def __post_init__(self) -> None:
+        if self.turns != "all" and self.summary_share is not None:
+            raise ValueError(
+                f"found turns={self.turns} and summary_share={self.summary_share}: a share divides the weight between "
+                f"turns that act and turns that write, and only one kind of them trains. Remove summary_share"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

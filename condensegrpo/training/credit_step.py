@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeVar
 from torch import Tensor
 
 from condensegrpo.algorithms.advantages import Estimate, Moments, Term, moments, whiten
-from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, turn_counts, turn_tokens
+from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, trained_turns, turn_tokens
 from condensegrpo.algorithms.losses import Totals, summary_weight, token_weights, totals, with_summary_share
 from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, StopSettings
 from condensegrpo.algorithms.staleness import staleness_of
@@ -49,15 +49,17 @@ def give_credit(
 ) -> StepCredit:
     """Give every turn an advantage and its tokens a weight; denominators count the trajectories of all ranks.
 
-    KL terms weigh as losses do, unless there is a ``kl_aggregation``.
+    KL terms weigh as losses do, unless there is a ``kl_aggregation``. Turns that do not train have weight 0, and
+    neither they nor their tokens count.
     """
     scores = scores_of(kept, stops)
-    tokens_NK = turn_tokens(kept)
+    trained_NK = trained_turns(kept, aggregation.turns)
+    tokens_NK = turn_tokens(kept) * trained_NK
     advantage_NK, terms = estimator(scores)
     if whitened:
         batch_moments = Moments(*ranks.sum_over_ranks(moments(advantage_NK, tokens_NK)))
         advantage_NK = whiten(advantage_NK, tokens_NK, moments=batch_moments)
-    step_totals = Totals(*ranks.sum_over_ranks(totals(tokens_NK, turn_counts(kept))))
+    step_totals = Totals(*ranks.sum_over_ranks(totals(tokens_NK, trained_NK.sum(dim=1))))
     weights_of = partial(token_weights, tokens_NK=tokens_NK, totals=step_totals, max_tokens=aggregation.max_tokens)
     weight_NK = weights_of(aggregation.mode)
     share = aggregation.summary_share
