@@ -31,7 +31,8 @@ from condensegrpo.condensers.placeholder import VERBATIM, VERBATIM_LENGTH
 from condensegrpo.condensers.truncate import Truncate
 from condensegrpo.core.account import unit_tokens
 from condensegrpo.core.messages import History, Message, Unit, flatten
-from condensegrpo.core.protocols import Budget, Condensed, Stage
+from condensegrpo.core.protocols import Budget, Condensed, EnvironmentTool, Stage
+from condensegrpo.core.results import without_meter
 from condensegrpo.core.wording import counted
 
 HEADING = "Verbatim from omitted turns:"
@@ -75,6 +76,10 @@ class Anchors:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pipeline", Pipeline(self.stages))  # frozen
+
+    def tools(self) -> Sequence[EnvironmentTool]:
+        """The tools that its stages offer the policy."""
+        return self.pipeline.tools()
 
     @property
     def writes(self) -> int:
@@ -174,12 +179,13 @@ def _left_out(
     covered = old.through if old is not None and by_turn.get(old.through) == old.unit else -1
     for unit in reversed(history.units[bisect_right(history.units, covered, key=_turn) :]):
         shown = by_turn.get(unit.turn)
-        if shown is None or shown.is_summary is not unit.is_summary:
+        replaced = shown is not None and shown.is_summary is not unit.is_summary
+        if shown is None or (replaced and condensed.summary is not None):
             lines = unit.reply.text.splitlines()[1:] if _is_list(unit) else None
             texts = (text for message in unit.messages for text in anchors(message.text, kinds))
             yield unit.turn, None, lines or tuple(dict.fromkeys(texts))
-        elif shown != unit:
-            for index, (now, raw) in enumerate(zip(shown.results, unit.results, strict=True)):
+        elif not replaced and shown != unit:  # replaced: a note of the policy stands in its place
+            for index, (now, raw) in enumerate(zip(shown.results, unit.results, strict=False)):
                 if now != raw:
                     yield unit.turn, index, anchors(raw.text, kinds)
 
@@ -236,7 +242,7 @@ def _annotated(history: History, unit: Unit, lost: Sequence[Lost]) -> Unit:
 @lru_cache(maxsize=8192)
 def anchors(text: str, kinds: tuple[Kind, ...] = KINDS) -> tuple[str, ...]:
     """The anchors of a text, verbatim, each once, in order. Of a long error message the first 160 characters."""
-    matches = (match[0].rstrip() for match in _compiled(kinds).finditer(text))
+    matches = (match[0].rstrip() for match in _compiled(kinds).finditer(without_meter(text)))
     bare = (match.strip('“”"`') for match in matches if not match.endswith('":'))  # a key of JSON
     stripped = (match.lstrip(" ,;:").rstrip(" .,;:") for match in bare)
     return tuple(dict.fromkeys(anchor for anchor in stripped if anchor))

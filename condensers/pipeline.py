@@ -5,7 +5,18 @@ from dataclasses import dataclass, replace
 
 from condensegrpo.condensers.fit import fits
 from condensegrpo.core.messages import History, Message, Summary
-from condensegrpo.core.protocols import Budget, ChecksRoom, Condensed, Counted, HoldsModel, RanksUnits, Stage, Writes
+from condensegrpo.core.protocols import (
+    Budget,
+    ChecksRoom,
+    Condensed,
+    Counted,
+    EnvironmentTool,
+    HoldsModel,
+    OffersTools,
+    RanksUnits,
+    Stage,
+    Writes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +36,16 @@ class Pipeline:
             raise ValueError(
                 f"at most one stage of a pipeline may request text from the policy, found {', '.join(writing)}"
             )
+
+        late = [stage.name for stage in self.stages if stage.over and _tools(stage)]
+        if late:
+            raise ValueError(
+                f"the policy decides when {', '.join(late)} condenses, whatever the length of the prompt: set over: 0"
+            )
+
+    def tools(self) -> Sequence[EnvironmentTool]:
+        """The tools that its stages offer the policy."""
+        return [tool for stage in self.stages for tool in _tools(stage)]
 
     @property
     def holds_model(self) -> bool:
@@ -82,6 +103,10 @@ class Pipeline:
             summary=summary,
             rejected=tuple(rejected),
         )
+
+
+def _tools(stage: Stage) -> Sequence[EnvironmentTool]:
+    return stage.condenser.tools() if isinstance(stage.condenser, OffersTools) else ()
 
 
 def _writes(stage: Stage) -> int:

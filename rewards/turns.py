@@ -6,12 +6,13 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt
 
-from condensegrpo.core.messages import Message
+from condensegrpo.condensers.fold import branches
+from condensegrpo.core.messages import Message, Unit
 from condensegrpo.core.protocols import Problem
+from condensegrpo.core.results import bare
 from condensegrpo.core.trajectory import Trajectory, Turn
 from condensegrpo.rewards.matches import folded_aliases
 
-_TAGS = re.compile(r"\s*<(result|output)>(.*)</\1>\s*", re.DOTALL)
 _FAULT = re.compile(r"Error:|Traceback|timed out|did not finish within|the code was ended")
 
 
@@ -108,9 +109,51 @@ class AnswerInformation:
         return paid
 
 
+class FailedCalls:
+    """−1 for every turn with a tool call that failed, else 0: a turn reward.
+
+    One of the process rewards of FoldGRPO (https://arxiv.org/abs/2510.11967). A call failed if it could not be read, or
+    if its result is blank or an error.
+
+        calls 2, 0, 1; worked 1, 0, 1   ─▶   −1, 0, 0
+    """
+
+    def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> tuple[float, ...]:
+        """One number a turn."""
+        return tuple(-float(turn.tool_successes < turn.tool_attempts) for turn in trajectory.turns)
+
+
+class MainLine:
+    """−1 for every turn of the main line whose context and reply exceed share·budget tokens, else 0: a turn reward.
+
+    One of the process rewards of FoldGRPO (https://arxiv.org/abs/2510.11967), for the condenser ``fold``: heavy work
+    belongs into branches. Turns inside a branch, its return included, turns that open one and turns that write for a
+    condenser get 0. The paper penalises the whole main line once it is too long; this, the turns from there on.
+
+    budget 1000, share 0.5; branch in turn 2, return in turn 4
+    tokens 300 520 560 700 720 610   ─▶   0, −1, 0, 0, 0, −1
+    """
+
+    def __init__(self, *, budget: Annotated[int, Ge(1)], share: Annotated[float, Gt(0)] = 0.5) -> None:
+        self._most = share * budget
+
+    def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> tuple[float, ...]:
+        """One number a turn."""
+        acts = [(index, turn) for index, turn in enumerate(trajectory.turns) if turn.kind == "act"]
+        units = [Unit(turn=index, reply=turn.reply, results=turn.observations) for index, turn in acts]
+        last = len(trajectory.turns)
+        exempt = {
+            turn
+            for branch in branches(units)
+            for turn in range(branch.opened, last if branch.closed is None else branch.closed + 1)
+        }
+        long = {index for index, turn in acts if len(turn.prompt_ids) + len(turn.output_ids) > self._most}
+        return tuple(-float(index in long - exempt) for index in range(last))
+
+
 def results_of(turn: Turn) -> tuple[str, ...]:
     """The texts of a turn's tool results in order, errors and what answered malformed calls included, without tags."""
-    return tuple(map(_bare, _answers_to_calls(turn)))
+    return tuple(map(bare, _answers_to_calls(turn)))
 
 
 def valid_calls(turn: Turn) -> int:
@@ -123,14 +166,9 @@ def good_calls(turn: Turn) -> int:
 
     "24"  ─▶  1      ""  ─▶  0      "Error: python: …"  ─▶  0      "no exception"  ─▶  1
     """
-    texts = (_bare(message) for message in _answers_to_calls(turn) if message.name is not None)
+    texts = (bare(message) for message in _answers_to_calls(turn) if message.name is not None)
     return sum(bool(text.strip()) and not _FAULT.search(text) for text in texts)
 
 
 def _answers_to_calls(turn: Turn) -> tuple[Message, ...]:
     return tuple(message for message in turn.observations if message.tool_call_id is not None)
-
-
-def _bare(message: Message) -> str:
-    tagged = _TAGS.fullmatch(message.text)
-    return tagged[2] if tagged else message.text

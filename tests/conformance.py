@@ -26,9 +26,17 @@ from condensegrpo.core.protocols import Budget, Condensed, Condenser, Count, Req
 from condensegrpo.core.trajectory import Finish, Span, SpanStatus
 
 Options = dict[str, Any]
-NEVER_CUTS = {"full"}  # over budget it returns everything, and the engine stops
+NEVER_CUTS = {"full", "fold", "prune", "compact", "recall"}  # over budget they return everything, and the engine stops
 CHOOSING = {"random_drop": "by lot", "attention": "by score"}  # what goes is not the oldest
 MASK, LAST = {"name": "observation_mask"}, {"name": "last_k", "options": {"keep_last": 300}}
+DECIDED: Options = {  # by the policy, with rules as the safety net
+    "stages": [
+        *({"name": name, "over": 0} for name in ("fold", "prune", "recall")),
+        {"name": "compact", "over": 0, "options": {"max_tokens": 40}},
+        MASK,
+        {"name": "memory", "over": 0},
+    ]
+}
 OPTIONS: dict[str, list[Options | Callable[[], Options]]] = {  # a callable is called when its condenser is tested
     "anchors": [
         {},
@@ -48,8 +56,10 @@ OPTIONS: dict[str, list[Options | Callable[[], Options]]] = {  # a callable is c
         {"stages": [{**MASK, "options": {"keep": 1, "drop_oldest": False}}, LAST]},
         {"stages": [{**MASK, "over": 0.5}, {"name": "summary", "options": {"max_tokens": 40}}, LAST]},
         {"stages": [{**MASK, "over": 0.5}, {"name": "last_k", "options": {"keep_last": 4, "keep_first": 1}}]},
+        DECIDED,
     ],
     "random_drop": [{}, {"seed": 3}],
+    "compact": [{"max_tokens": 40}, {"max_tokens": 40, "keep_last": 2, "over_budget": True}],
 }
 
 

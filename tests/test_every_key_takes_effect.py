@@ -71,6 +71,7 @@ OTHER: Mapping[str, str] = {  # values that no rule can find
     "rollout.tools.use": "[read_file]",
     "rollout.tools.format": "native",
     "rollout.condense.to": "0.3",
+    "rollout.condense.schedule": "[[0, 1], [9, 0.5]]",
     "rollout.answer_form": "'So: {answer}'",
     "rollout.stop_when_confident.form": "'So: {answer}'",
     "algorithm.advantage.estimator": "grpo",

@@ -32,7 +32,12 @@ BUILT_FROM: Mapping[str, Callable[[RunConfig], object]] = {  # the settings of e
     "sandbox": lambda config: config.sandbox,
     "task": lambda config: (config.task, tuple(shared_options(config))),
     "reward": lambda config: (config.reward, config.sandbox),
-    "toolbox": lambda config: (config.rollout.tools, config.sandbox),
+    "toolbox": lambda config: (
+        config.rollout.tools,
+        config.sandbox,
+        config.condenser,
+        config.rollout.condense,
+    ),
     "estimator": lambda config: (
         config.estimator,
         config.algorithm.advantage,
@@ -92,13 +97,14 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
     shared = _shared_parts(base, config)
     sandbox = shared["sandbox"] if "sandbox" in shared else build_sandbox(config)
     task = shared["task"] if "task" in shared else build_task(config, objects)
+    condenser = _condenser(config, base, objects)
     return Components(
         config=config,
         task=task,
         data=base.data if base is not None and base.task is task else cache(partial(problems, task)),
         reward=shared["reward"] if "reward" in shared else build_reward(config.reward, sandbox, objects),
-        condenser=_condenser(config, base, objects),
-        toolbox=shared["toolbox"] if "toolbox" in shared else build_toolbox(config, sandbox, objects),
+        condenser=condenser,
+        toolbox=shared["toolbox"] if "toolbox" in shared else build_toolbox(config, sandbox, condenser, objects),
         sandbox=sandbox,
         objects=objects,
         estimator=shared["estimator"] if "estimator" in shared else advantage_estimator(config),

@@ -45,7 +45,8 @@ def open_engine(folder: Path | str, overrides: Sequence[str] = ()) -> Iterator[E
     settings = read_yaml(Path(folder) / CONDENSER)
     tree = {"model": {"path": str(folder)}, "task": {"name": STAND_IN}, **settings}
     config = validate(apply_overrides(tree, overrides), source=str(Path(folder) / CONDENSER))
-    condenser, toolbox = build_condenser(config.condenser), build_toolbox(config, build_sandbox(config))
+    condenser = build_condenser(config.condenser)
+    toolbox = build_toolbox(config, build_sandbox(config), condenser)
     source, rollout = str(config.model.path), config.rollout
     renderer = Renderer(
         load_tokenizer(source),

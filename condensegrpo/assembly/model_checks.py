@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.coverage import check_coverage
@@ -76,7 +77,9 @@ def check_prompts(components: Components, renderer: Callable[[Components], Rende
 
 def _check_lengths(components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:
     """Check the prompts of one configuration, beginning with ``pinned``."""
-    limits = components.config.rollout.limits
+    rollout = components.config.rollout
+    least = rollout.condense.least_budget(rollout.limits.max_context_tokens)
+    limits = replace(rollout.limits, max_context_tokens=least)
     try:
         check_pinned(renderer, pinned, limits)
     except ContextOverflow as error:
@@ -91,7 +94,7 @@ def _check_lengths(components: Components, renderer: Renderer, pinned: Sequence[
 def _check_share(config: RunConfig, tokens: int) -> None:
     """Check that the share of a condensed prompt has room for the pinned messages."""
     condense = config.rollout.condense
-    room = condense.room(config.rollout.limits.max_context_tokens, draw=0.0)
+    room = condense.room(condense.least_budget(config.rollout.limits.max_context_tokens), draw=0.0)
     if condense.to is not None and room < tokens:
         raise ConfigError(
             f"checking rollout.condense.to: found {condense.to:g}, which leaves a condensed prompt {room} tokens; "
@@ -102,7 +105,8 @@ def _check_share(config: RunConfig, tokens: int) -> None:
 
 def _check_reply(components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:
     """Check that the shortest reply fits the context budget beside the pinned messages."""
-    most = components.config.rollout.limits.max_context_tokens
+    rollout = components.config.rollout
+    most = rollout.condense.least_budget(rollout.limits.max_context_tokens)
     tokens = renderer.count((*pinned, Message(role="assistant", content="0")))
     if tokens > most:
         raise ConfigError(
@@ -146,7 +150,7 @@ def _check_condenser(components: Components, renderer: Renderer, pinned: Sequenc
     if not isinstance(components.condenser, ChecksRoom):
         return
     config = components.config
-    most = config.rollout.limits.max_context_tokens
+    most = config.rollout.condense.least_budget(config.rollout.limits.max_context_tokens)
     room = Budget(
         tokens=config.rollout.condense.room(most, draw=1.0),
         count=renderer.count,

@@ -1,7 +1,7 @@
 """Builds each plug-in that a configuration names: task, reward, condenser, tools, and the sandbox that they share."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar, cast
@@ -13,9 +13,20 @@ from condensegrpo.config.yaml_tree import parse
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.failures import at_definition
 from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols import Condenser, GroupReward, Reward, Stage, Task, Tool, TurnReward
+from condensegrpo.core.protocols import (
+    Condenser,
+    EnvironmentTool,
+    GroupReward,
+    OffersTools,
+    Reward,
+    Stage,
+    Task,
+    Tool,
+    TurnReward,
+)
 from condensegrpo.core.reward_parts import RewardPart
 from condensegrpo.core.signatures import methods_of, return_fault, signature_faults
+from condensegrpo.episodes.boundary import checked_tools
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.episodes.toolformats import CallsOneTool, ToolFormat
 from condensegrpo.sandbox.sandbox import Sandbox
@@ -147,12 +158,46 @@ def build_condenser(plugin: Plugin, objects: Objects = NO_OBJECTS) -> Condenser:
     return _with_methods(built, plugin.name, Condenser)
 
 
-def build_toolbox(config: RunConfig, sandbox: Sandbox, objects: Objects = NO_OBJECTS) -> Toolbox:
-    """The tools and how the policy calls them."""
+def build_toolbox(config: RunConfig, sandbox: Sandbox, condenser: Condenser, objects: Objects = NO_OBJECTS) -> Toolbox:
+    """The tools, those of the condenser among them, and how the policy calls them."""
     plugin = _named(config.rollout.tools.format)
     built = build_plugin("tool_formats", plugin.name, plugin.options)
     form: ToolFormat = _with_methods(built, plugin.name, ToolFormat)
-    return Toolbox(_tools(config, form, sandbox, objects), format=form, limits=config.rollout.tools)
+    toolbox = Toolbox(_tools(config, form, sandbox, objects), format=form, limits=config.rollout.tools)
+    offered = checked_tools(condenser.tools()) if isinstance(condenser, OffersTools) else ()
+    if not offered:
+        return toolbox
+    _check_offered(config, form, offered)
+    try:
+        return toolbox.with_condenser_tools(offered)
+    except ValueError as error:
+        used = ", ".join(toolbox.names) or "none"
+        raise ConfigError(
+            f"setting up the condenser {config.condenser.name}: {error}. The tools of the run are: {used} "
+            f"(rollout.tools.use)."
+        ) from error
+
+
+def _check_offered(config: RunConfig, form: ToolFormat, offered: Sequence[EnvironmentTool]) -> None:
+    """Check that the policy can call the tools of the condenser, and that they take effect at once."""
+    names = ", ".join(tool.name for tool in offered)
+    if isinstance(form, CallsOneTool):
+        raise ConfigError(
+            f"checking condenser.name: {config.condenser.name} offers {names}, and rollout.tools.format="
+            f"{_named(config.rollout.tools.format).name} runs the tool {form.only_tool} and no other. Set "
+            f"rollout.tools.format=tagged, or native."
+        )
+    if config.rollout.condense.when != "every_turn":
+        raise ConfigError(
+            f"checking rollout.condense.when: found {config.rollout.condense.when}, and the policy decides by {names} "
+            f"when {config.condenser.name} condenses. Set rollout.condense.when=every_turn."
+        )
+    numbered = [tool.name for tool in offered if {"turn", "turns"} & set(tool.parameters.get("properties", ()))]
+    if numbered and config.rollout.condense.meter == "none":
+        raise ConfigError(
+            f"checking rollout.condense.meter: found none, and the policy names turns by their numbers when it calls "
+            f"{', '.join(numbered)}. Set rollout.condense.meter=turns, or tokens: observations then end with them."
+        )
 
 
 def _named(plugin: str | Plugin) -> Plugin:

@@ -69,12 +69,13 @@ def evaluation_temperature(config: RunConfig) -> float:
 
 def provenance(config: RunConfig, *, model: str, step: int | None, evaluation: str | None = None) -> Provenance:
     """What a file of trajectories is for, and what they are sampled with."""
+    most = config.rollout.limits.max_context_tokens
     return Provenance(
         evaluation=evaluation,
         step=step,
         model=model,
         condenser=config.condenser.name,
-        max_context_tokens=config.rollout.limits.max_context_tokens,
+        max_context_tokens=config.rollout.condense.budget(most, -1 if evaluation or step is None else step),
         temperature=config.rollout.temperature if evaluation is None else evaluation_temperature(config),
         seed=config.seed,
     )

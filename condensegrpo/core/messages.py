@@ -175,6 +175,8 @@ class History:
     tokens: tuple[int, ...] = field(default=(), compare=False)  # of the first units, as far as they were counted
     # tokens of units, rewritten or not, and of lines
     sizes: dict[Unit | str, int] = field(default_factory=dict, compare=False, repr=False)
+    raw: tuple[Unit, ...] | None = field(default=None, compare=False, repr=False)  # where ``units`` are a view of them
+    shown: Sequence[Unit] | None = field(default=None, compare=False, repr=False)  # in the prompt of a calling reply
     # what a condenser, by its settings, made of single units
     rewrites: dict[Hashable, Rewrites] = field(default_factory=dict, compare=False, repr=False)
 
@@ -187,10 +189,15 @@ class History:
         return replace(self, summary=summary)
 
     def with_units(self, units: tuple[Unit, ...]) -> Self:
-        """Other units after the same pinned messages, and no summary."""
+        """Other units after the same pinned messages, and no summary; ``raw_units`` stay."""
         if (units, self.summary) == (self.units, None):
             return self
-        return replace(self, units=units, summary=None, tokens=())
+        return replace(self, units=units, summary=None, tokens=(), raw=self.raw_units)
+
+    @property
+    def raw_units(self) -> tuple[Unit, ...]:
+        """The units of the episode, whatever an earlier stage of a pipeline left of them."""
+        return self.units if self.raw is None else self.raw
 
     @property
     def current_units(self) -> tuple[Unit, ...]:

@@ -346,10 +346,16 @@ class EnvironmentTool:
 
 @runtime_checkable
 class OffersTools(Protocol):
-    """An environment with tools of its own, which may keep a state: they belong to one episode."""
+    """An environment with tools of its own, which may keep a state, or a condenser whose view the policy decides.
+
+    The tools of a condenser are offered in every episode of a run and keep nothing: they accept a call, or refuse it by
+    an answer that starts with ``Error:``, and the condenser reads the accepted calls from the history.
+    """
 
     def tools(self) -> Sequence[EnvironmentTool]:
-        """The tools, read after ``start`` and with a rewritten history; their names are none of the run's tools."""
+        """The tools, by names that no tool of the run has. Those of an environment are read after ``start`` and with a
+        rewritten history.
+        """
 
 
 @runtime_checkable

@@ -31,6 +31,11 @@ class Engine:
     ends_at_cut: bool = True  # a reply that was cut off at ``max_output_tokens`` ends the episode
     stopwatch: Stopwatch = field(default_factory=Stopwatch)  # of the condenser
 
+    def at_step(self, step: int) -> Self:
+        """The engine with the context budget of a training step; ``step`` below 0: of an evaluation."""
+        budget = self.trigger.budget(self.limits.max_context_tokens, step)
+        return replace(self, limits=replace(self.limits, max_context_tokens=budget))
+
     def offering(self, tools: Sequence[EnvironmentTool]) -> Self:
         """The engine of an episode whose environment offers tools: they are in its prompts and its toolbox.
 

@@ -37,6 +37,7 @@ from condensegrpo.episodes.boundary import (
 )
 from condensegrpo.episodes.confidence import Drafted, drafted
 from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.meter import metered
 from condensegrpo.episodes.prompt import next_prompt
 from condensegrpo.episodes.reaction import Ending, react
 from condensegrpo.episodes.sampling import Prompt, Sampled, sample
@@ -179,6 +180,11 @@ async def _play(
             exhausted = engine.toolbox.exhausted(turns=record.called, turns_of_query=record.called_of_query)
             reaction = await react(engine, episode, history, sampled, exhausted)
             number = len(record.turns)
+            reaction = await translated(
+                partial(metered, engine, sampled, reaction, turn=number, draw=draw),
+                who="rendering the meter",
+                stop=Stop.ENVIRONMENT_ERROR,
+            )
             record.add_reply(reaction.turn(sampled, information, draft), new_query=reaction.new_query)
             if reaction.ending is not None:
                 return reaction.ending
@@ -259,6 +265,13 @@ async def _offering(engine: Engine, environment: Environment) -> Engine:
     async def offering() -> Engine:
         return engine.offering(checked_tools(environment.tools()) if isinstance(environment, OffersTools) else ())
 
+    decided = isinstance(engine.condenser, OffersTools) and bool(engine.condenser.tools())
+    if isinstance(environment, AnswersCalls) and (decided or engine.trigger.meter != "none"):
+        raise Ended(
+            Stop.ENVIRONMENT_ERROR,
+            "its environment answers every call and keeps the conversation itself, so that neither the tools of the "
+            "condenser nor a meter reach the policy; choose a condenser without tools and rollout.condense.meter=none",
+        )
     return await guarded(
         offering,
         who="the tools of the environment",

@@ -45,7 +45,7 @@ class LocalPlayer:
             batch,
             samples=samples,
             environment=self.environment,
-            engine=self.engine,
+            engine=self.engine.at_step(step),
             reward=self.reward,
             run_seed=run_seed,
             step=step,

@@ -88,7 +88,7 @@ async def react(
         return await _answered(engine, environment, history, reply)
     try:
         answers = await translated(  # each call has the toolbox's own time limit
-            partial(engine.toolbox.answer, sampled.text, history),
+            partial(engine.toolbox.answer, sampled.text, replace(history, shown=sampled.prompt.units)),
             who="the tools",
             stop=Stop.ENVIRONMENT_ERROR,
         )

@@ -4,6 +4,7 @@ The ranges are annotations: pydantic checks them when a configuration is read.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -59,6 +60,36 @@ class Trigger:
     """Share of max_context_tokens that a condensed prompt may take, at most ``share``; null: all of ``share``."""
     jitter: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Maximum random reduction of ``share``, drawn per problem: siblings condense at the same length."""
+
+    meter: Literal["none", "turns", "tokens"] = "none"
+    """What a line at the end of every observation says: the number of its turn, or also the used and free tokens."""
+    schedule: tuple[tuple[Annotated[int, Ge(0)], Annotated[float, Gt(0), Le(1)]], ...] = ()
+    """Shares of max_context_tokens by training step, linear between two points: the budget is that share of it, as if
+    max_context_tokens were smaller. Evaluations use the last. []: all of it at every step."""
+
+    def __post_init__(self) -> None:
+        steps = [step for step, _ in self.schedule]
+        if any(step >= later for step, later in pairwise(steps)):
+            raise ValueError(f"the steps of schedule are {steps}, wanted each above the last")
+
+    def budget(self, most: int, step: int) -> int:
+        """The context budget of a step: with the schedule [[0, 1.0], [100, 0.5]] at step 50 three quarters of ``most``.
+
+        Args:
+            most: ``max_context_tokens``.
+            step: of training; below 0: of an evaluation.
+        """
+        if not self.schedule:
+            return most
+        after = next((index for index, (point, _) in enumerate(self.schedule) if 0 <= step <= point), None)
+        if after is None or not after:
+            return _floor(most * self.schedule[-1 if after is None else 0][1])
+        (first, start), (last, end) = self.schedule[after - 1 : after + 1]
+        return _floor(most * (start + (end - start) * (step - first) / (last - first)))
+
+    def least_budget(self, most: int) -> int:
+        """The smallest context budget of a run."""
+        return _floor(most * min((share for _, share in self.schedule), default=1.0))
 
     def at(self, budget: int, draw: float) -> int:
         """The tokens beyond which a prompt is condensed.

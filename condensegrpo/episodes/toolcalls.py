@@ -81,6 +81,7 @@ class Toolbox:
         self._limits = limits
         self._tools = {name: _callable(name, tool) for name, tool in tools.items()}
         self.schemas = tuple(tool.schema for tool in self._tools.values())
+        self._of_condenser: frozenset[str] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -105,7 +106,19 @@ class Toolbox:
         if twice:
             raise ValueError(f"tools() offers {', '.join(map(repr, twice))}, which another tool is called too")
         tools = {**self._tools, **{tool.name: tool for tool in offered}}
-        return Toolbox(tools, format=self.format, limits=self._limits)
+        toolbox = Toolbox(tools, format=self.format, limits=self._limits)
+        toolbox._of_condenser = self._of_condenser
+        return toolbox
+
+    def with_condenser_tools(self, offered: Sequence[EnvironmentTool]) -> "Toolbox":
+        """The toolbox of a run: these tools, and those of its condenser, which no task explains.
+
+        Raises:
+            ValueError: two tools have one name.
+        """
+        toolbox = self.with_tools(offered)
+        toolbox._of_condenser = frozenset(tool.name for tool in offered)
+        return toolbox
 
     def introduced(self, pinned: Sequence[Message]) -> tuple[Message, ...]:
         """The pinned messages with a system message that explains the tools, unless the chat template shows them.
@@ -113,11 +126,14 @@ class Toolbox:
             system  Be brief.   ─▶   system  Be brief.⏎⏎You can use tools. To call one, write <tool>…
 
         Pinned messages without a system message get one. If a system message shows how a call is opened, the task
-        explains its tools itself, and the pinned messages stay unchanged.
+        explains its tools itself, and only those of a condenser are explained here.
         """
-        instructions = self.format.instructions(self.schemas)
         systems = [index for index, message in enumerate(pinned) if message.role == "system"]
-        if not instructions or any(self.format.opening in pinned[index].text for index in systems):
+        explained = any(self.format.opening in pinned[index].text for index in systems)
+        named = zip(self._tools, self.schemas, strict=True)
+        schemas = tuple(schema for name, schema in named if not explained or name in self._of_condenser)
+        instructions = self.format.instructions(schemas)
+        if not instructions:
             return tuple(pinned)
         if not systems:
             return (Message(role="system", content=instructions), *pinned)

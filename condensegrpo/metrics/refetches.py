@@ -4,11 +4,13 @@ turn 2   <read> p3 </read>   ─▶   p3 red 7        called for the first time
 turn 6   …                        turn 2 is no longer shown
 turn 8   <read> p3 </read>   ─▶   p3 red 7        the same call, its result gone: a re-fetch
 turn 9   <read> p3 </read>   ─▶   p3 red 7        the same call, its result in sight: a repetition and no re-fetch
+turn 9   recall(2)           ─▶   p3 red 7        the tool of the condenser ``recall``: always a re-fetch
 """
 
 from typing import NamedTuple
 
 from condensegrpo.core.messages import Message
+from condensegrpo.core.results import RECALLED, bare
 from condensegrpo.core.trajectory import Trajectory
 
 
@@ -36,10 +38,11 @@ def fetches(trajectory: Trajectory) -> Fetches:
         results = {message for message in turn.observations if message.tool_call_id is not None}
         if not results:
             continue
-        asked = tuple((call.name, call.arguments) for call in turn.reply.tool_calls) or ((turn.reply.text.strip(),),)
-        for call in asked:
+        recalled = {result.tool_call_id for result in results if bare(result).startswith(RECALLED)}
+        parsed = (((call.name, call.arguments), call.id in recalled) for call in turn.reply.tool_calls)
+        for call, again in tuple(parsed) or (((turn.reply.text.strip(),), False),):
             calls += 1
             earlier = answered.get(call)
-            refetched += earlier is not None and earlier.isdisjoint(turn.context)
+            refetched += again or (earlier is not None and earlier.isdisjoint(turn.context))
             answered.setdefault(call, set()).update(results)
     return Fetches(calls, refetched)

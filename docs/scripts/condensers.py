@@ -1,9 +1,12 @@
 """Draws the examples of docs/reference/condensers.md: python docs/scripts/condensers.py [NAME]"""
 
 import asyncio
+import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 from condensegrpo.assembly.parts import build_condenser
@@ -11,7 +14,7 @@ from condensegrpo.attention.scripted import ScriptedScorer
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.account import account
 from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
-from condensegrpo.core.protocols import Budget, Request, Written
+from condensegrpo.core.protocols import Budget, EnvironmentTool, OffersTools, Request, Written
 from condensegrpo.core.trajectory import Finish
 
 WIDTH = 62  # of the left column
@@ -53,33 +56,66 @@ EXAMPLE = History(
 )
 
 
+MIA, BEN, ZOE, BY_ID = EXAMPLE.units
+
+
+def decided(name: str, *made: tuple[str, Mapping[str, object]] | Unit, shown: int = 9) -> History:
+    """The example with calls of a condenser's tools, answered as an episode answers them.
+
+    ``shown``: the newest units that the policy has in view when it calls.
+    """
+    condenser = build_condenser(CondenserPlugin(name=name))
+    offered = condenser.tools() if isinstance(condenser, OffersTools) else ()
+    tools: dict[str, EnvironmentTool] = {tool.name: tool for tool in offered}
+    history = History(pinned=EXAMPLE.pinned)
+    for each in made:
+        turn = len(history.units)
+        history = history.add(
+            replace(each, turn=turn) if isinstance(each, Unit) else _called(tools[each[0]], each[1], history, shown)
+        )
+    return history
+
+
+def _called(tool: EnvironmentTool, arguments: Mapping[str, object], history: History, shown: int) -> Unit:
+    answer = asyncio.run(_answer(tool, arguments, replace(history, shown=history.units[:-1][-shown:])))
+    words = ", ".join(str(value) for value in arguments.values())
+    call = ToolCall(id="call_0", name=tool.name, arguments=json.dumps(arguments))
+    reply = Message(role="assistant", content=f"{tool.name}({words})", tool_calls=(call,))
+    result = Message(role="tool", content=answer, tool_call_id="call_0", name=tool.name)
+    return Unit(turn=len(history.units), reply=reply, results=(result,))
+
+
+async def _answer(tool: EnvironmentTool, arguments: Mapping[str, object], history: History) -> str:
+    return str(await tool.call(arguments, history))
+
+
 async def policy(request: Request) -> Written:
     """What a policy might write."""
     return Written(text=SUMMARY, finish=Finish.STOP)
 
 
-def drawn(name: str, options: dict[str, object], tokens: int) -> str:
+def drawn(name: str, options: dict[str, object], tokens: int, history: History = EXAMPLE) -> str:
     """The example before and after a condenser, each unit beside what is shown of it."""
     condenser = build_condenser(CondenserPlugin(name=name, options=options))
     scorer = ScriptedScorer(lambda unit: SCORES[unit.turn])
     budget = Budget(tokens=tokens, count=count, scorers={"policy": scorer}, write=policy, request_tokens=400)
-    found = asyncio.run(condenser.condense(EXAMPLE, budget, ()))
+    found = asyncio.run(condenser.condense(history, budget, ()))
     shown = {unit.turn: unit for unit in found.units}
     after = count(flatten(EXAMPLE.pinned, found.units))
-    lines = [f"{f'{count(EXAMPLE.messages)} tokens':{WIDTH}}   {after} tokens, of {tokens} allowed"]
+    lines = [f"{f'{count(history.messages)} tokens':{WIDTH}}   {after} tokens, of {tokens} allowed"]
     lines += [f"{message.role:9} {message.text:{WIDTH - 10}}   {message.text}" for message in EXAMPLE.pinned]
-    summarised = EXAMPLE if found.summary is None else EXAMPLE.with_summary(found.summary)
+    summarised = history if found.summary is None else history.with_summary(found.summary)
     spans = account(summarised, found.units, count)
     statuses = {turn: span.status.value for span in spans for turn in span.turns}
-    for unit in EXAMPLE.units:
+    for unit in history.units:
         lines += _unit(unit, shown.get(unit.turn), statuses[unit.turn])
     return "\n".join(line.rstrip() for line in (*lines, f"reason: {found.reason}" if found.reason else "reason: none"))
 
 
 def _unit(unit: Unit, shown: Unit | None, status: str) -> list[str]:
     before = [_short(message) for message in unit.messages]
-    after = [_short(message) for message in shown.messages] if shown else [f"({status})", ""]
-    return [f"{left:{WIDTH}}   {right}" for left, right in zip(before, after, strict=True)]
+    after = [_short(message) for message in shown.messages] if shown else [f"({status})"]
+    return [f"{left:{WIDTH}}   {right}" for left, right in zip_longest(before, after, fillvalue="")]
 
 
 def _short(message: Message) -> str:
@@ -87,12 +123,12 @@ def _short(message: Message) -> str:
     return f"{message.role:9} {text}"
 
 
-def _with_template(name: str, options: dict[str, object], tokens: int) -> Callable[[], str]:
+def _with_template(name: str, options: dict[str, object], tokens: int, history: History = EXAMPLE) -> Callable[[], str]:
     def draw() -> str:
         with tempfile.TemporaryDirectory() as folder:
             template = Path(folder) / "ask.txt"
             template.write_text("Sum up.", encoding="utf-8")
-            return drawn(name, {**options, "template": str(template)}, tokens)
+            return drawn(name, {**options, "template": str(template)}, tokens, history)
 
     return draw
 
@@ -113,6 +149,34 @@ EXAMPLES: dict[str, Callable[[], str]] = {
         110,
     ),
     "anchors": lambda: drawn("anchors", {}, 130),
+    "fold": lambda: drawn(
+        "fold",
+        {},
+        300,
+        decided(
+            "fold",
+            MIA,
+            ("branch", {"description": "Zoe's rate"}),
+            *(ZOE, BY_ID),
+            ("return", {"message": "Zoe 0.9001"}),
+        ),
+    ),
+    "prune": lambda: drawn(
+        "prune",
+        {},
+        300,
+        decided("prune", MIA, BEN, ZOE, ("prune", {"turns": [0, 1], "note": "Mia 0.7312, Ben 0.1184"})),
+    ),
+    "compact": _with_template("compact", {"max_tokens": 40}, 300, decided("compact", MIA, BEN, ZOE, ("compact", {}))),
+    "memory": lambda: drawn(
+        "memory", {}, 160, decided("memory", MIA, ("memory_write", {"name": "Mia", "text": "0.7312"}), BEN, ZOE, BY_ID)
+    ),
+    "recall": lambda: drawn(
+        "pipeline",
+        {"stages": [{"name": "recall", "over": 0}, {"name": "observation_mask", "over": 0, "options": {"keep": 1}}]},
+        300,
+        decided("recall", MIA, BEN, ZOE, ("recall", {"turn": 0}), shown=1),
+    ),
 }
 
 if __name__ == "__main__":

@@ -1,0 +1,71 @@
+"""The condenser for which the policy says when it wants to write a summary."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+from annotated_types import Ge
+
+from condensegrpo.condensers.decisions import decision_tool, decisions
+from condensegrpo.condensers.summary import PolicySummary
+from condensegrpo.core.messages import History, Message
+from condensegrpo.core.protocols import Budget, Condensed, EnvironmentTool
+from condensegrpo.core.wording import counted
+
+COMPACT = "compact"
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """Requests a summary, as ``summary`` does, after the policy called ``compact()``, and keeps it until the next one.
+
+    A call needs ``min_turns`` turns since the last summary: otherwise a policy could do nothing but write summaries.
+    The budget plays no part unless ``over_budget`` is set.
+    """
+
+    keep_last: Annotated[int, Ge(1)] = 1  # newest units that stay verbatim, that of the call among them
+    max_tokens: Annotated[int, Ge(1)] = 256  # as of ``summary``
+    attempts: Annotated[int, Ge(1)] = 2  # as of ``summary``
+    template: str | None = None  # as of ``summary``
+    min_turns: Annotated[int, Ge(1)] = 2  # since the last summary, before the turn of the call
+    over_budget: bool = False  # request a summary too where the history is over budget, though the policy did not call
+    asked: PolicySummary = field(init=False)
+    unasked: PolicySummary = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name, always in (("asked", True), ("unasked", False)):
+            summary = PolicySummary(self.keep_last, self.max_tokens, always, self.attempts, self.template)
+            object.__setattr__(self, name, summary)  # frozen
+
+    @property
+    def writes(self) -> int:
+        """Texts that one call may request."""
+        return self.asked.writes
+
+    def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
+        """As of ``summary``."""
+        self.asked.check_room(pinned, budget)
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
+        """The newest units behind a new summary if the policy called for one; else the units behind the last."""
+        if any(decisions(history.raw_units[-1:], COMPACT)):
+            condensed = await self.asked.condense(history, budget, tools)
+            return replace(condensed, reason=f"{condensed.reason or 'nothing to summarise'}, as the policy asked")
+        if self.over_budget:
+            return await self.unasked.condense(history, budget, tools)
+        return Condensed(units=history.current_units)
+
+    def tools(self) -> Sequence[EnvironmentTool]:
+        """``compact``."""
+        description = "Asks you for a summary of the conversation, which then replaces it in your context."
+        return (decision_tool(COMPACT, description, {}, self._accepted),)
+
+    def _accepted(self, arguments: Mapping[str, object], history: History) -> str:
+        through = -1 if history.summary is None else history.summary.through
+        turns = sum(unit.turn > through for unit in history.raw_units)
+        if turns < self.min_turns:
+            since = "there is" if history.summary is None else "since the last summary there is"
+            raise ValueError(
+                f"{since} {counted(turns, 'turn', 'turns')} to summarise, and at least {self.min_turns} are needed"
+            )
+        return "You are asked for a summary next."

@@ -1,0 +1,102 @@
+"""Decisions of the policy: calls of a condenser's tools, read from the raw units. Every view is recomputed from them.
+
+turn 2   fold: branch("look up Mia")          ─▶  Decision(2, "branch", {"description": "look up Mia"})
+turn 3   fold: branch("look up Ben")  Error   ─▶  none: the tool refused it
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from condensegrpo.core.messages import History, Unit
+from condensegrpo.core.protocols import EnvironmentTool
+from condensegrpo.core.results import is_error
+from condensegrpo.core.wording import counted
+
+
+class Decision(NamedTuple):
+    """A call that the tool of a condenser accepted."""
+
+    turn: int
+    name: str
+    arguments: Mapping[str, object]
+
+
+def decisions(units: Sequence[Unit], *names: str) -> Iterator[Decision]:
+    """The accepted calls of some tools, in the order in which the policy made them."""
+    for unit in units:
+        for call in unit.reply.tool_calls:
+            if call.name in names:
+                result = next((message for message in unit.results if message.tool_call_id == call.id), None)
+                if result is not None and not is_error(result):
+                    yield Decision(unit.turn, call.name, _arguments(call.arguments))
+
+
+def _arguments(raw: str) -> Mapping[str, object]:
+    value = json.loads(raw)
+    arguments: Mapping[str, object] = json.loads(value) if isinstance(value, str) else value  # an object in a string
+    return arguments
+
+
+def decision_tool(
+    name: str,
+    description: str,
+    parameters: Mapping[str, Mapping[str, object]],
+    accept: Callable[[Mapping[str, object], History], str],
+    *,
+    optional: Sequence[str] = (),
+) -> EnvironmentTool:
+    """The tool of a condenser.
+
+    Args:
+        parameters: JSON schema of every argument.
+        accept: the answer to a call, from its arguments and the history before the reply; a ``ValueError`` refuses it,
+            and is what the policy reads.
+        optional: parameters that a call may leave out.
+    """
+
+    async def call(arguments: Mapping[str, object], history: History) -> str:
+        try:
+            return accept(arguments, history)
+        except ValueError as refusal:
+            return f"Error: {name}: {refusal}"
+
+    required = [parameter for parameter in parameters if parameter not in optional]
+    schema = {"type": "object", "properties": dict(parameters), "required": required}
+    return EnvironmentTool(name=name, description=description, parameters=schema, call=call)
+
+
+def text_argument(arguments: Mapping[str, object], name: str) -> str:
+    """An argument that is a text.
+
+    Raises:
+        ValueError: it is blank, or no text.
+    """
+    value = arguments.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{name} is {value!r:.40}, wanted a text that is not blank")
+    return value.strip()
+
+
+def reason_of(verb: str, made: Sequence[tuple[Sequence[int], str]]) -> str:
+    """The reason of a view: the turns of the newest decision and its call; of earlier decisions how many turns.
+
+    folded the turns 7–8 by the policy's return in turn 9, and 2 turns before
+    """
+    if not made:
+        return ""
+    *before, (turns, call) = made
+    earlier = sum(len(others) for others, _ in before)
+    rest = f", and {counted(earlier, 'turn', 'turns')} before" if earlier else ""
+    return f"{verb} the turns {listed_turns(turns)} by the policy's {call}{rest}"
+
+
+def listed_turns(turns: Sequence[int]) -> str:
+    """Turns for a person to read: 2, 3, 4, 7  ─▶  2–4, 7; none  ─▶  none."""
+    runs: list[list[int]] = []
+    for turn in sorted(turns):
+        if runs and turn == runs[-1][-1] + 1:
+            runs[-1].append(turn)
+        else:
+            runs.append([turn])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs) or "none"
