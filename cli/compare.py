@@ -106,13 +106,14 @@ def compare(
         return
     console = theme.console()
     console.print(figures_table(result, with_times=console.width >= 100))
+    console.print(tokens_table(result))
     console.print(_differences_table(result))
     steps = "" if result.step is None else f", after {counted(result.step, 'step')}"
     console.print(f"model   {result.model}{steps}\nfolder  {out}: {', '.join(FILES)}", soft_wrap=True)
 
 
 def figures_table(result: "Comparison", *, with_times: bool) -> Table:
-    """One line per contender, at most 100 columns, 80 without times; the JSON has turns, calls and more digits."""
+    """One line per contender, at most 100 columns, 80 without times; the JSON has more digits."""
     table = Table(
         title=f"{counted(result.problems, 'held-out problem')} × "
         f"{counted(result.samples, 'sample')}, seed {result.seed}; means over trajectories",
@@ -122,7 +123,7 @@ def figures_table(result: "Comparison", *, with_times: bool) -> Table:
         padding=0,
     )
     table.add_column("condenser", max_width=22, overflow="fold")
-    headings = ("budget", "success [95 %]", "largest\ncontext", "sum of\ncontexts", "conden-\nsations", "re-\nfetched")
+    headings = ("budget", "success [95 %]", "largest\ncontext", "conden-\nsations", "re-\nfetched")
     for heading in (*headings, *(("seconds", "con-\ndensing") if with_times else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     for figures in result.figures:
@@ -131,11 +132,23 @@ def figures_table(result: "Comparison", *, with_times: bool) -> Table:
             "–" if figures.contender.budget is None else str(figures.contender.budget),
             f"{figures.success:.3f}",
             f"{figures.peak_tokens:.1f}",
-            f"{figures.summed_tokens:.0f}",
             f"{figures.condensations:.1f}",
             f"{figures.refetch_rate:.1%}",
             *((f"{figures.seconds:.1f}", f"{figures.condensing:.1%}") if with_times else ()),
         )
+    return table
+
+
+def tokens_table(result: "Comparison") -> Table:
+    """What a trajectory costs under each contender: calls, and tokens read and written in all of them."""
+    table = Table(title="a trajectory in all its calls, means", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("condenser", overflow="fold")
+    for heading in ("budget", "calls", "largest\ncontext", "tokens\nread", "with a\nprefix cache", "tokens\nwritten"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for figures in result.figures:
+        budget = "–" if figures.contender.budget is None else str(figures.contender.budget)
+        tokens = (figures.peak_tokens, figures.prompt_tokens, figures.prompt_tokens_uncached, figures.output_tokens)
+        table.add_row(figures.contender.label, budget, f"{figures.calls:.1f}", *(f"{number:.0f}" for number in tokens))
     return table
 
 

@@ -103,9 +103,11 @@ def test_figures_count_contexts_condensations_and_refetches() -> None:
     assert entry.figures == ContenderFigures(
         contender=Contender(condenser="d", options={}, budget=64),
         success=entry.figures.success,
+        calls=3,
         peak_tokens=9,
-        summed_tokens=19,
-        turns=3,
+        prompt_tokens=19,
+        prompt_tokens_uncached=4 + 5 + 0,  # the third prompt begins the second one
+        output_tokens=3,
         condensations=1,
         refetches=1,
         refetch_rate=1 / 3,

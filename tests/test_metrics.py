@@ -13,6 +13,7 @@ from metrics_page import explained, missing, tables, unexplained
 from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.messages import Message
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.shared_sequence import shared_ids
 from condensegrpo.core.trajectory import Condensation, Rejected, Score, Stop, Trajectory, Turn
 from condensegrpo.metrics.credit import Credited, credit_metrics
 from condensegrpo.metrics.trajectories import summarise
@@ -105,6 +106,8 @@ def test_the_figures_of_a_trajectory_are_read_off_its_turns_and_its_score() -> N
         correct=1.0,
         format_valid=True,
         context_tokens=30,
+        prompt_tokens=40,
+        prompt_tokens_uncached=30,
         output_tokens=6,
         turns=2,
         replies=2,
@@ -123,6 +126,15 @@ def test_the_figures_of_a_trajectory_are_read_off_its_turns_and_its_score() -> N
         information_lost=None,
         lost_fact=False,
     )
+
+
+def test_a_prefix_cache_saves_what_a_prompt_has_in_common_with_the_one_before() -> None:
+    prompts = [(1, 2, 3), (1, 2, 3, 4, 5), (1, 2, 9), (7,)]  # continued, condensed behind a prefix, rewritten
+    turns = [replace(turn(1, 1), prompt_ids=shared_ids(prompt)) for prompt in prompts]
+    figures = scored(*turns, correct=1, total=1).figures
+    assert (figures.prompt_tokens, figures.prompt_tokens_uncached) == (12, 3 + 2 + 1 + 1)
+    found = summarise([figures, scored(turn(10, 4), correct=1, total=1).figures])
+    assert (found["calls"], found["prompt_tokens"], found["prompt_tokens_uncached"]) == (2.5, 11.0, 8.5)
 
 
 def test_a_trajectory_is_truncated_if_a_budget_of_tokens_was_used_up() -> None:

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from condensegrpo.core.shared_sequence import common_prefix
+
 TokenIds = Sequence[int]
 
 
@@ -55,7 +57,7 @@ def sorted_rows(rows: Sequence[TokenIds]) -> tuple[list[int], list[int]]:
     Example: rows [1 2 3], [4], [1 2] give the order 2, 0, 1 and 0, 2, 0 shared tokens.
     """
     order = sorted(range(len(rows)), key=lambda index: tuple(rows[index]))
-    shared = [_common_prefix(rows[last], rows[index]) for last, index in pairwise(order)]
+    shared = [common_prefix(rows[last], rows[index]) for last, index in pairwise(order)]
     return order, [0, *shared][: len(order)]
 
 
@@ -96,9 +98,3 @@ def distinct_tokens(rows: Sequence[TokenIds]) -> int:
     """The tokens of the rows' tree: each shared prefix counted once."""
     order, shared = sorted_rows(rows)
     return sum(len(rows[index]) - kept for index, kept in zip(order, shared, strict=True))
-
-
-def _common_prefix(first: TokenIds, second: TokenIds) -> int:
-    """How many tokens two rows begin with alike."""
-    pairs = zip(first, second, strict=False)
-    return next((index for index, (left, right) in enumerate(pairs) if left != right), min(len(first), len(second)))

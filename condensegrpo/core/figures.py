@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from condensegrpo.core.information import curve, lost
+from condensegrpo.core.shared_sequence import common_prefix
 from condensegrpo.core.trajectory import Score, Stop, Trajectory
 
 TRUNCATED = frozenset({Stop.OUTPUT_LENGTH, Stop.CONTEXT_OVERFLOW})  # stops because a token budget was used up
@@ -33,6 +34,8 @@ class TrajectoryFigures:
     correct: float  # in [0, 1]
     format_valid: bool
     context_tokens: int  # of the largest prompt
+    prompt_tokens: int  # of the prompts of all turns: what is read if nothing is cached
+    prompt_tokens_uncached: int  # of these, those that the prompt of the turn before does not begin with
     output_tokens: int  # sampled in all turns, condense turns among them
     turns: int
     replies: int  # turns in which the policy acted
@@ -61,6 +64,7 @@ def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryFigures:
         turn 0: hint 0.5; the score pays 0.2 and 0   ─▶   R^T = 0.7
     """
     turns = trajectory.turns
+    prompts = [turn.prompt_ids for turn in turns]
     paid = [value for turn in turns for value in turn.turn_rewards.values()]
     attempts, successes = sum(turn.tool_attempts for turn in turns), sum(turn.tool_successes for turn in turns)
     drafts = [turn.draft for turn in turns if turn.draft is not None]
@@ -78,6 +82,10 @@ def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryFigures:
         correct=score.correct,
         format_valid=score.format_valid,
         context_tokens=score.context_tokens,
+        prompt_tokens=sum(map(len, prompts)),
+        prompt_tokens_uncached=sum(
+            len(prompt) - common_prefix(last, prompt) for last, prompt in zip([(), *prompts], prompts, strict=False)
+        ),
         output_tokens=trajectory.output_tokens,
         turns=len(turns),
         replies=trajectory.replies,

@@ -94,6 +94,14 @@ class SharedSequence(Sequence[T]):
         return SharedSequence, (self._storage, self._length)
 
 
+def common_prefix(first: Sequence[T], second: Sequence[T]) -> int:
+    """How many items two sequences begin with alike."""
+    if isinstance(second, SharedSequence) and second.continues(first):
+        return len(first)
+    pairs = zip(first, second, strict=False)
+    return next((index for index, (left, right) in enumerate(pairs) if left != right), min(len(first), len(second)))
+
+
 def shared(items: Iterable[T]) -> SharedSequence[T]:
     """Some items as a shared sequence: themselves if they are one."""
     return items if isinstance(items, SharedSequence) else SharedSequence(list(items))

@@ -40,9 +40,11 @@ class ContenderFigures:
 
     contender: Contender
     success: Interval  # 95 %, clustered by problem
+    calls: float  # of the policy, texts for the condenser among them
     peak_tokens: float  # the largest prompt of a trajectory
-    summed_tokens: float  # the prompts of all turns of a trajectory
-    turns: float
+    prompt_tokens: float  # the prompts of all its turns
+    prompt_tokens_uncached: float  # of these, tokens that the prompt of the turn before does not begin with
+    output_tokens: float  # sampled in all its turns
     condensations: float  # declared ones
     refetches: float  # calls that repeat a call whose result is no longer in the context
     refetch_rate: float  # share of all calls that got a tool result
@@ -95,9 +97,11 @@ def contender_result(
     figures = ContenderFigures(
         contender=contender,
         success=success_interval(correct),
+        calls=fmean(each.figures.turns for each in scored),
         peak_tokens=fmean(each.figures.context_tokens for each in scored),
-        summed_tokens=fmean(sum(len(turn.prompt_ids) for turn in trajectory.turns) for trajectory in trajectories),
-        turns=fmean(each.figures.turns for each in scored),
+        prompt_tokens=fmean(each.figures.prompt_tokens for each in scored),
+        prompt_tokens_uncached=fmean(each.figures.prompt_tokens_uncached for each in scored),
+        output_tokens=fmean(each.figures.output_tokens for each in scored),
         condensations=fmean(each.figures.condensations for each in scored),
         refetches=total.refetches / len(trajectories),
         refetch_rate=total.rate,

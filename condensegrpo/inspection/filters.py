@@ -34,6 +34,8 @@ FIELDS = {  # the names in a condition, and the attributes of records.IndexedTra
     "advantage": "advantage",
     "turns": "figures.turns",
     "context": "figures.context_tokens",
+    "read": "figures.prompt_tokens",
+    "uncached": "figures.prompt_tokens_uncached",
     "output": "figures.output_tokens",
     "condensations": "figures.condensations",
     "tool_errors": "figures.tool_errors",

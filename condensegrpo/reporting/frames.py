@@ -66,6 +66,8 @@ def trajectory_row(record: IndexedTrajectory) -> dict[str, object]:
         "stop": figures.stop.value,
         "turns": figures.turns,
         "context_tokens": figures.context_tokens,
+        "prompt_tokens": figures.prompt_tokens,
+        "prompt_tokens_uncached": figures.prompt_tokens_uncached,
         "output_tokens": figures.output_tokens,
         "condensations": figures.condensations,
         "tool_errors": figures.tool_errors,

@@ -40,7 +40,7 @@ def plot_comparison(comparison: Comparison, stem: Path) -> tuple[Path, ...]:
             lines[figures.contender.label].append(figures)
         for index, (label, points) in enumerate(lines.items()):
             success = [point.success for point in points]
-            peaks, sums = [point.peak_tokens for point in points], [point.summed_tokens for point in points]
+            peaks, sums = [point.peak_tokens for point in points], [point.prompt_tokens for point in points]
             for panel, tokens in zip(panels, (peaks, sums), strict=True):
                 panel.errorbar(
                     tokens,

@@ -281,7 +281,7 @@ function show(step, evaluation, scroll) {
 function sample(trajectory, open) {
   const { figures } = trajectory;
   const verdict = figures.correct >= 1 ? h("b", { class: "good" }, "✓ correct") : figures.correct > 0 ? h("b", { class: "warn" }, `◐ ${digits(figures.correct)} correct`) : h("b", { class: "bad" }, "✗ wrong");
-  const parts = [figures.id, `score ${digits(figures.total)}`, counted(figures.replies, "turn", "turns"), `largest context ${counted(figures.context_tokens, "token", "tokens")}`, figures.stop.replaceAll("_", " ")];
+  const parts = [figures.id, `score ${digits(figures.total)}`, counted(figures.replies, "turn", "turns"), `largest context ${counted(figures.context_tokens, "token", "tokens")}, ${digits(figures.prompt_tokens)} read in all`, figures.stop.replaceAll("_", " ")];
   const texts = [["question", trajectory.question], ["ground truth", trajectory.ground_truth], ["answer", trajectory.answer]].filter(([, text]) => text !== null);
   const node = h("details", { class: "sample", open, ontoggle: fillTurns },
     h("summary", {}, verdict, h("span", { class: "dim" }, trajectory.chosen), parts.map((text) => h("span", {}, text)), h("span", { class: "asked" }, texts.map(([name, text]) => `${name}: ${text}`).join(" · "))));
@@ -308,9 +308,9 @@ function turn(each) {
 
 function figures() {
   const cards = [];
-  for (const [key, label] of [...(data.metrics.success ?? []).slice(1), ["eval/context_tokens", "largest context, held-out"], ["success", "training"]]) {
+  for (const [key, label] of [...(data.metrics.success ?? []).slice(1), ["eval/context_tokens", "largest context, held-out"], ["eval/prompt_tokens", "tokens read, held-out"], ["eval/prompt_tokens_uncached", "tokens read with a prefix cache, held-out"], ["success", "training"]]) {
     const line = curve(key);
-    if (!line || cards.length >= 6) continue;
+    if (!line || cards.length >= 8) continue;
     const name = key.endsWith("success") ? `success, ${label}` : label;
     const interval = line.low ? h("span", {}, `[${digits(line.low.at(-1), 3)}, ${digits(line.high.at(-1), 3)}]`) : null;
     cards.push(h("div", {}, h("span", {}, name), h("b", {}, `${digits(line.values[0], 3)} → ${digits(line.values.at(-1), 3)}`), h("span", {}, `step ${line.steps[0]} → ${line.steps.at(-1)} `), interval));
