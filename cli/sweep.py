@@ -39,6 +39,9 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option(help="Folder of runs and results; by default runs/ and the name of the study.")
     ] = None,
+    pilots: Annotated[
+        bool, typer.Option("--pilots", help="Run the arms with the seeds and held-out problems of the study's pilots.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, list the runs and how long they will take, run none.")
     ] = False,
@@ -48,25 +51,25 @@ def sweep(
     Example: condensegrpo sweep studies/s1_summaries.yaml --parallel 2
     """
     check_alone(os.environ)
-    from condensegrpo.config.study import find_study
+    from condensegrpo.config.study import find_study, load_study
 
-    run_sweep(find_study(study), out, parallel=parallel, dry_run=dry_run, launch=start_process)
+    chosen = load_study(find_study(study))
+    chosen = chosen.pilot_study() if pilots else chosen
+    run_sweep(chosen, out, parallel=parallel, dry_run=dry_run, launch=start_process)
 
 
-def run_sweep(path: Path, out: Path | None, *, parallel: int, launch: "Launch", dry_run: bool = False) -> None:
-    """Run the study of a file; a test gives another ``launch``."""
+def run_sweep(study: "Study", out: Path | None, *, parallel: int, launch: "Launch", dry_run: bool = False) -> None:
+    """Run a study; a test gives another ``launch``."""
     console = theme.console(sys.stderr)
     stop = StopRequest()
-    from condensegrpo.config.study import load_study
     from condensegrpo.training.sweep import RunState, Sweep, SweepLog, check_runs, runs_of
 
-    study = load_study(path)
     folder = out or Path("runs") / study.name
     runs = runs_of(study, folder)
     log = SweepLog(folder / "sweep.jsonl")
     planned = Sweep(runs, parallel=parallel, launch=launch, log=log)
     console.print("checking the configurations and that no held-out problem is trained on …")
-    check_runs(run for run in runs if planned.states[run.name] is not RunState.FINISHED)
+    check_runs((run for run in runs if planned.states[run.name] is not RunState.FINISHED), study)
     if dry_run:
         typer.echo(plan_text(planned, log, parallel))
         return

@@ -11,6 +11,7 @@ from typer import Exit
 
 from condensegrpo.cli.interrupts import SWEEP
 from condensegrpo.cli.sweep import run_sweep
+from condensegrpo.config.study import load_study
 from condensegrpo.training.sweep import RunProcess, StudyRun
 
 
@@ -47,6 +48,6 @@ def _sweep(study: Path, out: Path, parallel: int) -> None:
         return ForkedRun(run)
 
     try:
-        run_sweep(study, out, parallel=parallel, launch=launch)
+        run_sweep(load_study(study), out, parallel=parallel, launch=launch)
     except Exit as end:
         raise SystemExit(end.exit_code) from end

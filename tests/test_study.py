@@ -17,7 +17,16 @@ from condensegrpo.config.load import load_config
 from condensegrpo.config.study import Study, find_study, load_study
 from condensegrpo.core.errors import ConfigError, DataError, RunError
 from condensegrpo.core.protocols import Demonstration
-from condensegrpo.training.sweep import RunState, StudyRun, Sweep, SweepLog, run_seconds, runs_of, seconds_left
+from condensegrpo.training.sweep import (
+    RunState,
+    StudyRun,
+    Sweep,
+    SweepLog,
+    check_runs,
+    run_seconds,
+    runs_of,
+    seconds_left,
+)
 
 STUDIES = sorted((ROOT / "studies").glob("*.yaml"))
 
@@ -81,7 +90,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_its_name(tmp_path: Path) 
     small = "overrides: [warm_start.steps=0, train.steps=1, evaluate.problems=1]"
     path = study(tmp_path, f"seeds: [0]\narms: {{a: []}}\n{small}")
     with pytest.raises(ConfigError, match=r"the run is written below .*study\.yaml, and it is no folder"):
-        run_sweep(path, path / "out", parallel=1, launch=lambda run: Process(0))
+        run_sweep(load_study(path), path / "out", parallel=1, launch=lambda run: Process(0))
 
 
 @pytest.mark.parametrize(
@@ -91,6 +100,20 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_its_name(tmp_path: Path) 
         ("seeds: [0, 0]\narms: {a: []}", "has a seed twice"),
         ("seeds: []\narms: {a: []}", "seeds: "),
         ("seeds: [0]\narms: {one: []}\nreport: {baseline: two}", "there is no arm 'two'"),
+        (
+            "seeds: [0, 1]\narms: {a: []}\npilots: {seeds: [1, 7], overrides: []}",
+            r"pilots\.seeds: \[1\] are seeds of the study",
+        ),
+        ("seeds: [0]\narms: {a: []}\npredictions: [{claim: c, arm: a, minus: b, above: 0}]", "there is no arm 'b'"),
+        (
+            "seeds: [0]\narms: {a: []}\npredictions: [{claim: c, arm: a, figure: call, above: 0}]",
+            r"no figure 'call'\. Did you mean 'calls'",
+        ),
+        ("seeds: [0]\narms: {a: []}\npredictions: [{claim: c, arm: a}]", "'c' needs either above or below"),
+        (
+            "seeds: [0]\narms: {a: []}\npredictions: [{claim: c, arm: a, evaluation: K=21, above: 0}]",
+            "predictions names K=21",
+        ),
         ("seeds: [0]\narms: {a: [train.step=3]}", "the arm a of the study s: .*train.step: unknown key"),
         ("seeds: [0]\narms: {a: []}\nreport: {evaluations: [K=21]}", "report.evaluations names K=21"),
     ],
@@ -121,6 +144,25 @@ def test_a_held_out_problem_that_is_trained_on_is_named() -> None:
     leaking = replace(components, data=lambda split: leaked if split == "train" else components.problems("eval"))
     with pytest.raises(DataError, match=re.escape(f"{held_out.id} of the evaluation held-out is also train-0")):
         check_disjoint(replace(leaking, evaluations=components.evaluations))
+
+
+def test_the_held_out_problems_of_pilots_are_not_those_of_the_study(tmp_path: Path) -> None:
+    text = "seeds: [0]\narms: {a: []}\noverrides: [evaluate.problems=8, evaluate.skip=8]\npilots: "
+    same = load_study(study(tmp_path, f"{text}{{seeds: [1], overrides: [evaluate.skip=9]}}"))
+    with pytest.raises(DataError, match=r"of the evaluation held-out of the study is .* of its pilots"):
+        check_runs(runs_of(same, tmp_path), same)
+    other = load_study(study(tmp_path, f"{text}{{seeds: [1], overrides: [evaluate.skip=0]}}"))
+    check_runs(runs_of(other, tmp_path), other)
+
+
+def test_skipped_problems_are_not_evaluated() -> None:
+    settings = ["evaluate.problems=3", "evaluate.variants={}"]
+    every = build(load_config(ROOT / "configs/quickstart.yaml", settings))
+    later = build(load_config(ROOT / "configs/quickstart.yaml", [*settings, "evaluate.skip=2"]))
+    assert list(every.held_out()) == list(every.problems("eval")[:3])
+    assert list(later.held_out()) == list(every.problems("eval")[2:5])
+    with pytest.raises(ConfigError, match=r"evaluate\.skip is 99999 and the task has"):
+        build(load_config(ROOT / "configs/quickstart.yaml", [*settings, "evaluate.skip=99999"]))
 
 
 class Demonstrator:

@@ -27,6 +27,11 @@ arms:
   outcome: [algorithm.advantage.estimator=grpo, algorithm.advantage.context_anchors=null]
   efficient: []
 report: {metrics: [turns]}
+predictions:
+  - {claim: efficient is never right without training, arm: efficient, figure: success, above: 0.99}
+  - {claim: contexts fit, arm: efficient, minus: outcome, times: 2, figure: context_tokens, evaluation: K=9, below: 0}
+  - {claim: an episode ends, arm: outcome, figure: calls, below: 1000}
+pilots: {seeds: [7], overrides: [evaluate.skip=4]}
 """
 RUNS = ("outcome-seed0", "efficient-seed0", "outcome-seed1", "efficient-seed1")
 
@@ -67,9 +72,24 @@ def test_a_sweep_writes_a_table_a_plot_and_figures_of_every_arm(finished: Path) 
             ("efficient", [0, 1]),
         ]
         assert [comparison["arm"] for comparison in evaluation["comparisons"]] == ["efficient"]
+        figures = evaluation["arms"][0]["by_seed"]
+        assert {"success", "context_tokens", "calls", "prompt_tokens", "prompt_tokens_uncached", "turns"} <= set(
+            figures
+        )
+        assert all(set(values) == {"0", "1"} for values in figures.values())
+        assert evaluation["comparisons"][0]["paired"]  # the arms share their warm starts
+    wrong, fits, few = results["predictions"]
+    assert wrong["verdict"] in ("fails", "undecided")  # four problems
+    assert (fits["predicted"], fits["paired"]) == ("efficient − 2 × outcome in context_tokens < 0", True)
+    assert fits["found"][0] == pytest.approx(sum(fits["by_seed"].values()) / 2)
+    assert few["verdict"] == "holds"
+    assert fits["found"][0] == pytest.approx(sum(fits["by_seed"].values()) / 2)
     assert [point["step"] for point in results["curves"][0]["points"]] == [0, 1, 2]
     table = (finished / "results.md").read_text()
     assert "## K=9: 4 problems" in table
+    assert "**Fewer than 10 seeds** (2 of an arm)" in table
+    assert "| contexts fit | efficient − 2 × outcome in context_tokens < 0 (K=9) | -" in table
+    assert "| arm | by seed |" in table
     assert "| efficient | 2 | " in table
     assert (finished / "results.png").stat().st_size > 10_000
 
@@ -81,7 +101,8 @@ def test_arms_with_the_same_warm_start_make_it_once_and_sample_what_they_sample_
     assert warm_starts == {RUNS[0]: True, RUNS[1]: False, RUNS[2]: True, RUNS[3]: False}
     alone = tmp_path / "study.yaml"
     outcome = next(line for line in STUDY.splitlines(keepends=True) if line.startswith("  outcome:"))
-    alone.write_text(STUDY.replace(outcome, "").replace("seeds: [0, 1]", "seeds: [1]"))
+    one_arm = STUDY.partition("predictions:")[0].replace(outcome, "")
+    alone.write_text(one_arm.replace("seeds: [0, 1]", "seeds: [1]"))
     end(start_sweep(alone, tmp_path / "out", parallel=1), 0)
     assert sampled(tmp_path / "out/efficient-seed1", 2) == sampled(finished / "efficient-seed1", 2)
 
@@ -136,6 +157,12 @@ def test_a_dry_run_lists_what_would_run_and_how_long_it_takes(finished: Path, st
         (finished / "hidden").rename(finished / "efficient-seed1/report.png")
     assert f"efficient-seed1          stopped   condensegrpo train --resume {finished}/efficient-seed1" in done
     assert "4 runs; about 0:00:0" in done
+
+
+def test_pilots_have_the_arms_of_the_study_and_other_seeds(study: Path, tmp_path: Path) -> None:
+    listed = succeed("sweep", str(study), "--pilots", "--out", str(tmp_path), "--dry-run")
+    assert [line.split()[0] for line in listed.splitlines()[:-1]] == ["outcome-seed7", "efficient-seed7"]
+    assert "evaluate.skip=4" in listed
 
 
 def test_a_run_of_another_configuration_is_not_continued(finished: Path, study: Path, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
 
 def _check_ids(name: str, components: Components) -> None:
     """Check that the problems of an evaluation have ids of their own: its figures are by problem."""
-    evaluated = components.problems("eval")[: components.config.evaluate.problems]
+    evaluated = components.held_out()
     ((most, times),) = Counter(problem.id for problem in evaluated).most_common(1)
     if times > 1:
         raise DataError(

@@ -34,6 +34,20 @@ class Components:
         """The problems of a split, read once; raises as ``problems`` does."""
         return self.data(split)
 
+    def held_out(self) -> Sequence[Problem]:
+        """The problems that an evaluation plays.
+
+        Raises:
+            ConfigError: there are none after those that ``evaluate.skip`` leaves out.
+        """
+        known, settings = self.problems("eval"), self.config.evaluate
+        if len(known) <= settings.skip:
+            raise ConfigError(
+                f"choosing the held-out problems: evaluate.skip is {settings.skip} and the task has {len(known)}. "
+                f"Lower it, or give the task more (task.options.eval_problems, task.eval_data)."
+            )
+        return known[settings.skip : settings.skip + settings.problems]
+
 
 def problems(task: Task, split: Split) -> Sequence[Problem]:
     """Read the problems of a split.

@@ -24,10 +24,7 @@ def check_disjoint(components: Components) -> None:
         DataError: names the first problem that is in both, and where.
     """
     config = components.config
-    held_out: dict[Content, str] = {}
-    for name, part in components.evaluations.items():
-        for problem in part.problems("eval")[: part.config.evaluate.problems]:
-            held_out.setdefault(_content(problem), f"{problem.id} of the evaluation {name}")
+    held_out = _held_out(components)
     for source, problem in (*_trained(components), *_demonstrated(components)):
         if (evaluated := held_out.get(_content(problem))) is not None:
             raise DataError(
@@ -35,6 +32,29 @@ def check_disjoint(components: Components) -> None:
                 f"{problem.question[:80]!r}. Remove it from one of the two; else success measures memory. If they are "
                 f"two problems, put what tells them apart into Problem.data."
             )
+
+
+def check_fresh(components: Components, pilot: Components) -> None:
+    """Compare the held-out problems of a study with those that its settings were chosen on, by content.
+
+    Raises:
+        DataError: names the first problem that is in both.
+    """
+    used, evaluated = _held_out(pilot), _held_out(components)
+    if both := next((content for content in evaluated if content in used), None):
+        raise DataError(
+            f"checking the pilots: {evaluated[both]} of the study is {used[both]} of its pilots: "
+            f"{both[0][:80]!r}. Give pilots.overrides other held-out problems, such as another evaluate.skip."
+        )
+
+
+def _held_out(components: Components) -> dict[Content, str]:
+    """The held-out problems of all evaluations: content → where it is."""
+    named: dict[Content, str] = {}
+    for name, part in components.evaluations.items():
+        for problem in part.held_out():
+            named.setdefault(_content(problem), f"{problem.id} of the evaluation {name}")
+    return named
 
 
 def _trained(components: Components) -> Iterator[tuple[str, Problem]]:

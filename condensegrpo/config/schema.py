@@ -254,6 +254,8 @@ class EvaluateSettings(Section):
     """Evaluation on held-out problems."""
 
     problems: int = Field(default=256, ge=1)
+    skip: int = Field(default=0, ge=0)
+    """Held-out problems before the first that is evaluated: settings are chosen on some, and results are of others."""
     samples: int = Field(default=1, ge=1)
     """Trajectories a problem."""
     temperature: float | None = Field(default=None, ge=0)

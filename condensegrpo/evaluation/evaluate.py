@@ -46,7 +46,7 @@ def evaluate(
         TooManyFailed: more than ``train.max_failed`` of the trajectories failed.
     """
     began, config = time.monotonic(), components.config
-    batch = problem_groups(components.problems("eval")[: config.evaluate.problems], step=step or 0)
+    batch = problem_groups(components.held_out(), step=step or 0)
     groups = batch[ranks.rank() :: ranks.world_size()]
     player = players.player(components, temperature=evaluation_temperature(config))
     observer.phase(f"evaluating {name}", len(groups) * config.evaluate.samples)

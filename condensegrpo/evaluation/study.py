@@ -1,22 +1,27 @@
 """The figures of a study: arms × seeds, each evaluated on the same held-out problems. Pure functions.
 
-Intervals are those of ``metrics.resampling``, 95 %, over seeds and problems.
+Intervals are those of ``metrics.seeds``, 95 %, over seeds and problems.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
+from condensegrpo.config.study import FIGURES
+from condensegrpo.evaluation.predictions import Figure, PredictionOutcome
 from condensegrpo.metrics.estimates import Interval
-from condensegrpo.metrics.resampling import (
+from condensegrpo.metrics.seeds import (
     Matrix,
     difference_interval,
     interquartile_mean,
     mean_interval,
+    new_seed_interval,
     probability_of_improvement,
 )
+
+BySeed = Mapping[str, Mapping[str, float]]  # figure → seed → value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +50,12 @@ class ArmFigures:
     arm: str
     seeds: tuple[int, ...]
     success: Interval
-    success_iqm: Interval  # the interquartile mean over seeds
+    new_seed: Interval | None  # where the success of a further seed is expected; None: not known
+    success_iqm: float  # the interquartile mean over seeds
     context: Interval  # tokens, mean over problems of the largest context
     success_before: float  # before training, mean over seeds
     context_before: float
-    success_of_seed: Mapping[str, float]
-    metrics: Mapping[str, float]  # means over seeds
+    by_seed: BySeed  # after training: ``FIGURES`` and the metrics that are shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +64,9 @@ class ArmComparison:
 
     arm: str
     baseline: str
+    paired: bool  # by seed: the runs of a seed share their warm start
     difference: Interval  # in success
-    improvement: Interval  # probability that a seed of the arm is more successful than one of the baseline
+    improvement: float  # probability that a seed of the arm is more successful than one of the baseline
     context_ratio: float  # context of the arm over that of the baseline
 
 
@@ -101,16 +107,23 @@ class StudyFigures:
     reach: float
     evaluations: tuple[EvaluationFigures, ...]
     curves: tuple[LearningCurve, ...]
+    predictions: tuple[PredictionOutcome, ...]
 
 
 def evaluation_figures(
-    name: str, outcomes: Mapping[str, Sequence[SeedOutcome]], *, baseline: str, metrics: Sequence[str]
+    name: str,
+    outcomes: Mapping[str, Sequence[SeedOutcome]],
+    *,
+    baseline: str,
+    metrics: Sequence[str],
+    shared: Collection[str] = (),
 ) -> EvaluationFigures:
     """The figures of an evaluation.
 
     Args:
         outcomes: arm → its runs, at least one; all of an arm have the same problems.
-        metrics: to show besides success and context.
+        metrics: to show besides ``FIGURES``.
+        shared: arms whose runs share the warm starts of the baseline's, seed by seed.
     """
     success = {arm: _matrix([outcome.success for outcome in runs]) for arm, runs in outcomes.items()}
     context = {arm: _matrix([outcome.context for outcome in runs]) for arm, runs in outcomes.items()}
@@ -123,17 +136,14 @@ def evaluation_figures(
                 arm=arm,
                 seeds=tuple(outcome.seed for outcome in runs),
                 success=mean_interval(success[arm]),
+                new_seed=new_seed_interval(success[arm]),
                 success_iqm=interquartile_mean(success[arm]),
                 context=mean_interval(context[arm], share=False),
                 success_before=fmean(outcome.before["success"] for outcome in runs),
                 context_before=fmean(outcome.before["context_tokens"] for outcome in runs),
-                success_of_seed={
-                    str(outcome.seed): mean
-                    for outcome, mean in zip(runs, success[arm].mean(axis=1).tolist(), strict=True)
-                },
-                metrics={
-                    metric: fmean(outcome.after[metric] for outcome in runs)
-                    for metric in metrics
+                by_seed={
+                    metric: {str(outcome.seed): outcome.after[metric] for outcome in runs}
+                    for metric in dict.fromkeys((*FIGURES, *metrics))
                     if all(metric in outcome.after for outcome in runs)
                 },
             )
@@ -143,7 +153,8 @@ def evaluation_figures(
             ArmComparison(
                 arm=arm,
                 baseline=baseline,
-                difference=difference_interval(success[arm], success[baseline]),
+                paired=arm in shared,
+                difference=difference_interval(success[arm], success[baseline], paired=arm in shared),
                 improvement=probability_of_improvement(success[arm], success[baseline]),
                 context_ratio=float(context[arm].mean() / context[baseline].mean()),
             )
@@ -153,13 +164,25 @@ def evaluation_figures(
     )
 
 
+def figure_of(runs: Sequence[SeedOutcome], name: str) -> Figure | None:
+    """A figure of an arm's runs; None: there is no run, or one of them did not measure it."""
+    if not runs or any(name not in run.after for run in runs):
+        return None
+    by_problem = {"success": [run.success for run in runs], "context_tokens": [run.context for run in runs]}.get(name)
+    return Figure(
+        value_SP=np.array([[run.after[name]] for run in runs]) if by_problem is None else _matrix(by_problem),
+        seeds=tuple(run.seed for run in runs),
+        problems=() if by_problem is None else tuple(sorted(by_problem[0])),
+    )
+
+
 def learning_curve(arm: str, courses: Sequence[SeedCurve], *, reach: float) -> LearningCurve:
     """The curve of an arm from its runs, at least one."""
     steps = sorted(set.intersection(*(set(course.success) for course in courses)))
     columns = ((step, np.array([[course.success[step]] for course in courses])) for step in steps)
     return LearningCurve(
         arm=arm,
-        points=tuple(CurvePoint(step=step, success=mean_interval(column, share=False)) for step, column in columns),
+        points=tuple(CurvePoint(step=step, success=mean_interval(column)) for step, column in columns),
         reached={
             str(course.seed): min((step for step, success in course.success.items() if success >= reach), default=None)
             for course in courses

@@ -4,14 +4,16 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from statistics import fmean, median
 
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.config.study import Study
+from condensegrpo.config.study import Prediction, Study, same_warm_start
 from condensegrpo.core.wording import counted
 from condensegrpo.evaluation.figures import metric_prefix
+from condensegrpo.evaluation.predictions import PredictionOutcome, outcome
 from condensegrpo.evaluation.study import (
     ArmComparison,
     ArmFigures,
@@ -21,14 +23,17 @@ from condensegrpo.evaluation.study import (
     SeedOutcome,
     StudyFigures,
     evaluation_figures,
+    figure_of,
     learning_curve,
 )
+from condensegrpo.metrics.seeds import ENOUGH
 from condensegrpo.reporting.plots import plot_study
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 
+SHOWN = ("success", "context_tokens")  # figures with columns of their own
 RESULTS = ("results.json", "results.md", "results.png", "results.svg")
 
 
@@ -51,6 +56,24 @@ def study_figures(study: Study, runs: Sequence[RunConfig], arms: Sequence[str]) 
     by_arm: dict[str, list[RunConfig]] = {arm: [] for arm in study.arms if arm in arms}
     for arm, config in zip(arms, runs, strict=True):
         by_arm[arm].append(config)
+    paired = {
+        (ours, theirs): len(configs) == len(others) and all(map(same_warm_start, configs, others))
+        for ours, configs in by_arm.items()
+        for theirs, others in by_arm.items()
+    }
+
+    @cache
+    def outcomes(arm: str, evaluation: str) -> tuple[SeedOutcome, ...]:
+        return tuple(_outcome(config, evaluation) for config in by_arm.get(arm, ()))
+
+    def predicted(claim: Prediction) -> PredictionOutcome:
+        ours = figure_of(outcomes(claim.arm, claim.evaluation), claim.figure)
+        if claim.minus is None:
+            return outcome(claim, ours, None, paired=False)
+        theirs = figure_of(outcomes(claim.minus, claim.minus_evaluation or claim.evaluation), claim.figure)
+        same = claim.arm == claim.minus or paired.get((claim.arm, claim.minus), False)
+        return outcome(claim, ours, theirs, paired=same)
+
     names = dict.fromkeys(name for config in runs for name in (HELD_OUT, *config.evaluate.variants))
     shown = study.report.evaluations or [
         name for name in names if name == HELD_OUT or all(name in config.evaluate.variants for config in runs)
@@ -63,9 +86,10 @@ def study_figures(study: Study, runs: Sequence[RunConfig], arms: Sequence[str]) 
         evaluations=tuple(
             evaluation_figures(
                 name,
-                {arm: [_outcome(config, name) for config in configs] for arm, configs in by_arm.items()},
+                {arm: outcomes(arm, name) for arm in by_arm},
                 baseline=study.baseline,
                 metrics=study.report.metrics,
+                shared=[arm for arm in by_arm if paired.get((arm, study.baseline))],
             )
             for name in shown
         ),
@@ -73,21 +97,53 @@ def study_figures(study: Study, runs: Sequence[RunConfig], arms: Sequence[str]) 
             learning_curve(arm, [_course(config) for config in configs], reach=study.report.reach)
             for arm, configs in by_arm.items()
         ),
+        predictions=tuple(map(predicted, study.predictions)),
     )
 
 
 def markdown(figures: StudyFigures) -> str:
-    """The results as a page: a table for each evaluation."""
-    tables = (_table(evaluation, figures) for evaluation in figures.evaluations)
-    return "\n\n".join([f"# {figures.study}", *([figures.question] if figures.question else []), *tables]) + "\n"
+    """The results as a page: the predictions and whether they hold, and two tables for each evaluation."""
+    parts = [f"# {figures.study}", *([figures.question] if figures.question else [])]
+    fewest = min(len(arm.seeds) for evaluation in figures.evaluations for arm in evaluation.arms)
+    if fewest < ENOUGH:
+        parts.append(
+            f"**Fewer than {ENOUGH} seeds** ({fewest} of an arm): intervals miss what happens to one seed in five or "
+            f"ten, such as a collapse."
+        )
+    parts += [predictions_table(figures.predictions)] if figures.predictions else []
+    parts += [_table(evaluation, figures) for evaluation in figures.evaluations]
+    return "\n\n".join([*parts, *map(_seed_table, figures.evaluations)]) + "\n"
+
+
+def predictions_table(predictions: Sequence[PredictionOutcome]) -> str:
+    """``Predicted | Found`` with the values by seed; a figure in [−1, 1] has three digits, others have one."""
+    lines = ["| claim | predicted | found [95 %] | | by seed |", "| --- | --- | --- | --- | --- |"]
+    for each in predictions:
+        form = ".3f" if each.found is None or abs(each.found.mean) <= 1 else ".1f"
+        found = "not measured" if each.found is None else f"{each.found:{form}}{', paired' if each.paired else ''}"
+        values = ", ".join(f"{value:{form}}" for value in each.by_seed.values()) or "–"
+        lines.append(
+            f"| {each.claim} | {each.predicted} ({each.evaluation}) | {found} | **{each.verdict}** | {values} |"
+        )
+    return "\n".join(lines)
+
+
+def _seed_table(evaluation: EvaluationFigures) -> str:
+    """The success of every seed after training."""
+    lines = [f"## {evaluation.name}: success by seed", "", "| arm | by seed |", "| --- | --- |"]
+    values = (
+        (arm.arm, ", ".join(f"{value:.3f}" for value in arm.by_seed["success"].values())) for arm in evaluation.arms
+    )
+    return "\n".join([*lines, *(f"| {arm} | {by_seed} |" for arm, by_seed in values)])
 
 
 def _table(evaluation: EvaluationFigures, figures: StudyFigures) -> str:
-    metrics = list(dict.fromkeys(metric for arm in evaluation.arms for metric in arm.metrics))
+    metrics = list(dict.fromkeys(metric for arm in evaluation.arms for metric in arm.by_seed if metric not in SHOWN))
     compared = {comparison.arm: comparison for comparison in evaluation.comparisons}
     curves = {curve.arm: curve for curve in figures.curves} if evaluation.name == HELD_OUT else {}
-    heads = ["arm", "seeds", "before", "success [95 %]", "interquartile mean [95 %]", "context, tokens [95 %]"]
-    heads += [f"success − {figures.baseline} [95 %]", f"P(better than {figures.baseline}) [95 %]", "context ratio"]
+    heads = ["arm", "seeds", "before", "success [95 %]", "a new seed, 95 %", "interquartile mean"]
+    heads += ["largest context, tokens [95 %]"]
+    heads += [f"success − {figures.baseline} [95 %]", f"P(better than {figures.baseline})", "context ratio"]
     heads += [f"steps to {figures.reach:g}"] if curves else []
     rows = [_row(arm, compared.get(arm.arm), curves.get(arm.arm), metrics) for arm in evaluation.arms]
     lines = (f"| {' | '.join(cells)} |" for cells in ([*heads, *metrics], ["---"] * len([*heads, *metrics]), *rows))
@@ -98,15 +154,16 @@ def _table(evaluation: EvaluationFigures, figures: StudyFigures) -> str:
 def _row(
     arm: ArmFigures, comparison: ArmComparison | None, curve: LearningCurve | None, metrics: Sequence[str]
 ) -> list[str]:
-    cells = [arm.arm, str(len(arm.seeds)), f"{arm.success_before:.3f}", f"{arm.success:.3f}", f"{arm.success_iqm:.3f}"]
+    cells = [arm.arm, str(len(arm.seeds)), f"{arm.success_before:.3f}", f"{arm.success:.3f}"]
+    cells += [f"{arm.new_seed.low:.3f} … {arm.new_seed.high:.3f}" if arm.new_seed else "–", f"{arm.success_iqm:.3f}"]
     cells += [f"{arm.context_before:.1f} → {arm.context:.1f}"]
     if comparison is None:
         cells += ["–"] * 3
     else:
-        cells += [f"{comparison.difference:+.3f}", f"{comparison.improvement:.2f}"]
-        cells += [f"{comparison.context_ratio:.2f}"]
+        cells += [f"{comparison.difference:+.3f}{', paired' if comparison.paired else ''}"]
+        cells += [f"{comparison.improvement:.2f}", f"{comparison.context_ratio:.2f}"]
     cells += [_reached(curve)] if curve else []
-    return cells + [f"{arm.metrics[metric]:.3f}" if metric in arm.metrics else "–" for metric in metrics]
+    return cells + [f"{fmean(arm.by_seed[key].values()):.3f}" if key in arm.by_seed else "–" for key in metrics]
 
 
 def _reached(curve: LearningCurve) -> str:

@@ -16,11 +16,12 @@ from statistics import fmean
 from typing import Protocol
 
 from condensegrpo.assembly.build import build
+from condensegrpo.assembly.held_out import check_fresh
 from condensegrpo.assembly.preflight import check_run
 from condensegrpo.config.load import load_config
 from condensegrpo.config.resumed import Change, change_table, differences, store_configuration
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.config.study import Study, run_name
+from condensegrpo.config.study import Study, run_name, same_warm_start
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.atomic_folder import remove_leftover, temporary_folder
 from condensegrpo.storage.codec import dump_line
@@ -28,11 +29,6 @@ from condensegrpo.storage.files import append_line, read_lines
 from condensegrpo.storage.new_run import check_run_name
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
-
-# What the initial policy does not depend on; of the rest any difference means another warm start.
-NOT_USED = frozenset(
-    {"name", "runs_dir", "condenser", "reward", "algorithm", "train", "evaluate", "trackers", "sandbox"}
-)
 
 
 class RunState(StrEnum):
@@ -136,10 +132,20 @@ def _changes(before: RunConfig, after: RunConfig) -> list[Change]:
     return [Change(first_step=0, key=key, old=was, new=now) for key, (was, now) in leaves.items()]
 
 
-def check_runs(runs: Iterable[StudyRun]) -> None:
-    """Check every run as ``train`` does, before any of them starts; raises as ``check_run`` does."""
+def check_runs(runs: Iterable[StudyRun], study: Study) -> None:
+    """Check every run as ``train`` does, before any of them starts, and that no pilot had its held-out problems.
+
+    Raises:
+        DataError: a problem of an evaluation is one of the pilots'; otherwise as ``check_run``.
+    """
+    pilots = study.pilot_study() if study.pilots else None
+    compared = set[str]()
     for run in runs:
-        check_run(build(run.config), resumed=run.folder.config.is_file())
+        components = build(run.config)
+        check_run(components, resumed=run.folder.config.is_file())
+        if pilots is not None and run.arm not in compared:
+            check_fresh(components, build(pilots.config_of(run.arm, pilots.seeds[0], Path(run.config.runs_dir))))
+            compared.add(run.arm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,15 +244,6 @@ def _state(run: StudyRun) -> RunState:
     if run.finished:
         return RunState.FINISHED
     return RunState.STOPPED if run.folder.config.is_file() else RunState.WAITING
-
-
-def same_warm_start(one: RunConfig, other: RunConfig) -> bool:
-    """Whether two configurations have a warm start, and the same one."""
-    used, also_used = (
-        config.model_dump(mode="json", exclude={**dict.fromkeys(NOT_USED, True), "rollout": {"condense"}})
-        for config in (one, other)
-    )
-    return one.warm_start.steps > 0 and used == also_used
 
 
 def is_warm(folder: RunFolder) -> bool:

@@ -149,7 +149,7 @@ def sections(section: type, place: str = "", value: object = None) -> list[tuple
     """A section and those inside it, each with its dotted path and the value that it has by default, if any."""
     nested = [(place, section, value)]
     for key in keys(section):
-        for kind in _inside(key.annotation):
+        for kind in (*_inside(key.annotation), *_elements(key.annotation)):
             if is_section(kind) and kind.__name__ != "Plugin":
                 inner = key.default if isinstance(key.default, kind) else None
                 nested += sections(kind, f"{place}.{key.name}".lstrip("."), inner)
@@ -162,6 +162,11 @@ def _inside(annotation: object) -> list[Any]:
     if get_origin(annotation) is Union or type(annotation).__name__ == "UnionType":
         return [kind for part in get_args(annotation) for kind in _inside(part)]
     return [annotation]
+
+
+def _elements(annotation: object) -> list[Any]:
+    """The type of a list's elements; nothing for other types."""
+    return list(get_args(annotation)) if get_origin(annotation) is list else []
 
 
 def default_of(key: Key, value: object) -> str:
@@ -234,6 +239,8 @@ def range_of(bound: object) -> str:
 def _type_of(key: Key, place: str) -> str:
     """The type, or a link to the section of that name."""
     path = f"{place}.{key.name}".lstrip(".")
+    if any(map(is_section, _elements(key.annotation))) and _elements(key.annotation)[0].__name__ != "Plugin":
+        return f"list of [sections](#{path.replace('.', '')})"
     words = []
     for kind in _inside(key.annotation):
         section = is_section(kind) and kind.__name__ != "Plugin"

@@ -1,0 +1,73 @@
+"""Predictions of studies, compared with figures that are known."""
+
+import numpy as np
+import pytest
+
+from condensegrpo.config.study import Prediction
+from condensegrpo.evaluation.predictions import Figure, PredictionOutcome, Verdict, outcome
+
+
+def column(*values: float, seeds: tuple[int, ...] | None = None) -> Figure:
+    """A figure of some seeds that is not known by problem."""
+    return Figure(
+        value_SP=np.array([[value] for value in values]), seeds=seeds or tuple(range(len(values))), problems=()
+    )
+
+
+def judged(
+    ours: Figure, theirs: Figure | None = None, *, paired: bool = True, **prediction: object
+) -> PredictionOutcome:
+    claim = {"claim": "c", "arm": "a", "figure": "turns", "minus": theirs and "b", **prediction}
+    return outcome(Prediction.model_validate(claim), ours, theirs, paired=paired)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "verdict"),
+    [
+        ({"above": 0.4}, Verdict.HOLDS),  # 0.7 ± 0.2484
+        ({"above": 0.5}, Verdict.UNDECIDED),
+        ({"above": 0.95}, Verdict.FAILS),
+        ({"below": 0.95}, Verdict.HOLDS),
+        ({"below": 0.7}, Verdict.UNDECIDED),
+        ({"below": 0.4}, Verdict.FAILS),
+    ],
+)
+def test_the_whole_interval_decides(threshold: dict[str, float], verdict: Verdict) -> None:
+    assert judged(column(0.6, 0.7, 0.8), **threshold).verdict is verdict
+
+
+def test_a_contrast_is_paired_by_seed_and_shows_the_differences() -> None:
+    found = judged(column(6, 9, 12), column(5, 7, 9), above=0)
+    assert found.found == pytest.approx((2.0, 2 - 2.484, 2 + 2.484), abs=1e-3)
+    assert found.by_seed == {"0": 1, "1": 2, "2": 3}
+    assert (found.paired, found.verdict, found.predicted) == (True, Verdict.UNDECIDED, "a − b in turns > 0")
+    wider = judged(column(6, 9, 12), column(5, 7, 9), paired=False, above=0)
+    assert wider.found is not None
+    assert wider.found.low < found.found.low
+
+
+def test_arms_with_other_seeds_are_not_paired() -> None:
+    found = judged(column(6, 9), column(5, 7, 9), above=0)
+    assert (found.paired, found.by_seed) == (False, {"0": 6, "1": 9})
+
+
+def test_a_share_of_another_figure_can_be_predicted() -> None:
+    found = judged(column(60, 62, 61), column(80, 81, 79), times=0.8, below=0)
+    assert found.found is not None
+    assert found.found.mean == pytest.approx(61 - 0.8 * 80)
+    assert found.predicted == "a − 0.8 × b in turns < 0"
+
+
+def test_one_seed_and_what_was_not_measured_decide_nothing() -> None:
+    assert judged(column(0.7), above=0).verdict is Verdict.UNDECIDED
+    missing = outcome(Prediction(claim="c", arm="a", above=0), None, None, paired=False)
+    assert (missing.found, missing.verdict) == (None, Verdict.UNDECIDED)
+
+
+def test_success_on_the_same_problems_is_compared_by_problem() -> None:
+    easy = np.array([[1.0, 1.0, 0.0, 0.0]] * 3)
+    ours = Figure(value_SP=np.ones((3, 4)), seeds=(0, 1, 2), problems=tuple("abcd"))
+    theirs = Figure(value_SP=easy, seeds=(0, 1, 2), problems=tuple("abcd"))
+    found = judged(ours, theirs, figure="success", above=0).found
+    assert found is not None
+    assert found.low < 0.5 - 0.1  # all seeds agree: the problems alone make the width
