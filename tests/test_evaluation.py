@@ -4,8 +4,12 @@ from dataclasses import replace
 
 import pytest
 from builders import scored, trajectory, turn
+from command import ROOT
 from metrics_page import unexplained
 
+from condensegrpo.assembly.build import build
+from condensegrpo.assembly.runtime import evaluation_temperature, provenance
+from condensegrpo.config.load import load_config
 from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.evaluation.figures import evaluation_metrics, evaluation_of
 
@@ -73,3 +77,12 @@ def test_the_interval_is_wider_when_the_samples_of_a_problem_agree() -> None:
     clustered, spread = (evaluation_of("x", part, seed=0, seconds=0.0) for part in (agree, mixed))
     assert clustered.success == spread.success == 0.5
     assert clustered.success_high > spread.success_high > 0.5
+
+
+def test_an_evaluation_has_the_temperature_of_training_or_its_own() -> None:
+    greedy = "evaluate.variants={greedy: [evaluate.temperature=0]}"
+    components = build(load_config(ROOT / "configs/quickstart.yaml", ["rollout.temperature=0.7", greedy]))
+    sampled, variant = (components.evaluations[name].config for name in ("held-out", "greedy"))
+    assert (evaluation_temperature(sampled), evaluation_temperature(variant)) == (0.7, 0.0)
+    assert variant.rollout.temperature == 0.7  # of training
+    assert provenance(variant, model="m", step=0, evaluation="greedy").temperature == 0.0
