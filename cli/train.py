@@ -16,6 +16,7 @@ from condensegrpo.cli.options import Debug, config_names, names_and_overrides
 from condensegrpo.cli.summary import print_summary
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observers, Silent
+from condensegrpo.core.start_up import postpone_collections
 from condensegrpo.core.wording import counted
 from condensegrpo.display.console import PhaseDisplay, TrainingConsole
 from condensegrpo.display.quiet import quiet_libraries
@@ -85,6 +86,7 @@ def train(
     config, run, text = _configuration(arguments or [], resume, continue_=continue_)
     with PhaseDisplay(Console(stderr=True, quiet=output is not Output.CONSOLE)) as display:
         display.phase("checking the configuration", None)
+        postpone_collections()  # until the run begins
         from condensegrpo.training.run_setup import prepare_run
 
         prepared = prepare_run(config, continued=run, overwrite=overwrite, allow_changes=allow_changes, dry_run=dry_run)

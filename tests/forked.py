@@ -23,17 +23,6 @@ from pathlib import Path
 
 from condensegrpo.cli.app import main
 
-PRELOADED = (
-    "condensegrpo.training.train",
-    "condensegrpo.reporting.run_report",
-    "condensegrpo.samplers.batch",
-    "datasets",
-    "matplotlib.backends.backend_agg",
-    "matplotlib.figure",
-    "pytest.__main__",  # multiprocessing imports the main module of the tests into every child
-    "transformers.models.qwen3.modeling_qwen3",
-)
-
 
 class ForkedCommand:
     """A running command, with the interface of ``subprocess.Popen`` that the tests use.
@@ -118,10 +107,11 @@ def forked_ranks(
 def _server(environment: tuple[tuple[str, str], ...]) -> ForkServerContext:
     """The process to fork, started with this environment: libraries read theirs when they are imported."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload(["preloaded"])
     before = dict(os.environ)
     os.environ.clear()
     os.environ.update(environment)
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # of preloaded.py
     try:
         multiprocessing.forkserver.ensure_running()
     finally:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from condensegrpo.core.start_up import postpone_collections, resume_collections
 from condensegrpo.episodes.group import GARBAGE_THRESHOLDS, rare_collections
 
 
@@ -41,3 +42,16 @@ def test_all_objects_are_not_looked_at_again_in_a_block() -> None:
         after = [generation["collections"] for generation in gc.get_stats()]
     assert (after[2] - before[2], after[1] - before[1], len(kept)) == (0, 0, 200_000)
     assert after[0] - before[0] < 15
+
+
+def test_what_a_command_loads_is_not_looked_at_again_and_nothing_changes_where_no_command_was_started() -> None:
+    resume_collections()
+    assert gc.get_threshold() == (700, 10, 10)
+    before = gc.get_freeze_count()
+    postpone_collections()
+    looked = gc.get_stats()[2]["collections"]
+    loaded = [[number] for number in range(200_000)]
+    resume_collections()
+    assert gc.get_stats()[2]["collections"] == looked
+    assert gc.get_freeze_count() >= before + len(loaded)
+    assert gc.get_threshold() == (700, 10, 10)

@@ -1,7 +1,6 @@
 """Optimiser and weights in the machine's memory: what DeepSpeed is told, and that the steps stay the same."""
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,15 +91,6 @@ def test_resume_with_offload_continues_bit_equal(tmp_path: Path, offload: Offloa
     close_deepspeed(second)
 
 
-@pytest.fixture
-def _small_heap() -> Iterator[None]:
-    """DeepSpeed collects garbage whenever it moves a state: a second each time with all that the tests have loaded."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("_small_heap")
 @pytest.mark.parametrize(
     ("make", "stage", "dtype"),
     [
