@@ -20,9 +20,11 @@ def draw_run(metrics: Metrics, changes: Sequence[Change], *, title: str, file: P
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(16, 7.2), dpi=110, layout="constrained", facecolor="white")
+    figure = Figure(figsize=(16, 7.2), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)  # not pyplot, which keeps figures alive and looks for a display
     figure.suptitle(title, fontsize=15, fontweight="bold", x=0.01, ha="left")
+    # a constrained layout would draw everything twice
+    figure.subplots_adjust(left=0.045, right=0.99, bottom=0.12, top=0.9, wspace=0.2, hspace=0.36)
     diagrams = figure.subplots(2, 4)
     for axes, panel in zip(diagrams[:, :3].flat, PANELS, strict=True):
         _panel(axes, panel, metrics)
