@@ -44,7 +44,8 @@ class Plan:
             return start("train", "--resume", str(folder), launcher=self.launcher)
         assert not folder.exists() or not any(folder.iterdir()), f"{folder} has no configuration to resume with"
         shutil.rmtree(folder, ignore_errors=True)
-        settings = (*TINY, f"train.steps={STEPS}", "train.keep_checkpoints=2", *self.settings)
+        slow = "warm_start.turns_per_step=64"  # it takes more than a second, after which it saves checkpoints
+        settings = (*TINY, slow, f"train.steps={STEPS}", "train.keep_checkpoints=2", *self.settings)
         return start("train", *settings, f"runs_dir={folder.parent}", f"name={folder.name}", launcher=self.launcher)
 
 

@@ -5,6 +5,7 @@ interpreter.
 """
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ ENVIRONMENT: Mapping[str, str] = {
 TINY = (
     "configs/quickstart.yaml",
     "warm_start.steps=60",
+    "warm_start.turns_per_step=16",
     "warm_start.probe_target=null",
     "train.steps=4",
     "train.problems_per_step=4",
@@ -44,13 +46,18 @@ def command(*arguments: str, launcher: tuple[str, ...] = ("-m",)) -> list[str]:
 
 
 def run(
-    *arguments: str, cwd: Path = ROOT, seconds: float = 240, fresh: bool = False
+    *arguments: str,
+    cwd: Path = ROOT,
+    seconds: float = 240,
+    fresh: bool = False,
+    program: Callable[[], object] = main,
 ) -> subprocess.CompletedProcess[str]:
+    """The command, or another ``program`` with these arguments, to its end."""
     if fresh:
         return subprocess.run(
             command(*arguments), capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=seconds, check=False
         )
-    process = ForkedCommand(arguments, cwd=cwd, environment=ENVIRONMENT)
+    process = ForkedCommand(arguments, cwd=cwd, environment=ENVIRONMENT, program=program)
     try:
         out, err = process.communicate(timeout=seconds)
     finally:
@@ -58,8 +65,14 @@ def run(
     return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
 
-def succeed(*arguments: str, cwd: Path = ROOT, fresh: bool = False) -> str:
-    done = run(*arguments, cwd=cwd, fresh=fresh)
+def on_a_full_disk(size: int) -> None:
+    """The command where a file may have ``size`` bytes at most: the system answers with the same kind of error."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    main()
+
+
+def succeed(*arguments: str, cwd: Path = ROOT, fresh: bool = False, program: Callable[[], object] = main) -> str:
+    done = run(*arguments, cwd=cwd, fresh=fresh, program=program)
     assert done.returncode == 0, f"{done.args}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 

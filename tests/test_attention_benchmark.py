@@ -2,17 +2,16 @@
 
 import asyncio
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import attention
 import pytest
 import torch
 import yaml
 from attention import compared, costs, histories, random_model
 from builders import trajectory
+from command import succeed
 from ranks import interval, ranked, spearman
 from talk import END, said, tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -67,16 +66,8 @@ def test_watching_adds_work_that_grows_with_the_length_and_all_attention_with_it
 
 
 def test_the_script_prints_its_table() -> None:
-    done = subprocess.run(
-        [sys.executable, "benchmarks/attention.py", "cost", "--lengths", "64", "--repeats", "1"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "| 64 | 0." in done.stdout
+    out = succeed("cost", "--lengths", "64", "--repeats", "1", program=attention.main)
+    assert "| 64 | 0." in out
 
 
 # --- oracle -----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The learner's benchmark: rows are what training would make, gradients agree, figures mean what they say."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import learner
 import pytest
 import rollout
 import torch
+from command import succeed
 from devices import measured_peak, mfu, peak_flops, peak_of, utilisation
 from flops import sampling_flops, useful_flops
 from learner import OUTPUT_ONLY, SHARED, WHOLE, Measured, difference, disagreeing, ratio, table
@@ -204,39 +204,23 @@ def test_a_difference_is_relative_to_the_largest_entry_or_to_the_norm(tmp_path: 
 
 
 def test_the_script_prints_its_tables_and_all_gradients_agree() -> None:
-    done = subprocess.run(
-        [sys.executable, "benchmarks/learner.py", "--quick", "--rounds", "1"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "All gradients agree" in done.stdout
+    out = succeed("--quick", "--rounds", "1", program=learner.main)
+    assert "All gradients agree" in out
     for name in ("condensed-32k", "condensed-152k", "append-32k"):
-        assert f"**{name}**" in done.stdout
-    lines = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+        assert f"**{name}**" in out
+    lines = [line.split(" | ") for line in out.splitlines() if line.startswith("| ")]
     own = [line for line in lines if line[0].startswith("| learner's ")]
     assert len(own) == 3 + 1 + 4
     assert all(len(line) == 8 and float(line[7].removesuffix(" |")) < 1e-5 for line in own)
     assert all(float(line[6].removesuffix("%")) > 0 for line in own)
-    assert ("pip install 'trl>=1.16'" in done.stdout) == missing("cpu")
+    assert ("pip install 'trl>=1.16'" in out) == missing("cpu")
     assert sum(line[0].startswith("| TRL's") for line in lines) == (0 if missing("cpu") else 3)
 
 
 def test_the_profile_names_the_operators_of_the_step() -> None:
-    done = subprocess.run(
-        [sys.executable, "benchmarks/learner.py", "--quick", "--profile", "--workloads", "append-32k"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "| aten::mm |" in done.stdout
-    assert "| LM head: products with its weight |" in done.stdout
+    out = succeed("--quick", "--profile", "--workloads", "append-32k", program=learner.main)
+    assert "| aten::mm |" in out
+    assert "| LM head: products with its weight |" in out
 
 
 def test_operators_are_told_apart_by_name_and_shapes() -> None:

@@ -6,8 +6,6 @@ import pickle
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 import two_ranks
-from command import succeed_on_two_ranks
+from command import ENVIRONMENT, succeed_on_two_ranks
+from forked import ForkedCommand
 from safetensors.torch import load_file
 from tiny import qwen3, rows, tokenizer
 from two_ranks import FEWER, MINUTES, MORE, OPTIMISER, loss, micro_batches, steps_of
@@ -71,9 +70,8 @@ def saved(folder: Path, *numbers: int) -> Path:
     return path
 
 
-def scenario(name: str, folder: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, str(HERE / "two_ranks.py"), name, str(folder)], env=environment)
+def scenario(name: str, folder: Path) -> ForkedCommand:
+    return ForkedCommand((name, str(folder)), cwd=HERE, environment=ENVIRONMENT, program=two_ranks.main)
 
 
 @pytest.mark.parametrize("stage", STAGES)

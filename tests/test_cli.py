@@ -1,14 +1,14 @@
 """The command line as a user meets it: help, dry run, and errors that say what to do."""
 
 import json
-import resource
 import subprocess
 import time
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from command import ENVIRONMENT, ROOT, TINY, command, run, succeed
+from command import ENVIRONMENT, ROOT, TINY, command, on_a_full_disk, run, succeed
 from forked import ForkedCommand
 
 from condensegrpo.learner.new_model import new_tokenizer
@@ -202,12 +202,7 @@ def test_paths_that_look_like_markup_do_no_harm(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_run_with_what_to_do_and_the_run_goes_on_when_there_is_room(tmp_path: Path) -> None:
-    """A limit on the size of files stands in for the disk: the system answers with the same kind of error."""
-    done = subprocess.run(
-        command("train", *TINY, f"runs_dir={tmp_path}"),
-        capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, timeout=240, check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (700_000, 700_000)),
-    )  # fmt: skip
+    done = run("train", *TINY, f"runs_dir={tmp_path}", program=partial(on_a_full_disk, 700_000))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert "The disk or quota is full: free some space" in done.stderr

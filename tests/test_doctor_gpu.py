@@ -1,15 +1,18 @@
 """The checks of ``doctor --gpu``, run on a CPU: real ranks, a real learner, and checks that hang or die."""
 
+import json
 import os
 from pathlib import Path
 
 import psutil
 import pytest
+from command import succeed, succeed_on_two_ranks
 from needs_vllm import needs_vllm
 from typer.testing import CliRunner
 
+from condensegrpo.cli import doctor_trials
 from condensegrpo.cli.app import app
-from condensegrpo.cli.doctor_machine import Level
+from condensegrpo.cli.doctor_machine import Finding, Level
 from condensegrpo.cli.doctor_trials import run_trial, try_all
 
 TINY = ("quickstart", "learner.tokens_per_micro_batch=512", "train.problems_per_step=2", "train.samples_per_problem=2")
@@ -20,6 +23,13 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A module that is run in place of a check."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     return tmp_path / "faulty_check.py"
+
+
+def tried(name: str, *arguments: str, folder: Path, ranks: int = 1) -> list[Finding]:
+    """The findings of a trial in forks, where ``run_trial`` starts new interpreters."""
+    file = folder / "findings.json"
+    (succeed if ranks == 1 else succeed_on_two_ranks)(name, str(file), *arguments, program=doctor_trials.main)
+    return [Finding(**{**one, "level": Level(one["level"])}) for one in json.loads(file.read_text())]
 
 
 def test_a_machine_without_a_gpu_is_a_problem_with_its_cure() -> None:
@@ -36,9 +46,12 @@ def test_two_ranks_add_up_and_the_first_reports() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "said"), [(1, "two steps on 1 rank in"), (2, "two steps on 2 ranks in")])
-def test_a_step_of_the_learner_on_all_devices_is_measured_against_the_plan(ranks: int, said: str) -> None:
+def test_a_step_of_the_learner_on_all_devices_is_measured_against_the_plan(
+    ranks: int, said: str, tmp_path: Path
+) -> None:
     """Ranks that share rows do so if there are enough of them."""
-    (finding,) = run_trial("learner", (*TINY, "learner.sequence_parallel=2", "learner.zero_stage=3"), ranks=ranks)
+    sharing = ("learner.sequence_parallel=2", "learner.zero_stage=3")
+    (finding,) = tried("learner", *TINY, *sharing, folder=tmp_path, ranks=ranks)
     assert finding.level is not Level.PROBLEM, finding
     assert said in finding.found
     assert "planned" in finding.found
@@ -59,9 +72,11 @@ def test_without_a_configuration_the_device_multiplies_in_bfloat16() -> None:
         ),
     ],
 )
-def test_the_sampler_is_held_against_the_learner_before_and_after_a_step(ranks: int, sampler: str) -> None:
+def test_the_sampler_is_held_against_the_learner_before_and_after_a_step(
+    ranks: int, sampler: str, tmp_path: Path
+) -> None:
     """On every rank, also where ranks share a copy of the model."""
-    findings = run_trial("sampler", (*TINY, "model.lora.rank=4", sampler), ranks=ranks)
+    findings = tried("sampler", *TINY, "model.lora.rank=4", sampler, folder=tmp_path, ranks=ranks)
     assert [finding.level for finding in findings] == [Level.OK] * 4, findings
     assert {finding.area.partition(",")[2] for finding in findings} == {"" if ranks == 1 else " 2 ranks"}
     assert [finding.found.partition(",")[0] for finding in findings] == ["as loaded"] * 2 + [
@@ -70,15 +85,15 @@ def test_the_sampler_is_held_against_the_learner_before_and_after_a_step(ranks: 
 
 
 @needs_vllm
-def test_a_server_gets_the_weights_of_a_step() -> None:
-    findings = run_trial("transfer", TINY, ranks=2)
+def test_a_server_gets_the_weights_of_a_step(tmp_path: Path) -> None:
+    findings = tried("transfer", *TINY, folder=tmp_path)
     assert [finding.level for finding in findings] == [Level.OK] * 4, findings
     assert {finding.area for finding in findings} == {"server, weights=folder"}  # NCCL needs GPUs
 
 
-def test_what_a_configuration_lacks_is_a_problem_and_no_traceback() -> None:
+def test_what_a_configuration_lacks_is_a_problem_and_no_traceback(tmp_path: Path) -> None:
     """It is found where files are downloaded, which has no time limit."""
-    (finding,) = run_trial("files", ("quickstart", "model.new=null", "model.path=./nowhere"), ranks=1)
+    (finding,) = tried("files", "quickstart", "model.new=null", "model.path=./nowhere", folder=tmp_path)
     assert finding.level is Level.PROBLEM
     assert "nowhere" in finding.found
     assert "Traceback" not in finding.found

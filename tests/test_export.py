@@ -3,17 +3,16 @@
 import hashlib
 import json
 import re
-import shlex
 import shutil
-import subprocess
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from command import ENVIRONMENT, TINY, command, run, succeed
+from command import TINY, on_a_full_disk, run, succeed
 from peft import PeftModel
 from safetensors.torch import load_file
 from stand_in_hub import stand_in_hub
@@ -294,9 +293,8 @@ def test_a_damaged_checkpoint_is_not_exported(finished: Path, tmp_path: Path) ->
 
 
 def test_a_full_disk_names_the_file_and_what_to_do(finished: Path, tmp_path: Path) -> None:
-    """A limit on the size of files is that disk; ``copytree`` collects such errors in a list of tuples."""
-    line = shlex.join(command("export", str(finished), str(tmp_path / "model")))
-    done = subprocess.run(["bash", "-c", f"ulimit -f 4; {line}"], env=ENVIRONMENT, capture_output=True, text=True)
+    """``copytree`` collects such errors in a list of tuples."""
+    done = run("export", str(finished), str(tmp_path / "model"), program=partial(on_a_full_disk, 4096))
     assert done.returncode == 1
     message = done.stderr.replace("\n", " ")
     assert re.search(r"model\.safetensors: .*File too large.*The disk or quota is full: free some space", message)

@@ -2,12 +2,11 @@
 
 import asyncio
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from command import ENVIRONMENT, ROOT
+import train_recipes
+from command import ROOT, succeed
 from recipe_world import recipe_overrides
 from talk import said, tokenizer
 from transformers import AutoTokenizer
@@ -38,16 +37,7 @@ TRAINED = tuple(name for name in RECIPES if name not in SIZES)
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which every recipe of ``TRAINED`` has been trained."""
     folder = tmp_path_factory.mktemp("recipes")
-    script = Path(__file__).with_name("train_recipes.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(folder), *TRAINED],
-        capture_output=True,
-        text=True,
-        env=dict(ENVIRONMENT),
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    succeed(str(folder), *TRAINED, program=train_recipes.main)
     return folder
 
 

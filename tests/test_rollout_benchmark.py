@@ -1,14 +1,14 @@
 """The rollout benchmark: what it plays is what it says, and its tables come out."""
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import rollout
 import torch
 from builders import turn
+from command import succeed
 from needs_vllm import needs_vllm
 from rollout import _exponent, _ratio
 from rollout_sides import Reading
@@ -18,7 +18,6 @@ from trl_rollout import EndAt
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.trajectory import Stop, Trajectory
 
-ROOT = Path(__file__).resolve().parent.parent
 TOY = World(trajectories=3, turns=4, reply=(5, 9))
 
 
@@ -105,16 +104,7 @@ def test_a_ratio_is_taken_within_rounds() -> None:
 
 
 def benchmark(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "benchmarks/rollout.py", "--quick", "--rounds", "1", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return succeed("--quick", "--rounds", "1", *arguments, program=rollout.main)
 
 
 def test_the_script_prints_the_tables_that_need_no_vllm() -> None:

@@ -256,8 +256,8 @@ def test_the_warm_start_goes_another_round_while_its_probe_falls_short(tmp_path:
 
 
 def test_a_run_killed_again_and_again_in_its_warm_start_gets_on_and_equals_an_undisturbed_one(tmp_path: Path) -> None:
-    warm = ("warm_start.steps=50", "warm_start.probe_target=1.0", "warm_start.probe_turns=8", "warm_start.max_rounds=2")
-    settings = (*warm, "train.steps=1", "train.problems_per_step=1", "evaluate.problems=1")
+    warm = "warm_start={steps: 50, turns_per_step: 64, probe_target: 1.0, probe_turns: 8, max_rounds: 2}"
+    settings = (warm, "train.steps=1", "train.problems_per_step=1", "evaluate.problems=1")
     assert succeed("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=whole", "--quiet") == ""
     process = start("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=killed")
     latest = tmp_path / "killed/origin/.warm-checkpoints/latest"
@@ -278,8 +278,8 @@ def test_a_run_killed_again_and_again_in_its_warm_start_gets_on_and_equals_an_un
 
 
 def test_ctrl_c_in_the_warm_start_saves_it(tmp_path: Path) -> None:
-    settings = ("warm_start.steps=100", "train.steps=0", "evaluate.problems=1", f"runs_dir={tmp_path}", "name=stopped")
-    process = start("train", *TINY, *settings)
+    settings = ("warm_start={steps: 100, turns_per_step: 64}", "train.steps=0", "evaluate.problems=1")
+    process = start("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=stopped")
     latest = tmp_path / "stopped/origin/.warm-checkpoints/latest"
     while not latest.exists():  # before the first step there is nothing to save, and Ctrl-C quits
         assert process.poll() is None, process.communicate()
@@ -331,6 +331,7 @@ def test_two_ranks_under_zero_3_train_and_evaluate_and_one_rank_resumes(tmp_path
         "learner.zero_stage=3",
         "train.steps=2",
         "train.save_every=1",
+        "evaluate.problems=2",
         f"runs_dir={tmp_path}",
         "name=two",
     )
@@ -353,7 +354,7 @@ def test_the_deepspeed_launcher_trains_adapters_under_zero_3(tmp_path: Path) -> 
         port = str(free.getsockname()[1])
     launcher = ("-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port", port, "--module")
     settings = ("model.lora.rank=4", "learner.zero_stage=3", "algorithm.kl.coefficient=0.1")
-    steps = ("warm_start.steps=20", "train.steps=2")
+    steps = ("warm_start.steps=5", "train.steps=2", "evaluate.problems=2")
     process = start("train", *TINY, *settings, *steps, f"runs_dir={tmp_path}", "name=two", launcher=launcher)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, out[-2000:] + err[-4000:]
@@ -455,7 +456,7 @@ def test_eval_does_not_add_to_a_folder_that_is_there(finished: Path, tmp_path: P
 
 def test_ctrl_c_in_eval_leaves_at_once_and_says_so(finished: Path) -> None:
     process = start("eval", str(finished), "evaluate.problems=256", "evaluate.samples=100")
-    time.sleep(5)
+    time.sleep(3)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=10)
     assert process.returncode == 130

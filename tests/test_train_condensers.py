@@ -85,7 +85,7 @@ def run(config: RunConfig, observer: Observer | None = None) -> RunFolder:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's model after a short warm start."""
     runs = tmp_path_factory.mktemp("warm")
-    overrides = (*SMALL, "warm_start.steps=60", "train.steps=0", f"runs_dir={runs}", "name=warm")
+    overrides = (*SMALL, "warm_start={steps: 60, turns_per_step: 16}", "train.steps=0", f"runs_dir={runs}", "name=warm")
     return run(load_config(find_config("quickstart"), overrides)).checkpoints / "step_000000" / "model"
 
 

@@ -9,7 +9,9 @@ from recipe_world import make_model, recipe_overrides
 from condensegrpo.cli.app import app
 
 
-def main(folder: Path, names: list[str]) -> None:
+def main() -> None:
+    """The recipes of the command line, one after another."""
+    folder, *names = Path(sys.argv[1]), *sys.argv[2:]
     make_model(folder / "model")
     for name in names:
         try:
@@ -19,4 +21,4 @@ def main(folder: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main()
