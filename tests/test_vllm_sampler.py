@@ -23,6 +23,8 @@ from condensegrpo.core.errors import PluginError, SamplerError
 from condensegrpo.core.protocols import Measures, Sleeps
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.vllm.engine import usage_context
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.training.parity import parity_config, parity_trial
 
 if TYPE_CHECKING:
     from condensegrpo.samplers.vllm.sampler import VllmSampler
@@ -545,3 +547,11 @@ def test_too_little_memory_for_one_request_is_refused_with_the_option_to_change(
         build_plugin(
             "samplers", "vllm", {"model_path": folder, "max_model_len": ROOM, "engine": {"kv_cache_gib": 1e-5}}
         )
+
+
+def test_the_learners_probabilities_are_told_also_after_an_update(tmp_path: Path) -> None:
+    """Pitfalls 11, 22 and 24: 1e-4 nats, a mean ratio of 1 ± 1e-3, at temperatures 1 and 0.7, on the same prompts."""
+    found = parity_trial(parity_config("vllm", {}), RunFolder.create(tmp_path / "run"))
+    assert found.passed, found
+    assert max(one.largest_gap for one in (*found.before, *found.after)) <= 1e-4
+    assert all(one.mean_ratio == pytest.approx(1, abs=1e-3) for one in (*found.before, *found.after))
