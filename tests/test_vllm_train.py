@@ -12,7 +12,7 @@ from condensegrpo.storage.trajectories import read_trajectories
 
 pytestmark = needs_vllm
 
-VLLM = ("sampler.name=vllm", "train.eval_every=0")
+VLLM = ("sampler.name=vllm", "train.eval_every=0", "warm_start.turns_per_step=64")
 
 
 def test_every_step_is_sampled_with_the_learners_weights_also_the_first_after_a_resume(tmp_path: Path) -> None:
@@ -25,9 +25,8 @@ def test_every_step_is_sampled_with_the_learners_weights_also_the_first_after_a_
         "name=run",
         "train.steps=2",
         "learner.optimiser.lr=0.01",
-        fresh=True,
     )
-    succeed("train", "--resume", str(tmp_path / "run"), "train.steps=4", fresh=True)
+    succeed("train", "--resume", str(tmp_path / "run"), "train.steps=4")
     lines = [line for line in read_metrics(tmp_path / "run/metrics.jsonl") if "loss" in line]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all(line["gap_max"] < 1e-4 for line in lines)
@@ -40,7 +39,7 @@ def test_every_step_is_sampled_with_the_learners_weights_also_the_first_after_a_
 
 
 def test_a_configuration_that_vllm_cannot_sample_for_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    done = run("train", *TINY, *VLLM, f"runs_dir={tmp_path}", "name=run", "sampler.options.top_p=0.9", fresh=True)
+    done = run("train", *TINY, *VLLM, f"runs_dir={tmp_path}", "name=run", "sampler.options.top_p=0.9")
     assert done.returncode == 2
     assert "every importance ratio is wrong" in " ".join(done.stderr.split())
     assert not (tmp_path / "run").exists()
