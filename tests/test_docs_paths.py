@@ -119,6 +119,11 @@ def test_every_change_stands_under_a_version_and_a_kind_of_keep_a_changelog() ->
     assert all(found == sorted(found, key=kinds.index) for found in under)
 
 
+def configuration(word: str) -> Path:
+    """The file of a shipped configuration: ``quickstart``, ``configs/quickstart.yaml``, ``methods/mem1``."""
+    return ROOT / "configs" / f"{word.removeprefix('configs/').removesuffix('.yaml')}.yaml"
+
+
 def commands(page: Path) -> list[list[str]]:
     """The arguments of every `condensegrpo train`, `plan` or `doctor` of a shipped configuration."""
     blocks = re.findall(r"^```(?:bash|sh)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
@@ -127,7 +132,7 @@ def commands(page: Path) -> list[list[str]]:
     for line in lines:
         match = re.search(r"condensegrpo(?:\.cli)? (?:train|plan|doctor) (.*)", line.rstrip("&"))
         words = shlex.split(match[1], comments=True) if match and "…" not in line else []
-        if words and (ROOT / "configs" / f"{Path(words[0]).stem}.yaml").exists():
+        if words and configuration(words[0]).exists():
             found.append(words)
     return found
 
@@ -140,7 +145,7 @@ COMMANDS = [(page, words) for page in PAGES for words in commands(page)]
 )
 def test_the_configuration_of_every_command_is_valid(page: Path, words: list[str]) -> None:
     given = [word for word in words[1:] if "=" in word and not word.startswith("--")]
-    load_config(ROOT / "configs" / f"{Path(words[0]).stem}.yaml", given)
+    load_config(configuration(words[0]), given)
 
 
 def test_there_are_commands_to_check() -> None:

@@ -18,6 +18,7 @@ from condensegrpo.core.wording import did_you_mean
 
 Tree = dict[str, Any]
 
+_SHIPPED = Path(str(files("condensegrpo.configs")))
 OVERRIDE = "override"  # the origin of a value that an override set
 PLUGINS: Mapping[KeyPath, tuple[str, str | None]] = {  # sections with options: the key of the plug-in, its default
     ("task",): ("name", None),
@@ -122,7 +123,7 @@ def _base(path: Path, name: str) -> Path:
         return base
     if shipped := shipped_file(name):
         return shipped
-    known = [entry.stem for entry in shipped_files()]
+    known = [shipped_name(entry) for entry in shipped_files()]
     raise ConfigError(
         f"reading the configuration {path}: it extends {name}, but there is no file {base} and no shipped "
         f"configuration of this name. {did_you_mean(name, known)}Shipped: {', '.join(known)}."
@@ -131,10 +132,15 @@ def _base(path: Path, name: str) -> Path:
 
 def shipped_files() -> list[Path]:
     """The configurations in the package, those that others extend included."""
-    return sorted(Path(str(files("condensegrpo.configs"))).glob("*.yaml"))
+    return sorted(_SHIPPED.rglob("*.yaml"))
+
+
+def shipped_name(path: Path) -> str:
+    """What a shipped configuration is called: ``quickstart``, ``methods/mem1``."""
+    return path.relative_to(_SHIPPED).as_posix().removesuffix(".yaml")
 
 
 def shipped_file(name: str) -> Path | None:
     """The shipped configuration of a name, with or without ``.yaml``."""
     stem = name.removesuffix(".yaml")  # a name may hold a dot of its own: qwen3_0.6b
-    return next((path for path in shipped_files() if path.stem == stem), None)
+    return next((path for path in shipped_files() if shipped_name(path) == stem), None)

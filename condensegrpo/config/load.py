@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from condensegrpo.config.extends import OVERRIDE, layered, plain, shipped_file, shipped_files, sourced
+from condensegrpo.config.extends import OVERRIDE, layered, plain, shipped_file, shipped_files, shipped_name, sourced
 from condensegrpo.config.extends import origins as origins_of
 from condensegrpo.config.located import located
 from condensegrpo.config.schema import RunConfig
@@ -75,7 +75,7 @@ def dump_with_origins(config: RunConfig, path: Path, overrides: Sequence[str] = 
 
 def shipped() -> tuple[str, ...]:
     """The names of the configurations in the package, without ``.yaml`` and without those that are only extended."""
-    return tuple(path.stem for path in shipped_files() if not path.stem.endswith("_base"))
+    return tuple(shipped_name(path) for path in shipped_files() if not path.stem.endswith("base"))
 
 
 def named_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -105,7 +105,7 @@ def config_on(device: Literal["cpu", "gpu"], name: str, overrides: Sequence[str]
 def find_config(name: str) -> Path:
     """The file that a command's CONFIG argument means: a path, or the name of a shipped configuration.
 
-    ``configs/quickstart.yaml`` works from an installed wheel as it does in a checkout.
+    ``configs/quickstart.yaml`` works from an installed wheel as it does in a checkout, and so does ``methods/mem1``.
     """
     path = Path(name)
     if path.is_file():
@@ -115,12 +115,13 @@ def find_config(name: str) -> Path:
             f"reading the configuration {name}: it is the folder of a run. Continue that run with --resume {name}, or "
             f"start a new one from {path / STORED}."
         )
-    if path.parent in (Path(), Path("configs")) and (inside := shipped_file(path.name)):
+    shipped_as = path.as_posix().removeprefix("configs/")
+    if inside := shipped_file(shipped_as):
         return inside
     fault = f"it is a folder without {STORED}, so not that of a run" if path.is_dir() else "there is no such file"
     raise ConfigError(
         f"reading the configuration {name}: {fault}. "
-        f"{did_you_mean(path.name.removesuffix('.yaml'), shipped())}"
+        f"{did_you_mean(shipped_as.removesuffix('.yaml'), shipped())}"
         f"Shipped: {', '.join(shipped())}."
     )
 
