@@ -73,7 +73,8 @@ def proxy(
     config = validate(apply_overrides(tree, given), source="of the proxy", overrides=given)
     with _proxy(config, model, out, sessions=sessions, idle=idle) as served:
         asyncio.run(_serve(served, host, port))
-    typer.echo(f"next: condensegrpo inspect {shlex.quote(str(out))}")
+    if any((out / "trajectories").glob("*.jsonl")):
+        typer.echo(f"next: condensegrpo inspect {shlex.quote(str(out))}")
 
 
 @contextmanager
@@ -106,7 +107,7 @@ def _proxy(config: "RunConfig", model: str, out: Path, *, sessions: int, idle: f
 
 @contextmanager
 def _recorded(config: "RunConfig", model: str, out: Path) -> "Iterator[Callable[[Trajectory], None]]":
-    """A new run folder; what the block gets writes a trajectory into it."""
+    """A new run folder; what the block gets prints how a session ended, and writes it there if it had a reply."""
     from condensegrpo.assembly.runtime import provenance
     from condensegrpo.config.load import dump_config
     from condensegrpo.core.scored_trajectory import ScoredTrajectory
@@ -123,7 +124,8 @@ def _recorded(config: "RunConfig", model: str, out: Path) -> "Iterator[Callable[
         tokens = trajectory.max_context_tokens
         unjudged = Score(total=0.0, components={}, format_valid=True, correct=0.0, context_tokens=tokens)
         scored = ScoredTrajectory.of(trajectory, unjudged)
-        writer.submit(partial(write_trajectory, run.trajectories(0), scored, sampled_with))
+        if trajectory.turns:
+            writer.submit(partial(write_trajectory, run.trajectories(0), scored, sampled_with))
         replies = counted(len(trajectory.turns), "reply", "replies")
         typer.echo(f"{trajectory.problem_id}: {replies}, {trajectory.stop}. {trajectory.detail}".rstrip(), err=True)
 

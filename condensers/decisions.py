@@ -81,14 +81,19 @@ def text_argument(arguments: Mapping[str, object], name: str) -> str:
 def reason_of(verb: str, made: Sequence[tuple[Sequence[int], str]]) -> str:
     """The reason of a view: the turns of the newest decision and its call; of earlier decisions how many turns.
 
-    folded the turns 7–8 by the policy's return in turn 9, and 2 turns before
+    folded turns 7–8 by the policy's return in turn 9, and 2 turns before
     """
     if not made:
         return ""
     *before, (turns, call) = made
     earlier = sum(len(others) for others, _ in before)
     rest = f", and {counted(earlier, 'turn', 'turns')} before" if earlier else ""
-    return f"{verb} the turns {listed_turns(turns)} by the policy's {call}{rest}"
+    return f"{verb} {named_turns(turns)} by the policy's {call}{rest}"
+
+
+def named_turns(turns: Sequence[int]) -> str:
+    """Turns in a sentence: turn 2; turns 2–4, 7."""
+    return f"{'turn' if len(turns) == 1 else 'turns'} {listed_turns(turns)}"
 
 
 def listed_turns(turns: Sequence[int]) -> str:

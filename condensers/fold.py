@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from condensegrpo.condensers.decisions import decision_tool, decisions, listed_turns, reason_of, text_argument
+from condensegrpo.condensers.decisions import decision_tool, decisions, named_turns, reason_of, text_argument
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.protocols import Budget, Condensed, EnvironmentTool
 
@@ -90,11 +90,11 @@ def _returned(arguments: Mapping[str, object], history: History) -> str:
     if last is None:
         raise ValueError(f"no branch is open; open one with {BRANCH}")
     if last.closed is not None:
-        folded = listed_turns(last.folded)
-        raise ValueError(f"no branch is open: the turns {folded} were folded in turn {last.closed} already")
+        folded = f"{named_turns(last.folded)} {'was' if len(last.folded) == 1 else 'were'}"
+        raise ValueError(f"no branch is open: {folded} folded in turn {last.closed} already")
     inside = [unit.turn for unit in history.raw_units if unit.turn > last.opened]
     if not inside:
         raise ValueError(
             f"there is nothing to fold: no turn lies between this one and the branch of turn {last.opened}"
         )
-    return f"The turns {listed_turns(inside)} left your context."
+    return f"{named_turns(inside).capitalize()} left your context."

@@ -39,7 +39,7 @@ def test_what_lies_between_branch_and_return_leaves_the_view_and_both_calls_stay
         (2, 3, "dropped"),
         (4, 4, "kept"),
     ]
-    assert declared.reason == "folded the turns 2–3 by the policy's return in turn 4"
+    assert declared.reason == "folded turns 2–3 by the policy's return in turn 4"
     assert [turn.condensation is None for turn in one.turns] == [True] * 5 + [False, True]  # continued by ids
     assert view(one, 6) == ["look 0", OPEN, BACK, "look 5"]
 
@@ -49,7 +49,7 @@ def test_a_second_branch_folds_too_and_the_first_stays_folded() -> None:
     assert view(one, 7) == [OPEN, BACK, OPEN, BACK]
     declared = one.turns[7].condensation
     assert declared is not None
-    assert declared.reason == "folded the turns 4–5 by the policy's return in turn 6, and 1 turn before"
+    assert declared.reason == "folded turns 4–5 by the policy's return in turn 6, and 1 turn before"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_second_branch_folds_too_and_the_first_stays_folded() -> None:
         ([BACK], 0, "no branch is open; open one with branch"),
         ([OPEN, OPEN], 1, "the branch of turn 0 is open, and branches are not nested; return from it first"),
         ([OPEN, BACK], 1, "nothing to fold: no turn lies between this one and the branch of turn 0"),
-        ([OPEN, "look", BACK, BACK], 3, "no branch is open: the turns 1 were folded in turn 2 already"),
+        ([OPEN, "look", BACK, BACK], 3, "no branch is open: turn 1 was folded in turn 2 already"),
         ([call("branch", description=" ")], 0, "description is ' ', wanted a text that is not blank"),
         ([call("branch")], 0, "missing a required argument: 'description'"),
     ],
@@ -115,7 +115,7 @@ def test_a_note_can_only_be_replaced_by_a_shorter_one() -> None:
     assert "at most 3 are allowed here" in history.units[2].results[0].text
     found = condense(build("prune"), history, 10_000)
     assert found.units[0].reply.text == "two"
-    assert found.reason == "pruned the turns 0 by the policy's call in turn 3"
+    assert found.reason == "pruned turn 0 by the policy's call in turn 3"
 
 
 def test_the_question_cannot_be_pruned_nor_the_call_itself() -> None:

@@ -132,10 +132,8 @@ def test_two_steps_train_what_the_policy_decided_and_resume_bit_equal(tree: dict
             assert f" of {budget} context tokens used" in one.turns[0].observations[0].text
             reasons = [turn.condensation.reason if turn.condensation else "" for turn in one.turns]
             assert reasons[:5] == [""] * 5
-            assert reasons[5] == "fold: folded the turns 2–3 by the policy's return in turn 4"
-            assert reasons[6].startswith(
-                f"{reasons[5]}; prune: pruned the turns 0 by the policy's call in turn 5; memory"
-            )
+            assert reasons[5] == "fold: folded turns 2–3 by the policy's return in turn 4"
+            assert reasons[6].startswith(f"{reasons[5]}; prune: pruned turn 0 by the policy's call in turn 5; memory")
             assert "[Your notes]\nsum: seven" in "".join(message.text for message in one.turns[7].context)
         credit = read_credit(whole.credit(step))
         assert all(any(credit[one.id].advantages) for one in found)

@@ -94,7 +94,7 @@ class Proxy:
         Args:
             engine: its ``turn_seconds`` are more than ``idle_seconds``.
             token: that requests bring as their key, alone or as ``token:session``.
-            finished: called with the trajectory of every session that had a reply.
+            finished: called with the trajectory of every session that ended, with a reply or without.
             sessions: most that are open at a time.
             idle_seconds: after the last reply, when a session ends.
             seed: names the random streams of replies.
@@ -218,8 +218,7 @@ class Proxy:
             del self._open[session]
         if trajectory.stop is Stop.ANSWERED and trajectory.turns:  # the session has ended, and its last reply stands
             trajectory = replace(trajectory, answer=trajectory.turns[-1].reply.text)
-        if trajectory.turns:
-            self._finished(trajectory)
+        self._finished(trajectory)
         return trajectory
 
 
