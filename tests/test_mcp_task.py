@@ -258,7 +258,10 @@ def test_names_that_collide_and_wrong_options_are_refused(tmp_path: Path, addres
     assert "the MCP server one has no tool 'cost', its tools are: price, later" in trajectory.detail
     for server, message in (
         ({}, "a server has a command or an url"),
-        ({"url": "http://host/mcp", "tool": ["price"]}, r"the option servers\['words'\] has no key 'tool'"),
+        (
+            {"url": "http://host/mcp", "tool": ["price"]},
+            r"the option servers\['words'\] has no key 'tool'. Did you mean 'tools'\? ",
+        ),
         ({"url": "http://ana:pw@host/mcp"}, "an url has no user and no password"),
         ({"command": "x", "environment": ["NO_SUCH_VARIABLE"]}, "an environment variable that is not set"),
         ({"url": "http://host/mcp", "headers": {"Authorization": "Bearer ${NO_SUCH_VARIABLE}"}}, "that is not set"),
@@ -290,3 +293,16 @@ def test_the_example_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
     assert [(line["reward"], line["tool_calls_valid"]) for line in lines if "rows" in line] == [(0.5, 1.0)] * 2
     assert all(line["grad_norm"] > 0 for line in lines if "rows" in line)
     assert [line["step"] for line in lines if "rows" not in line] == [0, 2]
+
+
+def test_the_example_with_a_tiny_model_trains_without_one_on_the_disk(tmp_path: Path) -> None:
+    for title in ("The tools of MCP servers", "Try it with a tiny model"):
+        section = PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+        for name, block in re.findall(r"```\w+\n# (\S+)\n(.*?)```", section, re.DOTALL):
+            (tmp_path / name).write_text(block.replace("command: python ", f"command: {sys.executable} "))
+    (tmp_path / "questions.jsonl").write_text('{"question": "What does a lamp cost?", "answer": "25"}\n')
+    (tmp_path / "held_out.jsonl").write_text('{"question": "What does a desk cost?", "answer": "90"}\n')
+    smaller = ("train={steps: 1, problems_per_step: 1, samples_per_problem: 2, eval_every: 0}", "warm_start.steps=40")
+    succeed("train", "tiny.yaml", *smaller, "learner.threads=1", cwd=tmp_path)
+    (line,) = [line for line in read_metrics(tmp_path / "runs/shop_tiny/metrics.jsonl") if "rows" in line]
+    assert line["tool_calls_valid"] > 0

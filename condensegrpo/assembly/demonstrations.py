@@ -218,7 +218,7 @@ def corpus_of(task: Task) -> tuple[str, ...]:
     if not isinstance(task, HasCorpus):
         raise ConfigError(
             f"making a new model with the task {type(task).__name__}: a tokenizer needs its corpus(), which returns "
-            f"texts with every word of the task. Give it one, or set model.path instead."
+            f"texts with every word of the task. Give it one, a built-in task in a subclass, or set model.path instead."
         )
     with _named(task, "corpus"):
         given = task.corpus()

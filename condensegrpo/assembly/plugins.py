@@ -13,7 +13,7 @@ import inspect
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, get_args, runtime_checkable
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
@@ -207,11 +207,13 @@ def _fault(error: ValidationError, annotation: object) -> str:
     """What was found and what was wanted; of a union, what each member wanted."""
     faults = error.errors(include_url=False)
     first = faults[0]
-    if first["type"] == "unexpected_keyword_argument" and isinstance(annotation, type) and is_dataclass(annotation):
-        key, known = str(first["loc"][-1]), [field.name for field in fields(annotation)]
-        return f" has no key {key!r}. {did_you_mean(key, known)}Its keys are: {', '.join(known)}"
-    if first["type"] == "unexpected_keyword_argument":  # of a dataclass within another value
-        return f"{''.join(f'[{part!r}]' for part in first['loc'][:-1])} has no key {first['loc'][-1]!r}"
+    if first["type"] == "unexpected_keyword_argument":
+        *outer, key = first["loc"]
+        within = "".join(f"[{part!r}]" for part in outer)
+        kinds = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type) and is_dataclass(each)]
+        known = [field.name for kind in kinds for field in fields(kind)]
+        keys = f". {did_you_mean(str(key), known)}Its keys are: {', '.join(known)}" if known else ""
+        return f"{within} has no key {key!r}{keys}"
     path = "".join(f"[{part!r}]" for part in first["loc"] if len(faults) == 1)
     wanted = dict.fromkeys(_wanted(fault["msg"]) for fault in faults)
     return f"{path} is {first['input']!r:.200}, wanted {' or '.join(wanted)}"

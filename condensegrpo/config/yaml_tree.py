@@ -267,7 +267,7 @@ def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic'
     message = fault["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
     if message.startswith("Input should be "):
         wanted = message.removeprefix("Input should be ").replace("greater than or equal to", "at least")
-        wanted = wanted.replace("less than or equal to", "at most")
+        wanted = wanted.replace("less than or equal to", "at most").replace("a valid tuple", "a list")
         return f"{key}: found {value!r}, wanted {wanted}"
     return f"{key}: found {value!r}; {message}"
 
