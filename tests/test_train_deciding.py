@@ -156,6 +156,7 @@ def test_two_steps_train_what_the_policy_decided_and_resume_bit_equal(tree: dict
             {"when": "over_budget"},
             r"rollout.condense.when: found over_budget, .* by branch, return, prune, memory_write",
         ),
+        ({"schedule": [0, 1.0]}, r"rollout.condense.schedule.0: found 0, wanted a list"),
         ({"schedule": [[3, 1.0], [3, 0.5]]}, r"the steps of schedule are \[3, 3\], wanted each above the last"),
     ],
 )
