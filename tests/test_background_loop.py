@@ -107,6 +107,18 @@ def test_closing_a_blocked_loop_returns_after_its_time_limit() -> None:
     release.set()
 
 
+def test_a_loop_that_was_finished_may_be_finished_again() -> None:
+    results = list[int]()
+
+    async def last() -> None:
+        results.append(await double(4))
+
+    loop = BackgroundLoop("test")
+    loop.finish(last())
+    loop.finish(last())
+    assert results == [8]
+
+
 def test_a_closed_loop_refuses_work() -> None:
     loop = BackgroundLoop("test")
     loop.close()

@@ -77,7 +77,12 @@ class BackgroundLoop:
         return await asyncio.wrap_future(self.submit(work))
 
     def finish(self, work: Coroutine[object, object, object]) -> None:
-        """Close the loop after ``work``. The garbage collector may call it in any thread, where it does not wait."""
+        """Close the loop after ``work``, unless it is closed. The garbage collector may call it in any thread, where it
+        does not wait.
+        """
+        if self._closed:
+            work.close()
+            return
         if threading.current_thread() is not threading.main_thread():
             self.submit(work)
             return
