@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from command import ROOT, succeed
 from recipe_world import make_model
 from talk import agent, engine
@@ -23,6 +25,8 @@ from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
+from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool
+from condensegrpo.integrations.mcp_client import messages_of
 from condensegrpo.storage.trackers import read_metrics
 
 pytest.importorskip("mcp")
@@ -77,6 +81,27 @@ if len(sys.argv) > 1:
 else:
     server.run()
 '''
+
+
+PLAIN = """
+import json, os, sys, time
+
+def say(number, **answer):
+    print(json.dumps({"jsonrpc": "2.0", "id": number, **answer}), flush=True)
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["method"] == "initialize":
+        say(asked["id"], result={})
+    elif asked["method"] == "tools/list":
+        say(asked["id"], result={"tools": [{"name": "price", "inputSchema": {}}]})
+    elif asked["method"] == "tools/call":
+        say({}, result={})
+        say([asked["id"]], result={})
+        print("[" * 100_000, flush=True)
+        say(asked["id"], error={"message": f"no entry with {os.environ.get('SHOP_TOKEN')}"})
+time.sleep(float(sys.argv[1]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +255,60 @@ def test_servers_that_start_while_their_episodes_are_given_up_are_ended(tmp_path
     gc.collect()
     assert children("61") == []
     assert psutil.Process().num_fds() <= files
+
+
+def plain(seconds: float) -> McpServer:
+    """A server that ends so long after its input."""
+    command = (sys.executable, "-c", PLAIN, str(seconds))
+    return McpServer(command=command, environment=("SHOP_TOKEN",))
+
+
+def test_lines_that_answer_nothing_are_skipped_and_no_credential_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_TOKEN", "t0p-secret")
+    words = {"command": [sys.executable, "-c", PLAIN, "0"], "environment": ["SHOP_TOKEN"]}
+    (trajectory,) = play(task(tmp_path, ["price"], {"words": words}), tool_seconds=5)
+    assert results(trajectory) == ["Error: no entry with [removed]"], trajectory.detail
+
+
+def test_servers_that_were_lost_together_are_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them takes long to end: the next episode opens both before it has."""
+    monkeypatch.setenv("SHOP_TOKEN", "t0p-secret")
+    pool = ServerPool({"slow": plain(0.7), "fast": plain(0)}, 20)
+
+    async def opened() -> dict[str, OpenServer]:
+        servers = dict[str, OpenServer]()
+        await pool.open(servers, shared=True)
+        return servers
+
+    async def scenario() -> None:
+        for server in (await opened()).values():
+            server.connection.lost = "gone"
+        first, second = await asyncio.gather(opened(), opened())
+        assert first == second
+        assert [server.connection.lost for server in second.values()] == ["", ""]
+
+    asyncio.run(scenario())
+    pool.close()
+    pool.close()  # a second time
+
+
+def test_an_answer_of_many_lines_takes_no_time() -> None:
+    numbers = list(range(30_000))
+
+    async def scenario() -> list[Any]:
+        async def answer(_: web.Request) -> web.Response:
+            return web.Response(text=json.dumps({"numbers": numbers}, indent=0), content_type="application/json")
+
+        application = web.Application()
+        application.router.add_get("/", answer)
+        async with TestClient(TestServer(application)) as client, client.get("/") as response:
+            return [message async for message in messages_of(response)]
+
+    began = time.monotonic()
+    assert asyncio.run(scenario()) == [{"numbers": numbers}]
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,7 @@ class ServerPool:
 
     async def _open_shared(self, servers: dict[str, OpenServer]) -> None:
         lost = [name for name, opening in self._shared.items() if opening.done() and _is_lost(opening)]
-        for name in lost:
-            opening = self._shared.pop(name)
+        for opening in [self._shared.pop(name) for name in lost]:  # all at once: others open them meanwhile
             if not opening.cancelled() and opening.exception() is None:
                 await self._ended(opening.result().connection)
         for name, server in self._servers.items():

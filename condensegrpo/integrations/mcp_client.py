@@ -75,6 +75,7 @@ class ProcessConnection:
             await self._send({"id": number, "method": method, "params": parameters})
             return await answer
         except asyncio.CancelledError:
+            answer.cancel()
             with contextlib.suppress(EnvironmentLost):
                 await self.notify("notifications/cancelled", {"requestId": number})
             raise
@@ -107,13 +108,13 @@ class ProcessConnection:
             if not whole:
                 self._refuse(line)
                 continue
-            with contextlib.suppress(ValueError):  # a line that the server printed for people
+            with contextlib.suppress(ValueError, RecursionError):  # a line that the server printed for people
                 message = json.loads(line)
                 if not isinstance(message, dict):
                     continue
                 if reply := _reply_to(message):
                     await self._send(reply)
-                elif waiting := self._waiting.get(message.get("id", 0)):
+                elif isinstance(message.get("id"), int) and (waiting := self._waiting.get(message["id"])):
                     _answer(waiting, message)
         await self._ended()
 
@@ -221,9 +222,10 @@ async def messages_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[st
     Raises:
         Refused: it is longer than ``MAX_BYTES``, or something else.
     """
-    events, data = response.content_type == "text/event-stream", list[bytes]()
+    events, data, size = response.content_type == "text/event-stream", list[bytes](), 0
     async for line, whole in lines_of(response.content):
-        if not whole or sum(map(len, data)) > MAX_BYTES:
+        size += len(line)
+        if not whole or size > MAX_BYTES:
             raise Refused(TOO_LONG)
         if not events:
             data.append(line)
@@ -231,7 +233,7 @@ async def messages_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[st
             data.append(line.removeprefix(b"data:"))
         elif not line.strip() and data:
             yield _message(b"\n".join(data))
-            data = []
+            data, size = [], 0
     if data:
         yield _message(b"\n".join(data))
 
@@ -240,9 +242,9 @@ def _message(text: bytes) -> dict[str, Any]:
     try:
         message = json.loads(text)
     except ValueError as error:
-        raise Refused(f"its answer is no JSON: {text[:SHOWN].decode(errors='replace')}") from error
+        raise Refused(f"its answer is no JSON: {redacted(text.decode(errors='replace'))[:SHOWN]}") from error
     if not isinstance(message, dict):
-        raise Refused(f"its answer is {message!r:.80}, wanted an object")
+        raise Refused(redacted(f"its answer is {message!r:.80}, wanted an object"))
     return message
 
 
@@ -260,7 +262,7 @@ def _answer(waiting: "asyncio.Future[Json]", message: Json) -> None:
         return
     error, result = message.get("error"), message.get("result")
     if isinstance(error, dict):
-        waiting.set_exception(Refused(str(error.get("message", error))))
+        waiting.set_exception(Refused(redacted(str(error.get("message", error)))))
     elif isinstance(result, dict):
         waiting.set_result(result)
     else:
