@@ -19,6 +19,7 @@ T = TypeVar("T")
 Json = dict[str, Any]  # a parsed body
 Body = Mapping[str, object] | None  # of a request
 MAX_BYTES = 64 << 20  # of an answer
+SHOWN = 500  # characters of what a server says in a message
 IDLE_SECONDS = 2.0  # that an idle connection is kept; servers drop theirs after 5, possibly during a request
 
 
@@ -104,4 +105,5 @@ def reason(text: str) -> str:
         message = json.loads(text)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = text
-    return redacted(str(message).strip()[:500]) or "it gave no reason"
+    shown = str(message).strip()[: 2 * SHOWN]  # so that a credential which is cut is not shown
+    return redacted(shown)[:SHOWN] or "it gave no reason"
