@@ -1,6 +1,7 @@
 """The proxy: agents that run elsewhere, condensed before a served model and recorded as sessions."""
 
 import asyncio
+import io
 import json
 import re
 import signal
@@ -28,6 +29,7 @@ from condensegrpo.core.trajectory import Generation, SamplingParams, Stop, Traje
 from condensegrpo.integrations.proxy import Proxy
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.tasks.agent_endpoint import AgentEndpoint
 
 BUDGET = 1400  # tokens of a prompt
 PAGE = (ROOT / "docs" / "how-to" / "condense-for-any-agent.md").read_text(encoding="utf-8")
@@ -278,6 +280,36 @@ def test_an_upstream_that_fails_ends_the_session_with_its_reason_and_the_next_re
 
     ended = [(trajectory.stop, len(trajectory.turns)) for trajectory in asyncio.run(scenario())]
     assert ended == [(Stop.SAMPLER_ERROR, 1), (Stop.CONTEXT_OVERFLOW, 0), (Stop.ANSWERED, 1)]
+
+
+def test_all_requests_of_a_session_that_cannot_begin_are_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(_: AgentEndpoint) -> None:
+        await asyncio.sleep(0.2)
+        raise OSError("too many open files")
+
+    async def scenario() -> list[Any]:
+        async with proxied(agent(numbered())) as (url, _):
+            monkeypatch.setattr(AgentEndpoint, "_open", fail)
+            return await asyncio.gather(*(ask(url, f"{TOKEN}:s", [user("go")]) for _ in range(3)))
+
+    for status, body in asyncio.run(scenario()):
+        assert status == 502
+        assert "too many open files" in body["error"]["message"]
+
+
+def test_a_body_that_cannot_be_read_is_refused_in_the_form_of_openai() -> None:
+    async def scenario() -> list[tuple[int, str]]:
+        headers, answers = {"Authorization": f"Bearer {TOKEN}"}, []
+        async with proxied(agent(numbered())) as (url, _), ClientSession(headers=headers) as client:
+            for body in (io.BytesIO(b"x" * (17 << 20)), b'{"messages": [{"role": "user", "content": "\xff"}]}'):
+                async with client.post(f"{url}/chat/completions", data=body) as answer:
+                    answers.append((answer.status, (await answer.json())["error"]["message"]))
+        return answers
+
+    long, damaged = asyncio.run(scenario())
+    assert long == (413, "the body exceeds 16 MiB")
+    assert damaged[0] == 400
+    assert "no UTF-8" in damaged[1]
 
 
 def test_a_reply_that_was_cut_off_reaches_the_agent_and_the_session_goes_on() -> None:

@@ -27,7 +27,7 @@ from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.randomness import problem_draw, stream_seed
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.tasks.agent import Agent
-from condensegrpo.tasks.agent_endpoint import MAX_BYTES
+from condensegrpo.tasks.agent_endpoint import MAX_BYTES, error_response, read_body
 from condensegrpo.tasks.agent_request import RequestRefused, read_request
 
 HEADER = "X-Session-Id"
@@ -131,24 +131,24 @@ class Proxy:
         try:
             self._session_name(request)
         except RequestRefused as refused:
-            return _refusal(refused)
+            return error_response(refused)
         return web.json_response({"object": "list", "data": [{"id": "proxy", "object": "model"}]})
 
     async def _complete(self, request: web.Request) -> web.Response:
         try:
             name = self._session_name(request)
-            body = (await request.read()).decode("utf-8", "replace").replace(self.token, REMOVED)
+            body = (await read_body(request)).replace(self.token, REMOVED)
             messages = read_request(body).messages
             session = self._session(name, messages)
         except RequestRefused as refused:
-            return _refusal(refused)
+            return error_response(refused)
         session.waiting += 1
         if session.timer is not None:
             session.timer.cancel()
         try:
             return await self._forwarded(session, body, messages)
         except RequestRefused as refused:
-            return _refusal(refused)
+            return error_response(refused)
         finally:
             session.waiting -= 1
             if not session.waiting:
@@ -159,7 +159,7 @@ class Proxy:
         played = self._open[session]
         await asyncio.wait((session.address, played), return_when=asyncio.FIRST_COMPLETED)
         try:
-            url, key = await asyncio.wait_for(session.address, timeout=0)
+            url, key = await asyncio.wait_for(asyncio.shield(session.address), timeout=0)  # others await it too
             sent = self._client.post(
                 f"{url}/chat/completions", data=body.encode(), headers={"Authorization": f"Bearer {key}"}
             )
@@ -226,9 +226,3 @@ def _reply_in(content: bytes) -> str:
     """The text of a completion, or of the first event of a stream."""
     choice = json.loads(content.partition(b"\n")[0].removeprefix(b"data: "))["choices"][0]
     return str((choice.get("message") or choice["delta"])["content"] or "")
-
-
-def _refusal(refused: RequestRefused) -> web.Response:
-    kind = "invalid_request_error" if refused.status < 500 else "server_error"
-    error = {"message": str(refused), "type": kind, "param": refused.param, "code": None}
-    return web.json_response({"error": error}, status=refused.status)

@@ -65,7 +65,7 @@ class Inbox:
                 raise RequestRefused(f"the episode had its {self._limit} requests", status=403)
             if self._open > MAX_OPEN:
                 raise RequestRefused(f"{MAX_OPEN} requests of the episode wait already", status=429)
-            return await self._replied(read_request(self.hidden(await _body(http))))
+            return await self._replied(read_request(self.hidden(await read_body(http))))
         except RequestRefused as refused:
             self.refused = str(refused)
             raise
@@ -152,14 +152,14 @@ class AgentEndpoint:
         try:
             self._inbox(request)
         except RequestRefused as refused:
-            return _error(refused)
+            return error_response(refused)
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         try:
             chat, reply = await self._inbox(request).reply_to(request)
         except RequestRefused as refused:
-            return _error(refused)
+            return error_response(refused)
         completion = _completion(chat, reply)
         if not chat.stream:
             return web.json_response(completion)
@@ -178,7 +178,8 @@ class AgentEndpoint:
         return self._inboxes[key]
 
 
-async def _body(http: web.Request) -> str:
+async def read_body(http: web.Request) -> str:
+    """The text of a request; RequestRefused: it is too long or no UTF-8."""
     try:
         return (await http.read()).decode()
     except web.HTTPRequestEntityTooLarge as error:
@@ -187,8 +188,10 @@ async def _body(http: web.Request) -> str:
         raise RequestRefused(f"the body is no UTF-8: {error}") from error
 
 
-def _error(refused: RequestRefused) -> web.Response:
-    error = {"message": str(refused), "type": "invalid_request_error", "param": refused.param, "code": None}
+def error_response(refused: RequestRefused) -> web.Response:
+    """A refusal as OpenAI's error."""
+    kind = "invalid_request_error" if refused.status < 500 else "server_error"
+    error = {"message": str(refused), "type": kind, "param": refused.param, "code": None}
     return web.json_response({"error": error}, status=refused.status)
 
 
