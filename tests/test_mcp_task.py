@@ -294,6 +294,21 @@ def test_servers_that_were_lost_together_are_opened_once(monkeypatch: pytest.Mon
     pool.close()  # a second time
 
 
+def test_a_process_that_a_server_leaves_behind_holds_no_file_open(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    command = ["sh", "-c", f"setsid sh -c 'echo $$ > {held}; exec sleep 30' & exec {sys.executable} -c \"$0\" 0", PLAIN]
+    mcp = task(tmp_path, [f"price {number}" for number in range(3)], {"words": {"command": command}}, per="episode")
+    play(task(tmp_path, ["price"], {"words": {"command": "false"}}))  # what the first episode opens
+    files = psutil.Process().num_fds()
+    trajectories = play(mcp)
+    assert {trajectory.stop for trajectory in trajectories} == {Stop.ANSWERED}, trajectories[0].detail
+    del mcp
+    gc.collect()
+    left = psutil.Process().num_fds() - files
+    psutil.Process(int(held.read_text())).kill()
+    assert left <= 0
+
+
 def test_an_answer_of_many_lines_takes_no_time() -> None:
     numbers = list(range(30_000))
 

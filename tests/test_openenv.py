@@ -371,7 +371,10 @@ def speaking(schema: object, *answers: object) -> Iterator[dict[str, Any]]:
         await socket.prepare(request)
         for answer in answers:
             await socket.receive()
-            await (socket.send_bytes(answer) if isinstance(answer, bytes) else socket.send_json(answer))
+            if isinstance(answer, bytes):
+                await socket.send_bytes(answer)
+            else:
+                await socket.send_str(answer if isinstance(answer, str) else json.dumps(answer))
         await socket.receive()
         return socket
 
@@ -404,6 +407,7 @@ LISTED = {"type": "observation", "data": {"observation": {"tools": [{"name": "pr
         ),
         (ORDERS, [{"observation": {}, "done": False}], r"sent .*\"done\": false.*, wanted the messages of OpenEnv 0.2"),
         (ORDERS, [RESET, {"type": "observation", "data": {"observation": {}}}], "sent .*, wanted the messages"),
+        (ORDERS, [RESET, "[" * 100_000], r"sent \[+, wanted the messages"),
         (ORDERS, [RESET, b"123"], "the OpenEnv server s0 sent binary data, wanted"),
         (
             {"action": {"properties": {}}},

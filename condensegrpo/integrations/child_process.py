@@ -94,6 +94,7 @@ class ChildProcess:
             self.kill(number)
         self.kill(signal.SIGKILL)  # processes that it started
         await self._process.wait()
+        self._process._transport.close()  # type: ignore[attr-defined]  # others may hold its pipes
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
 

@@ -186,8 +186,8 @@ class HttpConnection:
                 self._url, json={"jsonrpc": "2.0", **message}, headers=self._headers, allow_redirects=False
             ) as response:
                 if response.status >= 300:
-                    page = (await response.content.read(SHOWN)).decode(errors="replace")
-                    fault = redacted(f"the MCP server {self._name} answered {response.status}: {page}")
+                    page = (await response.content.read(2 * SHOWN)).decode(errors="replace")  # none is cut and shown
+                    fault = f"the MCP server {self._name} answered {response.status}: {redacted(page)[:SHOWN]}"
                     if response.status == 404 and "Mcp-Session-Id" in self._headers:
                         self.lost = fault  # it knows the session no longer
                     raise EnvironmentLost(fault)

@@ -113,7 +113,7 @@ class Session:
                 self.rewards.append(float(reward))
             self.done = self.done or done
             answer = self._waiting.popleft()
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
             shown = redacted(text)[:SHOWN] if isinstance(text, str) else "binary data"
             raise EnvironmentLost(f"the OpenEnv server {self._name} sent {shown}, {WANTED}") from error
         if not answer.done():  # else its caller gave up
