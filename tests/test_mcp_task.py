@@ -99,7 +99,7 @@ for line in sys.stdin:
         say({}, result={})
         say([asked["id"]], result={})
         print("[" * 100_000, flush=True)
-        say(asked["id"], error={"message": f"no entry with {os.environ.get('SHOP_TOKEN')}"})
+        say(asked["id"], error={"message": f"no entry with {os.environ.get('SHOP_PAT')}"})
 time.sleep(float(sys.argv[1]))
 """
 
@@ -173,9 +173,9 @@ def results(trajectory: Trajectory) -> list[str]:
 def test_tools_of_a_command_are_called_limited_and_refused(
     tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SHOP_TOKEN", "t0p-secret")
+    monkeypatch.setenv("SHOP_PAT", "t0p-secret")
     monkeypatch.setenv("SHOP_OTHER", "hidden")
-    words = {"command": [sys.executable, script], "environment": ["SHOP_TOKEN"]}
+    words = {"command": [sys.executable, script], "environment": ["SHOP_PAT"]}
     asked = [
         'price {"item": "lamp"}\nprice {"item": "car"}\nprice {}\nsecret',
         'large {"mebibytes": 17}\nlarge {"mebibytes": 1}\npicture',
@@ -184,7 +184,7 @@ def test_tools_of_a_command_are_called_limited_and_refused(
     first, second, *others = play(task(tmp_path, asked, {"words": words}))
     assert (first.stop, first.answer) == (Stop.ANSWERED, "25"), first.detail
     known, unknown, missing, secret = results(first)
-    assert (known, secret) == ("25", "SHOP_TOKEN")
+    assert (known, secret) == ("25", "SHOP_PAT")
     assert unknown.startswith("Error: Error executing tool price")
     assert missing.startswith("Error: price: missing a required argument: 'item'")
     refused, shortened, picture = results(second)
@@ -260,21 +260,21 @@ def test_servers_that_start_while_their_episodes_are_given_up_are_ended(tmp_path
 def plain(seconds: float) -> McpServer:
     """A server that ends so long after its input."""
     command = (sys.executable, "-c", PLAIN, str(seconds))
-    return McpServer(command=command, environment=("SHOP_TOKEN",))
+    return McpServer(command=command, environment=("SHOP_PAT",))
 
 
 def test_lines_that_answer_nothing_are_skipped_and_no_credential_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SHOP_TOKEN", "t0p-secret")
-    words = {"command": [sys.executable, "-c", PLAIN, "0"], "environment": ["SHOP_TOKEN"]}
+    monkeypatch.setenv("SHOP_PAT", "t0p-secret")
+    words = {"command": [sys.executable, "-c", PLAIN, "0"], "environment": ["SHOP_PAT"]}
     (trajectory,) = play(task(tmp_path, ["price"], {"words": words}), tool_seconds=5)
     assert results(trajectory) == ["Error: no entry with [removed]"], trajectory.detail
 
 
 def test_servers_that_were_lost_together_are_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them takes long to end: the next episode opens both before it has."""
-    monkeypatch.setenv("SHOP_TOKEN", "t0p-secret")
+    monkeypatch.setenv("SHOP_PAT", "t0p-secret")
     pool = ServerPool({"slow": plain(0.7), "fast": plain(0)}, 20)
 
     async def opened() -> dict[str, OpenServer]:

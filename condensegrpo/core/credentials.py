@@ -6,12 +6,13 @@ http://ana:secret@host/             ─▶   http://[removed]@host/
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 REMOVED = "[removed]"
 _NAME = re.compile(r"(^|[_-])(api[_-]?key|access[_-]?key|token|secret|password|credentials?|authorization)$", re.I)
 _IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _SHORTEST = 6  # characters of a value that is searched for in a text
+_given: set[str] = set()  # variables that hold credentials whatever they are called, see ``treat_as_credentials``
 
 
 def without_credentials(value: object, name: str = "") -> object:
@@ -38,6 +39,12 @@ def redacted(text: str) -> str:
     return text
 
 
+def treat_as_credentials(names: Iterable[str]) -> None:
+    """Treat environment variables as credentials from now on: a server gets their values, and may repeat them."""
+    _given.update(names)
+
+
 def secret_values(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """The values of environment variables that hold credentials, by their names."""
-    return tuple(value for name, value in variables.items() if _NAME.search(name) and len(value) >= _SHORTEST)
+    """The values of environment variables that hold credentials, by their names or by ``treat_as_credentials``."""
+    secret = (value for name, value in variables.items() if _NAME.search(name) or name in _given)
+    return tuple(value for value in secret if len(value) >= _SHORTEST)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
-from condensegrpo.core.credentials import has_credentials
+from condensegrpo.core.credentials import has_credentials, treat_as_credentials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +37,14 @@ class ServerAddress:
 
     def variables(self) -> Mapping[str, str]:
         """The environment variables of the command; KeyError: one is not set."""
+        treat_as_credentials(self.environment)
         return {name: os.environ[name] for name in self.environment}
 
     def filled_headers(self) -> Mapping[str, str]:
         """The headers with the values of variables; KeyError: one is not set."""
-        return {name: Template(value).substitute(os.environ) for name, value in self.headers.items()}
+        templates = {name: Template(value) for name, value in self.headers.items()}
+        treat_as_credentials(name for template in templates.values() for name in template.get_identifiers())
+        return {name: template.substitute(os.environ) for name, template in templates.items()}
 
 
 def check_servers(servers: Mapping[str, ServerAddress]) -> None:
