@@ -1,6 +1,8 @@
 """Python looks for garbage less often while trajectories are played."""
 
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -55,3 +57,13 @@ def test_what_a_command_loads_is_not_looked_at_again_and_nothing_changes_where_n
     assert gc.get_stats()[2]["collections"] == looked
     assert gc.get_freeze_count() >= before + len(loaded)
     assert gc.get_threshold() == (700, 10, 10)
+
+
+def test_libraries_print_nothing_at_the_exit() -> None:
+    pytest.importorskip("triton")
+    program = (
+        "from condensegrpo.core.start_up import postpone_collections, resume_collections\n"
+        "postpone_collections()\nimport triton._C.libtriton\nresume_collections()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""

@@ -1,5 +1,6 @@
 """No search for garbage while a command loads its libraries: they are half a million objects, and all of them stay."""
 
+import atexit
 import gc
 
 NEVER = 1_000_000  # collections of younger objects before the oldest are looked at
@@ -19,4 +20,5 @@ def resume_collections() -> None:
     youngest, middle, oldest = gc.get_threshold()
     if oldest == NEVER:
         gc.freeze()  # DeepSpeed looks at everything at several places, 0.3 s each time
+        atexit.register(gc.unfreeze)  # else libraries such as Triton print at the exit that their objects leaked
         gc.set_threshold(youngest, middle, 10)
