@@ -194,7 +194,7 @@ CASES = {
         views={
             2: [*units("Mia"), OPEN, OPENED],
             4: [*units("Mia"), OPEN, OPENED, *units("Ben", "Zoe")],
-            5: [*units("Mia"), OPEN, OPENED, BACK, "<result>The turns 2–3 left your context.</result>"],
+            5: [*units("Mia"), OPEN, OPENED, BACK, "<result>Turns 2–3 left your context.</result>"],
         },
     ),
     # the history with a summary where the policy deleted; nothing where it gave none
