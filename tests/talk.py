@@ -3,19 +3,22 @@
 Every byte is a token of its own, and a few words have one as well: so any text can be said, and in more than one way.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from formats import TOOL_FORMATS
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.condensers.full import Full
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Condenser, Environment, Problem, Sampler, Step, Tool
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Limits, ToolLimits, Trigger
 from condensegrpo.episodes.toolcalls import Toolbox
@@ -41,6 +44,22 @@ def tokenizer(template: str = CHATML) -> PreTrainedTokenizerFast:
     bpe.decoder = decoders.ByteLevel()
     bpe.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", chat_template=template)
+
+
+def save_model(folder: Path) -> None:
+    """A model of one layer with this tokenizer, for contexts of up to 9,000 tokens."""
+    shape = Qwen3Config(
+        vocab_size=len(tokenizer()),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=9000,
+    )
+    Qwen3ForCausalLM(shape).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
 
 
 def said(text: str) -> list[int]:
@@ -146,3 +165,17 @@ def engine(
 
 
 EnvironmentOf = Callable[[Problem], Environment]
+
+
+def play_all(parts: Engine, problems: Sequence[Problem], environment: EnvironmentOf) -> list[Trajectory]:
+    """An episode of each problem, all at the same time."""
+
+    async def episodes() -> list[Trajectory]:
+        return await asyncio.gather(
+            *(
+                run_episode(problem, environment=environment, engine=parts, group_id=problem.id, sample=0, seed=int)
+                for problem in problems
+            )
+        )
+
+    return asyncio.run(episodes())

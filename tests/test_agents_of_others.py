@@ -110,7 +110,7 @@ def test_the_program_mini_is_trained(tmp_path: Path) -> None:
 
 
 def test_a_function_that_runs_an_agent_of_smolagents_is_trained(tmp_path: Path) -> None:
-    smolagents = pytest.importorskip("smolagents")
+    smolagents = pytest.importorskip("smolagents", reason="smolagents is not installed: make install")
     prompts = Path(smolagents.__file__).parent / "prompts" / "code_agent.yaml"
     replies = [f"<code> {call}( {number} ) </code>" for call in ("final_answer", "print") for number in NUMBERS]
     make_policy(tmp_path / "model", replies, prompts.read_text(encoding="utf-8"))
@@ -124,7 +124,7 @@ def test_a_function_that_runs_an_agent_of_smolagents_is_trained(tmp_path: Path) 
 
 
 def test_a_managed_agent_of_smolagents_is_a_branch_with_its_own_system_prompt_and_tools(tmp_path: Path) -> None:
-    smolagents = pytest.importorskip("smolagents")
+    smolagents = pytest.importorskip("smolagents", reason="smolagents is not installed: make install")
 
     def price(item: str) -> int:
         """What an item costs.

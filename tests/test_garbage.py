@@ -60,7 +60,7 @@ def test_what_a_command_loads_is_not_looked_at_again_and_nothing_changes_where_n
 
 
 def test_libraries_print_nothing_at_the_exit() -> None:
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="triton, which prints at the exit, is not installed")
     program = (
         "from condensegrpo.core.start_up import postpone_collections, resume_collections\n"
         "postpone_collections()\nimport triton._C.libtriton\nresume_collections()"

@@ -18,13 +18,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from command import ROOT, succeed
-from recipe_world import make_model
-from talk import agent, engine
+from scripted_training import train_on_replies
+from talk import agent, engine, play_all
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.episodes.episode import run_episode
 from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool
 from condensegrpo.integrations.mcp_client import messages_of
 from condensegrpo.storage.trackers import read_metrics
@@ -152,17 +151,7 @@ def play(task: Any, **options: Any) -> list[Trajectory]:
     """All training questions at the same time."""
     parts = engine(agent(reply), max_turns=9, max_context_tokens=20_000, **{"tool_seconds": 30, **options})
 
-    async def episodes() -> list[Trajectory]:
-        return await asyncio.gather(
-            *(
-                run_episode(
-                    problem, environment=task.environment, engine=parts, group_id=problem.id, sample=0, seed=lambda n: n
-                )
-                for problem in task.problems("train")
-            )
-        )
-
-    return asyncio.run(episodes())
+    return play_all(parts, task.problems("train"), task.environment)
 
 
 def results(trajectory: Trajectory) -> list[str]:
@@ -370,23 +359,9 @@ def test_the_example_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
     blocks = re.findall(r"```\w+\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
     for name, block in zip(("shop.py", "questions.jsonl", "held_out.jsonl", "shop.yaml"), blocks, strict=True):
         (tmp_path / name).write_text(block.replace("command: python ", f"command: {sys.executable} "))
-    make_model(tmp_path / "model", steps=1)
     replies = ['<tool>{"name": "price", "args": {"item": "lamp"}}</tool>', *["<answer>25</answer>"] * 3]
-    succeed(
-        "train",
-        "shop.yaml",
-        f"model.path={tmp_path / 'model'}",
-        f"sampler={{name: scripted, options: {{replies: {json.dumps(replies)}}}}}",
-        "rollout.limits={max_context_tokens: 1200, max_output_tokens: 64}",
-        "learner.threads=1",
-        "train={steps: 2, problems_per_step: 2, samples_per_problem: 1, eval_every: 2}",
-        "algorithm.advantage.options={singleton: raw}",
-        cwd=tmp_path,
-    )
-    lines = read_metrics(tmp_path / "runs/shop/metrics.jsonl")
-    assert [(line["reward"], line["tool_calls_valid"]) for line in lines if "rows" in line] == [(0.5, 1.0)] * 2
-    assert all(line["grad_norm"] > 0 for line in lines if "rows" in line)
-    assert [line["step"] for line in lines if "rows" not in line] == [0, 2]
+    trained = train_on_replies(tmp_path, "shop", replies)
+    assert [(line["reward"], line["tool_calls_valid"]) for line in trained] == [(0.5, 1.0)] * 2
 
 
 def test_the_example_with_a_tiny_model_trains_without_one_on_the_disk(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from answering import always
 from deciding import call
 from memory_questions import write_memory_questions
 from recipe_world import write
-from talk import said, tokenizer
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from talk import said, save_model, tokenizer
 
 from condensegrpo.algorithms.segments import check
 from condensegrpo.assembly.build import build, build_components
@@ -258,18 +257,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model of one layer, a policy that plays a script, passages, questions and conversations."""
     quiet_libraries()
     folder = tmp_path_factory.mktemp("methods")
-    shape = Qwen3Config(
-        vocab_size=len(tokenizer()),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=9000,
-    )
-    Qwen3ForCausalLM(shape).save_pretrained(folder / "model")
-    tokenizer().save_pretrained(folder / "model")
+    save_model(folder / "model")
     (folder / "policy.py").write_text(POLICY)
     write(folder / "passages.jsonl", [{"title": person, "text": f"{person} was born. " * 20} for person in PEOPLE])
     for name, question in (("train", "Where was Mia born?"), ("eval", "Where was Ben born?")):

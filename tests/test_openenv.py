@@ -1,6 +1,5 @@
 """The task ``openenv`` against real servers of the package ``openenv``, which has an environment of its own."""
 
-import asyncio
 import contextlib
 import gc
 import json
@@ -19,16 +18,14 @@ from typing import Any
 import psutil
 import pytest
 from aiohttp import web
-from command import ROOT, succeed
-from recipe_world import make_model
-from talk import add, agent, engine
+from command import ROOT
+from scripted_training import train_on_replies
+from talk import add, agent, engine, play_all
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.episodes.episode import run_episode
-from condensegrpo.storage.trackers import read_metrics
 
 PYTHON = Path(sys.prefix) / "others" / "openenv" / "bin" / "python"
 PAGE = (ROOT / "docs" / "how-to" / "connect-environments.md").read_text(encoding="utf-8")
@@ -227,17 +224,7 @@ def play(task: Any, say: Callable[[str], str] = reply, **options: Any) -> list[T
     limits = {"max_turns": 9, "max_context_tokens": 60_000, "tool_seconds": 30, "turn_seconds": 30.0, **options}
     parts = engine(agent(say), **limits)
 
-    async def episodes() -> list[Trajectory]:
-        return await asyncio.gather(
-            *(
-                run_episode(
-                    problem, environment=task.environment, engine=parts, group_id=problem.id, sample=0, seed=lambda n: n
-                )
-                for problem in task.problems("train")
-            )
-        )
-
-    return asyncio.run(episodes())
+    return play_all(parts, task.problems("train"), task.environment)
 
 
 def observed(trajectory: Trajectory) -> list[str]:
@@ -534,20 +521,5 @@ def test_the_examples_of_the_page_train_and_evaluate(tmp_path: Path, script: str
         replies = ['<tool>{"name": "pay", "args": {"item": "lamp"}}</tool>'] * 2
         shop = {"command": f"{PYTHON} {script} {{port}} shop 9"}
         options = [f"task.options={json.dumps({'servers': {'shop': shop}})}", "rollout.tools.format=tagged"]
-    make_model(tmp_path / "model", steps=1)
-    succeed(
-        "train",
-        "mirror.yaml",
-        f"model.path={tmp_path / 'model'}",
-        f"sampler={{name: scripted, options: {{replies: {json.dumps(replies)}}}}}",
-        "rollout.limits={max_context_tokens: 1200, max_output_tokens: 64}",
-        "learner.threads=1",
-        "train={steps: 2, problems_per_step: 2, samples_per_problem: 1, eval_every: 2}",
-        "algorithm.advantage.options={singleton: raw}",
-        *options,
-        cwd=tmp_path,
-    )
-    lines = read_metrics(tmp_path / "runs/mirror/metrics.jsonl")
-    assert [line["reward"] for line in lines if "rows" in line] == [0.5] * 2
-    assert all(line["grad_norm"] > 0 for line in lines if "rows" in line)
-    assert [line["step"] for line in lines if "rows" not in line] == [0, 2]
+    trained = train_on_replies(tmp_path, "mirror", replies, *options)
+    assert [line["reward"] for line in trained] == [0.5] * 2

@@ -142,7 +142,7 @@ def test_an_agent_holds_a_conversation_of_30_turns_that_exceeds_the_budget_four_
 
 def test_an_agent_of_smolagents_holds_30_turns_that_exceed_the_budget_four_times(tmp_path: Path) -> None:
     """Unmodified, with its own system prompt, which is most of the budget."""
-    smolagents = pytest.importorskip("smolagents")
+    smolagents = pytest.importorskip("smolagents", reason="smolagents is not installed: make install")
     budget, count = 16_000, 0
 
     def up(by: int) -> str:

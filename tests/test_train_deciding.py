@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from deciding import call
-from talk import tokenizer
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from talk import save_model
 
 from condensegrpo.algorithms.segments import check
 from condensegrpo.assembly.build import build
@@ -62,18 +61,7 @@ class Policy(TextSampler):
 def tree(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     quiet_libraries()
     folder = tmp_path_factory.mktemp("deciding")
-    shape = Qwen3Config(
-        vocab_size=len(tokenizer()),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=9000,
-    )
-    Qwen3ForCausalLM(shape).save_pretrained(folder / "model")
-    tokenizer().save_pretrained(folder / "model")
+    save_model(folder / "model")
     for name, number in (("train", 4), ("eval", 5)):
         row = {"question": f"3 and {number}?", "answer": f"3+{number} = <<3+{number}={3 + number}>>\n#### {3 + number}"}
         (folder / f"{name}.jsonl").write_text(json.dumps(row) + "\n")

@@ -1,6 +1,5 @@
 """The task ``verifiers`` against the real library, in an environment of its own that ``make others`` makes."""
 
-import asyncio
 import json
 import os
 import re
@@ -13,16 +12,14 @@ from typing import Any
 
 import psutil
 import pytest
-from command import ROOT, succeed
-from recipe_world import make_model
-from talk import agent, engine
+from command import ROOT
+from scripted_training import train_on_replies
+from talk import agent, engine, play_all
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.episodes.episode import run_episode
-from condensegrpo.storage.trackers import read_metrics
 
 HOME = Path(sys.prefix) / "others" / "verifiers"
 PYTHON = str(HOME / "bin" / "python")
@@ -284,17 +281,7 @@ def play(task: Any, questions: Sequence[str], **options: Any) -> list[Trajectory
     parts = engine(agent(reply), **{**limits, **options})
     problems = [problem for problem in task.problems("train") if problem.question in questions]
 
-    async def episodes() -> list[Trajectory]:
-        return await asyncio.gather(
-            *(
-                run_episode(
-                    problem, environment=task.environment, engine=parts, group_id=problem.id, sample=0, seed=lambda n: n
-                )
-                for problem in problems
-            )
-        )
-
-    return asyncio.run(episodes())
+    return play_all(parts, problems, task.environment)
 
 
 def results(trajectory: Trajectory) -> list[str]:
@@ -409,22 +396,6 @@ def test_the_example_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
     blocks = re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
     for name, block in zip(("prices.py", "prices.yaml"), blocks, strict=True):
         (tmp_path / name).write_text(block)
-    make_model(tmp_path / "model", steps=1)
     replies = ['<tool>{"name": "shop_price", "args": {"item": "lamp"}}</tool>', *["25"] * 3]
-    succeed(
-        "train",
-        "prices.yaml",
-        f"task.options.python={PYTHON}",
-        f"model.path={tmp_path / 'model'}",
-        f"sampler={{name: scripted, options: {{replies: {json.dumps(replies)}}}}}",
-        "rollout.limits={max_context_tokens: 1200, max_output_tokens: 64}",
-        "learner.threads=1",
-        "train={steps: 2, problems_per_step: 2, samples_per_problem: 1, eval_every: 2}",
-        "algorithm.advantage.options={singleton: raw}",
-        cwd=tmp_path,
-    )
-    lines = read_metrics(tmp_path / "runs/prices/metrics.jsonl")
-    trained = [line for line in lines if "rows" in line]
+    trained = train_on_replies(tmp_path, "prices", replies, f"task.options.python={PYTHON}")
     assert [(line["reward"], line["tool_calls_valid"]) for line in trained] == [(0.75, 1.0)] * 2
-    assert all(line["grad_norm"] > 0 for line in trained)
-    assert [line["step"] for line in lines if "rows" not in line] == [0, 2]

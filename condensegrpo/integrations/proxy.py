@@ -27,7 +27,7 @@ from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.randomness import problem_draw, stream_seed
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.tasks.agent import Agent
-from condensegrpo.tasks.agent_endpoint import MAX_BYTES, error_response, read_body
+from condensegrpo.tasks.agent_endpoint import chat_runner, error_response, read_body
 from condensegrpo.tasks.agent_request import RequestRefused, read_request
 
 HEADER = "X-Session-Id"
@@ -108,11 +108,7 @@ class Proxy:
     @asynccontextmanager
     async def serving(self, host: str, port: int) -> AsyncIterator[int]:
         """Serve in a block, which gets the port (0: any); at its end sessions end, after their replies under way."""
-        application = web.Application(client_max_size=MAX_BYTES)
-        application.router.add_post("/v1/chat/completions", self._complete)
-        application.router.add_get("/v1/models", self._models)
-        runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
-        await runner.setup()
+        runner = await chat_runner(self._complete, self._models)
         try:
             await web.TCPSite(runner, host, port).start()
             async with ClientSession(timeout=ClientTimeout(total=None)) as self._client:

@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Self
 
 from aiohttp import web
@@ -23,6 +23,7 @@ from condensegrpo.tasks.agent_request import ChatRequest, RequestRefused, read_r
 
 MODEL = "policy"
 MAX_BYTES = 16 << 20  # of a request
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_OPEN = 32  # requests of one episode at a time
 _ENDPOINTS = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, "AgentEndpoint"]()
 
@@ -135,11 +136,7 @@ class AgentEndpoint:
         async with self._opening:
             if self._runner is not None:
                 return self
-            application = web.Application(client_max_size=MAX_BYTES)
-            application.router.add_post("/v1/chat/completions", self._complete)
-            application.router.add_get("/v1/models", self._models)
-            runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
-            await runner.setup()
+            runner = await chat_runner(self._complete, self._models)
             try:
                 await web.TCPSite(runner, "127.0.0.1", 0).start()
             except BaseException:
@@ -176,6 +173,16 @@ class AgentEndpoint:
         if key not in self._inboxes:
             raise RequestRefused("the key is of no running episode: it is wrong, or its episode has ended", status=401)
         return self._inboxes[key]
+
+
+async def chat_runner(complete: Handler, models: Handler) -> web.AppRunner:
+    """A server of OpenAI's two routes that clients of chat models call, set up and not listening yet."""
+    application = web.Application(client_max_size=MAX_BYTES)
+    application.router.add_post("/v1/chat/completions", complete)
+    application.router.add_get("/v1/models", models)
+    runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    return runner
 
 
 async def read_body(http: web.Request) -> str:
