@@ -22,10 +22,11 @@ from scripted_training import train_on_replies
 from talk import agent, engine, play_all
 
 from condensegrpo.assembly.plugins import build_plugin
-from condensegrpo.core.errors import PluginError
+from condensegrpo.core.errors import EnvironmentLost, PluginError
 from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.integrations.child_process import ChildProcess
 from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool
-from condensegrpo.integrations.mcp_client import messages_of
+from condensegrpo.integrations.mcp_client import ProcessConnection, messages_of
 from condensegrpo.storage.trackers import read_metrics
 
 pytest.importorskip("mcp")
@@ -281,6 +282,22 @@ def test_servers_that_were_lost_together_are_opened_once(monkeypatch: pytest.Mon
     asyncio.run(scenario())
     pool.close()
     pool.close()  # a second time
+
+
+def test_an_error_that_comes_too_late_is_not_reported_at_the_exit(caplog: pytest.LogCaptureFixture) -> None:
+    """A server reads no longer and then ends: the request fails, and its answer would be that the server was lost."""
+
+    async def scenario() -> None:
+        command = ("sh", "-c", "exec <&-; sleep 1; exit 1")
+        connection = ProcessConnection("words", await ChildProcess.started("words", command, {}, None))
+        await asyncio.sleep(0.3)
+        with pytest.raises(EnvironmentLost, match="words ended with exit code 1"):
+            await connection.request("ping", {})
+        await connection.close()
+        gc.collect()
+
+    asyncio.run(scenario())
+    assert [record.message for record in caplog.records] == []
 
 
 def test_a_process_that_a_server_leaves_behind_holds_no_file_open(tmp_path: Path) -> None:

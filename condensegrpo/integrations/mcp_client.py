@@ -75,12 +75,12 @@ class ProcessConnection:
             await self._send({"id": number, "method": method, "params": parameters})
             return await answer
         except asyncio.CancelledError:
-            answer.cancel()
             with contextlib.suppress(EnvironmentLost):
                 await self.notify("notifications/cancelled", {"requestId": number})
             raise
         finally:
             del self._waiting[number]
+            give_up(answer)
 
     async def notify(self, method: str, parameters: Json) -> None:
         """Send a message that has no answer."""
@@ -246,6 +246,12 @@ def _message(text: bytes) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise Refused(redacted(f"its answer is {message!r:.80}, wanted an object"))
     return message
+
+
+def give_up(answer: asyncio.Future[Json]) -> None:
+    """Await an answer no longer. An error that came too late counts as read, else Python reports it at the exit."""
+    if not answer.cancel() and not answer.cancelled():
+        answer.exception()
 
 
 def _reply_to(message: Json) -> Json | None:

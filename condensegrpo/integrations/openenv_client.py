@@ -19,7 +19,7 @@ import aiohttp
 from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import EnvironmentLost
 from condensegrpo.integrations.child_process import END_SECONDS, SHOWN
-from condensegrpo.integrations.mcp_client import TOO_LONG, Json, Refused
+from condensegrpo.integrations.mcp_client import TOO_LONG, Json, Refused, give_up
 
 FULL = "CAPACITY_REACHED"
 ENDS = {FULL, "FACTORY_ERROR", "SESSION_ERROR"}  # errors after which the server ends a session
@@ -68,7 +68,7 @@ class Session:
                 await self._socket.send_str(json.dumps({"type": kind, "data": data}, default=str))
             return await answer
         finally:
-            answer.cancel()  # where the caller gave up
+            give_up(answer)  # where it was not awaited to its end
 
     async def close(self) -> None:
         """End the session; the server ends its environment before it confirms."""
