@@ -29,30 +29,30 @@ class Compact:
     template: str | None = None  # as of ``summary``
     min_turns: Annotated[int, Ge(1)] = 2  # since the last summary, before the turn of the call
     over_budget: bool = False  # request a summary too where the history is over budget, though the policy did not call
-    asked: PolicySummary = field(init=False)
-    unasked: PolicySummary = field(init=False)
+    on_request: PolicySummary = field(init=False)
+    when_full: PolicySummary = field(init=False)
 
     def __post_init__(self) -> None:
-        for name, always in (("asked", True), ("unasked", False)):
+        for name, always in (("on_request", True), ("when_full", False)):
             summary = PolicySummary(self.keep_last, self.max_tokens, always, self.attempts, self.template)
             object.__setattr__(self, name, summary)  # frozen
 
     @property
     def writes(self) -> int:
         """Texts that one call may request."""
-        return self.asked.writes
+        return self.on_request.writes
 
     def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
         """As of ``summary``."""
-        self.asked.check_room(pinned, budget)
+        self.on_request.check_room(pinned, budget)
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The newest units behind a new summary if the policy called for one; else the units behind the last."""
         if any(decisions(history.raw_units[-1:], COMPACT)):
-            condensed = await self.asked.condense(history, budget, tools)
+            condensed = await self.on_request.condense(history, budget, tools)
             return replace(condensed, reason=f"{condensed.reason or 'nothing to summarise'}, as the policy asked")
         if self.over_budget:
-            return await self.unasked.condense(history, budget, tools)
+            return await self.when_full.condense(history, budget, tools)
         return Condensed(units=history.current_units)
 
     def tools(self) -> Sequence[EnvironmentTool]:

@@ -175,14 +175,14 @@ def demonstrations(components: Components, renderer: Renderer) -> Demonstrations
     if not isinstance(task, HasExpert):
         assert isinstance(task, Demonstrates)
         return MadeDemonstrations(task=CheckedDemonstrations(task), renderer=renderer, toolbox=components.toolbox)
-    nobody = ScriptedSampler([])
+    unused = ScriptedSampler([])
     frozen = partial(frozen_model, dtype=config.model.dtype)
     engine = Engine(
-        sampler=nobody,
+        sampler=unused,
         renderer=renderer,
         condenser=components.condenser,
         condenser_name=config.condenser.name,
-        scorers=open_scorers(names_of(components.condenser), sampler=nobody, renderer=renderer, model=frozen),
+        scorers=open_scorers(names_of(components.condenser), sampler=unused, renderer=renderer, model=frozen),
         trigger=config.rollout.condense,
         toolbox=components.toolbox,
         limits=config.rollout.limits,

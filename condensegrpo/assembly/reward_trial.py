@@ -1,4 +1,4 @@
-"""Tries the rewards of a user's before a run: whether what they return is a reward, no signature has to say."""
+"""Calls the rewards of a user once before a run: without an annotation nothing else says what they return."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ SECONDS = 10.0  # that a reward may take for the trial
 
 
 def try_rewards(components: Components) -> tuple[str, ...]:
-    """Call each reward of a user's once, for a made-up episode of one turn that gave the right answer.
+    """Call each of the user's rewards once, for a made-up episode of one turn that gave the right answer.
 
     Not called is a reward that says by annotation what it returns, or that was given the sandbox: it may be expensive.
 
@@ -34,7 +34,7 @@ def try_rewards(components: Components) -> tuple[str, ...]:
 
 
 def _untold(components: Components) -> Iterator[Reward | GroupReward | TurnReward]:
-    """The rewards that are not of this package and do not say what they return, the parts of a sum each alone."""
+    """The rewards from outside this package that are not annotated; of a sum, its parts."""
     reward = components.reward
     for each in [part.reward for part in reward.parts] if isinstance(reward, SumsParts) else [reward]:
         kind = type(each)
@@ -88,9 +88,7 @@ def _tried(reward: Reward | GroupReward | TurnReward, episode: Trajectory, probl
     try:
         _check(reward, returned)
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"trying {name} on a made-up episode{at_definition(reward)}: it {message_of(error)}."
-        ) from error
+        raise ConfigError(f"trying {name} on a made-up episode{at_definition(reward)}: {message_of(error)}.") from error
     return ""
 
 

@@ -3,7 +3,7 @@
     run ── standard input ─▶ guard ── pipe ─▶ server ─▶ engine ─▶ workers        the last three are one process group
 
 An engine of vLLM survives the kill of its server: it ignores SIGTERM, keeps its memory, and the port that it inherited
-accepts connections that nobody answers.
+accepts connections and never answers.
 
     python process_guard.py COMMAND ARGUMENT …      any server, which writes to stderr only, until standard input closes
 """

@@ -33,5 +33,5 @@ def bare(message: Message) -> str:
 
 
 def is_error(message: Message) -> bool:
-    """Whether a tool result is an error text, also behind the few words that a tool format of others may begin with."""
+    """Whether a tool result is an error text, also after the few words that a tool format of others may begin with."""
     return "Error:" in bare(message)[:60]

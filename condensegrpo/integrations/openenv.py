@@ -156,8 +156,8 @@ class OpenEnvEpisode:
             listed = await self._pool.call(self._place.step({"type": "list_tools"}))
             self._tools = [*self._offered(server.name, listed)]
         text = task.text_of_observation(observation)
-        asked = task.first_messages(row, f"\n{text}" if text and row.get(task.prompt) else text)
-        return (*([Message(role="system", content=task.system)] if task.system else []), *asked)
+        first = task.first_messages(row, f"\n{text}" if text and row.get(task.prompt) else text)
+        return (*([Message(role="system", content=task.system)] if task.system else []), *first)
 
     def tools(self) -> Sequence[EnvironmentTool]:
         """The tools of the environment, if it has some."""

@@ -4,7 +4,7 @@
           ◀─────────────────────────────────────── what the episode answers ◀─────────────────────────────
 
 The program of such an episode is the remote agent: it lasts until no request has come for a while. Requests belong to
-the session that they name, in a header or behind the token, or else to the conversation that they continue.
+the session that they name, in a header or after the token, or else to the conversation that they continue.
 """
 
 import asyncio
@@ -175,10 +175,10 @@ class Proxy:
     def _session_name(self, request: web.Request) -> str:
         """The name of a request's session, empty if it gives none; RequestRefused without the token."""
         key = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        token, behind = key[: len(self.token)], key[len(self.token) :]
-        if not secrets.compare_digest(token.encode(), self.token.encode()) or behind[:1] not in ("", ":"):
+        token, name = key[: len(self.token)], key[len(self.token) :]
+        if not secrets.compare_digest(token.encode(), self.token.encode()) or name[:1] not in ("", ":"):
             raise RequestRefused("the key is not the token of this proxy, alone or as TOKEN:SESSION", status=401)
-        return request.headers.get(HEADER, behind[1:])[:200]
+        return request.headers.get(HEADER, name[1:])[:200]
 
     def _session(self, name: str, messages: tuple[Message, ...]) -> _Session:
         """The open session of a request, or a new one."""

@@ -86,7 +86,7 @@ def goal(file: Path) -> str:
 
 
 def walkthrough(file: Path) -> Sequence[str]:
-    """Commands that win a game; none if whoever made it left none."""
+    """Commands that win a game; none if its file holds none."""
     return tuple(_description(file)["metadata"].get("walkthrough", ()))
 
 
@@ -110,11 +110,11 @@ class Game:
         """The first observation."""
         import textworld
 
-        wanted = textworld.EnvInfos(
+        requested = textworld.EnvInfos(
             score=True, max_score=True, won=True, lost=True, admissible_commands=self._admissible
         )
         with _starting:  # reading a game uses parsers of the process
-            self._environment = textworld.start(self._file, wanted)
+            self._environment = textworld.start(self._file, requested)
             self._environment.seed(0)
             self._state = self._environment.reset()
         return self._text(self._state.feedback)

@@ -1,4 +1,4 @@
-"""The program behind the task ``verifiers``: a taskset of verifiers with its tools and rewards, over stdin and stdout.
+"""The program of the task ``verifiers``: a taskset of verifiers with its tools and rewards, over stdin and stdout.
 
 It runs in an environment that has verifiers 0.4, and imports nothing of this package. It answers as a server of the
 Model Context Protocol, so that ``mcp.ServerPool`` starts, shares and ends it; its tools are the methods of ``Taskset``:
@@ -106,8 +106,8 @@ class Taskset:
         if shared is None or (shared.done() and shared.exception() is not None):
             toolsets = taskset.toolsets(taskset.config)
             self._shared[split] = asyncio.create_task(opened(toolsets, None, self._stack))
-        own = await opened(task.toolsets(task.config), task, begun.toolsets)
-        begun.tools = merged(await asyncio.shield(self._shared[split]), own)
+        of_episode = await opened(task.toolsets(task.config), task, begun.toolsets)
+        begun.tools = merged(await asyncio.shield(self._shared[split]), of_episode)
         begun.trace.tools = [
             vf.Tool(name=name, description=tool.description["description"], parameters=tool.description["inputSchema"])
             for name, tool in begun.tools.items()
@@ -307,8 +307,8 @@ def new_trace(task: vf.Task) -> vf.Trace:
         agent=vf.AgentInfo(config=vf.AgentConfig(runtime=vf.SubprocessConfig())),
     )
     system = [vf.SystemMessage(content=data.system_prompt)] if data.system_prompt else []
-    asked = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else data.prompt
-    for message in (*system, *asked):
+    prompt = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else data.prompt
+    for message in (*system, *prompt):
         add_message(trace, message, sampled=False)
     return trace
 
@@ -321,7 +321,7 @@ def add_messages(trace: vf.Trace, messages: Sequence[Mapping[str, Any]]) -> None
 
 
 def add_message(trace: vf.Trace, message: vf.Message, *, sampled: bool) -> None:
-    """Add a message behind the last one."""
+    """Add a message after the last one."""
     parent = len(trace.nodes) - 1 if trace.nodes else None
     trace.nodes.append(vf.MessageNode(message=message, parent=parent, sampled=sampled))
 

@@ -200,8 +200,8 @@ def _observed(result: Message, ids: Mapping[str, str]) -> Json:
 def _prompt(problem: Problem) -> tuple[Message, ...]:
     task = problem.data["task"]
     system = task.get("system_prompt")
-    asked = messages(_PROMPT.validate_python(task["prompt"]), "user")
-    return (Message(role="system", content=system), *asked) if system else asked
+    prompt = messages(_PROMPT.validate_python(task["prompt"]), "user")
+    return (Message(role="system", content=system), *prompt) if system else prompt
 
 
 def _posed(problem: Problem) -> Problem:

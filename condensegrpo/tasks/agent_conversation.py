@@ -5,7 +5,7 @@ An agent sends its whole history with every request, so each request says which 
     system, user, reply 0, tool, reply 1, tool     ─▶  pinned: system, user; units: (reply 0, tool), (reply 1, tool)
 
 A reply is recognised by the messages that it was sampled for, by the ids of its calls, or by its text. One that comes
-back as it was stays the sampled one. What the agent added behind it is a user message of its unit. Whatever else
+back as it was stays the sampled one. What the agent added after it is a user message of its unit. Whatever else
 differs from the last request and what followed it, such as a reply that was edited or left out, or another
 conversation in between, is a rewritten history, which is declared.
 """
@@ -115,14 +115,14 @@ class Conversation:
         return Unit(turn=number, reply=self._shown(message))
 
     def _added(self, number: int, message: Message) -> str | None:
-        """The text behind a reply in a message that begins with it; None: it does not."""
+        """The text after a reply in a message that begins with it; None: it does not."""
         text, reply = message.text.strip(), self._replies[number]
         starts = (was for was in (reply.sampled.text.strip(), reply.sent.text.strip()) if text.startswith(was))
         was = next(starts, None)  # with its stop string, which smolagents puts back
         return None if was is None else text[len(was) :].strip()
 
     def _with_result(self, unit: Unit, message: Message) -> tuple[Message, ...]:
-        """The results of a unit with one more; behind a text that the agent added to the reply, it is one message."""
+        """The results of a unit with one more; after a text that the agent added to the reply, it is one message."""
         if message.role == "tool":
             number, call = self._by_call.get(message.tool_call_id or "", (None, None))
             if number == unit.turn and call is not None:

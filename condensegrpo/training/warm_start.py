@@ -207,7 +207,7 @@ def _round_folder(target: Path, number: int) -> Path:
 def _micro_batches(turns: Sequence[DemonstratedTurn], learner: DeepSpeedEngine, max_tokens: int) -> list[PackedBatch]:
     """This rank's micro-batches of a step; every reply token of every rank weighs the same."""
     weight = 1 / sum(len(turn.reply_ids) for turn in turns)
-    own = turns[ranks.rank() :: ranks.world_size()]
-    rows = [reply_row(tuple(turn.prompt_ids), tuple(turn.reply_ids), weight=weight) for turn in own]
+    of_rank = turns[ranks.rank() :: ranks.world_size()]
+    rows = [reply_row(tuple(turn.prompt_ids), tuple(turn.reply_ids), weight=weight) for turn in of_rank]
     model = learner.module
     return pack_rows(rows, max_tokens=max_tokens, share=model.computes_trees, ranks_a_row=model.ranks_a_row)
