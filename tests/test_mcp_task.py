@@ -26,7 +26,7 @@ from condensegrpo.core.errors import EnvironmentLost, PluginError
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.integrations.child_process import ChildProcess
 from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool
-from condensegrpo.integrations.mcp_client import ProcessConnection, messages_of
+from condensegrpo.integrations.mcp_client import HttpConnection, ProcessConnection, messages_of
 from condensegrpo.storage.trackers import read_metrics
 
 pytest.importorskip("mcp")
@@ -226,6 +226,31 @@ def test_thirty_two_episodes_share_a_server_at_an_address_and_leave_no_socket(tm
     del mcp
     gc.collect()
     assert connections(port) == []
+
+
+def test_more_requests_than_the_usual_limit_of_connections_are_under_way_at_once() -> None:
+    calls, everybody = list[int](), asyncio.Event()
+
+    async def answered(request: web.Request) -> web.Response:
+        body = await request.json()
+        calls.append(body["id"])
+        if len(calls) == 101:  # aiohttp opens 100 by default: the last one would wait for the others
+            everybody.set()
+        await everybody.wait()
+        return web.json_response({"jsonrpc": "2.0", "id": body["id"], "result": {}})
+
+    async def scenario() -> list[Any]:
+        application = web.Application()
+        application.add_routes([web.post("/", answered)])
+        async with TestServer(application) as server:
+            connection = HttpConnection("words", str(server.make_url("/")), {})
+            try:
+                return await asyncio.wait_for(asyncio.gather(*(connection.request("ping", {}) for _ in range(101))), 30)
+            finally:
+                everybody.set()
+                await connection.close()
+
+    assert asyncio.run(scenario()) == [{}] * 101
 
 
 def connections(port: int) -> list[Any]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -365,9 +365,17 @@ def speaking(schema: object, *answers: object) -> Iterator[dict[str, Any]]:
         await socket.receive()
         return socket
 
+    with serving([web.get("/schema", described), web.get("/ws", session)]) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def serving(routes: Sequence[web.RouteDef]) -> Iterator[dict[str, Any]]:
+    """A server in a thread of its own."""
+
     async def served() -> tuple[web.AppRunner, str]:
         application = web.Application()
-        application.add_routes([web.get("/schema", described), web.get("/ws", session)])
+        application.add_routes(routes)
         runner = web.AppRunner(application, shutdown_timeout=1.0)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -483,6 +491,26 @@ def test_headers_are_filled_from_variables_and_shown_nowhere(
     (refused,) = play(task(tmp_path, ["end"], {"url": f"http://127.0.0.1:{guard[guard.index(script) + 1]}"}))
     assert "the OpenEnv server s0 answered 401 Unauthorized" in refused.detail
     assert "t0p" not in repr((refused, trajectory))
+
+
+def test_no_redirect_gets_the_headers_of_a_server(tmp_path: Path) -> None:
+    given = list[str | None]()
+
+    async def schema(_: web.Request) -> web.Response:
+        return web.json_response(ORDERS)
+
+    async def moved(_: web.Request) -> web.Response:
+        raise web.HTTPTemporaryRedirect("/elsewhere")
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        given.append(request.headers.get("token"))
+        return web.Response()
+
+    routes = [web.get("/schema", schema), web.get("/ws", moved), web.get("/elsewhere", elsewhere)]
+    with serving(routes) as server:
+        (trajectory,) = play(task(tmp_path, ["say"], {**server, "headers": {"token": "t0p-secret"}}))
+    assert "the OpenEnv server s0 answered 307 (a redirect), wanted" in trajectory.detail
+    assert given == []
 
 
 def test_wrong_options_are_refused(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from condensegrpo.core.protocols import Problem
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.integrations.textworld import TextWorld
-from condensegrpo.integrations.textworld_games import ANSWERS, walkthrough
+from condensegrpo.integrations.textworld_games import ANSWERS, Game, walkthrough
 from condensegrpo.storage.trackers import read_metrics
 
 pytest.importorskip("textworld", reason="textworld is not installed: pip install 'condensegrpo[textworld]'")
@@ -150,6 +150,18 @@ def test_a_game_ends_after_its_commands_with_the_points_that_were_made(task: Tex
     assert [message.role for message in trajectory.turns[0].context] == ["user"]
     won = asyncio.run(play(replace(short, outcome="won"), problem, wins(problem)))
     assert won.outcome == 0.0
+
+
+def test_a_game_without_points_pays_whether_it_is_won(tmp_path: Path) -> None:
+    import textworld
+
+    maker = textworld.GameMaker()
+    maker.set_player(maker.new_room("hall"))
+    game = Game(maker.compile(str(tmp_path / "hall.z8")), admissible=False)
+    game.start()
+    assert "hall" in game.play("look")
+    assert (game.done, game.score) == (False, 0.0)
+    game.close()
 
 
 def test_games_are_made_once_and_no_game_is_in_both_splits(task: TextWorld, folder: Path) -> None:

@@ -143,7 +143,11 @@ class HttpConnection:
         self._name, self._url = name, url
         accepted = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": VERSION}
         self._headers = {**accepted, **headers}
-        self._client = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), trust_env=False)
+        self._client = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),  # as many as there are requests
+            timeout=aiohttp.ClientTimeout(total=None),
+            trust_env=False,
+        )
 
     async def request(self, method: str, parameters: Json) -> Json:
         """The result of a request, see ``Connection``."""

@@ -115,8 +115,14 @@ class RunningServer:
     async def _prepared(self) -> aiohttp.ClientSession:
         """A client of the server, which runs as far as we know, and whose actions are known."""
         if self._client is None:
-            headers, connector = self._server.filled_headers(), aiohttp.TCPConnector(limit=0)
-            self._client = aiohttp.ClientSession(headers=headers, connector=connector, trust_env=False)
+            traced = aiohttp.TraceConfig()
+            traced.on_request_redirect.append(_refuse_redirect)
+            self._client = aiohttp.ClientSession(
+                headers=self._server.filled_headers(),
+                connector=aiohttp.TCPConnector(limit=0),
+                trust_env=False,
+                trace_configs=[traced],
+            )
         if self._server.command:
             await self._run()
         if not self.actions:
@@ -161,6 +167,12 @@ class RunningServer:
             raise NotReady(f"the OpenEnv server {self.name} cannot be reached: {fault}") from error
         except Refused as error:
             raise EnvironmentLost(f"the OpenEnv server {self.name}: {redacted(str(error))}, {WANTED}") from error
+
+
+async def _refuse_redirect(client: object, context: object, redirect: aiohttp.TraceRequestRedirectParams) -> None:
+    """``ws_connect`` would follow it, and send the headers that name credentials to wherever it leads."""
+    answer = redirect.response
+    raise aiohttp.ClientResponseError(answer.request_info, (), status=answer.status, message="(a redirect)")
 
 
 class SessionPool:

@@ -144,8 +144,8 @@ class Game:
 
     @property
     def score(self) -> float:
-        """The share of the points that were made, from 0 to 1."""
-        return float(self._state.score / self._state.max_score)
+        """The share of the points that were made, from 0 to 1; of a game without points, 1 if it is won."""
+        return self._state.score / self._state.max_score if self._state.max_score else float(self.won)
 
     def _text(self, feedback: str) -> str:
         """A text of the game without its banner, its empty lines and its status line, which follows the last ``>``."""
