@@ -352,10 +352,10 @@ def test_a_body_that_cannot_be_read_is_refused_in_the_form_of_openai() -> None:
 def test_a_reply_that_was_cut_off_reaches_the_agent_and_the_session_goes_on() -> None:
     async def scenario() -> list[Trajectory]:
         async with proxied(ScriptedSampler(lambda _: said("o" * 100))) as (url, written):
-            first = [user("go")]
-            reply = await said_by(url, TOKEN, first)
-            assert reply == "o" * 80
-            await said_by(url, TOKEN, [*first, assistant(reply), user("on")])
+            _, answer = await named(url, "s", "go")
+            (choice,) = answer["choices"]
+            assert (choice["message"]["content"], choice["finish_reason"]) == ("o" * 80, "length")
+            await said_by(url, f"{TOKEN}:s", [user("go"), assistant("o" * 80), user("on")])
         return written
 
     (trajectory,) = asyncio.run(scenario())

@@ -380,6 +380,14 @@ class ReadsHistory(Protocol):
 
 
 @runtime_checkable
+class ReadsFinish(Protocol):
+    """An environment that passes replies on to someone who has to know whether each is whole."""
+
+    def read_finish(self, finish: Finish) -> None:
+        """Why the reply ended that ``step`` is given next. By default one that was cut off ends the episode instead."""
+
+
+@runtime_checkable
 class Closes(Protocol):
     """An environment that holds something: a process, a file, a connection."""
 

@@ -6,7 +6,15 @@ from functools import partial
 
 from condensegrpo.core.failures import Failure, failure_of
 from condensegrpo.core.messages import History, Message, ToolCall
-from condensegrpo.core.protocols import AnswersCalls, Environment, ReadsHistory, Rewritten, Step, ToolResult
+from condensegrpo.core.protocols import (
+    AnswersCalls,
+    Environment,
+    ReadsFinish,
+    ReadsHistory,
+    Rewritten,
+    Step,
+    ToolResult,
+)
 from condensegrpo.core.trajectory import Finish, Stop, Turn
 from condensegrpo.episodes.boundary import (
     Ended,
@@ -85,7 +93,7 @@ async def react(
         detail = f"a reply called a tool after {exhausted}"
         return Reaction(reply=reply, ending=Ending(stop=Stop.TURN_LIMIT, detail=detail))
     if isinstance(environment, AnswersCalls):
-        return await _answered(engine, environment, history, reply)
+        return await _answered(engine, environment, history, reply, sampled.generation.finish)
     try:
         answers = await translated(  # each call has the toolbox's own time limit
             partial(engine.toolbox.answer, sampled.text, replace(history, shown=sampled.prompt.units)),
@@ -105,14 +113,16 @@ async def react(
             )
     except Ended as end:
         return Reaction(reply=reply, ending=Ending(stop=end.stop, detail=end.detail, failure=end.failure))
-    return await _stepped(engine, environment, history, reply)
+    return await _stepped(engine, environment, history, reply, sampled.generation.finish)
 
 
-async def _answered(engine: Engine, environment: Environment, history: History, reply: Message) -> Reaction:
+async def _answered(
+    engine: Engine, environment: Environment, history: History, reply: Message, finish: Finish
+) -> Reaction:
     """The response of an environment that answers tool calls itself."""
     calls = engine.toolbox.format.parse(reply.text)
     reply = replace(reply, tool_calls=tuple(call for call in calls if isinstance(call, ToolCall)))
-    reaction = await _stepped(engine, environment, history, reply)
+    reaction = await _stepped(engine, environment, history, reply, finish)
     results = [message.text for message in reaction.observations if message.role == "tool"]
     return replace(
         reaction,
@@ -122,11 +132,13 @@ async def _answered(engine: Engine, environment: Environment, history: History, 
     )
 
 
-async def _stepped(engine: Engine, environment: Environment, history: History, reply: Message) -> Reaction:
+async def _stepped(
+    engine: Engine, environment: Environment, history: History, reply: Message, finish: Finish
+) -> Reaction:
     """The response of the environment."""
     try:
         step = await guarded(
-            partial(_step, environment, history, reply),
+            partial(_step, environment, history, reply, finish),
             who="the environment",
             stop=Stop.ENVIRONMENT_ERROR,
             turn_seconds=engine.limits.turn_seconds,
@@ -145,9 +157,11 @@ async def _stepped(engine: Engine, environment: Environment, history: History, r
     )
 
 
-async def _step(environment: Environment, history: History, reply: Message) -> Step:
+async def _step(environment: Environment, history: History, reply: Message, finish: Finish) -> Step:
     if isinstance(environment, ReadsHistory):
         environment.read_history(history)
+    if isinstance(environment, ReadsFinish):
+        environment.read_finish(finish)
     return checked_step(await asynchronous(environment.step(reply), "step()"))
 
 

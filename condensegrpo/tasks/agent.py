@@ -25,14 +25,14 @@ from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import EnvironmentTool, Problem, Split, Step
 from condensegrpo.core.thread_call import awaited_in_thread
-from condensegrpo.core.trajectory import Stop
+from condensegrpo.core.trajectory import Finish, Stop
 from condensegrpo.episodes.boundary import Ended
 from condensegrpo.sandbox import folders
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.tasks.agent_conversation import Conversation
 from condensegrpo.tasks.agent_endpoint import AgentEndpoint, Inbox
 from condensegrpo.tasks.agent_program import LimitExceeded, ProgramFailed, last_text, run_program
-from condensegrpo.tasks.agent_request import ChatRequest
+from condensegrpo.tasks.agent_request import ChatReply, ChatRequest
 from condensegrpo.tasks.jsonl import Jsonl
 from condensegrpo.tasks.splits import SHARE
 
@@ -102,6 +102,7 @@ class AgentEpisode:
     _folder: Path | None = field(default=None, init=False)
     _running: "asyncio.Task[Step] | None" = field(default=None, init=False)
     _request: ChatRequest | None = field(default=None, init=False)  # that waits for the next reply
+    _finish: Finish = field(default=Finish.STOP, init=False)  # of the next reply
 
     async def start(self) -> tuple[Message, ...]:
         """The messages of the first request.
@@ -131,13 +132,17 @@ class AgentEpisode:
         """Those of the waiting request."""
         return () if self._request is None else self._request.stop
 
+    def read_finish(self, finish: Finish) -> None:
+        """Why the next reply ended: the agent is told."""
+        self._finish = finish
+
     async def step(self, reply: Message) -> Step:
         """Send a reply; what the agent says next, or how it ended."""
         request = self._request
         assert request is not None
         sent = self._conversation.send(request.messages, reply, stops=request.stop, calls=request.calls_tools)
         if not request.reply.done():  # else its client is gone
-            request.reply.set_result(sent)
+            request.reply.set_result(ChatReply(message=sent, finish=self._finish))
         self._request = await self._next()
         if self._request is None:
             assert self._running is not None

@@ -1,7 +1,7 @@
 """The OpenAI-compatible endpoint of agents: one server for each event loop, one key for each episode.
 
     agent ── POST /v1/chat/completions ──▶ AgentEndpoint ── ChatRequest ──▶ Inbox of the episode ──▶ environment
-          ◀── JSON, or server-sent events ──────────── Message ◀────── ChatRequest.reply ◀─────
+          ◀── JSON, or server-sent events ──────────── ChatReply ◀──── ChatRequest.reply ◀─────
 
 What cannot be answered is refused in the form of OpenAI's errors; clients repeat a request only if others wait (429).
 """
@@ -18,8 +18,8 @@ from typing import Any, Self
 from aiohttp import web
 
 from condensegrpo.core.credentials import REMOVED, secret_values
-from condensegrpo.core.messages import Message
-from condensegrpo.tasks.agent_request import ChatRequest, RequestRefused, read_request
+from condensegrpo.core.trajectory import Finish
+from condensegrpo.tasks.agent_request import ChatReply, ChatRequest, RequestRefused, read_request
 
 MODEL = "policy"
 MAX_BYTES = 16 << 20  # of a request
@@ -53,7 +53,7 @@ class Inbox:
             text = text.replace(secret, REMOVED).replace(json.dumps(secret)[1:-1], REMOVED)
         return text
 
-    async def reply_to(self, http: web.Request) -> tuple[ChatRequest, Message]:
+    async def reply_to(self, http: web.Request) -> tuple[ChatRequest, ChatReply]:
         """A request and what the policy replies to it.
 
         Raises:
@@ -73,7 +73,7 @@ class Inbox:
         finally:
             self._open -= 1
 
-    async def _replied(self, request: ChatRequest) -> tuple[ChatRequest, Message]:
+    async def _replied(self, request: ChatRequest) -> tuple[ChatRequest, ChatReply]:
         if self._closed:  # while the request was read
             raise RequestRefused("the episode has ended", status=410)
         self._waiting.add(request)
@@ -202,13 +202,13 @@ def error_response(refused: RequestRefused) -> web.Response:
     return web.json_response({"error": error}, status=refused.status)
 
 
-def _completion(request: ChatRequest, reply: Message) -> dict[str, Any]:
+def _completion(request: ChatRequest, reply: ChatReply) -> dict[str, Any]:
     """A reply as OpenAI's object. Its usage is 0: the trajectory has the tokens."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in reply.tool_calls
+        for call in reply.message.tool_calls
     ]
-    message = {"role": "assistant", "content": reply.text or (None if calls else "")}
+    message = {"role": "assistant", "content": reply.message.text or (None if calls else "")}
     return {
         "id": f"chatcmpl-{secrets.token_hex(8)}",
         "object": "chat.completion",
@@ -218,7 +218,7 @@ def _completion(request: ChatRequest, reply: Message) -> dict[str, Any]:
             {
                 "index": 0,
                 "message": {**message, "tool_calls": calls} if calls else message,
-                "finish_reason": "tool_calls" if calls else "stop",
+                "finish_reason": "tool_calls" if calls and reply.finish is Finish.STOP else str(reply.finish),
                 "logprobs": None,
             }
         ],

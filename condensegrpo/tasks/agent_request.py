@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.protocols import EnvironmentTool
+from condensegrpo.core.trajectory import Finish
 
 T = TypeVar("T")
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -39,6 +40,14 @@ class RequestRefused(Exception):
         self.status = status  # of HTTP
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatReply:
+    """A reply as the client gets it."""
+
+    message: Message
+    finish: Finish
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChatRequest:
     """A request, and the reply that it waits for."""
@@ -50,7 +59,7 @@ class ChatRequest:
     model: str
     stream: bool
     stream_usage: bool
-    reply: asyncio.Future[Message] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    reply: asyncio.Future[ChatReply] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 def read_request(body: str) -> ChatRequest:
