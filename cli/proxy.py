@@ -122,7 +122,7 @@ def _recorded(config: "RunConfig", model: str, out: Path) -> "Iterator[Callable[
 
     def record(trajectory: "Trajectory") -> None:
         tokens = trajectory.max_context_tokens
-        unjudged = Score(total=0.0, components={}, format_valid=True, correct=0.0, context_tokens=tokens)
+        unjudged = Score(total=0.0, components={}, format_valid=True, correct=0.0, context_tokens=tokens, judged=False)
         scored = ScoredTrajectory.of(trajectory, unjudged)
         if trajectory.turns:
             writer.submit(partial(write_trajectory, run.trajectories(0), scored, sampled_with))

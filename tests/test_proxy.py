@@ -136,7 +136,10 @@ def test_an_agent_holds_a_conversation_of_30_turns_that_exceeds_the_budget_four_
         assert len(condensed) > 3
         assert set(condensed) == {"last_k"}
     assert all(token not in file.read_text(errors="replace") for file in folder.rglob("*") if file.is_file())
-    assert "session-0" in succeed("inspect", str(folder), "--plain")
+    printed = succeed("inspect", str(folder), "--plain")
+    assert "session-0" in printed
+    assert "– not judged" in printed
+    assert "✗ wrong" not in printed
     succeed("inspect", str(folder), "--check")
 
 

@@ -54,6 +54,7 @@ class TrajectoryFigures:
     information_lost: float | None  # nats, of information.lost
     lost_fact: bool  # not correct; the ground truth stood in an earlier prompt, and is not in the last
     text_turns: int = 0  # turns whose sampler returned a text, see Turn.is_text
+    judged: bool = True  # False: no reward saw it, as in runs of the proxy; ``total`` and ``correct`` say nothing
 
 
 def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryFigures:
@@ -102,8 +103,9 @@ def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryFigures:
         confidence=drafts[-1].probability if drafts else None,
         information=curve(trajectory),
         information_lost=lost(trajectory),
-        lost_fact=score.correct < 1 and _lost_fact(trajectory),
+        lost_fact=score.judged and score.correct < 1 and _lost_fact(trajectory),
         text_turns=sum(turn.is_text for turn in turns),
+        judged=score.judged,
     )
 
 

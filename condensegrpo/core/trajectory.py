@@ -227,6 +227,7 @@ class Score:
     correct: float  # in [0, 1]
     context_tokens: int  # the largest context of any turn
     turn_rewards: tuple[float, ...] = ()  # (K,) what reward functions pay single turns; () none
+    judged: bool = True  # False: no reward saw the trajectory, and ``total`` and ``correct`` say nothing
 
     def __post_init__(self) -> None:
         turns = {f"turn_rewards[{turn}]": value for turn, value in enumerate(self.turn_rewards)}

@@ -51,7 +51,7 @@ def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
             Text(one_line(group.id, 48)),
             *([_known(group.question, 32), _known(group.ground_truth, 16)] if with_texts else []),
             str(len(members)),
-            f"{sum(each.correct for each in figures) / len(figures):.2f}",
+            f"{group.success:.2f}" if group.judged else "–",
             _span([each.total for each in figures], ".3f", dots),
             *([_span(advantages, "+.2f", dots)] if credited else []),
             *([] if narrow else [_span([each.turns for each in figures], "d", dots)]),

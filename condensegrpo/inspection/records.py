@@ -98,6 +98,11 @@ class Group:
         return "no signal" if self.signal is False else ""
 
     @property
+    def judged(self) -> bool:
+        """Whether a reward saw the trajectories; else the success says nothing."""
+        return any(sibling.figures.judged for sibling in self.siblings)
+
+    @property
     def success(self) -> float:
         """The mean of ``correct``."""
         return math.fsum(sibling.figures.correct for sibling in self.siblings) / len(self.siblings)
@@ -128,7 +133,9 @@ def _has_signal(members: Sequence[IndexedTrajectory]) -> bool | None:
 
 
 def verdict(figures: TrajectoryFigures) -> tuple[str, str]:
-    """Correct, wrong, partly correct or malformed, as a mark and a word; and whether that is good, bad or partial."""
+    """Correct, wrong, partly correct, malformed or not judged, as a mark and a word; and its quality."""
+    if not figures.judged:
+        return "– not judged", "partial"
     if not figures.format_valid:
         return "✗ malformed", "bad"
     if figures.correct >= 1:
