@@ -25,7 +25,9 @@ def train_on_replies(folder: Path, name: str, replies: list[str], *options: str)
         cwd=folder,
     )
     lines = read_metrics(folder / f"runs/{name}/metrics.jsonl")
-    assert [line["step"] for line in lines if "rows" not in line] == [0, 2]
+    before, after = (line for line in lines if "rows" not in line)
+    assert (before["step"], after["step"]) == (0, 2)
+    assert before["eval/turns"] == after["eval/turns"]  # no reply of training step 2 counts
     trained = [line for line in lines if "rows" in line]
     assert all(line["grad_norm"] > 0 for line in trained)
     return trained

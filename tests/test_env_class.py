@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import ROOT, succeed
-from recipe_world import make_model
+from command import ROOT
+from scripted_training import train_on_replies
 from talk import agent, engine
 
 from condensegrpo.core.errors import DataError, PluginError
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.integrations.env_class import EnvClass
-from condensegrpo.storage.trackers import read_metrics
 
 PAGE = (ROOT / "docs" / "how-to" / "connect-environments.md").read_text(encoding="utf-8")
 
@@ -129,20 +128,5 @@ def test_the_example_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
     blocks = re.findall(r"```\w+\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
     for name, block in zip(("vault.py", "codes.jsonl", "held_out.jsonl", "vault.yaml"), blocks, strict=True):
         (tmp_path / name).write_text(block, encoding="utf-8")
-    make_model(tmp_path / "model", steps=1)
-    replies = json.dumps([call("guess", code="000"), call("guess", code="042"), "lost", "lost"])
-    succeed(
-        "train",
-        "vault.yaml",
-        f"model.path={tmp_path / 'model'}",
-        f"sampler={{name: scripted, options: {{replies: {replies}}}}}",
-        "rollout.limits={max_context_tokens: 1200, max_output_tokens: 64}",
-        "learner.threads=1",
-        "train={steps: 2, problems_per_step: 2, samples_per_problem: 1, eval_every: 2}",
-        "algorithm.advantage.options={singleton: raw}",
-        cwd=tmp_path,
-    )
-    lines = read_metrics(tmp_path / "runs/vault/metrics.jsonl")
-    assert [line["reward"] for line in lines if "rows" in line] == [0.25, 0.25]
-    assert all(line["grad_norm"] > 0 for line in lines if "rows" in line)
-    assert [line["step"] for line in lines if "rows" not in line] == [0, 2]
+    trained = train_on_replies(tmp_path, "vault", [call("guess", code="000"), call("guess", code="042"), "lost"])
+    assert [line["reward"] for line in trained] == [0.25, 0.25]

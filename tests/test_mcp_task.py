@@ -401,7 +401,7 @@ def test_the_example_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
     blocks = re.findall(r"```\w+\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
     for name, block in zip(("shop.py", "questions.jsonl", "held_out.jsonl", "shop.yaml"), blocks, strict=True):
         (tmp_path / name).write_text(block.replace("command: python ", f"command: {sys.executable} "))
-    replies = ['<tool>{"name": "price", "args": {"item": "lamp"}}</tool>', *["<answer>25</answer>"] * 3]
+    replies = ['<tool>{"name": "price", "args": {"item": "lamp"}}</tool>', "<answer>25</answer>"]
     trained = train_on_replies(tmp_path, "shop", replies)
     assert [(line["reward"], line["tool_calls_valid"]) for line in trained] == [(0.5, 1.0)] * 2
 

@@ -544,9 +544,9 @@ def test_the_examples_of_the_page_train_and_evaluate(tmp_path: Path, script: str
     names = ("mirror.py", "words.jsonl", "held_out.jsonl", "mirror.yaml")
     for name, block in zip(names, blocks, strict=True):
         (tmp_path / name).write_text(block.replace("uvicorn mirror", f"{PYTHON.parent}/uvicorn mirror"))
-    replies, options = ["<action>pmal</action>"] * 6, []
+    replies, options = ["<action>pmal</action>"], []
     if style == "shop":
-        replies = ['<tool>{"name": "pay", "args": {"item": "lamp"}}</tool>'] * 2
+        replies = ['<tool>{"name": "pay", "args": {"item": "lamp"}}</tool>']
         shop = {"command": f"{PYTHON} {script} {{port}} shop 9"}
         options = [f"task.options={json.dumps({'servers': {'shop': shop}})}", "rollout.tools.format=tagged"]
     trained = train_on_replies(tmp_path, "mirror", replies, *options)

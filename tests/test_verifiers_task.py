@@ -396,6 +396,6 @@ def test_the_example_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
     blocks = re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
     for name, block in zip(("prices.py", "prices.yaml"), blocks, strict=True):
         (tmp_path / name).write_text(block)
-    replies = ['<tool>{"name": "shop_price", "args": {"item": "lamp"}}</tool>', *["25"] * 3]
+    replies = ['<tool>{"name": "shop_price", "args": {"item": "lamp"}}</tool>', "25"]
     trained = train_on_replies(tmp_path, "prices", replies, f"task.options.python={PYTHON}")
     assert [(line["reward"], line["tool_calls_valid"]) for line in trained] == [(0.75, 1.0)] * 2

@@ -29,7 +29,7 @@ async def drafted(engine: Engine, prompt: Prompt, *, trajectory: str, seed: int,
     """The policy's answer to a prompt if it answered now; None if drafts are not configured, or not yet due.
 
     Args:
-        trajectory: id of the trajectory of the draft.
+        trajectory: name of the trajectory of the draft, see ``SamplingParams``.
         seed: of the random stream of the draft.
         replies: of the episode so far.
 

@@ -48,7 +48,7 @@ from condensegrpo.episodes.writing import Writer, texts_allowed
 class _Record:
     """The turns and texts sampled so far, which survive if the episode fails."""
 
-    trajectory: str  # its id
+    trajectory: str  # names it to samplers: the id alone is that of an evaluation after the same step, too
     seed: Callable[[int], int]
     turns: list[Turn] = field(default_factory=list)
     replies: int = 0  # turns but those that were written for a condenser
@@ -123,14 +123,14 @@ async def run_episode(
         The trajectory with every sampled turn, also after a failure; see ``Stop`` for how it may end.
     """
     started = time.monotonic()
-    record = _Record(trajectory=f"{group_id}/{sample}", seed=seed)
+    record = _Record(trajectory=f"{group_id}/{sample}/{seed(0)}", seed=seed)
     try:
         ending = await _play(problem, environment, engine, draw, record)
     finally:
         failed = await _closed(record, engine.limits.turn_seconds)
     ending = failed or ending
     return Trajectory(
-        id=record.trajectory,
+        id=f"{group_id}/{sample}",
         problem_id=problem.id,
         group_id=group_id,
         sample=sample,

@@ -58,7 +58,7 @@ async def sample(
     """Sample one reply.
 
     Args:
-        trajectory: id of the trajectory that the reply belongs to.
+        trajectory: name of the trajectory that the reply belongs to, see ``SamplingParams``.
         seed: of the reply's random stream.
         stop_strings: end the reply, in addition to the stop ids of the renderer.
 

@@ -35,7 +35,7 @@ class Writer:
     """Samples condense turns for one call of a condenser, and keeps the texts."""
 
     def __init__(self, engine: Engine, max_texts: int, trajectory: str, seed: Callable[[], int]) -> None:
-        """``trajectory`` is the id of the trajectory, ``seed`` returns a new seed at each call."""
+        """``trajectory`` names the trajectory to samplers, ``seed`` returns a new seed at each call."""
         self._engine = engine
         self._trajectory = trajectory
         self._seed = seed
