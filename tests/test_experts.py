@@ -8,19 +8,23 @@ from typing import Any
 
 import pytest
 from command import ROOT
-from talk import agent, engine, tokenizer
+from playing_experts import played, turns
+from talk import tokenizer
 
 from condensegrpo.assembly.build import build
-from condensegrpo.assembly.demonstrations import TOGETHER, DemonstratedTurn, PlayedDemonstrations
+from condensegrpo.assembly.demonstrations import TOGETHER, DemonstratedTurn, demonstrations
 from condensegrpo.assembly.held_out import check_disjoint
+from condensegrpo.assembly.preflight import made_tokenizer
+from condensegrpo.assembly.runtime import renderer_for
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import HasExpert, Problem, Request, Split, Step
+from condensegrpo.display.quiet import quiet_libraries
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.learner.new_model import new_tokenizer
+from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 
 
 class Counting:
@@ -65,17 +69,6 @@ class Counts:
     def expert(self, problem: Problem) -> Counter:
         self.played.append(problem.id)
         return Counter()
-
-
-def silent(prompt: str) -> str:
-    raise AssertionError(f"the sampler was called with {prompt!r}")
-
-
-def turns(task: Counts, count: int, *, seed: int = 0, skipped: int = 0, **parts: Any) -> list[DemonstratedTurn]:
-    played = PlayedDemonstrations(
-        task=task, expert=task.expert, problems=task.problems("train"), engine=engine(agent(silent), **parts)
-    )
-    return list(islice(played.turns(seed, skipped=skipped), count))
 
 
 def texts(turn: DemonstratedTurn) -> list[str]:
@@ -133,28 +126,80 @@ def test_an_expert_that_fails_or_has_no_room_is_named() -> None:
             return Lost()
 
     with pytest.raises(
-        ConfigError, match=r"playing the problem train-\d as the expert of the task Losing: it ended as "
+        ConfigError, match=r"expert of the task Losing: a problem ended without an answer; train-\d as "
     ):
         turns(Losing(), 1)
     with pytest.raises(ConfigError, match=r"sampler_error: the expert: KeyError: 'page' \(.*test_experts\.py:\d+\)"):
         turns(Losing(), 1)
-    with pytest.raises(ConfigError, match=r"it ended as turn_limit: no answer in 4 replies"):
+    with pytest.raises(ConfigError, match=r"Counts: 3 of 3 problems ended .* as turn_limit: no answer in 4 repl"):
         turns(Counts(), 1, max_turns=4)
-    with pytest.raises(ConfigError, match=r"writing 'say 1': it has 6 tokens, and a text may have 3\. Raise"):
+    with pytest.raises(ConfigError, match=r"as output_length: a reply was cut off at 3 tokens"):
         turns(Counts(), 1, max_output_tokens=3)
+
+
+def test_a_problem_that_the_expert_has_no_room_for_is_left_out() -> None:
+    class Wordy(Counts):
+        def expert(self, problem: Problem) -> Any:
+            class Long(Counter):
+                def reply(self, context: Sequence[Message]) -> str:
+                    return "and so " * 40
+
+            return Long() if problem.id == "train-0" else Counter()
+
+    problems = {turn.shown.problem and turn.shown.problem.id for turn in turns(Wordy(), 24)}
+    assert problems == {"train-1", "train-2"}
+
+
+class Partly(Counts):
+    """An expert that gives up at the third turn of all problems but the last."""
+
+    def expert(self, problem: Problem) -> Any:
+        class Quitter(Counter):
+            def reply(self, context: Sequence[Message]) -> Any:
+                return None if context[-1].text == "seen 2" else super().reply(context)
+
+        return Counter() if problem.id == f"train-{self.size - 1}" else Quitter()
+
+
+def test_a_problem_that_the_expert_gives_up_is_left_out() -> None:
+    problems = {turn.shown.problem and turn.shown.problem.id for turn in turns(Partly(size=40), 12)}
+    assert problems == {"train-39"}
+
+
+def test_an_expert_that_gives_up_every_problem_is_named() -> None:
+    class Never(Counts):
+        def expert(self, problem: Problem) -> Any:
+            class Quitter(Counter):
+                def reply(self, context: Sequence[Message]) -> Any:
+                    return None
+
+            return Quitter()
+
+    with pytest.raises(ConfigError, match=r"as the expert of the task Never: it gave up 48 training problems in a row"):
+        turns(Never(size=40), 1)
+
+
+def test_the_task_judges_replies_where_it_can() -> None:
+    class Judging(Counts):
+        def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
+            return None if reply == "" else reply == "say anything"
+
+    (turn,) = turns(Counts(size=1), 1)
+    assert played(Counts()).sound(turn.shown, f" {turn.shown.reply}\n") is True
+    assert played(Counts()).sound(turn.shown, "say anything") is False
+    assert [played(Judging()).sound(turn.shown, reply) for reply in ("say anything", "say 1", "")] == [
+        True,
+        False,
+        None,
+    ]
 
 
 def test_an_expert_does_not_write_words_that_the_tokenizer_does_not_know() -> None:
     words = new_tokenizer(["count seen say 1 2 3"], kind="words", vocab_size=64)
-    task = Counts(size=1)
-    played = PlayedDemonstrations(
-        task=task,
-        expert=task.expert,
-        problems=task.problems("train"),
-        engine=replace(engine(agent(silent)), renderer=Renderer(words)),
-    )
+    shown = played(Counts(size=1))
+    shown = replace(shown, engine=replace(shown.engine, renderer=Renderer(words)))
     with pytest.raises(ConfigError, match=r"writing 'say 4': the tokenizer does not know '4'\. Add them to corpus"):
-        next(played.turns(0))
+        next(shown.turns(0))
 
 
 def test_problems_of_an_expert_are_compared_with_those_of_the_evaluations() -> None:
@@ -165,3 +210,20 @@ def test_problems_of_an_expert_are_compared_with_those_of_the_evaluations() -> N
     clash = [replace(held_out, id="shown"), *task.problems("train")]
     with pytest.raises(DataError, match=r"is also shown of the demonstrations of the warm start"):
         check_disjoint(replace(components, task=task, data=lambda _: clash))
+
+
+def test_a_condenser_that_scores_by_the_policy_scores_by_the_model_of_the_warm_start(tmp_path: Path) -> None:
+    quiet_libraries()
+    changes = ["condenser={name: attention, options: {scorer: policy@0}}", "task.options={chunks: 6, sentences: 2}"]
+    limits = ["rollout.limits={max_turns: 7, max_context_tokens: 48, max_output_tokens: 12}"]
+    components = build(load_config(ROOT / "studies" / "configs" / "stories.yaml", [*changes, *limits]))
+    new = components.config.model.new
+    assert new is not None
+    words = made_tokenizer(components.task, new)
+    save_new(tmp_path / "model", words, new_model(words, new, seed=0))
+    shown = demonstrations(components, renderer_for(components, str(tmp_path / "model")), str(tmp_path / "model"))
+    made = list(islice(shown.turns(0), 40))
+    assert max(len(turn.prompt_ids) for turn in made) <= 48
+    assert any(
+        "omitted" in message.text or len(turn.shown.context) < 7 for turn in made for message in turn.shown.context
+    )

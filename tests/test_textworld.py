@@ -210,7 +210,7 @@ def demonstrated(task: TextWorld, *changes: str) -> Iterator[DemonstratedTurn]:
     components = build(config)
     assert config.model.new is not None
     renderer = renderer_with(components, made_tokenizer(components.task, config.model.new), stop_ids=())
-    for turn in demonstrations(components, renderer).turns(0):
+    for turn in demonstrations(components, renderer, "the model of the warm start").turns(0):
         assert list(turn.prompt_ids) == list(renderer.prompt(turn.shown.context))
         assert turn.reply_ids == renderer.reply_ids(turn.shown.reply)
         yield turn
@@ -251,17 +251,10 @@ def test_a_warm_start_under_summary_shows_the_requests_and_what_the_expert_wrote
 
 
 def test_an_expert_without_room_is_named(task: TextWorld) -> None:
-    with pytest.raises(
-        ConfigError, match=r"as the expert of the task TextWorld: it ended as turn_limit: no answer in 2"
-    ):
+    with pytest.raises(ConfigError, match=r"task TextWorld: 1 of 1 problems ended .* as turn_limit: no answer in 2"):
         next(demonstrated(task, "rollout.limits.max_turns=2"))
-    with pytest.raises(
-        ConfigError, match=r"sampler_error: .*SamplerError: writing .* tokens, and a text may have 2\. Raise"
-    ):
+    with pytest.raises(ConfigError, match=r"as output_length: a reply was cut off at 2 tokens"):
         next(demonstrated(task, "rollout.limits.max_output_tokens=2"))
-    refused = "condenser={name: attention, options: {scorer: policy@0}}"
-    with pytest.raises(ConfigError, match=r"whose scorer policy@0 needs the policy\. Name a frozen model"):
-        next(demonstrated(task, refused))
 
 
 def test_a_new_model_with_the_words_of_the_games_warms_up_and_trains(task: TextWorld, tmp_path: Path) -> None:

@@ -19,8 +19,17 @@ from condensegrpo.core.data_order import indices
 from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.failures import failure_of, is_ctrl_c
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Demonstrates, Demonstration, Expert, HasCorpus, HasExpert, Problem, Task
-from condensegrpo.core.trajectory import Stop
+from condensegrpo.core.protocols import (
+    Demonstrates,
+    Demonstration,
+    Expert,
+    HasCorpus,
+    HasExpert,
+    JudgesReplies,
+    Problem,
+    Task,
+)
+from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.randomness import problem_draw, stream_seed
@@ -30,6 +39,8 @@ from condensegrpo.samplers.scripted import ScriptedSampler
 
 TOGETHER = 16  # episodes of an expert that are played at the same time
 KEPT = 1024  # problems of a task whose episodes are kept: played again they would be the same
+DONE = (Stop.ANSWERED, Stop.FINISHED)  # how an episode of an expert should end
+NO_ROOM = (Stop.TURN_LIMIT, Stop.CONTEXT_OVERFLOW, Stop.OUTPUT_LENGTH)
 CACHED = 8192  # contexts and replies that are kept in tokens: demonstrations repeat
 
 
@@ -99,7 +110,8 @@ class MadeDemonstrations:
 class PlayedDemonstrations:
     """The turns of a task's expert: they show what the run's condenser shows, and the texts that it asks for.
 
-    Every training problem is played once before the first is played again. The turns of ``TOGETHER`` episodes are
+    Every training problem is played once before the first is played again. Left out are those that the expert gives up
+    or has no room for, as long as these are no more than half of a batch. The turns of ``TOGETHER`` episodes are
     shuffled, since those of one episode are much alike.
     """
 
@@ -113,11 +125,15 @@ class PlayedDemonstrations:
         return islice(self._turns(seed), skipped, None)
 
     def sound(self, turn: Demonstration, reply: str) -> bool | None:
-        """Whether a reply has the words of the expert's."""
+        """The task's verdict, or whether the reply has the words of the expert's."""
+        if isinstance(self.task, JudgesReplies):
+            with _named(self.task, "sound"):
+                return self.task.sound(turn.context, reply)
         return reply.split() == turn.reply.split()
 
     def _turns(self, seed: int) -> Iterator[DemonstratedTurn]:
         size, kept = len(self.problems), dict[int, Sequence[DemonstratedTurn]]()
+        given_up = 0  # problems in a row
         for step in count():
             batch = indices(seed=seed, step=step, count=min(TOGETHER, size), size=size)
             fresh = [*dict.fromkeys(index for index in batch if index not in kept)]
@@ -127,19 +143,38 @@ class PlayedDemonstrations:
             if size <= KEPT:
                 kept = episodes
             turns = [turn for index in batch for turn in episodes[index]]
+            given_up = 0 if turns else given_up + len(batch)
+            if given_up >= size:
+                raise ConfigError(
+                    f"{self._playing}: it gave up {given_up} training problems in a row. Give it what it needs "
+                    f"(docs/reference/tasks.md), or set warm_start.steps=0."
+                )
             random.Random(f"experts {seed} {step}").shuffle(turns)
             yield from turns
 
     async def _played(self, problems: Sequence[Problem], seed: int) -> Sequence[Sequence[DemonstratedTurn]]:
-        return await asyncio.gather(*(self._episode(problem, seed) for problem in problems))
-
-    async def _episode(self, problem: Problem, seed: int) -> Sequence[DemonstratedTurn]:
-        """The turns of one episode.
+        """The turns of some episodes, none of those that are left out.
 
         Raises:
-            ConfigError: it fails, or the expert cannot play it within the limits of the run.
+            ConfigError: one of them failed, or more than half had no room.
         """
-        played = await run_episode(
+        played = await asyncio.gather(*(self._episode(problem, seed) for problem in problems))
+        failed = [episode for episode in played if episode.stop not in (*DONE, *NO_ROOM, Stop.ABORTED)]
+        short = [episode for episode in played if episode.stop in NO_ROOM]
+        if failed or len(short) > len(played) / 2:
+            episode = (failed or short)[-1]
+            others = f"{len(short)} of {len(played)} problems" if not failed else "a problem"
+            raise ConfigError(
+                f"{self._playing}: {others} ended without an answer; {episode.problem_id} as {episode.stop}: "
+                f"{episode.detail}. Give it the room that it needs (rollout.limits), or set warm_start.steps=0."
+            )
+        return [
+            _demonstrated(problem, episode) if episode.stop in DONE else ()
+            for problem, episode in zip(problems, played, strict=True)
+        ]
+
+    async def _episode(self, problem: Problem, seed: int) -> Trajectory:
+        return await run_episode(
             problem,
             environment=self.task.environment,
             engine=replace(self.engine, expert=self.expert(problem)),
@@ -148,24 +183,28 @@ class PlayedDemonstrations:
             seed=partial(stream_seed, seed, 0, problem.id, 0),
             draw=problem_draw(seed, 0, problem.id),
         )
-        if played.stop not in (Stop.ANSWERED, Stop.FINISHED):
-            raise ConfigError(
-                f"playing the problem {problem.id} as the expert of the task {type(self.task).__name__}: it ended as "
-                f"{played.stop}: {played.detail}. Give it the room that it needs (rollout.limits), or set "
-                f"warm_start.steps=0."
-            )
-        return [
-            DemonstratedTurn(
-                prompt_ids=turn.prompt_ids,
-                reply_ids=turn.output_ids,
-                shown=Demonstration(context=tuple(turn.context), reply=turn.reply.text, problem=problem),
-            )
-            for turn in played.turns
-        ]
+
+    @property
+    def _playing(self) -> str:
+        return f"playing as the expert of the task {type(self.task).__name__}"
 
 
-def demonstrations(components: Components, renderer: Renderer) -> Demonstrations:
+def _demonstrated(problem: Problem, episode: Trajectory) -> Sequence[DemonstratedTurn]:
+    return [
+        DemonstratedTurn(
+            prompt_ids=turn.prompt_ids,
+            reply_ids=turn.output_ids,
+            shown=Demonstration(context=tuple(turn.context), reply=turn.reply.text, problem=problem),
+        )
+        for turn in episode.turns
+    ]
+
+
+def demonstrations(components: Components, renderer: Renderer, source: str) -> Demonstrations:
     """The demonstrations of the task of a run, as its policy would see them.
+
+    Args:
+        source: the model that the warm start begins with: where the condenser scores by the policy, it is this one.
 
     Raises:
         ConfigError: it has none, or an expert cannot play under the run's condenser.
@@ -175,14 +214,15 @@ def demonstrations(components: Components, renderer: Renderer) -> Demonstrations
     if not isinstance(task, HasExpert):
         assert isinstance(task, Demonstrates)
         return MadeDemonstrations(task=CheckedDemonstrations(task), renderer=renderer, toolbox=components.toolbox)
-    unused = ScriptedSampler([])
+    scorers, unused = names_of(components.condenser), ScriptedSampler([])
     frozen = partial(frozen_model, dtype=config.model.dtype)
+    by_policy = any(parted(name)[0] in NEEDED for name in scorers)
     engine = Engine(
         sampler=unused,
         renderer=renderer,
         condenser=components.condenser,
         condenser_name=config.condenser.name,
-        scorers=open_scorers(names_of(components.condenser), sampler=unused, renderer=renderer, model=frozen),
+        scorers=open_scorers(scorers, sampler=frozen(source) if by_policy else unused, renderer=renderer, model=frozen),
         trigger=config.rollout.condense,
         toolbox=components.toolbox,
         limits=config.rollout.limits,
@@ -194,18 +234,12 @@ def check_demonstrations(components: Components) -> None:
     """Check that a run can warm up. Loads nothing.
 
     Raises:
-        ConfigError: its task has no demonstrations, or its condenser scores by the policy, which an expert is not.
+        ConfigError: its task has no demonstrations.
     """
     task = components.task
     if not isinstance(task, HasExpert | Demonstrates):
         raise ConfigError(
             f"warming up with the task {type(task).__name__}: it has no demonstrations. Set warm_start.steps=0."
-        )
-    policies = [name for name in names_of(components.condenser) if parted(name)[0] in NEEDED]
-    if isinstance(task, HasExpert) and policies:
-        raise ConfigError(
-            f"warming up with the task {type(task).__name__}: its expert plays under the condenser, whose scorer "
-            f"{policies[0]} needs the policy. Name a frozen model as the scorer, or set warm_start.steps=0."
         )
 
 

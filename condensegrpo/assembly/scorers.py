@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from condensegrpo.attention.leave_one_out import LeaveOneOut
 from condensegrpo.attention.scorer import AttentionScorer, VersionedAttention
@@ -16,6 +16,9 @@ from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols import Attends, Condenser, Measures, RanksUnits, Sampler, UnitScorer
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.policy import check_vocabulary, configuration, end_ids, load_tokenizer, positions
+
+if TYPE_CHECKING:
+    from condensegrpo.samplers.transformers import TransformersSampler
 
 POLICY, ORACLE = "policy", "leave_one_out"  # any other name is the folder or Hub id of a frozen model
 LAYERS = re.compile(r"(?P<model>.+)@(?P<layers>\d+(,\d+)*)")
@@ -132,7 +135,7 @@ def _frozen(path: str, layers: tuple[int, ...], model: Callable[[str], Versioned
 
 
 @cache
-def frozen_model(path: str, dtype: Literal["float32", "bfloat16"]) -> VersionedAttention:
+def frozen_model(path: str, dtype: Literal["float32", "bfloat16"]) -> "TransformersSampler":
     """A model that is never updated; a process holds it once, for training and evaluations."""
     from condensegrpo.samplers.transformers import TransformersSampler
 

@@ -12,10 +12,9 @@ from condensegrpo.config.yaml_tree import Section, override, parse, read_yaml
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import did_you_mean
 
-# What the initial policy does not depend on; of the rest any difference means another warm start.
-NOT_USED = frozenset(
-    {"name", "runs_dir", "condenser", "reward", "algorithm", "train", "evaluate", "trackers", "sandbox"}
-)
+# What the initial policy does not depend on; of the rest any difference means another warm start. The condenser and its
+# trigger are not among them: an expert plays under both.
+NOT_USED = frozenset({"name", "runs_dir", "reward", "algorithm", "train", "evaluate", "trackers", "sandbox"})
 FIGURES = ("success", "context_tokens", "calls", "prompt_tokens", "prompt_tokens_uncached", "output_tokens")
 STUDIES = Path(str(files("condensegrpo.configs"))).with_name("studies")  # that are shipped
 
@@ -185,10 +184,7 @@ def run_name(arm: str, seed: int) -> str:
 
 def same_warm_start(one: RunConfig, other: RunConfig) -> bool:
     """Whether two configurations have a warm start, and the same one."""
-    used, also_used = (
-        config.model_dump(mode="json", exclude={**dict.fromkeys(NOT_USED, True), "rollout": {"condense"}})
-        for config in (one, other)
-    )
+    used, also_used = (config.model_dump(mode="json", exclude=set(NOT_USED)) for config in (one, other))
     return one.warm_start.steps > 0 and used == also_used
 
 

@@ -417,8 +417,11 @@ class Task(Protocol):
 class Expert(Protocol):
     """Writes the texts of one episode as they should be, in the order of the episode. Used once."""
 
-    def reply(self, context: Sequence[Message]) -> str:
-        """The reply to what the policy would be shown, without the stop token, which the renderer adds."""
+    def reply(self, context: Sequence[Message]) -> str | None:
+        """The reply to what the policy would be shown, without the stop token, which the renderer adds.
+
+        ``None`` gives the problem up: none of its turns is shown.
+        """
 
     def write(self, request: Request) -> str:
         """The text that a condenser asks for, likewise."""
@@ -441,14 +444,22 @@ class HasCorpus(Protocol):
 
 
 @runtime_checkable
-class Demonstrates(Protocol):
+class JudgesReplies(Protocol):
+    """A task that says more of a sampled reply than whether it is its expert's word for word."""
+
+    def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
+        """Whether a sampled reply is right for this context; ``None``: it commits to nothing that can be judged.
+
+        A context may end with the request of a condenser, see ``Unit.with_instruction``.
+        """
+
+
+@runtime_checkable
+class Demonstrates(JudgesReplies, Protocol):
     """A task that can show how it is done in contexts that it makes itself, whatever the run's condenser shows."""
 
     def demonstrations(self, seed: int) -> Iterator[Demonstration]:
         """Turns of training problems, without end, in an order fixed by ``seed``."""
-
-    def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
-        """Whether a sampled reply is right for this context; ``None``: it commits to nothing that can be judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,21 +116,27 @@ async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sa
 
 
 def _written(expert: Expert, renderer: Renderer, prompt: Prompt, max_tokens: int) -> Generation:
-    """What an expert writes, in the tokens that the policy would write it in.
+    """What an expert writes, in the tokens that the policy would write it in; aborted where it gives up.
+
+    A reply that is too long is cut off, as the policy's would be.
 
     Raises:
-        SamplerError: it is longer than the policy may write, or has words that the policy cannot.
+        SamplerError: a text for a condenser is longer than it may be, or a text has words that the policy cannot write.
     """
     text = expert.reply(prompt.context) if prompt.request is None else expert.write(prompt.request)
+    if text is None:
+        return Generation(token_ids=(), logprobs=(), finish=Finish.ABORT)
     if renderer.has_unknown and (unknown := renderer.unknown(text)[1]):
         raise SamplerError(
             f"writing {text!r:.60}: the tokenizer does not know {', '.join(map(repr, unknown[:8]))}. Add them to "
             f"corpus() of the task, or use another tokenizer"
         )
     ids = renderer.reply_ids(text)
+    if len(ids) > max_tokens and prompt.request is None:
+        return Generation(token_ids=ids[:max_tokens], logprobs=(0.0,) * max_tokens, finish=Finish.LENGTH)
     if len(ids) > max_tokens:
         raise SamplerError(
-            f"writing {text!r:.60}: it has {len(ids)} tokens, and a text may have {max_tokens}. Raise "
-            f"rollout.limits.max_output_tokens, or max_tokens of the condenser"
+            f"writing {text!r:.60}: it has {len(ids)} tokens, and it may have {max_tokens}. Raise "
+            f"rollout.limits.max_output_tokens, and max_tokens of the condenser"
         )
     return Generation(token_ids=ids, logprobs=(0.0,) * len(ids), finish=Finish.STOP)

@@ -63,7 +63,7 @@ def first_policy(
     if ranks.rank() == 0:
         store_configuration(folder, config, first_step=0)
     renderer = renderer_for(components, source)
-    shown = demonstrations(components, renderer)
+    shown = demonstrations(components, renderer, source)
     warm_start(
         source,
         warm,
