@@ -1,13 +1,15 @@
-"""The task of BFCL's memory questions: problems, episodes and demonstrations, on a small file of the same format."""
+"""The task of BFCL's memory questions: problems, episodes and the expert, on a small file of the same format."""
 
 import asyncio
-from itertools import islice
 from pathlib import Path
 
 import pytest
 from memory_questions import write_memory_questions
+from playing_experts import turns
 
+from condensegrpo.assembly.demonstrations import DemonstratedTurn
 from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem
 from condensegrpo.rewards.matches import Matcher
@@ -29,13 +31,17 @@ def task(tmp_path: Path) -> BfclMemory:
     return BfclMemory(data=str(write_memory_questions(tmp_path, SAID, [*QUESTIONS, nowhere])), messages=2)
 
 
+def played(task: BfclMemory, count: int) -> list[DemonstratedTurn]:
+    return turns(task, count, condenser=LastK(keep_last=1))
+
+
 def test_the_splits_share_no_question_and_leave_out_what_no_message_answers(task: BfclMemory) -> None:
     train, held_out = ({problem.question for problem in task.problems(split)} for split in ("train", "eval"))
     assert train
     assert held_out
     assert not train & held_out
     assert train | held_out == {question for _, question, _ in QUESTIONS}
-    shown = {turn.problem.question for turn in islice(task.demonstrations(0), 200) if turn.problem is not None}
+    shown = {turn.shown.problem.question for turn in played(task, 100) if turn.shown.problem is not None}
     assert shown == train
 
 
@@ -59,8 +65,8 @@ def test_the_message_with_the_answer_is_among_the_neighbours_that_an_episode_sen
     asyncio.run(play())
 
 
-def test_a_demonstrated_note_is_empty_until_the_answer_came_and_then_carries_it_on(task: BfclMemory) -> None:
-    for turn in islice(task.demonstrations(0), 100):
+def test_a_note_of_the_expert_is_empty_until_the_answer_came_and_then_carries_it_on(task: BfclMemory) -> None:
+    for turn in [demonstrated.shown for demonstrated in played(task, 100)]:
         assert turn.problem is not None
         newest, answer = turn.context[-1].content, str(turn.problem.answer)
         noted = any(answer in message.content for message in turn.context[2:])

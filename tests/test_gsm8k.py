@@ -1,21 +1,22 @@
-"""The GSM8K task: worked answers, demonstrations with the calculator, episodes."""
+"""The GSM8K task: worked answers, the expert with the calculator, episodes."""
 
 import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from formats import TOOL_FORMATS
+from playing_experts import turns
 
 from condensegrpo.assembly.plugins import build_plugin
-from condensegrpo.core.errors import DataError, PluginError
+from condensegrpo.condensers.summary import PolicySummary
+from condensegrpo.core.errors import ConfigError, DataError, PluginError
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.core.protocols import Demonstrates, Step
-from condensegrpo.episodes.settings import ToolLimits
-from condensegrpo.episodes.toolcalls import Toolbox, parsed_arguments
+from condensegrpo.core.protocols import Demonstration, Step
+from condensegrpo.episodes.toolcalls import parsed_arguments
 from condensegrpo.rewards.matches import number
 from condensegrpo.tasks.answers import read_answer
 from condensegrpo.tasks.gsm8k import Gsm8k, final_answer
@@ -107,7 +108,7 @@ def test_max_examples_takes_the_first_training_rows(files: dict[str, str]) -> No
     assert [problem.answer for problem in Gsm8k(**files, max_examples=1).problems("train")] == ["72"]
 
 
-@pytest.mark.parametrize("options", [{"tool_format": 1}, {"keep_last": -1}])
+@pytest.mark.parametrize("options", [{"tool_format": 1}, {"max_examples": 0}])
 def test_options_out_of_range_are_refused(files: dict[str, str], options: dict[str, object]) -> None:
     (option,) = options
     with pytest.raises(PluginError, match=f"the option {option} is "):
@@ -164,16 +165,29 @@ def test_a_reply_of_answer_tags_alone_is_read_at_once(read: Callable[[str], obje
     assert time.process_time() - began < 0.3
 
 
-# --- demonstrations -------------------------------------------------------------------------------------------------
+# --- the expert ------------------------------------------------------------------------------------------------------
+
+
+def demonstrated(task: Gsm8k, count: int, *, seed: int = 0, **parts: Any) -> list[Demonstration]:
+    """Turns of the expert, played with the real calculator."""
+    room = {"max_context_tokens": 4000, "max_output_tokens": 300, "tools": {"calculator": calculator}}
+    return [turn.shown for turn in turns(task, count, seed=seed, **room, **parts)]
+
+
+def taught_of(task: Gsm8k, question: str) -> list[str]:
+    """The replies of the expert to a question; none if it gives up."""
+    expert = task.expert(next(problem for problem in task.problems("train") if problem.question == question))
+    replies = [expert.reply(()) for _ in range(3)]
+    return [reply for reply in replies if reply is not None]
 
 
 def test_every_mark_becomes_a_turn_and_the_answer_the_last(files: dict[str, str]) -> None:
-    lessons = {len(one.context): one for one in islice(Gsm8k(**files).demonstrations(0), 50)}
+    shown = {len(one.context): one for one in demonstrated(Gsm8k(**files), 3)}
     first = 'Natalia sold <tool>{"name": "calculator", "args": {"expression": "48/2"}}</tool>'
     second = 'Natalia sold <tool>{"name": "calculator", "args": {"expression": "48+24"}}</tool>'
-    assert set(lessons) == {2, 4, 6}  # system and question, then reply and result of every sum so far
-    assert [lessons[length].reply for length in (2, 4, 6)] == [first, second, "<answer>72</answer>"]
-    assert [(m.role, m.content) for m in lessons[6].context[2:]] == [
+    assert set(shown) == {2, 4, 6}  # system and question, then reply and result of every sum so far
+    assert [shown[length].reply for length in (2, 4, 6)] == [first, second, "<answer>72</answer>"]
+    assert [(m.role, m.content) for m in shown[6].context[2:]] == [
         ("assistant", first),
         ("user", "<result>24</result>"),
         ("assistant", second),
@@ -181,43 +195,31 @@ def test_every_mark_becomes_a_turn_and_the_answer_the_last(files: dict[str, str]
     ]
 
 
-@pytest.mark.parametrize("tool_format", FORMATS)
-def test_demonstrated_calls_and_results_are_those_of_the_rollout(files: dict[str, str], tool_format: str) -> None:
-    """The real parser reads the reply, the real tool runs, and the message is the one that the next context shows."""
-    toolbox = Toolbox({"calculator": calculator}, format=TOOL_FORMATS[tool_format], limits=ToolLimits(seconds=10.0))
-    for demonstration in islice(Gsm8k(**files, tool_format=tool_format).demonstrations(0), 30):
-        if demonstration.reply.startswith("<answer>"):
-            assert TOOL_FORMATS[tool_format].parse(demonstration.reply) == ()
-        shown = demonstration.context[2:]
-        for reply, result in zip(shown[::2], shown[1::2], strict=True):
-            assert asyncio.run(toolbox.answer(reply.content)).messages == (result,)
+def test_the_expert_writes_the_results_so_far_where_a_condenser_requests_a_summary(files: dict[str, str]) -> None:
+    condenser = PolicySummary(keep_last=1, max_tokens=79, always=True)
+    shown = demonstrated(Gsm8k(**files), 4, condenser=condenser)
+    (summary,) = (one for one in shown if "Write a summary" in one.context[-1].text)
+    assert summary.reply == "48/2 = 24, 48+24 = 72"
+    assert any(message.text == summary.reply for one in shown for message in one.context)
 
 
-def test_a_demonstration_shows_the_last_turns_only(files: dict[str, str]) -> None:
-    lessons = list(islice(Gsm8k(**files, keep_last=1).demonstrations(0), 50))
-    assert {len(one.context) for one in lessons} == {2, 4}
-    final = next(one for one in lessons if one.reply == "<answer>72</answer>")
-    assert final.context[-1].content == "<result>72</result>"
-    nothing_kept = islice(Gsm8k(**files, keep_last=0).demonstrations(0), 50)
-    assert {len(one.context) for one in nothing_kept} == {2}
-
-
-def test_answers_that_the_calculator_contradicts_and_answers_without_marks_teach_nothing(
+def test_an_answer_that_the_calculator_contradicts_and_one_without_marks_are_given_up(
     files: dict[str, str], tmp_path: Path
 ) -> None:
-    lessons = islice(Gsm8k(**files).demonstrations(0), 50)
-    assert {one.context[1].content for one in lessons} == {CLIPS["question"]}
+    assert {one.context[1].content for one in demonstrated(Gsm8k(**files), 20)} == {CLIPS["question"]}
     useless = Gsm8k(data=write(tmp_path / "a.jsonl", [TALK, WRONG]), eval_data=files["eval_data"])
-    with pytest.raises(DataError, match="no training answer holds marks like"):
-        next(useless.demonstrations(0))
+    with pytest.raises(ConfigError, match=r"expert of the task Gsm8k: it gave up 2 training problems in a row"):
+        demonstrated(useless, 1)
+    with pytest.raises(ConfigError, match=r"it gave up 3 training problems"):
+        demonstrated(Gsm8k(**files, tool_format="code"), 1)
 
 
 def test_a_rounded_mark_is_taken_with_the_result_of_the_tool(files: dict[str, str], tmp_path: Path) -> None:
     thirds = {"question": "A third?", "answer": "One of 3 is $1/3 = $<<1/3=.33>>.33, 5 = <<5=5>>5\n#### .33"}
     task = Gsm8k(data=write(tmp_path / "a.jsonl", [thirds]), eval_data=files["eval_data"])
-    lessons = {one.reply: one for one in islice(task.demonstrations(0), 20)}
-    assert len(lessons) == 2  # <<5=5>> calculates nothing and is no turn
-    assert lessons["<answer>.33</answer>"].context[-1].content == "<result>0.3333333333</result>"
+    shown = {one.reply: one for one in demonstrated(task, 2)}
+    assert len(shown) == 2  # <<5=5>> calculates nothing and is no turn
+    assert shown["<answer>.33</answer>"].context[-1].content == "<result>0.3333333333</result>"
 
 
 @pytest.mark.parametrize(
@@ -248,8 +250,7 @@ def test_a_mark_agrees_with_its_sum_but_for_rounding(
 ) -> None:
     one = {"question": "How much?", "answer": f"It is <<{expression}={mark}>>, +0 is <<6*7=42>>42\n#### 42"}
     task = Gsm8k(data=write(tmp_path / "a.jsonl", [CLIPS, one]), eval_data=files["eval_data"])
-    questions = {one.context[1].content for one in islice(task.demonstrations(0), 60)}
-    assert ("How much?" in questions) == taught
+    assert any(taught_of(task, "How much?")) == taught
 
 
 @pytest.mark.parametrize(
@@ -269,24 +270,16 @@ def test_an_answer_that_is_not_the_last_result_teaches_nothing(
 ) -> None:
     one = {"question": "How much?", "answer": end}
     task = Gsm8k(data=write(tmp_path / "a.jsonl", [CLIPS, one]), eval_data=files["eval_data"])
-    questions = {one.context[1].content for one in islice(task.demonstrations(0), 60)}
-    assert ("How much?" in questions) == taught
+    assert any(taught_of(task, "How much?")) == taught
     assert "How much?" in {problem.question for problem in task.problems("train")}  # trained on all the same
-
-
-def test_demonstrations_are_fixed_by_their_seed(files: dict[str, str]) -> None:
-    task = Gsm8k(**files)
-    assert list(islice(task.demonstrations(1), 20)) == list(islice(task.demonstrations(1), 20))
-    assert list(islice(task.demonstrations(1), 20)) != list(islice(task.demonstrations(2), 20))
 
 
 @pytest.mark.parametrize("tool_format", FORMATS)
 def test_the_corpus_holds_all_that_is_said(files: dict[str, str], tool_format: str) -> None:
     task = Gsm8k(**files, tool_format=tool_format)
     corpus = set(task.corpus())
-    for demonstration in islice(task.demonstrations(0), 20):
-        assert {message.content for message in demonstration.context} | {demonstration.reply} <= corpus
-    assert isinstance(task, Demonstrates)
+    assert {CLIPS["question"], "<answer>72</answer>"} <= corpus
+    assert set(taught_of(task, CLIPS["question"])) <= corpus
 
 
 # --- what is sound --------------------------------------------------------------------------------------------------
@@ -327,17 +320,15 @@ def test_the_other_format_is_not_a_call(files: dict[str, str]) -> None:
 @pytest.mark.skipif(
     not REAL.is_dir(), reason="the real GSM8K files are not beside this checkout (../shared/data/gsm8k)"
 )
-def test_the_real_files_give_demonstrations_that_the_real_parser_reads() -> None:
+def test_the_expert_solves_the_real_files_by_calls_that_the_real_parser_reads() -> None:
     task = Gsm8k(data=str(REAL / "train.jsonl"), eval_data=str(REAL / "test.jsonl"))
     assert (len(task.problems("train")), len(task.problems("eval")), task.dropped) == (7473, 1319, 0)
     assert all(number(str(problem.answer)) is not None for problem in task.problems("train"))
     finals = [text for text in task.corpus() if text.startswith("<answer>")]
     assert len(finals) == 6878  # of 7473; 184 have no sums or sums that are wrong, 411 go on after the last
-    for demonstration in islice(task.demonstrations(0), 2000):
-        if (answer := read_answer(demonstration.reply)) is not None:
-            shown = number(demonstration.context[-1].content.removeprefix("<result>").removesuffix("</result>"))
-            assert shown == pytest.approx(number(answer), abs=0.005)
-        calls = TOOL_FORMATS["tagged"].parse(demonstration.reply)
-        assert task.sound(demonstration.context, demonstration.reply) is True
-        assert len(calls) == 1 or demonstration.reply.startswith("<answer>")
-        assert all(isinstance(call, ToolCall) for call in calls)
+    for problem in task.problems("train")[:500]:
+        for reply in taught_of(task, problem.question):
+            calls = TOOL_FORMATS["tagged"].parse(reply)
+            assert task.sound((), reply) is True
+            assert len(calls) == 1 or reply.startswith("<answer>")
+            assert all(isinstance(call, ToolCall) for call in calls)

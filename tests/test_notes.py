@@ -1,11 +1,14 @@
-"""The note-taking task: its episodes, its problems, its demonstrations, and what it calls sound."""
+"""The note-taking task: its episodes, its problems, its expert, and what it calls sound."""
 
 import asyncio
-from itertools import islice
+from pathlib import Path
 
 import pytest
+from playing_experts import turns
 
 from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.core.messages import Message
 from condensegrpo.tasks.drawn import is_eval_content
 from condensegrpo.tasks.notes import INSTRUCTION, Notes
@@ -66,13 +69,22 @@ def test_a_note_carries_every_number_on_and_an_answer_is_the_one_asked_for(
     assert Notes().sound(context(*said), reply) is sound
 
 
-def test_a_fifth_of_the_demonstrated_notes_lose_a_fact_and_the_rest_is_sound() -> None:
+def test_a_fifth_of_the_notes_of_the_expert_lose_a_fact_and_the_rest_is_sound() -> None:
     task = Notes()
-    turns = list(islice(task.demonstrations(0), 600))
-    assert turns == list(islice(task.demonstrations(0), 600))
-    judged = [sound for turn in turns if (sound := task.sound(turn.context, turn.reply)) is not None]
+    shown = [turn.shown for turn in turns(task, 600, condenser=LastK(keep_last=1))]
+    judged = [sound for turn in shown if (sound := task.sound(turn.context, turn.reply)) is not None]
     assert 0.85 < sum(judged) / len(judged) < 0.95  # notes of one fact lose none
-    assert all(len(turn.context) <= 3 for turn in turns)
+    assert all(len(turn.context) <= 3 for turn in shown)
+
+
+def test_the_expert_writes_a_note_where_a_condenser_requests_a_summary(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("Sum up.")
+    condenser = PolicySummary(keep_last=1, max_tokens=79, always=True, template=str(tmp_path / "note.txt"))
+    shown = [turn.shown for turn in turns(Notes(), 60, condenser=condenser, max_context_tokens=1200)]
+    requested = [turn for turn in shown if turn.context[-1].text.endswith("\n\nSum up.")]
+    assert requested
+    assert all(turn.reply.startswith("Notes: ") for turn in requested)
+    assert sum(Notes().sound(turn.context, turn.reply) is True for turn in requested) > 0.6 * len(requested)
 
 
 @pytest.mark.parametrize(

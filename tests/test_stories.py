@@ -2,18 +2,20 @@
 
 import asyncio
 from collections.abc import Callable
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
-from talk import agent, engine, ignore
+from playing_experts import turns
+from talk import agent, engine, play_all
 
 from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem, Step
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.episodes.settings import Trigger
 from condensegrpo.tasks.drawn import is_eval_content
 from condensegrpo.tasks.stories import Stories
@@ -79,8 +81,6 @@ def test_stories_have_every_number_of_chunks_between_the_fewest_and_the_most() -
     for problems in (task.problems("eval"), task.problems("train")[:50]):
         assert {len(problem.data["chunks"]) for problem in problems} == {2, 3, 4}
         assert all(" ".join(problem.data["chunks"]).endswith("done") for problem in problems)
-    shown = [turn.problem for turn in islice(task.demonstrations(0), 100) if turn.problem is not None]
-    assert {len(problem.data["chunks"]) for problem in shown} == {2, 3, 4}
 
 
 def test_evaluation_problems_are_different_and_no_training_problem() -> None:
@@ -90,9 +90,6 @@ def test_evaluation_problems_are_different_and_no_training_problem() -> None:
         assert len(set(held_out)) == 64
         assert all(map(is_eval_content, held_out))
         assert not any(is_eval_content(text(problem)) for problem in task.problems("train")[:50])
-    assert not any(
-        is_eval_content(text(turn.problem)) for turn in islice(Stories().demonstrations(0), 200) if turn.problem
-    )
 
 
 @pytest.mark.parametrize(
@@ -117,44 +114,33 @@ def test_a_reply_says_what_the_note_and_the_chunk_before_it_say(
     assert Stories().sound(context(*said), reply) is sound
 
 
-def test_demonstrated_notes_say_nothing_or_what_is_known() -> None:
+def test_notes_of_the_expert_say_nothing_or_what_is_known() -> None:
     task = Stories()
-    turns = list(islice(task.demonstrations(0), 400))
-    assert turns == list(islice(task.demonstrations(0), 400))
-    verdicts = [task.sound(turn.context, turn.reply) for turn in turns]
+    shown = [turn.shown for turn in turns(task, 400, condenser=LastK(keep_last=1))]
+    verdicts = [task.sound(turn.context, turn.reply) for turn in shown]
     assert set(verdicts) == {True, None}
-    assert 0.15 < verdicts.count(None) / 400 < 0.35
-    assert all(len(turn.context) <= 3 for turn in turns)
+    assert 0.2 < verdicts.count(None) / 400 < 0.45
+    assert all(len(turn.context) <= 3 for turn in shown)
 
 
 @pytest.mark.parametrize("forgetful", [0.0, 1.0])
-def test_demonstrations_of_the_whole_history_answer_from_all_chunks_whatever_the_notes_say(forgetful: float) -> None:
-    task = Stories(history="full", forgetful=forgetful)
-    for turn in islice(task.demonstrations(0), 200):
-        assert turn.problem is not None
-        if turn.reply.startswith("<note>"):
-            assert (turn.reply == "<note> read </note>") == bool(forgetful)
+def test_with_the_whole_history_the_expert_answers_from_all_chunks_whatever_the_notes_say(forgetful: float) -> None:
+    for turn in turns(Stories(forgetful=forgetful), 80):
+        shown = turn.shown
+        assert shown.problem is not None
+        if shown.reply.startswith("<note>"):
+            assert (shown.reply == "<note> read </note>") == bool(forgetful)
         else:
-            assert turn.reply == f"<answer> {turn.problem.answer} </answer>"
-            assert [message.content for message in turn.context[2::2]] == turn.problem.data["chunks"]
+            assert shown.reply == f"<answer> {shown.problem.answer} </answer>"
+            assert [message.content for message in shown.context[2::2]] == shown.problem.data["chunks"]
 
 
-def test_every_turn_of_a_story_is_demonstrated_in_order_with_the_replies_that_follow_it_shown() -> None:
-    task = Stories(history="full", turns="all", demonstrated_chunks=1, whole_every=3, chunks=4, forgetful=0)
-    turns = list(islice(task.demonstrations(0), 2 + 2 + 5 + 2))  # two stories of one chunk, one of four, one of one
-    assert [len(turn.context) for turn in turns] == [1, 3, 1, 3, 1, 3, 5, 7, 9, 1, 3]
-    for before, after in pairwise(turns[4:9]):
-        assert after.context[: len(before.context)] == before.context
-        assert after.context[len(before.context)] == Message(role="assistant", content=before.reply)
-    assert [turn.reply.split()[0] for turn in turns[4:9]] == ["<note>"] * 4 + ["<answer>"]
-
-
-def test_the_corpus_has_every_word_of_the_task() -> None:
-    for task in (Stories(), Stories(asked=3, history="full"), Stories(history="summary")):
+def test_the_corpus_has_every_word_of_the_task(tmp_path: Path) -> None:
+    for task in (Stories(), Stories(asked=3), Stories(chunks=8, notes="requested")):
         words = set(" ".join(task.corpus()).split())
-        for turn in islice(task.demonstrations(1), 200):
-            used = " ".join((turn.reply, *(each.content for each in turn.context))).split()
-            assert words.issuperset(word for word in used if not word.isdigit())  # how much a summary covers
+        for turn in turns(task, 60, **summarising(tmp_path)):
+            used = " ".join((turn.shown.reply, *(each.content for each in turn.shown.context))).split()
+            assert words.issuperset(word for word in used if not word.isdigit()) or task.notes == "replied"
 
 
 @pytest.mark.parametrize(
@@ -195,28 +181,21 @@ def forgetting(prompt: str) -> str:
     return "<note> read </note>" if reply.startswith("<note>") else reply
 
 
-def played(task: Stories, reply: Callable[[str], str], folder: Path) -> list[Trajectory]:
-    """One trajectory for each evaluation problem, condensed at 350 bytes."""
+def summarising(folder: Path) -> dict[str, Any]:
+    """Parts of an engine that condenses at 350 bytes by asking for a note."""
     (folder / "note.txt").write_text("note\n")
     condenser = PolicySummary(keep_last=1, max_tokens=60, template=str(folder / "note.txt"))
     early = Trigger(when="over_budget", share=0.5)
-    parts = engine(agent(reply), condenser=condenser, trigger=early, max_turns=9, max_context_tokens=700)
-    groups = asyncio.run(
-        rollout_group(
-            problem_groups(task.problems("eval"), 7),
-            samples=1,
-            environment=task.environment,
-            engine=parts,
-            run_seed=0,
-            step=0,
-            on_finish=ignore,
-        )
-    )
-    return [one for group in groups for one in group]
+    return {"condenser": condenser, "trigger": early, "max_turns": 9, "max_context_tokens": 700}
+
+
+def played(task: Stories, reply: Callable[[str], str], folder: Path) -> list[Trajectory]:
+    """One trajectory for each evaluation problem."""
+    return play_all(engine(agent(reply), **summarising(folder)), task.problems("eval"), task.environment)
 
 
 def test_a_place_survives_in_the_summary_that_the_condenser_asks_for_and_nowhere_else(tmp_path: Path) -> None:
-    task = Stories(chunks=8, history="summary", eval_problems=8)
+    task = Stories(chunks=8, notes="requested", eval_problems=8)
     answers = [problem.answer for problem in task.problems("eval")]
     episodes = played(task, careful, tmp_path)
     assert [one.answer for one in episodes] == answers
@@ -227,20 +206,8 @@ def test_a_place_survives_in_the_summary_that_the_condenser_asks_for_and_nowhere
     )
 
 
-def layout(context: tuple[Message, ...]) -> list[str]:
-    """What kind of message each one is."""
-    kinds = ("omitted", "note", "done", "where")
-    return [next((kind for kind in kinds if kind in each.content.split()), each.role) for each in context]
-
-
-def test_demonstrations_show_every_context_that_the_condenser_shows_and_no_other(tmp_path: Path) -> None:
-    task = Stories(chunks=5, history="summary", eval_problems=8)
-    played_layouts = {str(layout(turn.context)) for one in played(task, careful, tmp_path) for turn in one.turns}
-    assert played_layouts == {str(layout(turn.context)) for turn in islice(task.demonstrations(0), 400)}
-
-
 def test_a_note_is_sound_where_it_is_asked_for_and_follows_from_the_summary() -> None:
-    task = Stories(history="summary")
+    task = Stories(notes="requested")
     asked = context("<note> Mira garden Jon somewhere </note>", "[turns up to 1 omitted]", "<note> read </note>")
     asked = (*asked, Message(role="user", content="Jon entered the cellar .\n\nnote"))
     assert task.sound(asked, "<note> Mira garden Jon cellar </note>") is True
@@ -251,10 +218,13 @@ def test_a_note_is_sound_where_it_is_asked_for_and_follows_from_the_summary() ->
     assert task.sound(unasked, "<note> Mira garden Jon cellar </note>") is False
 
 
-def test_demonstrated_summaries_forget_as_often_as_asked() -> None:
+def test_the_expert_says_where_people_are_in_requested_notes_alone_and_forgets_as_often_as_told(tmp_path: Path) -> None:
     for forgetful, least, most in ((0.0, 0.0, 0.0), (0.5, 0.35, 0.65)):
-        task = Stories(history="summary", forgetful=forgetful)
-        asked = [turn for turn in islice(task.demonstrations(0), 500) if turn.context[-1].content.endswith("note")]
-        assert len(asked) > 100
-        assert least <= sum(turn.reply == "<note> read </note>" for turn in asked) / len(asked) <= most
-        assert all(task.sound(turn.context, turn.reply) is not False for turn in asked)
+        task = Stories(chunks=8, notes="requested", forgetful=forgetful)
+        shown = [turn.shown for turn in turns(task, 400, **summarising(tmp_path))]
+        requested = [turn for turn in shown if turn.context[-1].text.endswith("\n\nnote")]
+        others = [turn for turn in shown if turn not in requested]
+        assert len(requested) > 50
+        assert least <= sum("read" in turn.reply for turn in requested) / len(requested) <= most
+        assert {turn.reply for turn in others if turn.reply.startswith("<note>")} == {"<note> read </note>"}
+        assert all(task.sound(turn.context, turn.reply) is not False for turn in shown)

@@ -3,11 +3,11 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playing_experts import turns
 from recipe_world import GSM8K, HELD_OUT, HELD_OUT_TRIVIA, MBPP, TRIVIA, write
 
 from condensegrpo.assembly.plugins import build_plugin
@@ -126,33 +126,34 @@ LOOKED_UP = (
 )
 
 
-def looked_up(folder: Path, **options: Any) -> SearchQa:
-    held_out = write(folder / "b.jsonl", HELD_OUT_TRIVIA)
-    return SearchQa(data=write(folder / "a.jsonl", LOOKED_UP), eval_data=held_out, system="Search.", **options)
+def test_the_expert_searches_and_answers_from_the_result_and_gives_up_without_it(tmp_path: Path) -> None:
+    def search(query: str) -> str:
+        """Look it up.
 
+        Args:
+            query: what to look for.
+        """
+        return "[1] Louvre\nThe Louvre is in Paris, on the Seine." if "louvre" in query else "[1] Nothing"
 
-def test_a_question_with_a_passage_that_holds_its_answer_shows_how_it_is_done(tmp_path: Path) -> None:
-    task = looked_up(tmp_path)
-    shown = {tuple(message.content for message in one.context): one.reply for one in islice(task.demonstrations(0), 50)}
+    data, held_out = write(tmp_path / "a.jsonl", LOOKED_UP), write(tmp_path / "b.jsonl", HELD_OUT_TRIVIA)
+    task = SearchQa(data=data, eval_data=held_out, system="Search.")
+    made = [
+        turn.shown for turn in turns(task, 8, tools={"search": search}, max_context_tokens=4000, max_output_tokens=200)
+    ]
+    shown = {tuple(message.content for message in one.context[1:]): one.reply for one in made}
     call = '<tool>{"name": "search", "args": {"query": "where is the louvre"}}</tool>'
     seeking = f"<reasoning>I look it up.</reasoning>\n{call}"
     result = "<result>[1] Louvre\nThe Louvre is in Paris, on the Seine.</result>"
     assert shown == {
-        ("Search.", "where is the louvre"): seeking,
-        ("Search.", "where is the louvre", seeking, result): (
-            "<reasoning>The passage says it.</reasoning>\n<answer>Paris</answer>"
-        ),
+        ("where is the louvre",): seeking,
+        ("where is the louvre", seeking, result): "<reasoning>The passage says it.</reasoning>\n<answer>Paris</answer>",
     }
     assert all(task.sound((), reply) for reply in shown.values())
     assert not any(
         task.sound((), reply) for reply in ("hm", seeking * 2, seeking + "<answer>x</answer>", "<tool>{</tool>")
     )
-    assert {"Search.", "where is the spree", seeking, *shown.values()} <= set(task.corpus())
-
-
-def test_an_answer_beyond_what_is_shown_of_a_passage_demonstrates_nothing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no training row has a passage"):
-        looked_up(tmp_path, passage_chars=10).demonstrations(0)
+    passage = "Louvre\nThe Louvre is in Paris, on the Seine."
+    assert {"Search.", "where is the spree", passage, seeking, *shown.values()} <= set(task.corpus())
 
 
 # --- mbpp -------------------------------------------------------------------------------------------------------------
@@ -249,14 +250,13 @@ def test_follow_ups_that_are_no_texts_are_named(tmp_path: Path) -> None:
         task.environment(task.problems("train")[0])
 
 
-def test_the_code_format_explains_itself_and_shows_no_demonstrations(tmp_path: Path) -> None:
+def test_the_code_format_explains_itself_and_its_expert_gives_up(tmp_path: Path) -> None:
     task = Gsm8k(
         data=write(tmp_path / "a.jsonl", GSM8K), eval_data=write(tmp_path / "b.jsonl", HELD_OUT), tool_format="code"
     )
     (system, _) = asyncio.run(task.environment(task.problems("train")[0]).start())
     assert system.content == CODE_SYSTEM
-    with pytest.raises(DataError, match="tool_format is code"):
-        next(task.demonstrations(0))
+    assert task.expert(task.problems("train")[0]).reply(()) is None
 
 
 QUESTIONS = ({"id": "a", "question": "1+1?"}, {"id": "b", "question": "2+2?"})

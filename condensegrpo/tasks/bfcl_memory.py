@@ -14,7 +14,7 @@ benchmark does: it is right if it contains a listed one.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +22,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Lt
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Demonstration, Problem, Split
+from condensegrpo.core.protocols import Problem, Request, Split
 from condensegrpo.storage.bfcl_memory import MemoryQuestion, contains_answer, read_memory_questions
 from condensegrpo.tasks.notes import NotesEnvironment
 from condensegrpo.tasks.splits import split
@@ -33,7 +33,7 @@ SYSTEM = (
 )
 ASKED = "Answer the question in a few words."
 NOTED, NOTHING = "Notes: ", "none"
-EXCERPT = 12  # words around an answer in a demonstrated note
+EXCERPT = 12  # words around an answer in a note of the expert
 
 
 @dataclass(kw_only=True, eq=False)
@@ -62,23 +62,9 @@ class BfclMemory:
         """A fresh episode."""
         return NotesEnvironment(pinned=_pinned(problem), messages=(*problem.data["messages"], ASKED), answer=_answer)
 
-    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
-        """One turn each of a random training question, as ``last_k(keep_last=1)`` shows it."""
-        problems, rng = self.problems("train"), random.Random(f"bfcl_memory demonstrations {seed}")
-        while True:
-            problem = rng.choice(problems)
-            said = (*problem.data["messages"], ASKED)
-            notes = _demonstrated_notes(problem)
-            turn = rng.randrange(len(said) + 1)
-            context = _pinned(problem)
-            if turn:
-                shown = (
-                    Message(role="assistant", content=notes[turn - 1]),
-                    Message(role="user", content=said[turn - 1]),
-                )
-                context = (*context, *shown)
-            reply = str(problem.answer) if turn == len(said) else notes[turn]
-            yield Demonstration(context=context, reply=reply, problem=problem)
+    def expert(self, problem: Problem) -> "BfclMemoryExpert":
+        """The expert of an episode."""
+        return BfclMemoryExpert(problem)
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a note has the form of one, or an answer stands in the notes; ``None`` where nothing was noted."""
@@ -118,11 +104,26 @@ def _pinned(problem: Problem) -> tuple[Message, ...]:
     return (Message(role="system", content=SYSTEM), Message(role="user", content=problem.question))
 
 
-def _demonstrated_notes(problem: Problem) -> list[str]:
-    """The replies of the turns before the answer: nothing is noted until the message with the answer came."""
-    index, said = problem.data["index"], problem.data["messages"]
-    noted = f"{NOTED}{_excerpt(said[index], str(problem.answer))}"
-    return [f"{NOTED}{NOTHING}"] * (index + 1) + [noted] * (len(said) - index)
+class BfclMemoryExpert:
+    """Notes nothing until the message with the answer came, and then the words around it."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._replies = problem, 0
+
+    def reply(self, context: Sequence[Message]) -> str:
+        """The notes so far; after the last message the answer."""
+        note = self._note
+        self._replies += 1
+        return str(self._problem.answer) if self._replies == len(self._problem.data["messages"]) + 2 else note
+
+    def write(self, request: Request) -> str:
+        """The notes so far."""
+        return self._note
+
+    @property
+    def _note(self) -> str:
+        index, said = self._problem.data["index"], self._problem.data["messages"]
+        return f"{NOTED}{_excerpt(said[index], str(self._problem.answer)) if self._replies > index else NOTHING}"
 
 
 def _excerpt(text: str, answer: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import overload
 
+from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem
 
 Draw = Callable[[random.Random, str], Problem]  # a problem with a label
@@ -81,6 +82,11 @@ def drawn_held_out(
         if len(chosen) == count:
             return list(chosen.values())
     raise ValueError(f"holding out {count} different {described}: found {len(chosen)}; {cure}")
+
+
+def ends_with_request(context: Sequence[Message]) -> bool:
+    """Whether a condenser requests a text at the end of a context: see ``Unit.with_instruction``."""
+    return "\n\n" in context[-1].text
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,17 @@
-"""Grade-school arithmetic (https://arxiv.org/abs/2110.14168) with a calculator, and demonstrations of its use.
+"""Grade-school arithmetic (https://arxiv.org/abs/2110.14168) with a calculator, and an expert that uses it.
 
-A worked answer of the dataset marks its sums, and each mark becomes one turn of a demonstration:
+A worked answer of the dataset marks its sums, and the expert calculates one of them in each turn:
 
     Natalia sold 48/2 = <<48/2=24>>24 clips in May.   ─▶  Natalia sold <tool>{"name": "calculator", …}</tool>
                                                           <result>24</result>
     #### 72                                           ─▶  <answer>72</answer>
 
-A worked answer that does not end in the result of its last sum, since it goes on in words, is no demonstration: it
-would show 100 and answer 328, and teach to guess.
+It gives up a worked answer that does not end in the result of its last sum, since it goes on in words: that would show
+100 and answer 328, and teach to guess.
 """
 
-import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated
@@ -20,11 +19,11 @@ from typing import Annotated
 from annotated_types import Ge
 
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols import Demonstration, Problem
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Problem, Request
 from condensegrpo.episodes.toolformats import JSON_FORMATS, Native, Tagged
 from condensegrpo.storage.rows import read_rows, require_columns, require_texts
-from condensegrpo.tasks.answer_environment import QuestionTask, pinned_messages
+from condensegrpo.tasks.answer_environment import QuestionTask
 from condensegrpo.tasks.answers import AnswerStyle, is_call_or_answer
 from condensegrpo.tasks.splits import split
 from condensegrpo.tools.calculator import calculator
@@ -53,19 +52,11 @@ class _Sum:
     result: str  # as the tool writes it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Solution:
-    """One problem solved with the calculator."""
-
-    problem: Problem
-    sums: tuple[_Sum, ...]
-
-
 @dataclass(kw_only=True, eq=False)
 class Gsm8k(QuestionTask):
     """The task ``gsm8k``. Training questions that are in the evaluation data are left out; ``dropped`` counts them.
 
-    Rows have ``question`` and ``answer``. The demonstrations call the calculator; the format ``code`` has none.
+    Rows have ``question`` and ``answer``. The expert calls the calculator; in the format ``code`` it gives up.
 
     Raises:
         DataError: what ``rows.read_rows`` raises, a missing column, an answer without ``####``, or no problem left.
@@ -76,7 +67,6 @@ class Gsm8k(QuestionTask):
     tool_format: str = "tagged"  # that of ``rollout.tools.format``
     system: str | None = None  # the system message, in place of one that explains the tool; empty for none
     answer_style: AnswerStyle = "single"  # how an answer is read from a reply, see ``answers.read_answer``
-    keep_last: Annotated[int, Ge(0)] = 3  # turns that a demonstration shows, as the condenser ``last_k`` would
     max_examples: Annotated[int, Ge(1)] | None = None  # training rows to read, from the first
 
     def __post_init__(self) -> None:
@@ -87,22 +77,9 @@ class Gsm8k(QuestionTask):
         train = _problems(self.data, "train", limit=self.max_examples)
         self._splits = split(train, _problems(self.eval_data, "test"), source=self.data)
 
-    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
-        """One turn each of a random training problem that the calculator solves.
-
-        Raises:
-            DataError: no worked answer marks sums that the calculator agrees with and that end in its answer.
-        """
-        solutions = list(self._solutions())
-        if not solutions:
-            raise DataError(
-                "making demonstrations: no training answer holds marks like <<48/2=24>> that are right and the last of "
-                "which gives the answer, or tool_format is code. Use the original GSM8K, or set warm_start.steps=0"
-            )
-        rng = random.Random(f"gsm8k demonstrations {seed}")
-        while True:
-            solution = rng.choice(solutions)
-            yield self._turn(solution, rng.randrange(len(solution.sums) + 1))
+    def expert(self, problem: Problem) -> "Gsm8kExpert":
+        """The expert of an episode."""
+        return Gsm8kExpert(self._sums(problem), self._format, problem)
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply is well formed: one call of the calculator that can be parsed, or one answer."""
@@ -110,36 +87,37 @@ class Gsm8k(QuestionTask):
         return is_call_or_answer(self._format, reply, tool=TOOL, argument="expression")
 
     def corpus(self) -> Iterable[str]:
-        """The system message, every training question, and every turn of every demonstration."""
+        """The system message, every training question, and what the expert and the calculator say of it."""
         yield self.system or ""
-        yield from (problem.question for problem in self.problems("train"))
-        for solution in self._solutions():
-            turns = [self._unit(at, each) for at, each in enumerate(solution.sums)]
-            yield from (message.text for unit in turns for message in unit.messages)
-            yield _final(solution.problem)
+        for problem in self.problems("train"):
+            yield problem.question
+            for use in self._sums(problem):
+                yield from (_reply(use, self._format), self._format.result("call_0", TOOL, use.result).text)
+            yield _final(problem)
 
-    def _solutions(self) -> Iterator[_Solution]:
-        """The training problems whose answer is the result of the last sum of their worked answer."""
-        for problem in self.problems("train") if self.tool_format != "code" else ():
-            sums = _sums(problem.data["worked"])
-            if sums and _agree(sums[-1].result, str(problem.answer)):
-                yield _Solution(problem=problem, sums=sums)
+    def _sums(self, problem: Problem) -> tuple[_Sum, ...]:
+        """The sums of a worked answer whose last result is the answer; () if there are none."""
+        sums = () if self.tool_format == "code" else _sums(problem.data["worked"])
+        return sums if sums and _agree(sums[-1].result, str(problem.answer)) else ()
 
-    def _turn(self, solution: _Solution, turn: int) -> Demonstration:
-        units = tuple(self._unit(at, each) for at, each in enumerate(solution.sums[:turn]))
-        shown = units[max(0, turn - self.keep_last) :]
-        context = History(
-            pinned=pinned_messages(system=self.system or "", question=solution.problem.question), units=shown
-        ).messages
-        reply = _final(solution.problem) if turn == len(solution.sums) else self._reply(solution.sums[turn])
-        return Demonstration(context=context, reply=reply, problem=solution.problem)
 
-    def _unit(self, turn: int, use: _Sum) -> Unit:
-        result = self._format.result("call_0", TOOL, use.result)
-        return Unit(turn=turn, reply=Message(role="assistant", content=self._reply(use)), results=(result,))
+class Gsm8kExpert:
+    """Calculates the sums of a worked answer, one a turn, then answers; gives up where there are none."""
 
-    def _reply(self, use: _Sum) -> str:
-        return f"{use.thought} {self._format.call(TOOL, {'expression': use.expression})}".lstrip()
+    def __init__(self, sums: Sequence[_Sum], calls_as: Native | Tagged, problem: Problem) -> None:
+        self._sums, self._format, self._problem = sums, calls_as, problem
+        self._done = 0
+
+    def reply(self, context: Sequence[Message]) -> str | None:
+        """The next call of the calculator, or the answer, whatever is shown."""
+        if self._done == len(self._sums):
+            return _final(self._problem) if self._sums else None
+        self._done += 1
+        return _reply(self._sums[self._done - 1], self._format)
+
+    def write(self, request: Request) -> str:
+        """The results so far."""
+        return ", ".join(f"{use.expression} = {use.result}" for use in self._sums[: self._done])
 
 
 def final_answer(worked: str) -> str | None:
@@ -224,3 +202,7 @@ def _thought(text: str) -> str:
 
 def _final(problem: Problem) -> str:
     return f"<answer>{problem.answer}</answer>"
+
+
+def _reply(use: _Sum, calls_as: Native | Tagged) -> str:
+    return f"{use.thought} {calls_as.call(TOOL, {'expression': use.expression})}".lstrip()

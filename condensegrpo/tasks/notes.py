@@ -9,21 +9,21 @@ One episode with 2 facts (user messages on the left, replies on the right):
 
 Under the condenser ``last_k(keep_last=1)`` a turn sees the instruction, its previous reply and the newest message only,
 so a fact that is not carried on from note to note is lost. It is for a pretrained model: an instruction asks for the
-notes, any text counts as one, and the answer is the first number of the last reply. A fifth of the demonstrated notes
-lose their oldest fact: training can still learn to keep it.
+notes, any text counts as one, and the answer is the first number of the last reply. A fifth of the expert's notes lose
+their oldest fact: training can still learn to keep it.
 """
 
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
-from condensegrpo.tasks.drawn import drawn_for_training, drawn_held_out
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Problem, Request, Split, Step
+from condensegrpo.tasks.drawn import drawn_for_training, drawn_held_out, ends_with_request
 
 INSTRUCTION = (
     "You will get messages, one at a time, and then a question about one of them. You see only your last reply, so "
@@ -32,7 +32,7 @@ INSTRUCTION = (
 NAMES = ("Mira", "Jon", "Ada", "Omar", "Lena", "Theo", "Ruth", "Kofi", "Ines", "Paul", "Yara", "Finn")
 THINGS = ("locker", "table", "room", "gate", "seat", "badge", "bus", "desk")
 NUMBERS = range(10, 100)
-FORGETFUL = 0.2  # share of the demonstrated notes that lose their oldest fact
+FORGETFUL = 0.2  # share of the expert's notes that lose their oldest fact
 
 _NUMBER = re.compile(r"\d+")
 _SAID = re.compile(r"(\w+)'s (\w+) is number (\d+)\.")
@@ -70,18 +70,9 @@ class Notes:
         pinned = (Message(role="user", content=INSTRUCTION),)
         return NotesEnvironment(pinned=pinned, messages=tuple(problem.data["messages"]), answer=_answer)
 
-    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
-        """One turn each of a random training problem, after the demonstrated notes of the turns before it."""
-        problems, rng = self.problems("train"), random.Random(f"notes demonstrations {seed}")
-        while True:
-            problem = problems[rng.randrange(len(problems))]
-            said = problem.data["messages"]
-            history = History(pinned=(Message(role="user", content=INSTRUCTION),))
-            for turn, message in enumerate(said[: rng.randrange(len(said) + 1)]):
-                reply = Message(role="assistant", content=_demonstrated(_shown(history), rng))
-                history = history.add(Unit(turn=turn, reply=reply, results=(Message(role="user", content=message),)))
-            context = _shown(history)
-            yield Demonstration(context=context, reply=_demonstrated(context, rng))
+    def expert(self, problem: Problem) -> "NotesExpert":
+        """The expert of an episode."""
+        return NotesExpert(problem)
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a note has every number of the note and message before it, or an answer the number that is known.
@@ -89,7 +80,7 @@ class Notes:
         ``None`` for an answer that the context does not determine.
         """
         facts, question = _known(context)
-        if question is None:
+        if question is None or ends_with_request(context):
             return set(_NUMBER.findall(reply)) == set(facts.values())
         return None if question not in facts else _answer(reply) == facts[question]
 
@@ -149,30 +140,39 @@ def question_of(name: str, thing: str) -> str:
     return f"Which number is {name}'s {thing}?"
 
 
-def _shown(history: History) -> tuple[Message, ...]:
-    return History(pinned=history.pinned, units=history.units[-1:]).messages
+class NotesExpert:
+    """Carries its notes on and loses the oldest fact at times; guesses a number that it lost."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._rng = random.Random(f"notes expert {problem.id}")
+
+    def reply(self, context: Sequence[Message]) -> str:
+        """A note, or the number that is asked for."""
+        facts, question = _known(context)
+        return self._note(facts) if question is None else facts.get(question) or str(self._rng.choice(NUMBERS))
+
+    def write(self, request: Request) -> str:
+        """A note of the last note that is shown and the newest message."""
+        return self._note(_known([message for unit in request.units for message in unit.messages])[0])
+
+    def _note(self, facts: Mapping[str, str]) -> str:
+        lines = [
+            f"{asked[len('Which number is ') : -1].replace(chr(39) + 's', '')} {number}"
+            for asked, number in facts.items()
+        ]
+        if len(lines) > 1 and self._rng.random() < FORGETFUL:
+            del lines[0]
+        return f"Notes: {'; '.join(lines) or 'none'}"
 
 
 def _known(context: Sequence[Message]) -> tuple[dict[str, str], str | None]:
     """Numbers by the question that asks for them, from the last note and the newest message; the question, if asked."""
     note = next((message.text for message in reversed(context) if message.role == "assistant"), "")
     facts = {question_of(name, thing): number for name, thing, number in re.findall(r"(\w+) (\w+) (\d+)", note)}
-    newest = context[-1].text
+    newest = context[-1].text.partition("\n")[0]  # what follows is a meter, or the request of a condenser
     if fact := _SAID.fullmatch(newest):
         facts[question_of(fact[1], fact[2])] = fact[3]
     return facts, newest if newest.startswith("Which number") else None
-
-
-def _demonstrated(context: Sequence[Message], rng: random.Random) -> str:
-    facts, question = _known(context)
-    if question is not None:
-        return facts.get(question) or str(rng.choice(NUMBERS))
-    lines = [
-        f"{asked[len('Which number is ') : -1].replace(chr(39) + 's', '')} {number}" for asked, number in facts.items()
-    ]
-    if len(lines) > 1 and rng.random() < FORGETFUL:
-        del lines[0]
-    return f"Notes: {'; '.join(lines) or 'none'}"
 
 
 def _answer(reply: str) -> str | None:

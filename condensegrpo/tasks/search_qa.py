@@ -4,7 +4,6 @@ TriviaQA   {"question": …, "question_id": …, "answer": {"value": "Paris", "a
 NQ-open    {"question": …, "answer" or "answers": ["Paris", "City of Light"]}
 """
 
-import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,10 +12,10 @@ from annotated_types import Ge, Gt, Lt
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Demonstration, Problem
+from condensegrpo.core.protocols import Problem, Request
 from condensegrpo.episodes.toolformats import Tagged
 from condensegrpo.storage.rows import Row, read_rows, require_columns, require_texts
-from condensegrpo.tasks.answer_environment import QuestionTask, pinned_messages
+from condensegrpo.tasks.answer_environment import QuestionTask
 from condensegrpo.tasks.answers import AnswerStyle, is_call_or_answer
 from condensegrpo.tasks.splits import SHARE, split
 
@@ -32,7 +31,7 @@ REMINDER = "Write <reasoning>...</reasoning> and then one <tool>...</tool> or <a
 
 @dataclass(kw_only=True, eq=False)
 class SearchQa(QuestionTask):
-    """The task ``search_qa``. Rows with a passage in ``ctxs`` (NQ-open files) demonstrate too, in the tagged format.
+    """The task ``search_qa``. Its expert searches in the format ``tagged``.
 
     A reply without a call and without an answer gets a reminder and counts as a turn. Without ``eval_data`` a share of
     the questions is held out by their hash. Training questions that are in the evaluation data too are left out;
@@ -50,7 +49,6 @@ class SearchQa(QuestionTask):
     answer_style: AnswerStyle = "last"  # how an answer is read from a reply, see ``answers.read_answer``
     eval_share: Annotated[float, Gt(0), Lt(1)] = SHARE  # of the questions, held out if there is no ``eval_data``
     max_examples: Annotated[int, Ge(1)] | None = None  # training rows to read, from the first
-    passage_chars: Annotated[int, Ge(1)] = 600  # of a passage in demonstrations; as the tool's option of that name
 
     def __post_init__(self) -> None:
         rows = read_rows(self.data, split="train", limit=self.max_examples)
@@ -59,34 +57,11 @@ class SearchQa(QuestionTask):
         if self.eval_data is not None:
             held_out = _problems(read_rows(self.eval_data, split=self.eval_split), split="eval", source=self.eval_data)
         self._splits = split(train, held_out, source=self.data, share=self.eval_share)
-        rows_by_id = {problem.id: row for problem, row in zip(train, rows, strict=True)}
-        lookups = (_lookup(each, rows_by_id[each.id], characters=self.passage_chars) for each in self._splits.train)
-        self._lookups = [lookup for lookup in lookups if lookup is not None]
+        self._passages = tuple(_passages(rows))
 
-    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
-        """One turn each of a random training question: the search, or the answer after it.
-
-        Raises:
-            DataError: no training row has a passage that contains its answer.
-        """
-        if not self._lookups:
-            raise DataError(
-                "making demonstrations: no training row has a passage in 'ctxs' whose beginning holds an answer. Use "
-                "a file of NQ-open with passages, raise task.options.passage_chars, or set warm_start.steps=0"
-            )
-        return self._turns(random.Random(f"search_qa demonstrations {seed}"))
-
-    def _turns(self, rng: random.Random) -> Iterator[Demonstration]:
-        while True:
-            lookup = rng.choice(self._lookups)
-            asked = pinned_messages(system=self.system, question=lookup.problem.question)
-            search = _search(lookup.problem.question)
-            if rng.random() < 0.5:
-                yield Demonstration(context=asked, reply=search, problem=lookup.problem)
-            else:
-                result = TAGGED.result("call_0", TOOL, lookup.result)
-                context = (*asked, Message(role="assistant", content=search), result)
-                yield Demonstration(context=context, reply=_answer(lookup.answer), problem=lookup.problem)
+    def expert(self, problem: Problem) -> "SearchExpert":
+        """The expert of an episode."""
+        return SearchExpert(problem)
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply is well formed: one search that can be parsed, or one answer."""
@@ -94,34 +69,43 @@ class SearchQa(QuestionTask):
         return is_call_or_answer(TAGGED, reply, tool=TOOL, argument="query")
 
     def corpus(self) -> Iterable[str]:
-        """The system message, every training question, and every turn of every demonstration."""
+        """The system message, every training question, what the expert says, and the passages of the rows."""
         yield self.system
-        yield from (problem.question for problem in self.problems("train"))
-        for lookup in self._lookups:
-            yield from (_search(lookup.problem.question), lookup.result, _answer(lookup.answer))
+        for problem in self.problems("train"):
+            yield from (problem.question, _search(problem.question), *map(_answer, problem.data["aliases"]))
+        yield from self._passages
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lookup:
-    """A question with a passage that contains its answer."""
+class SearchExpert:
+    """Searches for the question, then answers with the alias that the result has; gives up if it has none."""
 
-    problem: Problem
-    result: str  # what a search would show
-    answer: str  # the alias that the passage contains
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._searched = problem, False
+
+    def reply(self, context: Sequence[Message]) -> str | None:
+        """The search, and then the answer."""
+        if not self._searched:
+            self._searched = True
+            return _search(self._problem.question)
+        answer = self._shown(context[-1].text)
+        return None if answer is None else _answer(answer)
+
+    def write(self, request: Request) -> str:
+        """The answer, if a result that is shown has it."""
+        answer = self._shown("\n".join(message.text for unit in request.units for message in unit.results))
+        return "Nothing was found." if answer is None else f"The passage says: {answer}"
+
+    def _shown(self, text: str) -> str | None:
+        return next((alias for alias in self._problem.data["aliases"] if alias.lower() in text.lower()), None)
 
 
-def _lookup(problem: Problem, row: Row, *, characters: int) -> _Lookup | None:
-    """The lookup of a problem; None if no alias is in the first so many characters of the row's first passage."""
-    passages = row.get("ctxs")
-    first = passages[0] if isinstance(passages, list) and passages else None
-    text = first.get("text") if isinstance(first, dict) else None
-    if not isinstance(first, dict) or not isinstance(text, str):
-        return None
-    text = text[:characters]
-    answer = next((alias for alias in problem.data["aliases"] if alias.lower() in text.lower()), None)
-    if answer is None:
-        return None
-    return _Lookup(problem=problem, result=f"[1] {first.get('title') or ''}\n{text}".strip(), answer=answer)
+def _passages(rows: Iterable[Row]) -> Iterator[str]:
+    """The first passage of each row that has some (files of NQ-open)."""
+    for row in rows:
+        passages = row.get("ctxs")
+        first = passages[0] if isinstance(passages, list) and passages else None
+        if isinstance(first, dict) and isinstance(first.get("text"), str):
+            yield f"{first.get('title') or ''}\n{first['text']}".strip()
 
 
 def _search(question: str) -> str:
