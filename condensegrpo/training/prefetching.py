@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from condensegrpo.algorithms.staleness import check_staleness, last_prefetched, sampler_gets_weights
-from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
+from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, RunsCoroutines
 from condensegrpo.core.observer import Observer
+from condensegrpo.core.protocols import NamedTensors, Sampler, StagesWeights
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, Round, StepBatch, complete_batch
 
@@ -33,12 +34,14 @@ class RolloutPrefetcher:
         steps: int,
         observer: Observer,
         batches: Mapping[int, StepBatch],
+        loop: RunsCoroutines | None = None,
     ) -> None:
         """Start the thread.
 
         Args:
             steps: the last step of the run.
             batches: complete batches of a checkpoint, by step.
+            loop: that the batches are sampled on; None: one in a thread of its own.
         """
         self._rollout = rollout
         self._filter = batch_filter
@@ -47,7 +50,7 @@ class RolloutPrefetcher:
         self._complete_batches = dict(batches)
         self._running: dict[int, Future[Scored]] = {}
         self._one_at_a_time = asyncio.Lock()  # first come, first served
-        self._loop = BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS)
+        self._loop = loop or BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS)
 
     def __enter__(self) -> Self:
         """Return the prefetcher itself."""
@@ -92,6 +95,22 @@ class RolloutPrefetcher:
         for step in sorted(self._running):
             self._complete(step)
         return dict(self._complete_batches)
+
+    def update_sampler(
+        self, sampler: Sampler, named_tensors: NamedTensors, version: int, *, clock: Callable[[], float]
+    ) -> float:
+        """Give the sampler new weights once nothing is being sampled; they are staged before, if it can stage them.
+
+        Every rank must call it. Returns the seconds by ``clock`` that it waited for the sampler's requests.
+        """
+        update: Callable[[], None] = partial(sampler.update_weights, named_tensors, version)
+        if isinstance(sampler, StagesWeights):  # while the next batch is still being sampled
+            update = sampler.stage_weights(named_tensors, version)
+        staged = clock()
+        self.finish()
+        waited = clock() - staged
+        update()
+        return waited
 
     def _begun(self, step: int) -> bool:
         return step in self._running or step in self._complete_batches

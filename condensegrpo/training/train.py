@@ -22,7 +22,7 @@ from condensegrpo.assembly.runtime import open_sampler, use_threads
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import TooManyFailed
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import Describes, Sampler, Sleeps, StagesWeights
+from condensegrpo.core.protocols import Describes, Sampler, Sleeps
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.episodes.failures import FailureWatch, failures_of
 from condensegrpo.episodes.player import GroupPlayer
@@ -333,15 +333,8 @@ def _send_weights(run: _Run, step: int) -> float:
     """Give the sampler the weights after ``step``, unless it has them; returns the seconds waited for its requests."""
     if run.sampler.version == step:
         return 0.0
-    sampler, weights = run.sampler, sampled_weights(run.sampler, run.learner)
-    update_sampler: Callable[[], None] = partial(sampler.update_weights, weights, step)
-    if isinstance(sampler, StagesWeights):  # while the next batch is still being sampled
-        update_sampler = sampler.stage_weights(weights, step)
-    staged = time.monotonic()
-    run.prefetcher.finish()
-    waited = time.monotonic() - staged
-    update_sampler()
-    return waited
+    weights = sampled_weights(run.sampler, run.learner)
+    return run.prefetcher.update_sampler(run.sampler, weights, step, clock=time.monotonic)
 
 
 def _evaluate(run: _Run, step: int) -> None:

@@ -2,12 +2,12 @@
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.samplers.http_client import retried
-from condensegrpo.samplers.vllm_server.client import ServerClient
+from condensegrpo.samplers.vllm_server.client import ServerCalls, ServerClient
 from condensegrpo.samplers.vllm_server.process import ServerProcess
 from condensegrpo.samplers.vllm_server.replica import Replica, WeightsLabel
 from condensegrpo.samplers.vllm_server.settings import RequestSettings
@@ -40,6 +40,7 @@ class ReplicaPool:
         token: str,
         shape: Mapping[str, str],
         start_seconds: float,
+        client: Callable[[str, str], ServerCalls] = ServerClient,
     ) -> None:
         """Connect to the servers and bring all of them up; raises the error of the first that fails.
 
@@ -47,10 +48,11 @@ class ReplicaPool:
             servers: the URL of each, and its process if the sampler starts it.
             shape: of the model that each must serve, see ``server.shape_of``.
             start_seconds: time limit of a start, and of loading weights.
+            client: makes the calls of a server, of its URL and the token.
         """
         self.replicas = tuple(
             Replica(
-                ServerClient(url, token),
+                client(url, token),
                 process,
                 index=index,
                 shape=shape,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.learner.settings import LoraSettings
-from condensegrpo.samplers.vllm_server.client import Description, Reply, ServerClient
+from condensegrpo.samplers.vllm_server.client import Description, Reply, ServerCalls
 from condensegrpo.samplers.vllm_server.process import ServerProcess
 
 _LOG = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Replica:
 
     def __init__(
         self,
-        client: ServerClient,
+        client: ServerCalls,
         child: ServerProcess | None,
         *,
         index: int,
