@@ -427,6 +427,61 @@ def test_ray_actors_play_the_same_trajectories_and_one_that_dies_is_replaced() -
         pool.close()
 
 
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install -e '.[ray]'")
+@pytest.mark.filterwarnings("ignore")
+def test_a_machine_of_a_ray_cluster_that_dies_costs_its_trajectories_and_the_run_goes_on_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    monkeypatch.setattr("condensegrpo.episodes.workers.ray_actors.REPLACE_SECONDS", 2.0)
+    second, lost = cluster.add_node(num_cpus=1), threading.Event()
+
+    class UntilLost(ByStream):
+        """Answers when trajectories were lost with the other machine; the player's limit of a turn is 5 seconds."""
+
+        async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+            self.asked.set()
+            await asyncio.to_thread(lost.wait, 3.0)
+            return await super().sample(prompt_ids, params)
+
+    async def play_and_lose() -> tuple[tuple[ScoredTrajectory, ...], tuple[PlayReport, ...]]:
+        playing = pool.play(
+            Setup(0, World()),
+            groups("a", "b"),
+            workers=2,
+            samples=SAMPLES,
+            stream=(SEED, STEP),
+            turn_seconds=600.0,
+            on_scored=lambda _: lost.set(),
+        )
+        task = asyncio.create_task(playing)
+        await asyncio.to_thread(sampler.asked.wait)
+        await asyncio.to_thread(cluster.remove_node, second, allow_graceful=False)
+        return await task
+
+    sampler = UntilLost()
+    pool = WorkerPool(RayHost("worker_program:open_worlds"), sampler, model=lambda name: pytest.fail(name))
+    try:
+        scored, reports = asyncio.run(play_and_lose())
+        whole = [each for each in timeless(scored) if not each.trajectory.detail]
+        assert whole in (here("a", "b")[:SAMPLES], here("a", "b")[SAMPLES:])
+        assert sum("a Ray actor ended: " in each.trajectory.detail for each in scored) == SAMPLES == len(whole)
+        assert len(reports) == 1
+        scored, reports, _ = play(pool, "a", "b", workers=2)
+        assert (timeless(scored), len(reports)) == (here("a", "b"), 1)
+        cluster.add_node(num_cpus=1)
+        monkeypatch.setattr("condensegrpo.episodes.workers.ray_actors.REPLACE_SECONDS", 60.0)
+        scored, reports, _ = play(pool, "a", "b", workers=2)
+        assert (timeless(scored), len(reports)) == (here("a", "b"), 2)
+    finally:
+        lost.set()
+        pool.close()
+        cluster.shutdown()
+
+
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
 def test_ray_that_is_missing_is_an_error_before_anything_is_loaded() -> None:
     config = load_config(ROOT / "configs/quickstart.yaml", ["rollout.workers.ray=2"])

@@ -51,7 +51,7 @@ class WorkerHost(Protocol):
     """Starts workers: as processes of this machine, or elsewhere."""
 
     def start(self, number: int) -> Sequence[WorkerHandle]:
-        """Start some workers. It may wait, and is called in a thread.
+        """Start some workers; fewer of them where the others need long. It may wait, and is called in a thread.
 
         Raises:
             RolloutError: they cannot be started.
@@ -88,7 +88,7 @@ class WorkerPool:
         """Play a batch. If it is cancelled or fails, workers that still play are ended.
 
         Args:
-            workers: how many take part, at most one for each group.
+            workers: how many take part, at most one for each group; fewer where lost ones cannot be replaced yet.
             stream: run seed and step, which name the random streams.
             turn_seconds: for which a call of the sampler may block the event loop.
 
@@ -105,8 +105,9 @@ class WorkerPool:
             on_scored(each)
 
         tasks, version = list[asyncio.Task[PlayReport | None]](), self._sampler.version
-        for index, worker in enumerate(await self._ready(workers)):
-            play = Play(setup, tuple(batch[index::workers]), samples, *stream, version)
+        ready = await self._ready(workers)
+        for index, worker in enumerate(ready):
+            play = Play(setup, tuple(batch[index :: len(ready)]), samples, *stream, version)
             tasks.append(asyncio.create_task(self._played(worker, play, turn_seconds, record)))
         try:
             reports = await asyncio.gather(*tasks)
@@ -123,12 +124,14 @@ class WorkerPool:
         self._host.close()
 
     async def _ready(self, number: int) -> list[WorkerHandle]:
-        """That many workers; those that have ended are replaced."""
+        """That many workers, or at least one; those that have ended are replaced."""
         for worker in [each for each in self._workers if not each.is_idle()]:
             await self._end(worker)
         missing = number - len(self._workers)
         if missing > 0:
             self._workers += await asyncio.to_thread(self._host.start, missing)
+        if not self._workers:
+            raise RolloutError(f"replacing {number} rollout workers that were lost: none of them is up again.")
         return self._workers[:number]
 
     async def _end(self, worker: WorkerHandle) -> str:

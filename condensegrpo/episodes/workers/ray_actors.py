@@ -13,7 +13,8 @@ from typing import Any
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.episodes.workers.worker import Worker
 
-START_SECONDS = 600.0  # a cluster may start machines for the actors
+START_SECONDS = 600.0  # a cluster may start machines for the first actors
+REPLACE_SECONDS = 20.0  # that a batch waits for actors in place of lost ones; it goes on without those that need longer
 
 
 def check_ray_installed() -> None:
@@ -94,6 +95,8 @@ class RayHost:
 
         self._ray, self._opener = ray, opener
         self._actors: list[Any] = []
+        self._waiting: list[Any] = []  # those of them that are not up yet
+        self._started = False
         try:
             self._joined = not ray.is_initialized()
             ray.init(include_dashboard=False, ignore_reinit_error=True)
@@ -103,25 +106,38 @@ class RayHost:
             ) from error
 
     def start(self, number: int) -> Sequence[_RayHandle]:
-        """Start some workers, and wait until they are up.
+        """Start some workers. The first call waits until all of them are up.
+
+        Later calls replace workers that were lost, perhaps with their machine. Actors that find no free CPU soon stay
+        requested: a later call returns them if the cluster has room by then.
 
         Raises:
-            RolloutError: the cluster has no room for one, or one cannot be set up.
+            RolloutError: the cluster has no room for the first ones, or one cannot be set up.
         """
         actor = self._ray.remote(num_cpus=1)(_Actor)
-        actors = [actor.remote(self._opener, sys.path) for _ in range(number)]
-        self._actors += actors
+        added = [actor.remote(self._opener, sys.path) for _ in range(number - len(self._waiting))]
+        self._actors += added
+        self._waiting += added
+        up = {each.__ray_ready__.remote(): each for each in self._waiting[:number]}
+        seconds = REPLACE_SECONDS if self._started else START_SECONDS
+        ready, missing = self._ray.wait(list(up), num_returns=number, timeout=seconds)
         try:
-            self._ray.get([each.__ray_ready__.remote() for each in actors], timeout=START_SECONDS)
+            self._ray.get(ready)
         except self._ray.exceptions.RayError as error:
+            raise RolloutError(f"starting {number} Ray actors: {error}.") from error
+        if missing and not self._started:
             raise RolloutError(
-                f"starting {number} Ray actors: {error}. Lower rollout.workers.ray to the CPUs of the cluster."
-            ) from error
-        return [_RayHandle(self._ray, each) for each in actors]
+                f"starting {number} Ray actors: {len(missing)} of them found no free CPU within {seconds:g} seconds. "
+                f"Lower rollout.workers.ray to the CPUs of the cluster."
+            )
+        self._started = True
+        for each in ready:
+            self._waiting.remove(up[each])
+        return [_RayHandle(self._ray, up[each]) for each in ready]
 
     def close(self) -> None:
         """End all workers, and leave the cluster if ``__init__`` joined it. May be called twice."""
-        actors, self._actors = self._actors, []
+        actors, self._actors, self._waiting = self._actors, [], []
         for actor in actors:
             self._ray.kill(actor)
         if self._joined:
