@@ -26,6 +26,7 @@ FLOORS = {
     "config": 3,
     "learner": 3,
     "metrics": 3,
+    "vision": 3,
     "attention": 3,
     "tools": 3,
     "rewards": 3,

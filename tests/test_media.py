@@ -20,7 +20,7 @@ from condensegrpo.core.messages import MediaPart, Message, TextPart, Unit
 from condensegrpo.core.protocols import Step
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.episodes.episode import run_episode
-from condensegrpo.storage.media import read_media, write_media
+from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.trajectories import Provenance, read_trajectories, write_trajectory
 
 RED, BLUE = (MediaPart(sha256=letter * 64, type="image/png") for letter in "ab")
@@ -56,15 +56,24 @@ def test_parts_are_stored_and_read_back_and_a_text_stays_a_text(tmp_path: Path) 
 
 
 def test_the_bytes_of_a_picture_are_stored_once_and_checked(tmp_path: Path) -> None:
-    part = write_media(tmp_path / "media", b"\x89PNG red", "image/png")
-    assert write_media(tmp_path / "media", b"\x89PNG red", "image/png") == part
+    media, part = MediaFolder(tmp_path / "media"), MediaPart.of(b"\x89PNG red", "image/png")
+    assert media.write(part).data is None
+    assert media.write(part) == part == media.write(replace(part, data=None))
     assert [file.name for file in (tmp_path / "media").iterdir()] == [part.sha256]
-    assert read_media(tmp_path / "media", part) == b"\x89PNG red"
-    (tmp_path / "media" / part.sha256).write_bytes(b"other")
+    assert media.read(part.sha256) == b"\x89PNG red"
+    media.path(part.sha256).write_bytes(b"other")
     with pytest.raises(DataError, match="other bytes than when it was stored"):
-        read_media(tmp_path / "media", part)
+        media.read(part.sha256)
     with pytest.raises(DataError, match="No such file"):
-        read_media(tmp_path / "media", BLUE)
+        media.read(BLUE.sha256)
+
+
+def test_bytes_are_not_in_a_line(tmp_path: Path) -> None:
+    shown = Message(role="user", content=(MediaPart.of(b"bytes", "image/png"),))
+    file = tmp_path / "step_000001.jsonl"
+    write_trajectory(file, scored(trajectory(replace(turn([1, 2], [3]), observations=(shown,))), 1.0), KNOWN)
+    assert "data" not in file.read_text()
+    assert read_trajectories(file).trajectories[0].trajectory.turns[0].observations == (shown,)
 
 
 def test_different_pictures_behind_equal_ids_are_no_continuation_and_no_shared_prefix() -> None:
@@ -111,4 +120,4 @@ def test_the_example_of_the_guide_does_what_it_says(tmp_path: Path, monkeypatch:
     exec(block, names)
     (shown,) = re.findall(r"message\.text  # '(.*?)'", block)
     assert names["message"].text == shown
-    assert read_media(tmp_path / "runs/mine/media", names["chart"]) == b"\x89PNG the bytes of a file"
+    assert names["media"].read(names["chart"].sha256) == b"\x89PNG the bytes of a file"

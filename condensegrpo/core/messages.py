@@ -1,5 +1,6 @@
 """Messages, units, and the history that they form in an episode. Standard library only."""
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,13 @@ class MediaPart:
 
     sha256: str  # of the file's bytes, in hexadecimal
     type: str  # such as image/png
+    # the bytes; None: they are in a ``MediaStore``, where the engine puts those of every message that it takes up
+    data: bytes | None = field(default=None, compare=False, repr=False, metadata={"stored": False})
+
+    @classmethod
+    def of(cls, data: bytes, kind: str) -> Self:
+        """The part that shows a picture, from the bytes of its file and its type, such as ``image/png``."""
+        return cls(sha256=hashlib.sha256(data).hexdigest(), type=kind, data=data)
 
     @property
     def text(self) -> str:

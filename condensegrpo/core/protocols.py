@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, SupportsFloat, runtime_checkable
 
-from condensegrpo.core.messages import History, Message, Summary, Unit
+from condensegrpo.core.messages import History, MediaPart, Message, Summary, Unit
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Trajectory
 
 Split = Literal["train", "eval"]
@@ -151,6 +151,34 @@ class Attends(Protocol):
 
     async def attend(self, query: AttentionQuery) -> TokenAttention:
         """The attention of one query, under the weights in use."""
+
+
+class MediaStore(Protocol):
+    """Where the bytes of pictures are: messages, workers, servers and files hold hashes."""
+
+    def write(self, part: MediaPart) -> MediaPart:
+        """Store the bytes of a part, if it has any; the part without them."""
+
+    def read(self, sha256: str) -> bytes:
+        """The bytes that were stored under a hash; ``DataError`` if there are none."""
+
+
+class ExpandsPictures(Protocol):
+    """What a picture is in a prompt: the chat template writes a placeholder, and the model's processor expands it."""
+
+    @property
+    def placeholder(self) -> str:
+        """The token that the chat template writes for every picture."""
+
+    @property
+    def placeholder_id(self) -> int:
+        """The token at whose positions the picture's embeddings are placed."""
+
+    def expansion(self, sha256: str) -> str:
+        """The text that takes the place of the placeholder; its tokens depend on the size of the picture.
+
+        Raises ``DataError`` if the picture cannot be shown.
+        """
 
 
 class UnitScorer(Protocol):

@@ -67,6 +67,7 @@ class SamplingParams:
     stop_ids: tuple[int, ...] = ()  # sampling one of these ends the reply; it stays the last output id
     stop_strings: tuple[str, ...] = ()  # the token that completes one of these ends the reply and is kept whole
     trajectory: str = ""  # whose reply it is: a sampler of several engines may keep its prefix in one; changes no reply
+    media: tuple[str, ...] = ()  # the hashes of the pictures in the prompt, in order; their bytes are in a MediaStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

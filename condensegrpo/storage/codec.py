@@ -4,6 +4,7 @@ Not pydantic: its JSON parser refuses lone surrogates, which a byte-level tokeni
 refuses the lists that JSON has for tuples, while its lax mode reads ``"5"`` as 5.
 
 A field that is absent takes its default if it has one, so a later version may add fields; an unknown field is an error.
+A field with ``metadata={"stored": False}`` is not written.
 """
 
 import json
@@ -127,7 +128,7 @@ def _member(members: tuple[str, ...], value: object, path: str) -> str:
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, ...], Callable[[object], Sequence[object]]]:  # noqa: ANN401  a dataclass
     """The names of the fields, and what takes their values, all at once."""
-    names = tuple(field.name for field in fields(kind))
+    names = tuple(field.name for field in fields(kind) if field.metadata.get("stored", True))
     return names, attrgetter(*names) if len(names) > 1 else lambda value: [getattr(value, name) for name in names]
 
 
@@ -138,6 +139,7 @@ def _decoders(kind: Any) -> dict[str, tuple[Callable[[object, str], object], boo
     return {
         field.name: (partial(_decode, hints[field.name]), field.default is MISSING and field.default_factory is MISSING)
         for field in fields(kind)
+        if field.metadata.get("stored", True)
     }
 
 

@@ -4,6 +4,7 @@ A trajectory line holds hash and type; the bytes are written once, however many 
 """
 
 import hashlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from condensegrpo.core.errors import DataError
@@ -11,33 +12,42 @@ from condensegrpo.core.messages import MediaPart
 from condensegrpo.storage.files import write_atomically
 
 
-def write_media(folder: Path, data: bytes, kind: str) -> MediaPart:
-    """Store a picture, unless it is stored; returns the part of a message that shows it.
+@dataclass(frozen=True, slots=True)
+class MediaFolder:
+    """A ``MediaStore`` in a folder, which is made with its first file. Several processes may use it at once."""
 
-    Args:
-        folder: of the media.
-        data: the bytes of the file.
-        kind: its type, such as ``image/png``.
-    """
-    part = MediaPart(sha256=hashlib.sha256(data).hexdigest(), type=kind)
-    file = folder / part.sha256
-    if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, data)
-    return part
+    folder: Path
 
+    def write(self, part: MediaPart) -> MediaPart:
+        """Store the bytes of a part, unless they are stored; the part without them.
 
-def read_media(folder: Path, part: MediaPart) -> bytes:
-    """The bytes of a stored picture.
+        Raises:
+            DataError: the bytes have another hash.
+        """
+        if part.data is None:
+            return part
+        if hashlib.sha256(part.data).hexdigest() != part.sha256:
+            raise DataError(f"storing {part.text}: its bytes have another hash. Make the part with MediaPart.of.")
+        if not self.path(part.sha256).exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path(part.sha256), part.data)
+        return replace(part, data=None)
 
-    Raises:
-        DataError: it is not there, or its bytes are others.
-    """
-    file = folder / part.sha256
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise DataError(f"reading {part.text}: {file}: {error.strerror}.") from error
-    if hashlib.sha256(data).hexdigest() != part.sha256:
-        raise DataError(f"reading {part.text}: {file} has other bytes than when it was stored. Remove it.")
-    return data
+    def read(self, sha256: str) -> bytes:
+        """The bytes of a stored picture.
+
+        Raises:
+            DataError: it is not there, or its bytes are others.
+        """
+        file = self.path(sha256)
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            raise DataError(f"reading the picture {sha256[:12]}: {file}: {error.strerror}.") from error
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise DataError(f"reading the picture {sha256[:12]}: {file} has other bytes than when it was stored.")
+        return data
+
+    def path(self, sha256: str) -> Path:
+        """The file of a picture."""
+        return self.folder / sha256

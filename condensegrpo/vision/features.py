@@ -1,0 +1,75 @@
+"""What a model makes of pictures, and where it puts them: embeddings, and positions on three axes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureFeatures:
+    """What takes the place of the embeddings of a picture's placeholders."""
+
+    embeddings: Tensor  # (T, H) one for each placeholder
+    deepstack: tuple[Tensor, ...] = ()  # (T, H) each, added to the hidden states after the first layers (Qwen3-VL)
+
+
+def picture_features(model: Any, pixels: Mapping[str, Tensor]) -> PictureFeatures:  # noqa: ANN401
+    """The features of one picture, by the model's vision tower and projector; differentiable.
+
+    Args:
+        model: of ``AutoModelForImageTextToText``, of one of the families.
+        pixels: of ``PictureProcessor.pixels``.
+    """
+    given = {name: value.to(model.device) for name, value in pixels.items()}
+    output = model.get_image_features(**given, return_dict=True)
+    deepstack = output.get("deepstack_features") or ()
+    return PictureFeatures(
+        embeddings=torch.cat(list(output.pooler_output)), deepstack=tuple(torch.cat(list(level)) for level in deepstack)
+    )
+
+
+def three_axes(
+    ids: Sequence[int], *, placeholder_id: int, grids: Sequence[tuple[int, int]], merge: int
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The positions of a row on the axes time, row and column, as ``get_rope_index`` of Qwen2.5-VL and Qwen3-VL.
+
+    A text token has one position on all axes. A picture of r × c cells begins at the next position p: its cell (i, j)
+    is at (p, p + i, p + j), and the text after it goes on at p + max(r, c).
+
+        text text [2 × 3 cells] text   ─▶   time 0 1 2 2 2 2 2 2 5   row 0 1 2 2 2 3 3 3 5   column 0 1 2 3 4 2 3 4 5
+
+    Args:
+        ids: (L,) the row from its beginning.
+        placeholder_id: the token of a picture's cells.
+        grids: rows and columns of patches of each picture in order, see ``PictureProcessor.grid``.
+        merge: patches of a cell along each axis (``spatial_merge_size``).
+
+    Raises:
+        ValueError: the placeholders are not those of these pictures.
+    """
+    time: list[int] = []
+    row: list[int] = []
+    column: list[int] = []
+    position, pictures = 0, iter(grids)
+    for is_picture, run in groupby(ids, key=placeholder_id.__eq__):
+        length = len(list(run))
+        if not is_picture:
+            for axis in (time, row, column):
+                axis.extend(range(position, position + length))
+            position += length
+            continue
+        grid = next(pictures, None)
+        cells = (0, 0) if grid is None else (grid[0] // merge, grid[1] // merge)
+        if cells[0] * cells[1] != length:
+            raise ValueError(f"{length} placeholders in a row, where a picture of {cells[0]} × {cells[1]} cells is due")
+        time.extend([position] * length)
+        row.extend(position + i for i in range(cells[0]) for _ in range(cells[1]))
+        column.extend(position + j for _ in range(cells[0]) for j in range(cells[1]))
+        position += max(cells)
+    if next(pictures, None) is not None:
+        raise ValueError(f"{len(grids)} pictures, and fewer runs of placeholders")
+    return tuple(time), tuple(row), tuple(column)

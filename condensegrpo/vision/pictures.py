@@ -1,0 +1,49 @@
+"""The bytes of a picture to pixels, of whatever origin: users' files, web pages, environments."""
+
+import io
+import warnings
+from typing import TYPE_CHECKING
+
+from condensegrpo.core.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+MOST_BYTES = 64 * 2**20
+MOST_PIXELS = 50_000_000  # a screen of 8k has 33 million; checked before a pixel is decoded
+
+
+def open_picture(data: bytes, name: str) -> "Image":
+    """The picture in RGB, turned as its EXIF orientation says. Transparency is dropped, as transformers does.
+
+    Args:
+        data: the bytes of a file in one of ``FORMATS``.
+        name: of the picture in errors, such as its file or hash.
+
+    Raises:
+        DataError: it is too large, animated, broken or of another format.
+    """
+    from PIL import Image, ImageOps
+
+    doing = f"opening the picture {name}"
+    if len(data) > MOST_BYTES:
+        raise DataError(f"{doing}: it has {len(data):,} bytes, at most {MOST_BYTES:,} are read. Scale it down.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            picture = Image.open(io.BytesIO(data), formats=FORMATS)
+        width, height = picture.size
+        if width * height > MOST_PIXELS:
+            raise DataError(
+                f"{doing}: it has {width} × {height} pixels, at most {MOST_PIXELS:,} are decoded. Scale it down."
+            )
+        if getattr(picture, "is_animated", False):  # only some formats have the attribute
+            raise DataError(f"{doing}: it is animated. Show its frames as single pictures.")
+        return ImageOps.exif_transpose(picture).convert("RGB")
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise DataError(f"{doing}: {error} At most {MOST_PIXELS:,} pixels are decoded. Scale it down.") from error
+    except (OSError, SyntaxError, ValueError, EOFError, ArithmeticError, LookupError) as error:
+        raise DataError(
+            f"{doing}: {type(error).__name__}: {error}. Wanted a whole file of one of the formats {', '.join(FORMATS)}."
+        ) from error

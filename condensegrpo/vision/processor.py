@@ -1,0 +1,104 @@
+"""The picture processor of a model: what stands for a picture in a prompt, and its pixels as the model takes them."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from condensegrpo.core.errors import ConfigError, DataError
+from condensegrpo.core.protocols import MediaStore
+from condensegrpo.vision.families import Family, Prepared, family_of
+from condensegrpo.vision.pictures import open_picture
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+PIXELS_KEPT = 32  # pictures whose pixels are kept; 20 MB each for a screen in Qwen2.5-VL
+SIZES_KEPT = 65536  # pictures whose sizes are kept
+
+
+class PictureProcessor:
+    """Prepares pictures by their hashes, under the rule of the model's family. Several threads may use one."""
+
+    def __init__(
+        self,
+        *,
+        family: Family,
+        config: "PretrainedConfig",
+        tokenizer: "PreTrainedTokenizerBase",
+        image_processor: Any,  # noqa: ANN401  transformers' classes are untyped
+        media: MediaStore,
+    ) -> None:
+        """Use the parts of a model; ``load_picture_processor`` reads them from its folder."""
+        self.family = family
+        self.placeholder_id: int = config.image_token_id  # where the embeddings of a picture are placed
+        self.placeholder = str(tokenizer.convert_ids_to_tokens(self.placeholder_id))  # the template writes it
+        self._config = config
+        self._tokenizer = tokenizer
+        self._image_processor = image_processor
+        self._media = media
+        self._prepared = lru_cache(PIXELS_KEPT)(self._prepare)
+        self.grid = lru_cache(SIZES_KEPT)(self._grid)
+        self.picture_ids = lru_cache(SIZES_KEPT)(self._picture_ids)
+
+    def expansion(self, sha256: str) -> str:
+        """What takes the place of the placeholder of a picture in the text of a prompt.
+
+            Qwen2.5-VL, 28 × 84 pixels   ─▶   <|image_pad|><|image_pad|><|image_pad|>
+
+        Raises:
+            DataError: the picture is not stored, cannot be opened, or the image processor refuses it.
+        """
+        return self.family.expand(self._config, self.placeholder, self.grid(sha256))
+
+    def picture_tokens(self, sha256: str) -> int:
+        """How many tokens a picture has in a prompt; raises as ``expansion``."""
+        return len(self.picture_ids(sha256))
+
+    def pixels(self, sha256: str) -> Mapping[str, "Tensor"]:
+        """The arguments of the model's ``get_image_features`` for this one picture, on the CPU; raises as above."""
+        return self._prepared(sha256).pixels
+
+    def _picture_ids(self, sha256: str) -> tuple[int, ...]:
+        """The token ids of the expansion; raises as ``expansion``."""
+        return tuple(self._tokenizer.encode(self.expansion(sha256), add_special_tokens=False))
+
+    def _grid(self, sha256: str) -> tuple[int, int]:
+        """Rows and columns of a picture, see ``Prepared``; raises as ``expansion``."""
+        return self._prepared(sha256).grid
+
+    def _prepare(self, sha256: str) -> Prepared:
+        picture = open_picture(self._media.read(sha256), sha256[:12])
+        try:
+            return self.family.prepare(self._image_processor, picture)
+        except (ValueError, TypeError, ZeroDivisionError) as error:
+            raise DataError(
+                f"preparing the picture {sha256[:12]} of {picture.width} × {picture.height} pixels: the image "
+                f"processor of the model refuses it: {error}"
+            ) from error
+
+
+def load_picture_processor(source: str, media: MediaStore) -> PictureProcessor | None:
+    """The picture processor of a model folder or Hub id; None: the model sees nothing, or is of no known family.
+
+    Raises:
+        ConfigError: the model's configuration, its tokenizer or its image processor cannot be loaded.
+    """
+    from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
+
+    try:
+        config = AutoConfig.from_pretrained(source)
+        family = family_of(config.model_type)
+        if family is None:
+            return None
+        return PictureProcessor(
+            family=family,
+            config=config,
+            tokenizer=AutoTokenizer.from_pretrained(source),
+            image_processor=AutoImageProcessor.from_pretrained(source, backend="pil"),
+            media=media,
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(
+            f"loading the image processor of {source}: {error} Wanted preprocessor_config.json beside the weights."
+        ) from error
