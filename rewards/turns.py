@@ -6,7 +6,8 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt
 
-from condensegrpo.condensers.fold import branches
+from condensegrpo.condensers.decisions import decisions
+from condensegrpo.condensers.fold import BRANCH, branches
 from condensegrpo.core.messages import Message, Unit
 from condensegrpo.core.protocols import Problem
 from condensegrpo.core.results import bare
@@ -139,16 +140,51 @@ class MainLine:
 
     def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> tuple[float, ...]:
         """One number a turn."""
-        acts = [(index, turn) for index, turn in enumerate(trajectory.turns) if turn.kind == "act"]
-        units = [Unit(turn=index, reply=turn.reply, results=turn.observations) for index, turn in acts]
         last = len(trajectory.turns)
         exempt = {
             turn
-            for branch in branches(units)
+            for branch in branches(units_of(trajectory))
             for turn in range(branch.opened, last if branch.closed is None else branch.closed + 1)
         }
+        acts = ((index, turn) for index, turn in enumerate(trajectory.turns) if turn.kind == "act")
         long = {index for index, turn in acts if len(turn.prompt_ids) + len(turn.output_ids) > self._most}
         return tuple(-float(index in long - exempt) for index in range(last))
+
+
+class OffBranch:
+    """−1 for every turn of a branch whose calls have no word of the branch's description, else 0: a turn reward.
+
+    One of the process rewards of FoldGRPO (https://arxiv.org/abs/2510.11967), for the condenser ``fold``: a branch
+    keeps to its task. There a model judges a whole branch; this compares words of at least ``letters`` letters, case
+    ignored, so that it needs none and says less. Turns without a call, and the return, get 0.
+
+    branch("birthplace of Mia"); calls "Mia born", "Ben born"   ─▶   0, 0, −1
+    """
+
+    def __init__(self, *, letters: Annotated[int, Ge(1)] = 3) -> None:
+        self._word = re.compile(rf"\w{{{letters},}}")
+
+    def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> tuple[float, ...]:
+        """One number a turn."""
+        paid_K, units = [0.0] * len(trajectory.turns), units_of(trajectory)
+        described = {made.turn: str(made.arguments.get("description")) for made in decisions(units, BRANCH)}
+        for branch in branches(units):
+            task = self._words(described[branch.opened])
+            for unit in units:
+                inside = branch.opened < unit.turn and (branch.closed is None or unit.turn < branch.closed)
+                calls = " ".join(call.arguments for call in unit.reply.tool_calls)
+                if inside and calls and not task & self._words(calls):
+                    paid_K[unit.turn] = -1.0
+        return tuple(paid_K)
+
+    def _words(self, text: str) -> set[str]:
+        return set(self._word.findall(text.casefold()))
+
+
+def units_of(trajectory: Trajectory) -> tuple[Unit, ...]:
+    """The units of an episode: every act turn with what answered it."""
+    acts = ((index, turn) for index, turn in enumerate(trajectory.turns) if turn.kind == "act")
+    return tuple(Unit(turn=index, reply=turn.reply, results=turn.observations) for index, turn in acts)
 
 
 def results_of(turn: Turn) -> tuple[str, ...]:

@@ -39,7 +39,8 @@ def estimate(
 ) -> Tensor:
     """The table of an estimator. Unless given: one group, one turn each, no turn rewards, no results.
 
-    ``efficient`` gets equal contexts, and ``gigpo`` the index of a turn as its state, unless they are given.
+    ``efficient`` gets equal contexts, and ``gigpo`` the index of a turn as its state, unless they are given;
+    ``fold_grpo`` no rewards of turns.
     """
     count = len(outcomes)
     turns_N = torch.tensor([1] * count if turns is None else turns, dtype=torch.int64)
@@ -54,6 +55,10 @@ def estimate(
     if estimator == "gigpo":
         place_K = torch.arange(max(turns_N.tolist(), default=0))
         options = {"state_NK": torch.where(place_K < turns_N[:, None], place_K, -1)} | options
+    if estimator == "fold_grpo":
+        options = {
+            "turn_reward_NK": torch.zeros((count, max(turns_N.tolist(), default=0)), dtype=torch.float64)
+        } | options
     plugin = ESTIMATORS[estimator] if isinstance(estimator, str) else estimator
     batch = Batch(
         torch.tensor(outcomes, dtype=dtype),

@@ -53,6 +53,7 @@ NOT_ASSEMBLED = {  # read from the configuration itself where they are used: the
     "evaluate": "evaluations",
     "rollout.staleness": "the prefetcher",
     "rollout.workers": "the players",
+    "algorithm.advantage.sources": "the credit step",
     "algorithm.advantage.whiten": "the credit step",
     "algorithm.aggregation": "the credit step",
     "algorithm.kl.aggregation": "the credit step",

@@ -1,5 +1,6 @@
-"""The process rewards of folding, by hand: turns of the main line that are too long, and failed calls."""
+"""The process rewards of folding, by hand: long turns of the main line, failed calls, work outside a branch's task."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -51,6 +52,31 @@ def test_turns_with_a_failed_call_are_penalised() -> None:
     result = paid("failed_calls", [of(9), of(9, "search", "Error: search: no"), turn([1], [2])])
     assert result.turn_rewards == (0, -0.5, 0)
     assert result.components["failed_calls"] == -0.5
+
+
+def calling(tool: str, *texts: str, result: str = "found") -> Turn:
+    """A turn that called a tool with these texts."""
+    arguments = json.dumps({"description" if tool == "branch" else "query": text for text in texts})
+    made = of(9, tool, result)
+    return replace(made, reply=replace(made.reply, tool_calls=(ToolCall(id="call_0", name=tool, arguments=arguments),)))
+
+
+def test_calls_of_a_branch_without_a_word_of_its_description_are_penalised() -> None:
+    turns = [
+        calling("search", "Zoe"),  # the main line has no task of its own
+        calling("branch", "Birthplace of Mia"),
+        calling("search", "mia born"),
+        calling("search", "Ben is of no use"),  # "of" is too short to count
+        turn([1], [2]),
+        calling("return", "Rome"),
+        calling("branch", "Ben", result="Error: branch: no"),
+        calling("search", "Zoe"),
+        calling("branch", "the year of Ben"),
+        calling("search", "year of Zoe"),
+        calling("search", "Zoe"),  # the branch is open to the end
+    ]
+    penalised = paid("off_branch", turns).turn_rewards
+    assert penalised == (0, 0, 0, -0.5, 0, 0, 0, 0, 0, 0, -0.5)
 
 
 @pytest.mark.parametrize("options", [{}, {"budget": 0}, {"budget": 9, "share": 0}])

@@ -34,6 +34,7 @@ class Scores(NamedTuple):
     result_turn_N: Tensor  # int, first act turn with a tool result; −1: none
     truncated_N: Tensor  # bool, whether it stopped because a token budget was used up
     state_NK: Tensor  # int, label of an act turn's context: equal iff group and prompt ids are; −1 beyond the turns
+    turn_reward_NK: Tensor  # float, what an act turn is paid, and the texts that were written for it; 0 beyond
     act_NK: Tensor  # int, for every turn the index of the act turn whose advantage it gets; −1 beyond the turns
 
 
@@ -95,6 +96,7 @@ def scores_of(scored: Sequence[ScoredTrajectory], stops: StopSettings = DEFAULT_
     A penalised stop makes a trajectory incorrect with score 0, and subtracts ``stops.penalty`` from its total.
     """
     labels = _labels(each.trajectory.group_id for each in scored)
+    act_NK = _table([act_turns(each.trajectory) for each in scored], beyond=-1)
     penalised = [stops.of(each.trajectory.stop) == "penalise" for each in scored]
     total = [each.score.total - stops.penalty * bad for each, bad in zip(scored, penalised, strict=True)]
     score = [each.score.total * (not bad) for each, bad in zip(scored, penalised, strict=True)]
@@ -110,7 +112,8 @@ def scores_of(scored: Sequence[ScoredTrajectory], stops: StopSettings = DEFAULT_
         result_turn_N=torch.tensor([result_turn(each.trajectory) for each in scored], dtype=torch.int64),
         truncated_N=torch.tensor([each.figures.truncated for each in scored], dtype=torch.bool),
         state_NK=_states(scored),
-        act_NK=_table([act_turns(each.trajectory) for each in scored], beyond=-1),
+        turn_reward_NK=_turn_rewards(scored, act_NK),
+        act_NK=act_NK,
     )
 
 
@@ -171,6 +174,20 @@ def _states(scored: Sequence[ScoredTrajectory]) -> Tensor:
     prompts = [[(each.trajectory.group_id, digest) for digest in prompt_digests(each.trajectory)] for each in scored]
     labels = _labels(prompt for row in prompts for prompt in row)
     return _table([[labels[prompt] for prompt in row] for row in prompts], beyond=-1)
+
+
+def _turn_rewards(scored: Sequence[ScoredTrajectory], act_NK: Tensor) -> Tensor:
+    """R^T by act turn, float (N, A)."""
+    paid_NK = torch.zeros(act_NK.shape, dtype=torch.float64)
+    for row, each in enumerate(scored):
+        by_rewards = each.score.turn_rewards or (0.0,) * len(each.trajectory.turns)
+        for index, (turn, paid) in enumerate(zip(each.trajectory.turns, by_rewards, strict=True)):
+            paid_NK[row, index] = paid + sum(turn.turn_rewards.values())
+    most = max((each.trajectory.replies for each in scored), default=0)
+    turn_reward_NK = torch.zeros((len(scored), most), dtype=torch.float64)
+    if most:
+        turn_reward_NK.scatter_add_(1, act_NK.clamp(min=0), paid_NK)
+    return turn_reward_NK
 
 
 def _table(rows: Sequence[Sequence[int]], *, beyond: int) -> Tensor:

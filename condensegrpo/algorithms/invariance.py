@@ -25,6 +25,9 @@ SCORES = Scores(
     result_turn_N=torch.tensor([-1, 1, 0, -1, 0]),
     truncated_N=torch.tensor([False, False, True, False, False]),
     state_NK=torch.tensor([[0, -1, -1], [0, 1, 2], [0, 1, -1], [3, 4, -1], [3, 5, -1]]),
+    turn_reward_NK=torch.tensor(
+        [[0.5, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.25, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64
+    ),
     act_NK=torch.tensor([[0, -1, -1], [0, 1, 2], [0, 1, -1], [0, 1, -1], [0, 1, -1]]),
 )
 LOGP_T = torch.tensor([-1.0, -0.5, -2.0, -0.1, -3.0, -0.7], dtype=torch.float64)
@@ -82,7 +85,8 @@ def _rows(scores: Scores, index: Tensor) -> Scores:
     """Some trajectories, in this order; tables as wide as their longest."""
     picked = Scores(*(column[index] for column in scores))
     longest = int(picked.turns_N.max())
-    return picked._replace(state_NK=picked.state_NK[:, :longest], act_NK=picked.act_NK[:, :longest])
+    tables = {name: getattr(picked, name)[:, :longest] for name in Scores._fields if name.endswith("_NK")}
+    return picked._replace(**tables)
 
 
 def _compare(what: str, together: Tensor, apart: Tensor) -> None:

@@ -25,6 +25,16 @@ FAILURES_MASKED: Mapping[Stop, Handling] = {  # failures that the policy did not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceCredit:
+    """What a turn keeps of a positive advantage, by what the prompt of the last reply shows of it."""
+
+    dropped: Annotated[float, Ge(0), Le(1)] = 0.0
+    """The part that a turn keeps whose unit is gone."""
+    rewritten: Annotated[float, Ge(0), Le(1)] = 1.0
+    """The part that a turn keeps for whose unit a placeholder, a note or a summary stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageSettings:
     """The advantage of every turn."""
 
@@ -34,6 +44,8 @@ class AdvantageSettings:
     """Keyword arguments of the estimator."""
     context_anchors: tuple[float, float] | None = None
     """Context tokens with no cost and with full cost, for efficient; null: 1/16 and all of the context budget."""
+    sources: SourceCredit | None = None
+    """What turns keep of a positive advantage whose units the last reply was sampled without; null: all of it."""
     whiten: bool = False
     """Whether advantages get mean 0 and deviation 1 over all trained tokens of the batch."""
 

@@ -9,6 +9,12 @@ _TAGS = re.compile(r"\s*<(result|output)>(.*)</\1>\s*", re.DOTALL)
 _METER = re.compile(r"\n\[turn \d+(?:: \d+ of \d+ context tokens used, \d+ left)?\]\Z")
 
 
+def recalled_turn(message: Message) -> int | None:
+    """The turn whose observation a result shows once more; None: of no other turn."""
+    found = re.match(re.escape(RECALLED) + r"(\d+)\]", bare(message))
+    return int(found[1]) if found else None
+
+
 def meter_line(turn: int, tokens: tuple[int, int] | None = None) -> str:
     """What a meter appends to the observation of a turn; ``tokens``: used, and in all.
 

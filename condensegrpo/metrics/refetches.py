@@ -10,7 +10,7 @@ turn 9   recall(2)           ─▶   p3 red 7        the tool of the condenser 
 from typing import NamedTuple
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.results import RECALLED, bare
+from condensegrpo.core.results import recalled_turn
 from condensegrpo.core.trajectory import Trajectory
 
 
@@ -38,7 +38,7 @@ def fetches(trajectory: Trajectory) -> Fetches:
         results = {message for message in turn.observations if message.tool_call_id is not None}
         if not results:
             continue
-        recalled = {result.tool_call_id for result in results if bare(result).startswith(RECALLED)}
+        recalled = {result.tool_call_id for result in results if recalled_turn(result) is not None}
         parsed = (((call.name, call.arguments), call.id in recalled) for call in turn.reply.tool_calls)
         for call, again in tuple(parsed) or (((turn.reply.text.strip(),), False),):
             calls += 1

@@ -11,7 +11,8 @@ from torch import Tensor
 from condensegrpo.algorithms.advantages import Estimate, Moments, Term, moments, whiten
 from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, trained_turns, turn_tokens
 from condensegrpo.algorithms.losses import Totals, summary_weight, token_weights, totals, with_summary_share
-from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, StopSettings
+from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, SourceCredit, StopSettings
+from condensegrpo.algorithms.sources import with_sources
 from condensegrpo.algorithms.staleness import staleness_of
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.observer import Observer
@@ -45,17 +46,20 @@ def give_credit(
     *,
     stops: StopSettings,
     whitened: bool,
+    sources: SourceCredit | None = None,
     kl_aggregation: Aggregation | None = None,
 ) -> StepCredit:
     """Give every turn an advantage and its tokens a weight; denominators count the trajectories of all ranks.
 
-    KL terms weigh as losses do, unless there is a ``kl_aggregation``. Turns that do not train have weight 0, and
+    Where there are ``sources``, a turn that the last reply was sampled without keeps a part of a positive advantage. KL
+    terms weigh as losses do, unless there is a ``kl_aggregation``. Turns that do not train have weight 0, and
     neither they nor their tokens count.
     """
     scores = scores_of(kept, stops)
     trained_NK = trained_turns(kept, aggregation.turns)
     tokens_NK = turn_tokens(kept) * trained_NK
-    advantage_NK, terms = estimator(scores)
+    estimate = estimator(scores)
+    advantage_NK, terms = estimate if sources is None else with_sources(estimate, kept, sources)
     if whitened:
         batch_moments = Moments(*ranks.sum_over_ranks(moments(advantage_NK, tokens_NK)))
         advantage_NK = whiten(advantage_NK, tokens_NK, moments=batch_moments)

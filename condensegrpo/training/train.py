@@ -287,6 +287,7 @@ def _learn(run: _Run, step: int, batch: StepBatch) -> tuple[StepCredit, dict[str
         replace(algorithm.aggregation, max_tokens=longest),
         stops=algorithm.stops,
         whitened=algorithm.advantage.whiten,
+        sources=algorithm.advantage.sources,
         kl_aggregation=algorithm.kl.aggregation,
     )
     record_credit(run.folder.credit(step), batch, credit, stops=algorithm.stops)

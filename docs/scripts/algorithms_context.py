@@ -205,6 +205,7 @@ def _one_turn(name: str, batch: Batch, outcome_N: Tensor, options: Mapping[str, 
         result_turn_N=-once_N,
         truncated_N=torch.zeros_like(once_N, dtype=torch.bool),
         state_NK=once_N[:, None],
+        turn_reward_NK=torch.zeros_like(outcome_N)[:, None],
         act_NK=torch.zeros_like(once_N)[:, None],
     )
     return Estimator(load("estimators", name), options)(scores).advantage_NK[:, 0]

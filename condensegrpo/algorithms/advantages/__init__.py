@@ -26,6 +26,7 @@ the signature where a configuration is read (``condensegrpo.assembly.learning_si
     outcome.py    one scalar for all turns: grpo, grpo_merged, rloo, reinforce; and turn_discounted
     turns.py      turns before and after the first tool result: ms_grpo, mt_grpo, ms_po
     efficient.py  correctness and context efficiency, decoupled
+    fold_grpo.py  the outcome, and turn rewards of single turns
     gigpo.py      turns that were given the very same context
     whiten.py     all of a batch on one scale, after any of them
 """
@@ -40,6 +41,7 @@ from condensegrpo.algorithms.advantages.estimator import (
     estimator,
     total,
 )
+from condensegrpo.algorithms.advantages.fold_grpo import fold_grpo
 from condensegrpo.algorithms.advantages.gigpo import gigpo
 from condensegrpo.algorithms.advantages.groups import Epsilon, Scale, Singleton
 from condensegrpo.algorithms.advantages.outcome import grpo, grpo_merged, reinforce, rloo, turn_discounted
@@ -58,6 +60,7 @@ __all__ = [
     "against_group",
     "efficient",
     "estimator",
+    "fold_grpo",
     "gigpo",
     "grpo",
     "grpo_merged",
