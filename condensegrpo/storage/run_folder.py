@@ -29,6 +29,7 @@ from condensegrpo.core.errors import RunError
 from condensegrpo.storage.files import TEMPORARY, write_atomically, write_error
 from condensegrpo.storage.trackers import read_metrics
 
+MANIFEST, LATEST = "manifest.json", "latest"  # of a checkpoint, and of all of them: ``learner/checkpoint.py``
 _STEP_FILE = re.compile(r".*?(\d+)\.jsonl")
 _STEP_FOLDER = re.compile(r"step_(\d+)")
 
