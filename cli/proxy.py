@@ -84,11 +84,13 @@ def _proxy(config: "RunConfig", model: str, out: Path, *, sessions: int, idle: f
     from condensegrpo.assembly.runtime import check_sampler, open_sampler, renderer_for, trajectory_engine
     from condensegrpo.display.quiet import quiet_libraries
     from condensegrpo.integrations.proxy import Proxy, RemoteAgent
+    from condensegrpo.storage.media import MediaFolder
 
     quiet_libraries()
     components = build_components(config, objects={TASK: RemoteAgent(program=())})
     check_sampler(config)
-    renderer, sampler = renderer_for(components, model), open_sampler(config, model)
+    media = MediaFolder(out / "media")
+    renderer, sampler = renderer_for(components, model, media), open_sampler(config, model, media=media)
     temperature = config.rollout.temperature
     engine = trajectory_engine(components, renderer=renderer, sampler=sampler, temperature=temperature)
     renderer.keep(sessions * config.rollout.limits.max_context_tokens)

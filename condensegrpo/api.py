@@ -16,7 +16,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 from types import FrameType
@@ -213,12 +213,20 @@ def rollout(
     from condensegrpo.episodes.group import problem_groups
     from condensegrpo.evaluation.stored import opened_policy
     from condensegrpo.learner.policy import trained_steps
+    from condensegrpo.storage.media import MediaFolder
     from condensegrpo.storage.trajectories import write_trajectory
 
     components, source = _built(config, overrides, parts, model)
     settings, step = components.config, trained_steps(source)
     check_model(components, source)
-    with opened_policy(settings, source, objects=components.objects) as players, _shown(observer) as shown:
+    folder = mkdtemp(prefix="condensegrpo-rollouts-")
+    media = MediaFolder(Path(folder) / "media")
+    with (
+        ExitStack() as failed,
+        opened_policy(settings, source, media=media, objects=components.objects) as players,
+        _shown(observer) as shown,
+    ):
+        failed.callback(shutil.rmtree, folder, ignore_errors=True)
         posed = components.problems(split)[:problems] if isinstance(problems, int) else problems
         shown.phase("sampling", len(posed) * n)
         with BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS) as loop:
@@ -232,8 +240,8 @@ def rollout(
                 )
             )
         check_failures([failures_of(scored)], shown)
+        failed.pop_all()
     sampled_with = provenance(settings, model=source, step=step)
-    folder = mkdtemp(prefix="condensegrpo-rollouts-")
     file = Path(folder) / "rollouts.jsonl"
     for each in scored:
         write_trajectory(file, each, sampled_with)

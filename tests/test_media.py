@@ -91,7 +91,7 @@ def test_different_pictures_behind_equal_ids_are_no_continuation_and_no_shared_p
     assert sorted(map(len, blocks(rows, max_tokens=100, share=True))) == [1, 2]
 
 
-def test_sampling_with_a_picture_is_a_clear_error_for_now() -> None:
+def test_a_picture_for_a_text_model_is_a_clear_error() -> None:
     class Shows:
         async def start(self) -> tuple[Message, ...]:
             return (SHOWN,)
@@ -109,7 +109,7 @@ def test_sampling_with_a_picture_is_a_clear_error_for_now() -> None:
     )
     ended = asyncio.run(episode)
     assert ended.stop is Stop.ENVIRONMENT_ERROR
-    assert "it holds [image/png aaaaaaaaaaaa], and no sampler or learner of this version takes pictures" in ended.detail
+    assert "cannot show [image/png aaaaaaaaaaaa]: the model sees no pictures" in ended.detail
 
 
 def test_the_example_of_the_guide_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

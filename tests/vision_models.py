@@ -59,9 +59,10 @@ PARTS = """\
 {% if part['type'] == 'text' %}{{ part['text'] }}{% elif part['type'] == 'image' %}{{ '<image>' }}{% endif %}\
 {% endfor %}<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
 
-# the pictures of a message before its text, as LLaVA-OneVision's template
+# the pictures of a message before its text, as LLaVA-OneVision's template, which has a space after the role of a
+# message and a line break after that of the generation prompt: with it, every prompt is rendered and declared
 PICTURES_FIRST = """\
-{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' }}\
+{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}\
 {% for part in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}\
 {% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %}\
 {{ '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""

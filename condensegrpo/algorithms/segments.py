@@ -87,16 +87,22 @@ def segments(
 
 
 def reply_row(
-    prompt_ids: tuple[int, ...], reply_ids: tuple[int, ...], *, weight: float, logprobs: Sequence[float] = ()
+    prompt_ids: tuple[int, ...],
+    reply_ids: tuple[int, ...],
+    *,
+    weight: float,
+    logprobs: Sequence[float] = (),
+    media: tuple[str, ...] = (),
 ) -> Segment:
     """The row that trains a single reply, every token with the same weight.
 
     Args:
         logprobs: of the reply under the distribution sampled from; (): the reply was not sampled.
+        media: the hashes of the pictures in the prompt, in order.
     """
     logps = tuple(logprobs) or (0.0,) * len(reply_ids)
     turn = TrainedTurn(turn=0, start=len(prompt_ids), logprobs=logps, advantage=0.0, weight=weight)
-    return Segment(token_ids=prompt_ids + reply_ids, turns=(turn,), trajectory="", first_turn=0)
+    return Segment(token_ids=prompt_ids + reply_ids, turns=(turn,), trajectory="", first_turn=0, media=media)
 
 
 def check(trajectory: Trajectory) -> tuple[str, ...]:

@@ -72,6 +72,7 @@ class DemonstratedTurn:
     prompt_ids: Sequence[int]  # (P,)
     reply_ids: Sequence[int]  # (A,) end-of-turn id included
     shown: Demonstration
+    media: tuple[str, ...] = ()  # the hashes of the pictures in the prompt, in order
 
 
 class Demonstrations(Protocol):
@@ -96,14 +97,17 @@ class MadeDemonstrations:
         """One turn after another, as the task makes them; they repeat, so that their tokens are kept."""
         prompt, reply = lru_cache(CACHED)(self._prompt), lru_cache(CACHED)(self.renderer.reply_ids)
         for turn in islice(self.task.demonstrations(seed), skipped, None):
-            yield DemonstratedTurn(prompt_ids=prompt(turn.context), reply_ids=reply(turn.reply), shown=turn)
+            ids, media = prompt(turn.context)
+            yield DemonstratedTurn(prompt_ids=ids, reply_ids=reply(turn.reply), shown=turn, media=media)
 
     def sound(self, turn: Demonstration, reply: str) -> bool | None:
         """The task's verdict."""
         return self.task.sound(turn.context, reply)
 
-    def _prompt(self, context: tuple[Message, ...]) -> tuple[int, ...]:
-        return tuple(self.renderer.prompt(self.toolbox.introduced(context)))
+    def _prompt(self, context: tuple[Message, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        messages = self.renderer.taken_up(self.toolbox.introduced(context))
+        media = tuple(part.sha256 for message in messages for part in message.media)
+        return tuple(self.renderer.prompt(messages)), media
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +199,7 @@ def _demonstrated(problem: Problem, episode: Trajectory) -> Sequence[Demonstrate
             prompt_ids=turn.prompt_ids,
             reply_ids=turn.output_ids,
             shown=Demonstration(context=tuple(turn.context), reply=turn.reply.text, problem=problem),
+            media=turn.media,
         )
         for turn in episode.turns
     ]

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.coverage import check_coverage
@@ -21,6 +23,7 @@ from condensegrpo.episodes.prompt import check_pinned
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.policy import check_heads, check_vocabulary, positions
 from condensegrpo.learner.targets import check_targets_of
+from condensegrpo.storage.media import MediaFolder
 
 
 def check_model(components: Components, source: str) -> None:
@@ -37,7 +40,9 @@ def check_model(components: Components, source: str) -> None:
     if names := names_of(components.condenser):
         tokens = config.rollout.limits.max_context_tokens
         check_models(names, source, pinned=_pinned(components, "train"), tokens=tokens)
-    check_prompts(components, lambda varied: renderer_for(varied, source), positions=positions(source))
+    with TemporaryDirectory(prefix="condensegrpo-media-") as folder:
+        media = MediaFolder(Path(folder))
+        check_prompts(components, lambda varied: renderer_for(varied, source, media), positions=positions(source))
     if config.model.lora is not None:
         check_targets_of(source, config.model.lora.targets)
     check_heads(source, config.learner.sequence_parallel)
@@ -49,16 +54,16 @@ def check_prompts(components: Components, renderer: Callable[[Components], Rende
     Raises:
         ConfigError: as ``check_model``.
     """
-    config, rendering, pinned = components.config, renderer(components), _pinned(components, "train")
+    config, rendering = components.config, renderer(components)
+    pinned = rendering.taken_up(_pinned(components, "train"))
     first_rendering(lambda: rendering.prompt(pinned))
     if components.toolbox.names:
         rendering.check_roles(pinned, components.toolbox.format.result("call_0", components.toolbox.names[0], "0"))
     check_coverage(components, rendering, pinned)
     _check_lengths(components, rendering, pinned)
     for name, varied in components.evaluations.items():
-        its_renderer, its_pinned = rendering, _pinned(varied, "eval")
-        if varied.toolbox is not components.toolbox:
-            its_renderer = renderer(varied)
+        its_renderer = rendering if varied.toolbox is components.toolbox else renderer(varied)
+        its_pinned = its_renderer.taken_up(_pinned(varied, "eval"))
         try:
             if varied.toolbox is not components.toolbox or varied.task is not components.task:
                 check_coverage(varied, its_renderer, its_pinned)

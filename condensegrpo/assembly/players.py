@@ -24,6 +24,7 @@ from condensegrpo.episodes.settings import Workers
 from condensegrpo.episodes.workers.messages import Setup
 from condensegrpo.episodes.workers.pool import WorkerHost, WorkerPool
 from condensegrpo.episodes.workers.processes import ProcessHost
+from condensegrpo.storage.media import MediaFolder
 
 OPENER = "condensegrpo.assembly.worker:open_players"  # called in each worker
 
@@ -36,19 +37,19 @@ class PlayerSettings:
     source: str  # folder or Hub id of the policy's tokenizer and chat template
     temperature: float
     workers: int = 1  # among which the calls of the sandbox are divided
+    media: MediaFolder | None = None  # of the pictures of prompts
 
 
-def local_player(components: Components, source: str, sampler: Sampler, temperature: float) -> LocalPlayer:
+def local_player(components: Components, settings: PlayerSettings, sampler: Sampler) -> LocalPlayer:
     """The player of this process.
 
     Raises:
         ConfigError: as ``trajectory_engine``.
     """
+    renderer = renderer_for(components, settings.source, settings.media)
     return LocalPlayer(
         environment=components.task.environment,
-        engine=trajectory_engine(
-            components, renderer=renderer_for(components, source), sampler=sampler, temperature=temperature
-        ),
+        engine=trajectory_engine(components, renderer=renderer, sampler=sampler, temperature=settings.temperature),
         reward=components.reward,
     )
 
@@ -56,21 +57,27 @@ def local_player(components: Components, source: str, sampler: Sampler, temperat
 class Players:
     """Makes the players of a process that holds a sampler. Its workers are started when a batch first needs them."""
 
-    def __init__(self, config: RunConfig, sampler: Sampler, source: str) -> None:
-        """``source`` is the folder or Hub id whose tokenizer and chat template the policy has.
+    def __init__(self, config: RunConfig, sampler: Sampler, source: str, media: MediaFolder | None = None) -> None:
+        """Start nothing yet.
+
+        Args:
+            source: the folder or Hub id whose tokenizer and chat template the policy has.
+            media: where the pictures of prompts are stored; the sampler reads them there.
 
         Raises:
             ConfigError: Ray is configured and not installed.
         """
-        self.sampler, self.source = sampler, source
+        self.sampler, self.source, self._media = sampler, source, media
         self._pool = WorkerPool(_host(config.rollout.workers), sampler, partial(frozen_model, dtype=config.model.dtype))
         self._keys = count()
 
     def player(self, components: Components, *, temperature: float) -> GroupPlayer:
         """A player of some components; raises as ``local_player``."""
-        settings = PlayerSettings(config=components.config, source=self.source, temperature=temperature)
+        settings = PlayerSettings(
+            config=components.config, source=self.source, temperature=temperature, media=self._media
+        )
         return _SharingPlayer(
-            local=local_player(components, self.source, self.sampler, temperature),
+            local=local_player(components, settings, self.sampler),
             pool=self._pool,
             key=next(self._keys),
             settings=settings,

@@ -15,7 +15,7 @@ from condensegrpo.config.load import longest_request
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols import Measures, RepliesToMessages, Sampler
+from condensegrpo.core.protocols import ExpandsPictures, Measures, RepliesToMessages, Sampler
 from condensegrpo.core.signatures import signature_faults
 from condensegrpo.core.tracking import Tracker
 from condensegrpo.episodes.engine import Engine
@@ -23,7 +23,9 @@ from condensegrpo.episodes.information import AnswerProbe
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.policy import end_ids, load_tokenizer
 from condensegrpo.learner.settings import LoraSettings
+from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.trajectories import Provenance
+from condensegrpo.vision.processor import load_picture_processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,21 +41,35 @@ def use_threads(config: RunConfig) -> None:
 
 
 def open_sampler(
-    config: RunConfig, model_path: str, *, lora: LoraSettings | None = None, objects: Objects = NO_OBJECTS
+    config: RunConfig,
+    model_path: str,
+    *,
+    lora: LoraSettings | None = None,
+    objects: Objects = NO_OBJECTS,
+    media: MediaFolder | None = None,
 ) -> Sampler:
-    """The sampler, with the weights of a model folder; ``lora``: of the adapters that train beside them.
+    """The sampler, with the weights of a model folder. A sampler among ``objects`` stays as it is.
 
-    A sampler among ``objects`` stays as it is.
+    Args:
+        lora: of the adapters that train beside the weights.
+        media: where the pictures of prompts are; None: there are none.
     """
-    arguments = _sampler_arguments(config, model_path, lora)
+    arguments = _sampler_arguments(config, model_path, lora, media)
     named = config.sampler
     built = object_or(objects, named, lambda: plugins.build_plugin("samplers", named.name, named.options, arguments))
     return cast(Sampler, built)
 
 
-def _sampler_arguments(config: RunConfig, model_path: str, lora: LoraSettings | None) -> dict[str, object]:
-    longest = longest_request(config)
-    return {"model_path": model_path, "dtype": config.model.dtype, "max_model_len": longest, "lora": lora}
+def _sampler_arguments(
+    config: RunConfig, model_path: str, lora: LoraSettings | None, media: MediaFolder | None = None
+) -> dict[str, object]:
+    return {
+        "model_path": model_path,
+        "dtype": config.model.dtype,
+        "max_model_len": longest_request(config),
+        "lora": lora,
+        "media": media,
+    }
 
 
 def open_trackers(config: RunConfig) -> tuple[Tracker, ...]:
@@ -81,12 +97,19 @@ def provenance(config: RunConfig, *, model: str, step: int | None, evaluation: s
     )
 
 
-def renderer_for(components: Components, source: str) -> Renderer:
-    """The renderer for a model folder or Hub id."""
-    return renderer_with(components, load_tokenizer(source), stop_ids=end_ids(source))
+def renderer_for(components: Components, source: str, media: MediaFolder | None = None) -> Renderer:
+    """The renderer for a model folder or Hub id; ``media``: where it has pictures from, None: it refuses them."""
+    pictures = None if media is None else load_picture_processor(source, media)
+    return renderer_with(components, load_tokenizer(source), stop_ids=end_ids(source), pictures=pictures)
 
 
-def renderer_with(components: Components, tokenizer: "PreTrainedTokenizerBase", *, stop_ids: Sequence[int]) -> Renderer:
+def renderer_with(
+    components: Components,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    stop_ids: Sequence[int],
+    pictures: ExpandsPictures | None = None,
+) -> Renderer:
     """The renderer with a tokenizer, and with the schemas of the tools if its chat template is to show them."""
     rollout = components.config.rollout
     return Renderer(
@@ -95,6 +118,7 @@ def renderer_with(components: Components, tokenizer: "PreTrainedTokenizerBase", 
         tool_format=components.toolbox.format,
         template_options=rollout.template_options,
         stop_ids=stop_ids,
+        pictures=pictures,
     )
 
 

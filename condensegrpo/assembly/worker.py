@@ -36,7 +36,7 @@ def _open_player(opened: list[Components], given: object, sampler: RemoteSampler
     opened[:] = [components]
     engine = trajectory_engine(
         components,
-        renderer=renderer_for(components, settings.source),
+        renderer=renderer_for(components, settings.source, settings.media),
         sampler=sampler,
         temperature=settings.temperature,
         model=partial(RemoteSampler, sampler.requests),

@@ -2,7 +2,7 @@
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Literal, Self
@@ -69,6 +69,11 @@ class Message:
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
     @property
+    def words(self) -> str:
+        """The text without its media."""
+        return self.content if isinstance(self.content, str) else "".join(_words(self.content))
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """Text and media in order."""
         return (TextPart(text=self.content),) if isinstance(self.content, str) else self.content
@@ -84,6 +89,18 @@ class Message:
         if isinstance(self.content, str):
             return replace(self, content=f"{self.content}{text}")
         return replace(self, content=(*self.content, TextPart(text=text)))
+
+    def stored(self, store: Callable[[MediaPart], MediaPart]) -> Self:
+        """This message after ``store`` took the bytes of its media."""
+        if isinstance(self.content, str):
+            return self
+        return replace(
+            self, content=tuple(store(part) if isinstance(part, MediaPart) else part for part in self.content)
+        )
+
+    def showing(self, media: Sequence[MediaPart]) -> Self:
+        """This message with media after its last part."""
+        return replace(self, content=(*self.parts, *media)) if media else self
 
     def __eq__(self, other: object) -> bool:
         """Compares the text first: messages that differ mostly differ in it."""
@@ -227,6 +244,10 @@ def flatten(pinned: Sequence[Message], units: Sequence[Unit]) -> tuple[Message, 
         messages.append(unit.reply)
         messages += unit.results
     return tuple(messages)
+
+
+def _words(parts: Sequence[Part]) -> Iterator[str]:
+    return (part.text for part in parts if isinstance(part, TextPart))
 
 
 _turn = attrgetter("turn")

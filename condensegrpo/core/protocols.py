@@ -167,6 +167,10 @@ class ExpandsPictures(Protocol):
     """What a picture is in a prompt: the chat template writes a placeholder, and the model's processor expands it."""
 
     @property
+    def media(self) -> MediaStore:
+        """Where the bytes of pictures are; an episode stores those of every message that it takes up."""
+
+    @property
     def placeholder(self) -> str:
         """The token that the chat template writes for every picture."""
 
@@ -342,6 +346,7 @@ class ToolResult:
     """What a tool of an environment gave back. ``done`` ends the episode when all calls of the reply have returned."""
 
     text: str  # what the policy reads; shortened like any result
+    media: tuple[MediaPart, ...] = ()  # shown after the text, with their bytes: ``MediaPart.of``
     done: bool = False
     answer: str | None = None
     outcome: float | None = None  # with ``done``: as in ``Step``

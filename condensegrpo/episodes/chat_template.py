@@ -4,14 +4,17 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from jinja2 import TemplateError
 
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.failures import Failure
-from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.messages import MediaPart, Message, TextPart, ToolCall
+from condensegrpo.core.protocols import ExpandsPictures
 from condensegrpo.core.thread_call import result_in_thread
+from condensegrpo.core.wording import counted
 from condensegrpo.episodes.encoding import TextEncoder, unused_characters
 from condensegrpo.episodes.toolformats import ToolFormat, parsed_arguments
 
@@ -39,6 +42,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]],
         options: Mapping[str, object],
         formats: Sequence[ToolFormat],
+        pictures: ExpandsPictures | None = None,
     ) -> None:
         """What to render with.
 
@@ -48,6 +52,7 @@ class ChatTemplate:
             tools: schemas that the template shows.
             options: further variables of the template.
             formats: in which a reply may already contain its calls.
+            pictures: of the model; None: it sees nothing.
         """
         self._tokenizer = tokenizer
         self._encoder = encoder
@@ -55,6 +60,8 @@ class ChatTemplate:
         self.tool_text = tool_text(tools)
         self._formats = tuple(formats)
         self._options = dict(options)
+        self._pictures = pictures
+        self._lists_parts = pictures is not None and not self._shows_strings()
 
     def unused(self, messages: Sequence[Message]) -> Iterator[str]:
         """Characters that occur neither in the tools nor in the messages: markers and stand-ins for a rendering."""
@@ -78,8 +85,19 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], marker: str, *, end: str = "", generation_prompt: bool = True) -> str:
         """The template's text, in which the marker breaks up every special token that is not the template's own.
 
-        ``end`` stands behind the last word of every reply.
+        ``end`` stands behind the last word of every reply. Pictures are expanded, see ``ExpandsPictures``.
         """
+        shown = tuple(part for message in messages for part in message.media)
+        if shown and self._pictures is None:
+            raise RolloutError(
+                f"{self._doing(messages)} cannot show {shown[0].text}: the model sees no pictures, or is of no family "
+                f"whose pictures this version knows (docs/how-to/train-with-pictures.md). Use one that does, or a task "
+                f"of text alone."
+            )
+        text = self._written(messages, marker, end, generation_prompt)
+        return self._expanded(text, messages, shown) if self._pictures is not None else text
+
+    def _written(self, messages: Sequence[Message], marker: str, end: str, generation_prompt: bool) -> str:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -101,6 +119,32 @@ class ChatTemplate:
                 f"chat_template.jinja or tokenizer_config.json."
             ) from error
 
+    def _expanded(self, text: str, messages: Sequence[Message], shown: Sequence[MediaPart]) -> str:
+        """A rendering with the expansion of each picture in the place of its placeholder, which no content can write.
+
+        Raises:
+            RolloutError: the template wrote another number of placeholders.
+            DataError: a picture cannot be shown.
+        """
+        pictures = cast(ExpandsPictures, self._pictures)
+        first, *rest = text.split(pictures.placeholder)
+        if len(rest) != len(shown):
+            raise RolloutError(
+                f"{self._doing(messages)} wrote {len(rest)} placeholders {pictures.placeholder} for "
+                f"{counted(len(shown), 'picture')}. Use the chat template of the model's processor, which has a place "
+                f"for every picture (chat_template.jinja)."
+            )
+        expansions = (pictures.expansion(part.sha256) for part in shown)
+        return "".join((first, *chain.from_iterable(zip(expansions, rest, strict=True))))
+
+    def _shows_strings(self) -> bool:
+        """Whether the template shows a content that is a text; some show lists of parts alone."""
+        message = Message(role="user", content="shown")
+        try:
+            return message.text in self._written((message,), "", "", False)
+        except RolloutError:
+            return False
+
     def _doing(self, messages: Sequence[Message]) -> str:
         roles = ", ".join(message.role for message in messages)
         model = f" of {self._tokenizer.name_or_path}" if self._tokenizer.name_or_path else ""
@@ -108,16 +152,20 @@ class ChatTemplate:
 
     def _entry(self, message: Message, marker: str, end: str) -> dict[str, object]:
         """A message as chat templates take it. Calls that the content already contains are not shown twice."""
-        if message.media:
-            raise RolloutError(
-                f"rendering a message of role {message.role}: it holds {message.media[0].text}, and no sampler or "
-                f"learner of this version takes pictures. Give the policy text alone."
-            )
         content = self._encoder.escape(message.text, marker)
         if end and message.role == "assistant":
             said = content.rstrip()
             content = f"{said}{end}{content[len(said) :]}"
         entry: dict[str, object] = {"role": message.role, "content": content}
+        if message.media:
+            entry["content"] = [
+                {"type": "text", "text": self._encoder.escape(part.text, marker)}
+                if isinstance(part, TextPart)
+                else {"type": "image"}
+                for part in message.parts
+            ]
+        elif self._lists_parts:
+            entry["content"] = [{"type": "text", "text": content}]
         if message.role == "tool":
             entry["name"] = self._encoder.escape(message.name or "", marker)
             entry["tool_call_id"] = message.tool_call_id or ""

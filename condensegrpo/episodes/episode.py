@@ -158,7 +158,7 @@ async def _play(
     last: Sampled | None = None
     rewritten: Rewritten | None = None
     try:
-        episode, pinned = await _started(environment, problem, engine.limits.turn_seconds, record)
+        episode, pinned = await _started(environment, problem, engine, record)
         run_engine, engine = engine, await _offering(engine, episode)
         history = History(pinned=engine.toolbox.introduced(pinned))
         record.texts = texts_allowed(engine)
@@ -238,25 +238,27 @@ async def _prompted(
 
 
 async def _started(
-    environment: Callable[[Problem], Environment], problem: Problem, seconds: float, record: _Record
+    environment: Callable[[Problem], Environment], problem: Problem, engine: Engine, record: _Record
 ) -> tuple[Environment, tuple[Message, ...]]:
     """The environment and its first messages."""
     return await guarded(
-        partial(_start, environment, problem, record),
+        partial(_start, environment, problem, engine, record),
         who="starting the environment",
         stop=Stop.ENVIRONMENT_ERROR,
-        turn_seconds=seconds,
-        seconds=seconds,
+        turn_seconds=engine.limits.turn_seconds,
+        seconds=engine.limits.turn_seconds,
         plugin=environment,
     )
 
 
 async def _start(
-    environment: Callable[[Problem], Environment], problem: Problem, record: _Record
+    environment: Callable[[Problem], Environment], problem: Problem, engine: Engine, record: _Record
 ) -> tuple[Environment, tuple[Message, ...]]:
     episode = record.environment = environment(problem)  # closed even if it has no start() or step()
     check_environment(episode)
-    return episode, checked_messages(await asynchronous(episode.start(), "start()"), "start()")
+    return episode, engine.renderer.taken_up(
+        checked_messages(await asynchronous(episode.start(), "start()"), "start()")
+    )
 
 
 async def _offering(engine: Engine, environment: Environment) -> Engine:
@@ -295,10 +297,12 @@ async def _numbered(engine: Engine, rewritten: Rewritten, raw: Sequence[Unit]) -
 
     async def numbered() -> Rewritten:
         units = (
-            replace(unit, turn=raw[unit.turn].turn, results=engine.toolbox.shown(unit.results))
+            replace(
+                unit, turn=raw[unit.turn].turn, results=engine.toolbox.shown(engine.renderer.taken_up(unit.results))
+            )
             for unit in rewritten.history.units
         )
-        pinned = engine.toolbox.introduced(rewritten.history.pinned)
+        pinned = engine.toolbox.introduced(engine.renderer.taken_up(rewritten.history.pinned))
         return replace(rewritten, history=History(pinned=pinned, units=tuple(units)))
 
     return await translated(numbered, who="the environment", stop=Stop.ENVIRONMENT_ERROR)

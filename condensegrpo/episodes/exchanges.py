@@ -191,7 +191,9 @@ class Exchanges:
             for tag in self.tags
             if tag in content
         )
-        special = not content.strip(), self._template.calls_beside(message), *contained
+        # a template may tell a first picture apart, or a text before it
+        shape = tuple(type(part) for part in message.parts) if message.media else None
+        special = not content.strip(), self._template.calls_beside(message), shape, *contained
         with self._lock:
             bit = self._kinds.setdefault((message.role, *special), 1 << len(self._kinds))
             if not any(special):

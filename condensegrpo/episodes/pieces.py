@@ -219,6 +219,8 @@ class Pieces:
 
     def _reworded(self, message: Message) -> Message:
         """Another message of the same kind, if it is easily made."""
+        if message.media:
+            return message
         half = len(message.text) // 2
         other = replace(message, content=f"{message.text[:half]}x{message.text[half:]}")
         return other if self._exchanges.kind(other) == self._exchanges.kind(message) else message

@@ -92,7 +92,11 @@ async def next_prompt(
         return await _after_rewriting(engine, history, rewritten, budget, engine.trigger.at(most, draw))
     if last is None:
         check_pinned(engine.renderer, history.pinned, engine.limits)
-        first = Prompt(ids=shared_ids(engine.renderer.prompt(history.pinned)), context=shared(history.pinned))
+        first = Prompt(
+            ids=shared_ids(engine.renderer.prompt(history.pinned)),
+            context=shared(history.pinned),
+            media=_media(engine, history.pinned),
+        )
         return NextPrompt(prompt=first, history=history)
     continued = None
     if engine.trigger.when == "over_budget":
@@ -163,7 +167,8 @@ def _continued(engine: Engine, history: History, last: Sampled, *, newest: Unit 
     added = engine.renderer.continuation(last.prompt.context, newest.reply, newest.results, last.generation.token_ids)
     continued = shared_ids(last.prompt.ids).extended((*last.generation.token_ids, *added))
     if engine.renderer.keeps_replies(context):
-        return Prompt(ids=continued, context=context, units=units)
+        media = (*last.prompt.media, *_media(engine, newest.messages))
+        return Prompt(ids=continued, context=context, units=units, media=media)
     ids = shared_ids(engine.renderer.prompt(context))
     declared = Condensation(
         condenser=CHAT_TEMPLATE,
@@ -172,7 +177,8 @@ def _continued(engine: Engine, history: History, last: Sampled, *, newest: Unit 
         tokens_after=len(ids),
         spans=account(history, (*last.prompt.units, history.units[-1]), engine.renderer.count),
     )
-    return Prompt(ids=ids, context=context, units=units, condensation=declared)
+    media = _media(engine, context)
+    return Prompt(ids=ids, context=context, units=units, condensation=declared, media=media)
 
 
 def _rewritten(
@@ -201,7 +207,14 @@ def _rewritten(
         tokens_after=len(ids),
         spans=spans,
     )
-    return Prompt(ids=ids, context=context, units=units, condensation=declared)
+    return Prompt(ids=ids, context=context, units=units, condensation=declared, media=_media(engine, context))
+
+
+def _media(engine: Engine, messages: Sequence[Message]) -> tuple[str, ...]:
+    """The hashes of the pictures that a prompt shows."""
+    if engine.renderer.pictures is None:  # it would have refused them
+        return ()
+    return tuple(part.sha256 for message in messages for part in message.media)
 
 
 async def _condense(engine: Engine, history: History, budget: Budget) -> Condensed:

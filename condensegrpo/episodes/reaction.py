@@ -73,6 +73,7 @@ class Reaction:
             tools_abandoned=self.tools_abandoned,
             answer_logprob=information,
             draft=None if draft is None else draft.draft,
+            media=sampled.prompt.media,
         )
 
 
@@ -104,7 +105,7 @@ async def react(
             rewards, ending = _rewards_and_ending(answers.results)
             return Reaction(
                 reply=replace(reply, tool_calls=tuple(answers.calls)),
-                observations=tuple(answers.messages),
+                observations=engine.renderer.taken_up(answers.messages),
                 turn_rewards=rewards,
                 tool_attempts=answers.attempted,
                 tool_successes=answers.succeeded,
@@ -138,7 +139,7 @@ async def _stepped(
     """The response of the environment."""
     try:
         step = await guarded(
-            partial(_step, environment, history, reply, finish),
+            partial(_step, engine, environment, history, reply, finish),
             who="the environment",
             stop=Stop.ENVIRONMENT_ERROR,
             turn_seconds=engine.limits.turn_seconds,
@@ -157,12 +158,13 @@ async def _stepped(
     )
 
 
-async def _step(environment: Environment, history: History, reply: Message, finish: Finish) -> Step:
+async def _step(engine: Engine, environment: Environment, history: History, reply: Message, finish: Finish) -> Step:
     if isinstance(environment, ReadsHistory):
         environment.read_history(history)
     if isinstance(environment, ReadsFinish):
         environment.read_finish(finish)
-    return checked_step(await asynchronous(environment.step(reply), "step()"))
+    step = checked_step(await asynchronous(environment.step(reply), "step()"))
+    return replace(step, observations=engine.renderer.taken_up(step.observations))
 
 
 def _rewards_and_ending(results: Sequence[ToolResult]) -> tuple[Mapping[str, float], Ending | None]:

@@ -17,7 +17,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from condensegrpo.core.errors import ConfigError, RolloutError
-from condensegrpo.core.messages import Message
+from condensegrpo.core.messages import Message, TextPart
+from condensegrpo.core.protocols import ExpandsPictures
 from condensegrpo.core.shared_sequence import SharedSequence
 from condensegrpo.episodes.chat_template import RENDER_SECONDS, ChatTemplate, first_rendering, tool_text
 from condensegrpo.episodes.encoding import TextEncoder, unused_characters
@@ -46,6 +47,7 @@ class _RendererSettings(NamedTuple):
     stop_ids: tuple[int, ...]
     render_seconds: float
     tool_format: ToolFormat | None
+    pictures: ExpandsPictures | None
 
 
 class Renderer:
@@ -63,6 +65,7 @@ class Renderer:
         stop_ids: Sequence[int] = (),
         render_seconds: float = RENDER_SECONDS,
         tool_format: ToolFormat | None = None,
+        pictures: ExpandsPictures | None = None,
     ) -> None:
         """What to render with.
 
@@ -74,6 +77,7 @@ class Renderer:
             stop_ids: that the model ends a reply with beside the tokenizer's, as its ``generation_config`` says.
             render_seconds: of processor time that the first rendering may take.
             tool_format: in which replies call tools, if it is none of the package's.
+            pictures: what stands for a picture in a prompt; None: the model sees none.
 
         Raises:
             ConfigError: there is no chat template, it fails, takes too long or hides the replies, or no token ends a
@@ -88,8 +92,14 @@ class Renderer:
         self._encoder = TextEncoder(tokenizer)
         formats = (*BUILT_IN_FORMATS, *((tool_format,) if tool_format is not None else ()))
         self._template = ChatTemplate(
-            tokenizer, self._encoder, tools=tools, options=template_options or {}, formats=formats
+            tokenizer,
+            self._encoder,
+            tools=tools,
+            options=template_options or {},
+            formats=formats,
+            pictures=pictures,
         )
+        self.pictures = pictures
         self._pieces = Pieces(self._template, self._encoder)
         # where prompts are rendered whole: a condensed one is counted and then rendered, with the counts of other
         # episodes in between
@@ -103,7 +113,9 @@ class Renderer:
                 "after a reply, so nothing could end one. Set eos_token in tokenizer_config.json."
             )
         self._closing = ends[0]
-        self._settings = _RendererSettings(template_options or {}, tuple(stop_ids), render_seconds, tool_format)
+        self._settings = _RendererSettings(
+            template_options or {}, tuple(stop_ids), render_seconds, tool_format, pictures
+        )
         self._others: dict[str, Renderer] = {}  # that show other tools, by the text of these
         self._kept = 0
 
@@ -113,6 +125,16 @@ class Renderer:
         self._pieces.keep(CHARACTERS * tokens)
         for renderer in self._others.values():
             renderer.keep(tokens)
+
+    def taken_up(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Messages of an environment or of tools as prompts hold them: the bytes of their pictures are stored.
+
+        Raises:
+            DataError: the bytes of a picture are not those of its hash.
+        """
+        if self.pictures is None:  # which refuses them where they are rendered
+            return tuple(messages)
+        return tuple(message.stored(self.pictures.media.write) for message in messages)
 
     def with_tools(self, tools: Sequence[Mapping[str, object]]) -> "Renderer":
         """The renderer that shows these tools instead: made once for each set of tools, of which a task has few."""
@@ -285,10 +307,11 @@ class Renderer:
 
 def _framed(messages: Sequence[Message], left: str, right: str) -> list[Message]:
     """The messages with two numbers around what each says: 0 and 1 around the first."""
-    numbered = (
-        f"{left}{2 * index}{right}{message.text}{left}{2 * index + 1}{right}" for index, message in enumerate(messages)
-    )
-    return [replace(message, content=text, tool_calls=()) for message, text in zip(messages, numbered, strict=True)]
+    framed = []
+    for index, message in enumerate(messages):
+        before, after = (TextPart(text=f"{left}{number}{right}") for number in (2 * index, 2 * index + 1))
+        framed.append(replace(message, content=(before, *message.parts, after), tool_calls=()))
+    return framed
 
 
 def _after(text: str, sentinel: str) -> str:

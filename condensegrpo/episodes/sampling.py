@@ -22,6 +22,7 @@ class Prompt:
     units: Sequence[Unit] = ()  # shown after the pinned messages; a condenser may have rewritten them
     condensation: Condensation | None = None  # None: ids continue the last prompt and output
     request: Request | None = None  # of a condenser, with whose instruction the context ends; None: a reply is due
+    media: tuple[str, ...] = ()  # the hashes of the pictures in the context, in order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class Sampled:
             condensation=self.prompt.condensation,
             context=self.prompt.context,
             reply=Message(role="assistant", content=self.text),
+            media=self.prompt.media,
         )
 
 
@@ -63,7 +65,8 @@ async def sample(
         stop_strings: end the reply, in addition to the stop ids of the renderer.
 
     Raises:
-        Ended: the sampler failed, took longer than ``turn_seconds`` or aborted the reply.
+        Ended: the sampler failed, took longer than ``turn_seconds`` or aborted the reply, or the reply has a token
+            that stands for a picture.
     """
     params = SamplingParams(
         max_tokens=max_tokens,
@@ -72,6 +75,7 @@ async def sample(
         stop_ids=engine.renderer.stop_ids,
         stop_strings=stop_strings,
         trajectory=trajectory,
+        media=prompt.media,
     )
     sampled = await guarded(
         partial(_sampled, engine, prompt, params),
@@ -83,6 +87,10 @@ async def sample(
     )
     if sampled.generation.finish is Finish.ABORT:
         raise Ended(Stop.ABORTED, "the sampler aborted the reply")
+    pictures = engine.renderer.pictures
+    if pictures is not None and pictures.placeholder_id in sampled.generation.token_ids:
+        # later prompts would hold a placeholder without a picture, which no sampler or learner could place
+        raise Ended(Stop.FORMAT, f"the policy sampled {pictures.placeholder}, the placeholder of a picture")
     return sampled
 
 

@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -138,8 +138,8 @@ class Toolbox:
         if not systems:
             return (Message(role="system", content=instructions), *pinned)
         first = systems[0]
-        content = "\n\n".join(text for text in (pinned[first].text, instructions) if text)
-        return (*pinned[:first], replace(pinned[first], content=content), *pinned[first + 1 :])
+        system = pinned[first].followed_by(f"\n\n{instructions}" if pinned[first].text else instructions)
+        return (*pinned[:first], system, *pinned[first + 1 :])
 
     def exhausted(self, *, turns: int, turns_of_query: int) -> str | None:
         """Which limit allows no more calls after so many replies that had some, in words; None: neither."""
@@ -170,7 +170,7 @@ class Toolbox:
         return ToolAnswers(
             calls=tuple(attempt for attempt in attempts if isinstance(attempt, ToolCall)),
             messages=tuple(
-                self._message(index, attempt, outcome.text)
+                self._message(index, attempt, outcome.text).showing(outcome.result.media if outcome.result else ())
                 for index, (attempt, outcome) in enumerate(zip(attempts, outcomes, strict=True))
             ),
             attempted=len(attempts),
@@ -183,8 +183,8 @@ class Toolbox:
         """Messages of an environment that answers calls itself: results of tools in this format, shortened."""
         return tuple(
             self.format.result(
-                message.tool_call_id or "", message.name or "", shortened(message.text, self._limits.max_chars)
-            )
+                message.tool_call_id or "", message.name or "", shortened(message.words, self._limits.max_chars)
+            ).showing(message.media)
             if message.role == "tool"
             else message
             for message in messages

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.model_checks import check_model
@@ -18,23 +19,29 @@ from condensegrpo.evaluation.policy import in_use
 from condensegrpo.learner.checkpoint import verify_model
 from condensegrpo.learner.policy import save_tokenizer, trained_steps
 from condensegrpo.storage.evaluations import destination_of, new_name, store_evaluation
+from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
 
 
 @contextmanager
-def opened_policy(config: RunConfig, source: str, *, objects: Objects = NO_OBJECTS) -> Iterator[Players]:
+def opened_policy(
+    config: RunConfig, source: str, *, media: MediaFolder | None = None, objects: Objects = NO_OBJECTS
+) -> Iterator[Players]:
     """The players of a policy: a model folder or Hub id. A sampler among ``objects`` is not closed at the end.
 
-    A checkpoint's files are compared with their hashes, and its run does not remove it meanwhile.
+    Pictures are stored in ``media``, by default in a folder that is removed at the end. A checkpoint's files are
+    compared with their hashes, and its run does not remove it meanwhile.
     """
     use_threads(config)
     with ExitStack() as opened:
         opened.enter_context(in_use(source))
         verify_model(Path(source))
-        sampler = open_sampler(config, source, objects=objects)
+        if media is None:
+            media = MediaFolder(Path(opened.enter_context(TemporaryDirectory(prefix="condensegrpo-media-"))))
+        sampler = open_sampler(config, source, objects=objects, media=media)
         if config.sampler.name not in objects:
             opened.enter_context(closing(sampler))
-        yield opened.enter_context(Players(config, sampler, source))
+        yield opened.enter_context(Players(config, sampler, source, media))
 
 
 def evaluate_policy(
@@ -56,7 +63,8 @@ def evaluate_policy(
     step = trained_steps(source)
     place = destination_of(save, run, step)
     check_model(components, source)
-    with opened_policy(components.config, source, objects=components.objects) as players:
+    media = None if place is None else MediaFolder((place if isinstance(place, Path) else place.path) / "media")
+    with opened_policy(components.config, source, media=media, objects=components.objects) as players:
         if isinstance(place, RunFolder) and step is not None:
             with new_name(place, step) as name:
                 stored = place.evaluation(step, name)

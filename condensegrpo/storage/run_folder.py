@@ -10,6 +10,7 @@ runs/<name>/
     credit/step_000123.jsonl         advantage and token weight of every turn, handling
     evaluations/step_000123/         <name>.jsonl: the trajectories of an evaluation of the policy after that step
     tokenizer.json                   of the policy
+    media/<sha256>                   the pictures that its trajectories show
     checkpoints/ origin/ log.txt     written by the learner and the training loop
     lock                             held by the process that writes
 """
@@ -27,6 +28,7 @@ from typing import Self
 
 from condensegrpo.core.errors import RunError
 from condensegrpo.storage.files import TEMPORARY, write_atomically, write_error
+from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.trackers import read_metrics
 
 MANIFEST, LATEST = "manifest.json", "latest"  # of a checkpoint, and of all of them: ``learner/checkpoint.py``
@@ -113,6 +115,11 @@ class RunFolder:
     def credit_folder(self) -> Path:
         """The credit files of all steps."""
         return self.path / "credit"
+
+    @property
+    def media(self) -> MediaFolder:
+        """The pictures of its trajectories."""
+        return MediaFolder(self.path / "media")
 
     @property
     def trained(self) -> bool:

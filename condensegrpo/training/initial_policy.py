@@ -62,7 +62,7 @@ def first_policy(
         discard_progress(warm)
     if ranks.rank() == 0:
         store_configuration(folder, config, first_step=0)
-    renderer = renderer_for(components, source)
+    renderer = renderer_for(components, source, folder.media)
     shown = demonstrations(components, renderer, source)
     warm_start(
         source,
@@ -82,7 +82,7 @@ def first_policy(
             renderer=renderer,
             stop_strings=components.toolbox.format.stop_strings,
             seed=config.seed,
-            open_sampler=partial(open_sampler, config),
+            open_sampler=partial(open_sampler, config, media=folder.media),
             turns=settings.probe_turns,
             max_output_tokens=config.rollout.limits.max_output_tokens,
             temperature=config.rollout.temperature,

@@ -35,6 +35,7 @@ from condensegrpo.learner.policy import save_tokenizer
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
 from condensegrpo.planning.plan import config_on_devices
 from condensegrpo.storage.environment import write_environment
+from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.training.agreement import check_agreement
@@ -114,10 +115,10 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
         return finished
 
 
-def _sleeping_sampler(components: Components, source: str, observer: Observer) -> Sampler:
+def _sleeping_sampler(components: Components, source: str, media: MediaFolder, observer: Observer) -> Sampler:
     """The sampler, asleep if it can be: opening the learner takes memory. It gets the learner's weights afterwards."""
     config = components.config
-    sampler = open_sampler(config, source, lora=config.model.lora, objects=components.objects)
+    sampler = open_sampler(config, source, lora=config.model.lora, objects=components.objects, media=media)
     if isinstance(sampler, Describes):
         observer.say(sampler.describe())
     if isinstance(sampler, Sleeps):
@@ -136,7 +137,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     observer.phase("loading the policy", None)
     if ranks.rank() == 0:
         save_tokenizer(source, folder.path)
-    sampler = _sleeping_sampler(components, source, observer)
+    sampler = _sleeping_sampler(components, source, folder.media, observer)
     fitted = config_on_devices(config, ranks=ranks.world_size(), memory=ranks.least_device_memory())
     learner = open_learner(
         fitted,
@@ -147,7 +148,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     )
     for note in choices(fitted, learner):
         observer.say(note)
-    players = Players(config, sampler, source)
+    players = Players(config, sampler, source, folder.media)
     player = players.player(components, temperature=config.rollout.temperature)
     tracking = RunTracking(config, folder, observer) if ranks.rank() == 0 else None
     try:

@@ -60,25 +60,26 @@ class Probe:
         observer.phase("probing single turns", None)
         sampler = self.open_sampler(model)
         try:
-            replies = asyncio.run(self._replies(sampler, [turn.prompt_ids for turn in turns]))
+            replies = asyncio.run(self._replies(sampler, turns))
         finally:
             sampler.close()
         verdicts = [self.demonstrations.sound(turn.shown, reply) for turn, reply in zip(turns, replies, strict=True)]
         judged = [verdict for verdict in verdicts if verdict is not None]
         return ProbeResult(sound=sum(judged) / len(judged) if judged else 0.0, judged=len(judged))
 
-    async def _replies(self, sampler: Sampler, prompts: Sequence[Sequence[int]]) -> list[str]:
-        async def reply(number: int, prompt: Sequence[int]) -> str:
+    async def _replies(self, sampler: Sampler, turns: Sequence[DemonstratedTurn]) -> list[str]:
+        async def reply(number: int, turn: DemonstratedTurn) -> str:
             params = SamplingParams(
                 max_tokens=self.max_output_tokens,
                 temperature=self.temperature,
                 seed=stream_seed(self.seed, 0, "probe", number, 0),
                 stop_ids=self.renderer.stop_ids,
                 stop_strings=self.stop_strings,
+                media=turn.media,
             )
-            return self.renderer.text((await sampler.sample(prompt, params)).token_ids)
+            return self.renderer.text((await sampler.sample(turn.prompt_ids, params)).token_ids)
 
-        return await asyncio.gather(*(reply(number, prompt) for number, prompt in enumerate(prompts)))
+        return await asyncio.gather(*(reply(number, turn) for number, turn in enumerate(turns)))
 
 
 def warm_start(
@@ -208,6 +209,8 @@ def _micro_batches(turns: Sequence[DemonstratedTurn], learner: DeepSpeedEngine, 
     """This rank's micro-batches of a step; every reply token of every rank weighs the same."""
     weight = 1 / sum(len(turn.reply_ids) for turn in turns)
     of_rank = turns[ranks.rank() :: ranks.world_size()]
-    rows = [reply_row(tuple(turn.prompt_ids), tuple(turn.reply_ids), weight=weight) for turn in of_rank]
+    rows = [
+        reply_row(tuple(turn.prompt_ids), tuple(turn.reply_ids), weight=weight, media=turn.media) for turn in of_rank
+    ]
     model = learner.module
     return pack_rows(rows, max_tokens=max_tokens, share=model.computes_trees, ranks_a_row=model.ranks_a_row)

@@ -36,7 +36,7 @@ class PictureProcessor:
         self._config = config
         self._tokenizer = tokenizer
         self._image_processor = image_processor
-        self._media = media
+        self.media = media
         self._prepared = lru_cache(PIXELS_KEPT)(self._prepare)
         self.grid = lru_cache(SIZES_KEPT)(self._grid)
         self.picture_ids = lru_cache(SIZES_KEPT)(self._picture_ids)
@@ -68,7 +68,7 @@ class PictureProcessor:
         return self._prepared(sha256).grid
 
     def _prepare(self, sha256: str) -> Prepared:
-        picture = open_picture(self._media.read(sha256), sha256[:12])
+        picture = open_picture(self.media.read(sha256), sha256[:12])
         try:
             return self.family.prepare(self._image_processor, picture)
         except (ValueError, TypeError, ZeroDivisionError) as error:
