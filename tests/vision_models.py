@@ -30,6 +30,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 
 from condensegrpo.core.messages import MediaPart
 from condensegrpo.learner.new_model import new_tokenizer
+from condensegrpo.vision.processor import PictureProcessor
 
 FamilyName = Literal["qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3", "llava_onevision"]
 FAMILIES: tuple[FamilyName, ...] = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3", "llava_onevision")
@@ -255,3 +256,20 @@ def _encoded(drawn: Image.Image) -> bytes:
     file = io.BytesIO()
     drawn.save(file, "PNG")
     return file.getvalue()
+
+
+def plain_inputs(processor: PictureProcessor, ids: Sequence[int], media: Sequence[str]) -> dict[str, torch.Tensor]:
+    """The arguments of the plain model of transformers for one row and its pictures."""
+    row = torch.tensor([list(ids)])
+    given = {"input_ids": row, "attention_mask": torch.ones_like(row)}
+    if not media:
+        return given
+    if processor.family.three_axes:
+        given["mm_token_type_ids"] = (row == processor.placeholder_id).int()
+    pixels = [processor.pixels(picture) for picture in media]
+    tiles = "pixel_attention_mask" in pixels[0]
+    for name in pixels[0]:
+        given[name] = torch.cat([each[name] for each in pixels], dim=1 if tiles else 0)
+    if "batch_num_images" in given:
+        given["batch_num_images"] = torch.tensor([max(len(media), 2)])  # never alone, see families.py
+    return given

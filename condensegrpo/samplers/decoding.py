@@ -18,6 +18,7 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.packed_attention import NAME, ROWS, Chunk, Pass
 from condensegrpo.samplers.picking import pick
+from condensegrpo.samplers.seeing import SeenPrompt, Sight
 from condensegrpo.samplers.slots import Slots, up
 
 Decode = Callable[[list[list[int]]], list[str]]  # rows of token ids → their texts, special tokens included
@@ -25,17 +26,18 @@ PASS_TOKENS = 4096  # of prompts in one pass; longer ones take several
 SHARED = 16  # tokens of an equal prompt from which on a reply waits for them; a pass more costs more than fewer tokens
 SPARSE = 2  # slots read in place, times those that decode: beyond that, replies move together
 SUPPORTED = ("llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")  # compared with plain passes in tests
+SEEING = ("qwen2_5_vl_text", "qwen3_vl_text")  # likewise, within a model that sees
 ROPE = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on the longest reply of a batch
 
 
 def supports(model: Any) -> bool:  # noqa: ANN401  transformers' classes are untyped
     """Whether a causal language model can decode packed rows: of a known type, with attention over all tokens alone."""
-    config = model.config
+    config = model.config.get_text_config()
     shape = config.to_dict()
     windowed = shape.get("sliding_window") and shape.get("use_sliding_window", True)
     rope = shape.get("rope_parameters") or {}
     return bool(
-        config.model_type in SUPPORTED
+        config.model_type in (*SUPPORTED, *SEEING)
         and all(kind == "full_attention" for kind in shape.get("layer_types") or ())
         and not windowed
         and rope.get("rope_type", "default") in ROPE
@@ -52,6 +54,8 @@ class BatchRow:
     slot: int
     filled: int  # tokens of prompt and output whose keys and values are in the slot
     uniforms: random.Random
+    key: tuple[int, ...]  # the prompt, with its pictures told apart
+    seen: SeenPrompt | None  # its pictures; None: it shows none
     leader: "BatchRow | None"  # with the same prompt, whose keys and values it waits for; None: it computes its own
     tail: int  # last tokens that contain a stop string which the last one completes: each is at least one byte
     output: list[int] = field(default_factory=list)
@@ -67,32 +71,49 @@ class BatchRow:
 class ContinuousBatch:
     """The replies under way and their keys and values."""
 
-    def __init__(self, model: Any, *, most: int, decode: Decode) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        model: Any,  # noqa: ANN401
+        *,
+        most: int,
+        decode: Decode,
+        sight: Sight | None = None,
+    ) -> None:
         """Use a model in eval mode; its attention function is replaced by one that falls back to sdpa.
 
         Args:
             most: replies at the same time, and trajectories whose keys and values are kept.
             decode: only called for stop strings.
+            sight: of a model that sees, whose language model it then drives.
         """
         self._model = model
         self._decode = decode
         self._slots = Slots(most=most)
         self._most = most
-        self._heads = int(model.config.num_attention_heads)
+        self._heads = int(model.config.get_text_config().num_attention_heads)
+        self._sight = sight
         self.replies: list[BatchRow] = []
-        self._leaders: dict[tuple[int, ...], BatchRow] = {}  # prompt -> the first of the replies that have it
+        self._leaders: dict[tuple[int, ...], BatchRow] = {}  # key -> the first of the replies that have it
         self.passes = 0  # forward passes so far
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation(NAME if sight is None else {"text_config": NAME})
 
     @property
     def room(self) -> int:
         """Replies that can join."""
         return self._most - len(self.replies)
 
-    def join(self, prompt: Sequence[int], params: SamplingParams, *, abandoned: Callable[[], bool]) -> BatchRow:
+    def join(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        abandoned: Callable[[], bool],
+        seen: SeenPrompt | None = None,
+    ) -> BatchRow:
         """Begin a reply. There must be room."""
-        slot, kept = self._slots.take(prompt, params.trajectory)
         prompt = tuple(prompt)
+        key = prompt if seen is None else seen.key
+        slot, kept = self._slots.take(key, params.trajectory)
         reply = BatchRow(
             prompt=prompt,
             params=params,
@@ -101,10 +122,12 @@ class ContinuousBatch:
             filled=kept,
             # random.Random keeps all bits of the seed (a torch generator keeps 32) and its numbers never change
             uniforms=random.Random(params.seed),
-            leader=self._leaders.get(prompt) if len(prompt) >= SHARED else None,
+            key=key,
+            seen=seen,
+            leader=self._leaders.get(key) if len(prompt) >= SHARED else None,
             tail=max((len(text.encode()) for text in params.stop_strings), default=0),
         )
-        self._leaders.setdefault(prompt, reply)
+        self._leaders.setdefault(key, reply)
         self.replies.append(reply)
         return reply
 
@@ -123,7 +146,7 @@ class ContinuousBatch:
         self._close_up()
         self._copy_prompts()
         chunked = self._chunks()
-        logits = self._forward([chunk for _, chunk in chunked])
+        logits = self._forward(chunked)
         ready = []
         for row, (reply, chunk) in enumerate(chunked):
             reply.filled += len(chunk.ids)
@@ -164,7 +187,7 @@ class ContinuousBatch:
             if reply.leader is None:
                 continue
             shared = len(reply.prompt) - 1
-            if reply.filled >= shared or self._leaders.get(reply.prompt) is not reply.leader:  # it has left
+            if reply.filled >= shared or self._leaders.get(reply.key) is not reply.leader:  # it has left
                 reply.leader = None
             elif reply.leader.filled >= shared:
                 self._slots.copy(reply.leader.slot, reply.slot, shared)
@@ -185,10 +208,13 @@ class ContinuousBatch:
             chunked.append((reply, chunk))
         return chunked
 
-    def _forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+    def _forward(self, chunked: Sequence[tuple[BatchRow, Chunk]]) -> torch.Tensor:
         """The logits behind the last token of every chunk (B, V)."""
+        chunks = [chunk for _, chunk in chunked]
         packed = Pass.of(chunks, self._slots, device=self._model.device, heads=self._heads)
         self.passes += 1
+        if self._sight is not None:
+            return self._sight.forward(packed, [(reply.seen, chunk) for reply, chunk in chunked])
         logits: torch.Tensor = self._model(
             input_ids=packed.ids,
             position_ids=packed.position,
@@ -233,9 +259,9 @@ class ContinuousBatch:
         """End replies: their slots keep what the next prompts of their trajectories may continue."""
         self.replies = [reply for reply in self.replies if reply not in finishes]
         for reply in finishes:
-            if self._leaders.get(reply.prompt) is reply:
-                del self._leaders[reply.prompt]
-            self._slots.release(reply.slot, (*reply.prompt, *reply.output)[: reply.filled])
+            if self._leaders.get(reply.key) is reply:
+                del self._leaders[reply.key]
+            self._slots.release(reply.slot, (*reply.key, *reply.output)[: reply.filled])
         return [
             (reply, Generation(token_ids=tuple(reply.output), logprobs=tuple(reply.logprobs), finish=finish))
             for reply, finish in finishes.items()

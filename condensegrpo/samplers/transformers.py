@@ -3,6 +3,7 @@
 It has a copy of the model. It runs everywhere and is exact; for throughput use vLLM.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,19 +25,23 @@ from condensegrpo.learner.dtypes import DTYPES, DtypeName
 from condensegrpo.learner.policy import trained_steps
 from condensegrpo.samplers.measure import logprobs_of, padded_batches
 from condensegrpo.samplers.update_check import UpdateCheck
+from condensegrpo.storage.media import MediaFolder
+from condensegrpo.vision.families import family_of
+from condensegrpo.vision.processor import load_picture_processor
 
 if TYPE_CHECKING:  # imports transformers, which a dry run does not need
     from condensegrpo.samplers.decoding import BatchRow, ContinuousBatch
+    from condensegrpo.samplers.seeing import SeenPrompt, Sight
 
 MAX_BATCH = 256  # replies under way at once, and trajectories whose keys and values are kept
 MAX_TOKENS = 32768  # of prompts, padded to the longest, that are processed at once
 
-_Prompt = tuple[tuple[int, ...], SamplingParams]
+_Prompt = tuple[tuple[int, ...], SamplingParams, "SeenPrompt | None"]
 _Pair = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and output ids
 
 
 class TransformersSampler:
-    """Samples with ``AutoModelForCausalLM``, each reply for as long as it takes (decoding.py).
+    """Samples with transformers' model of the folder, each reply for as long as it takes (decoding.py).
 
     Keys and values of a trajectory's last reply are kept until new weights come: a prompt that continues it computes
     only what is new. In fp32 on a CPU (MKL) a reply has the same bits whatever else is sampled and whenever; elsewhere
@@ -55,6 +60,7 @@ class TransformersSampler:
         dtype: DtypeName = "float32",
         device: str | None = None,
         max_batch: Annotated[int, Ge(1)] = MAX_BATCH,
+        media: MediaFolder | None = None,
     ) -> None:
         """Load the model.
 
@@ -62,6 +68,7 @@ class TransformersSampler:
             model_path: a Hugging Face folder or Hub id.
             device: such as ``cpu`` or ``cuda:1``; by default the GPU if there is one.
             max_batch: most replies under way at once; further requests wait until one ends.
+            media: where the pictures of prompts are; None: prompts show none.
         """
         self._model_path = model_path
         self._model = _load(model_path, DTYPES[dtype], device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -77,6 +84,7 @@ class TransformersSampler:
         self._attention: RequestQueue[AttentionQuery, TokenAttention] = batches(
             drive=self._attend, failure=partial(_failure, "capturing attention in a batch of {} queries")
         )
+        self._sight = self._opened_sight(media)  # None: there are no pictures
         self._decoder = self._continuous_batch(max_batch)  # None: the model is not supported
         self._rows: dict[BatchRow, QueuedRequest[_Prompt, Generation]] = {}  # of the decoder
         self._replies: RequestQueue[_Prompt, Generation] = batches(
@@ -101,7 +109,8 @@ class TransformersSampler:
             SamplerError: the request cannot be met (the message has the numbers), or the model failed.
         """
         self._check(prompt_ids, params)
-        return await self._replies.submit((tuple(prompt_ids), params))
+        ids = tuple(prompt_ids)
+        return await self._replies.submit((ids, params, await self._seen(ids, params.media)))
 
     async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
         """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1.
@@ -161,9 +170,23 @@ class TransformersSampler:
             self._free()
             yield
 
+    async def _seen(self, ids: tuple[int, ...], media: tuple[str, ...]) -> "SeenPrompt | None":
+        """The pictures of a prompt, read and prepared in a thread."""
+        if not media:
+            return None
+        if self._sight is None or self._decoder is None:
+            raise SamplerError(
+                f"sampling a reply to a prompt with pictures: models of type {self._model.config.model_type!r} are not "
+                f"shown any, or the sampler was given no folder of media. docs/how-to/train-with-pictures.md lists the "
+                f"models that see."
+            )
+        return await asyncio.to_thread(self._sight.prompt, ids, media)
+
     def _free(self) -> None:
-        """Drop replies under way and all keys and values."""
+        """Drop replies under way, all keys and values, and the features of all pictures."""
         self._rows.clear()
+        if self._sight is not None:
+            self._sight.clear()
         if self._decoder is not None:
             self._decoder.clear()
 
@@ -183,7 +206,17 @@ class TransformersSampler:
     def _continuous_batch(self, most: int) -> "ContinuousBatch | None":
         from condensegrpo.samplers.decoding import ContinuousBatch, supports  # import transformers
 
-        return ContinuousBatch(self._model, most=most, decode=self._decode) if supports(self._model) else None
+        if not supports(self._model):
+            return None
+        return ContinuousBatch(self._model, most=most, decode=self._decode, sight=self._sight)
+
+    def _opened_sight(self, media: MediaFolder | None) -> "Sight | None":
+        processor = None if media is None else load_picture_processor(self._model_path, media)
+        if processor is None:
+            return None
+        from condensegrpo.samplers.seeing import Sight  # as above
+
+        return Sight(self._model, processor)
 
     def _step(
         self, decoder: "ContinuousBatch", requests: Sequence[QueuedRequest[_Prompt, Generation]]
@@ -191,8 +224,8 @@ class TransformersSampler:
         """Driver: one forward pass, which the requests join."""
         try:
             for request in requests:
-                prompt, params = request.value
-                self._rows[decoder.join(prompt, params, abandoned=request.abandoned)] = request
+                prompt, params, seen = request.value
+                self._rows[decoder.join(prompt, params, abandoned=request.abandoned, seen=seen)] = request
             return [(self._rows.pop(row), generation) for row, generation in decoder.step()]
         except Exception:
             self._free()
@@ -256,10 +289,12 @@ def _begin_thread(use_device: Callable[[], None]) -> None:
 
 
 def _load(path: str, dtype: torch.dtype, device: str) -> Any:  # noqa: ANN401  transformers' classes are untyped
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        sees = family_of(AutoConfig.from_pretrained(path).model_type) is not None
+        kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        model = kind.from_pretrained(path, dtype=dtype)
     except (OSError, ValueError, SafetensorError) as error:
         raise SamplerError.no_model(path, error) from error
     model.generation_config = GenerationConfig()  # the folder's defaults would change the distribution

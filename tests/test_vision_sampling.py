@@ -1,0 +1,142 @@
+"""The sampler transformers with pictures: log-probabilities of the plain model, the same reply in any company."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vision_models import FAMILIES, picture, plain_inputs, vision_model
+
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.trajectory import Generation, SamplingParams
+from condensegrpo.samplers.transformers import TransformersSampler
+from condensegrpo.storage.media import MediaFolder
+from condensegrpo.vision.processor import PictureProcessor, load_picture_processor
+
+SIZES = ((40, 20), (20, 40), (24, 24))
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    model: Any
+    folder: Path
+    processor: PictureProcessor
+    pictures: tuple[str, ...]  # hashes; the last two have the same size
+
+    def prompt(self, *parts: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """A prompt of words, and of pictures by negative numbers: −1 is the first."""
+        ids, media = list[int](), list[str]()
+        for part in parts:
+            if part < 0:
+                media.append(self.pictures[-part - 1])
+                ids += self.processor.picture_ids(media[-1])
+            else:
+                ids.append(part)
+        return tuple(ids), tuple(media)
+
+    def sampler(self, **options: Any) -> TransformersSampler:
+        return TransformersSampler(str(self.folder), device="cpu", media=MediaFolder(self.folder / "media"), **options)
+
+    def plain(self, ids: Sequence[int], media: Sequence[str], reply: Sequence[int], temperature: float) -> list[float]:
+        """Log-probabilities of a reply by one forward pass of the plain model."""
+        with torch.no_grad():
+            logits = self.model(**plain_inputs(self.processor, (*ids, *reply), media)).logits[0]
+        logp = (logits[len(ids) - 1 : -1] / temperature).log_softmax(dim=-1)
+        return logp[range(len(reply)), list(reply)].tolist()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp(request.param)
+    model, media = vision_model(request.param, folder), MediaFolder(folder / "media")
+    processor = load_picture_processor(str(folder), media)
+    assert processor is not None
+    shown = [picture(*size) for size in SIZES] + [picture(24, 24, color=(0, 0, 250))]
+    return World(model, folder, processor, tuple(media.write(part).sha256 for part in shown))
+
+
+def params(seed: int, media: tuple[str, ...], *, trajectory: str = "", count: int = 6) -> SamplingParams:
+    return SamplingParams(max_tokens=count, temperature=0.8, seed=seed, media=media, trajectory=trajectory)
+
+
+def sampled(sampler: TransformersSampler, *requests: tuple[tuple[int, ...], SamplingParams]) -> list[Generation]:
+    async def all_of_them() -> list[Generation]:
+        return await asyncio.gather(*(sampler.sample(ids, each) for ids, each in requests))
+
+    return asyncio.run(all_of_them())
+
+
+def test_logprobs_are_those_of_the_plain_model_and_no_reply_depends_on_its_company(world: World) -> None:
+    prompts = [world.prompt(4, 5, -1, 6), world.prompt(7, 8, 9), world.prompt(4, -3, 5, -2, 9, -4, 6)]
+    requests = [(ids, params(seed, media)) for seed, (ids, media) in enumerate(prompts)]
+    sampler = world.sampler()
+    together = sampled(sampler, *requests)
+    for (ids, media), generation in zip(prompts, together, strict=True):
+        expected = world.plain(ids, media, generation.token_ids, 0.8)
+        assert generation.logprobs == pytest.approx(expected, abs=2e-5)
+    for request, generation in zip(requests, together, strict=True):
+        sampler.update_weights(world.model.state_dict().items(), 1)  # forgets keys, values and features
+        assert sampled(sampler, request) == [generation]
+    sampler.close()
+
+
+def test_the_next_turn_computes_only_what_is_new_and_sees_the_new_picture(world: World) -> None:
+    sampler = world.sampler()
+    ids, media = world.prompt(4, 5, -1, 6)
+    (first,) = sampled(sampler, (ids, params(1, media, trajectory="a")))
+    added, more = world.prompt(7, -3, 8)
+    ids, media = (*ids, *first.token_ids, *added), (*media, *more)
+    (second,) = sampled(sampler, (ids, params(2, media, trajectory="a")))
+    assert second.logprobs == pytest.approx(world.plain(ids, media, second.token_ids, 0.8), abs=2e-5)
+    (alone,) = sampled(sampler, (ids, params(2, media)))
+    assert alone == second
+    sampler.close()
+
+
+def test_another_picture_behind_equal_ids_is_another_prompt(world: World) -> None:
+    ids, media = world.prompt(4, -3, 5)
+    others = world.prompt(4, -4, 5)
+    assert others[0] == ids
+    sampler = world.sampler()
+    kept, other = (params(1, each, trajectory="a", count=2) for each in (media, others[1]))
+    replies = [sampled(sampler, (ids, each))[0] for each in (kept, other)]
+    replies += sampled(sampler, (ids, replace(kept, trajectory="b")), (ids, replace(other, trajectory="c")))
+    for each, generation in zip((media, others[1]) * 2, replies, strict=True):
+        assert generation.logprobs == pytest.approx(world.plain(ids, each, generation.token_ids, 0.8), abs=2e-5)
+    assert replies[0].logprobs != replies[1].logprobs
+    sampler.close()
+
+
+def test_pictures_that_do_not_fit_the_prompt_are_refused(world: World) -> None:
+    sampler = world.sampler()
+    ids, media = world.prompt(4, -1, 6)
+    with pytest.raises(SamplerError, match="placeholders"):
+        sampled(sampler, (ids, params(1, (media[0], world.pictures[1]))))
+    with pytest.raises(SamplerError, match="No such file"):
+        sampled(sampler, (ids, params(1, ("f" * 64,))))
+    assert sampled(sampler, (ids, params(1, media)))[0].token_ids
+    sampler.close()
+
+
+def test_text_alone_needs_no_media(world: World) -> None:
+    sampler = TransformersSampler(str(world.folder), device="cpu")
+    ids, _ = world.prompt(4, 5, 6, 7)
+    (generation,) = sampled(sampler, (ids, params(3, ())))
+    assert generation.logprobs == pytest.approx(world.plain(ids, (), generation.token_ids, 0.8), abs=2e-5)
+    with pytest.raises(SamplerError, match="the sampler was given no folder of media"):
+        sampled(sampler, (ids, params(3, (world.pictures[0],))))
+    sampler.close()
+
+
+def test_a_text_model_refuses_pictures(tmp_path: Path) -> None:
+    from tiny import qwen3, tokenizer
+
+    qwen3().save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    sampler = TransformersSampler(str(tmp_path), device="cpu", media=MediaFolder(tmp_path / "media"))
+    with pytest.raises(SamplerError, match="models of type 'qwen3' are not shown any"):
+        sampled(sampler, ((1, 2), params(1, ("f" * 64,))))
+    sampler.close()
