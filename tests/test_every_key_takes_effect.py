@@ -48,6 +48,7 @@ NOT_ASSEMBLED = {  # read from the configuration itself where they are used: the
     "model.new": "the model, made when the run starts",
     "model.attention": "the learner, opened when the run starts",
     "model.lora": "the learner, opened when the run starts",
+    "model.vision": "the learner, opened when the run starts",
     "learner": "the learner, opened when the run starts",
     "warm_start": "steps before the loop",
     "train": "the loop",

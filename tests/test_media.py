@@ -12,10 +12,12 @@ from command import ROOT
 from talk import agent, engine, problem
 from token_columns import marked
 
-from condensegrpo.algorithms.packing import blocks
+from condensegrpo.algorithms.packing import blocks, lay_out
+from condensegrpo.algorithms.pictures import named_picture, with_names
+from condensegrpo.algorithms.prefix_tree import distinct_tokens
 from condensegrpo.algorithms.segments import segments
 from condensegrpo.algorithms.turn_facts import prompt_digests
-from condensegrpo.core.errors import DataError, PrefixBroken
+from condensegrpo.core.errors import DataError, LearnerError, PrefixBroken
 from condensegrpo.core.messages import MediaPart, Message, TextPart, Unit
 from condensegrpo.core.protocols import Step
 from condensegrpo.core.trajectory import Stop
@@ -88,7 +90,25 @@ def test_different_pictures_behind_equal_ids_are_no_continuation_and_no_shared_p
     digests = [next(prompt_digests(trajectory(each))) for each in (first, replace(first, media=(BLUE.sha256,)))]
     assert digests[0] != digests[1]
     rows = [replace(marked([1, 9, 3], [False, False, True]), media=(part.sha256,)) for part in (RED, RED, BLUE)]
-    assert sorted(map(len, blocks(rows, max_tokens=100, share=True))) == [1, 2]
+    named = [with_names(row, lambda sha256: named_picture(sha256, (9,), placeholder_id=9)) for row in rows]
+    assert distinct_tokens([row.token_ids for row in named]) == 5  # 1, then 9 3 of each picture
+    batch = lay_out(blocks(named, max_tokens=100, share=True))
+    assert batch.pictures == (BLUE.sha256, RED.sha256)
+    assert batch.token_ids.tolist() == [[1, ~0, 3, ~(1 << 20), 3]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 1, 2]]
+    with pytest.raises(LearnerError, match="it shows pictures, and the model that trains is no model that sees"):
+        lay_out([tuple(rows)])
+
+
+def test_a_placeholder_that_the_policy_sampled_is_no_picture() -> None:
+    """9 stands for any picture of two tokens, and was sampled before the second one."""
+    row = replace(marked([9, 9, 3, 9, 9, 9, 9, 4], [*[False] * 3, True, True, *[False] * 2, True]), media=("a", "b"))
+    named = with_names(row, lambda sha256: named_picture(sha256, (9, 9), placeholder_id=9))
+    assert named.token_ids[2:5] == (3, 9, 9)
+    assert all(token < 0 for token in (*named.token_ids[:2], *named.token_ids[5:7]))
+    assert len({*named.token_ids}) == 7
+    with pytest.raises(LearnerError, match=r"does not hold the 2 tokens of the picture c\. Sample and train with"):
+        with_names(replace(row, media=("a", "b", "c")), lambda sha256: named_picture(sha256, (9, 9), placeholder_id=9))
 
 
 def test_a_picture_for_a_text_model_is_a_clear_error() -> None:

@@ -9,17 +9,21 @@ tokens a token attends to; a model that computes plain rows only gets blocks of 
 Shared tokens are computed once. The columns of trained tokens have an entry for every token of every row, so loss and
 gradient equal those of separate rows.
 
+Rows that show pictures come with names for their tokens (``pictures.py``): equal ids of different pictures are no
+common prefix.
+
 Legend of the suffixes: ``_1S`` one row of S packed tokens, ``_T`` the trained tokens of all rows.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
-from typing import Self
+from itertools import accumulate, chain
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from condensegrpo.algorithms.pictures import numbered
 from condensegrpo.algorithms.prefix_tree import distinct_tokens, tree, tree_groups
 from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.core.errors import LearnerError
@@ -37,7 +41,7 @@ class PackedBatch:
     several rows share is one of the S tokens, and one of the T tokens for every row that trains it.
     """
 
-    token_ids: Tensor  # (1, S) int64
+    token_ids: Tensor  # (1, S) int64; negative where pictures are shown, see ``pictures.numbered``
     position_ids: Tensor  # (1, S) int64, depth in the row, 0 at the start of every tree and nowhere else
     source: Tensor  # (T,) int64, the index in S whose logits predict the token: the one before it in its row
     target: Tensor  # (T,) int64, the token's id
@@ -48,15 +52,17 @@ class PackedBatch:
     advantages: Tensor  # (T,) float32
     weights: Tensor  # (T,) float32, of the token's loss in the optimiser step
     kl_weights: Tensor  # (T,) float32, of its KL term, likewise
+    pictures: tuple[str, ...] = ()  # the hashes of those that its tokens show, each once
 
     @property
     def columns(self) -> dict[str, Tensor]:
         """All tensors by name."""
-        return {column.name: getattr(self, column.name) for column in fields(self)}
+        return {column.name: getattr(self, column.name) for column in fields(self) if column.name != "pictures"}
 
     def trained(self, which: slice | Tensor) -> Self:
         """The same tokens with some of the trained ones: a slice of T, or the indices of them."""
-        return replace(self, **{name: value[which] for name, value in self.columns.items() if value.dim() == 1})
+        some: dict[str, Any] = {name: value[which] for name, value in self.columns.items() if value.dim() == 1}
+        return replace(self, **some)
 
 
 def blocks(rows: Sequence[Segment], *, max_tokens: int, share: bool, ranks: int = 1) -> tuple[Block, ...]:
@@ -79,14 +85,7 @@ def blocks(rows: Sequence[Segment], *, max_tokens: int, share: bool, ranks: int 
     ids = [row.token_ids for row in rows]
     if ranks > 1 and longest is not None:
         max_tokens = min(max_tokens, max(len(longest.token_ids), distinct_tokens(ids) // (TREES_A_RANK * ranks)))
-    of_media: dict[tuple[str, ...], list[Segment]] = {}  # equal ids of token_count media are no common prefix
-    for row in rows:
-        of_media.setdefault(row.media, []).append(row)
-    return tuple(
-        tuple(alike[index] for index in group)
-        for alike in of_media.values()
-        for group in tree_groups([row.token_ids for row in alike], max_tokens=max_tokens)
-    )
+    return tuple(tuple(rows[index] for index in group) for group in tree_groups(ids, max_tokens=max_tokens))
 
 
 def block_tokens(block: Block) -> int:
@@ -236,8 +235,13 @@ def lay_out(blocks: Sequence[Block]) -> PackedBatch:
     sizes = [len(turn.logprobs) for turn in turns]
     logprobs_T = torch.tensor([logprob for turn in turns for logprob in turn.logprobs], dtype=torch.float32)
     kl_weights = [turn.weight if turn.kl_weight is None else turn.kl_weight for turn in turns]
+    token_ids: Iterable[Sequence[int]] = (laid.token_ids for laid in trees)
+    pictures: tuple[str, ...] = ()
+    if any(segment.media for segment in segments):
+        numbers, pictures = numbered(chain.from_iterable(token_ids))
+        token_ids = [numbers]
     return PackedBatch(
-        token_ids=_packed(laid.token_ids for laid in trees),
+        token_ids=_packed(token_ids),
         position_ids=_packed(laid.positions for laid in trees),
         source=torch.tensor(
             [start + indices[position - 1] for segment, start, indices in rows for position in _trained(segment)],
@@ -253,6 +257,7 @@ def lay_out(blocks: Sequence[Block]) -> PackedBatch:
         advantages=_repeated([turn.advantage for turn in turns], sizes),
         weights=_repeated([turn.weight for turn in turns], sizes),
         kl_weights=_repeated(kl_weights, sizes),
+        pictures=pictures,
     )
 
 
@@ -273,6 +278,11 @@ def _check(segments: Sequence[Segment]) -> None:
             raise LearnerError(
                 f"packing row {number} (trajectory {segment.trajectory!r}, from turn {segment.first_turn}): its first "
                 f"token is to be trained and has no context, wanted at least one token of prompt before it."
+            )
+        if segment.media and min(segment.token_ids) >= 0:
+            raise LearnerError(
+                f"packing row {number} (trajectory {segment.trajectory!r}, from turn {segment.first_turn}): it shows "
+                f"pictures, and the model that trains is no model that sees. Set model.path to one that does."
             )
 
 

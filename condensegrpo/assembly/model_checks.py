@@ -21,7 +21,7 @@ from condensegrpo.episodes.boundary import asynchronous, check_environment, chec
 from condensegrpo.episodes.chat_template import first_rendering
 from condensegrpo.episodes.prompt import check_pinned
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.learner.policy import check_heads, check_vocabulary, positions
+from condensegrpo.learner.policy import check_heads, check_vocabulary, configuration, positions, sees
 from condensegrpo.learner.targets import check_targets_of
 from condensegrpo.storage.media import MediaFolder
 
@@ -33,7 +33,7 @@ def check_model(components: Components, source: str) -> None:
         ConfigError: the tokenizer has more ids than the model, the chat template fails, is slow or knows no tool
             results, system message, question and a reply, or a context with its reply, are too long (the message says
             which key to change), the model has no layers for the adapters, or its heads do not divide over the ranks
-            that share a row.
+            that share a row, or a vision tower is to train that there is not.
     """
     check_vocabulary(source)
     config = components.config
@@ -44,7 +44,12 @@ def check_model(components: Components, source: str) -> None:
         media = MediaFolder(Path(folder))
         check_prompts(components, lambda varied: renderer_for(varied, source, media), positions=positions(source))
     if config.model.lora is not None:
-        check_targets_of(source, config.model.lora.targets)
+        check_targets_of(source, config.model.lora.targets, config.model.vision)
+    if config.model.vision == "train" and not sees(configuration(source)):
+        raise ConfigError(
+            f"checking model.vision: found train, and {source} has no vision tower, or is of no family that is known. "
+            f"Set model.vision=frozen."
+        )
     check_heads(source, config.learner.sequence_parallel)
 
 

@@ -6,28 +6,45 @@ import torch
 from transformers import PreTrainedModel
 
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.protocols import MediaStore
 from condensegrpo.core.wording import counted
 from condensegrpo.learner.activation_checkpointing import checkpoint_layers, checkpointed_layers
 from condensegrpo.learner.compiled_layers import CompileTrial, compile_layers, try_compiling
 from condensegrpo.learner.engine import DeepSpeedEngine, open_deepspeed
 from condensegrpo.learner.lora import add_adapters
+from condensegrpo.learner.pictures import BatchPictures, freeze_tower
 from condensegrpo.learner.policy import load_policy
 from condensegrpo.learner.ranks import gather, join, rank
 from condensegrpo.learner.settings import TREE_KERNELS, LoraSettings, OptimizerSettings
+from condensegrpo.vision.processor import load_picture_processor
 
 
 def open_learner(
-    config: RunConfig, source: str, optimizer: OptimizerSettings, *, lora: LoraSettings | None, total_steps: int
+    config: RunConfig,
+    source: str,
+    optimizer: OptimizerSettings,
+    *,
+    lora: LoraSettings | None,
+    total_steps: int,
+    media: MediaStore | None = None,
 ) -> DeepSpeedEngine:
     """The policy of a model folder under DeepSpeed, with an optimiser of these settings.
 
     With ``lora`` adapters train instead of its weights. The generators of Python and torch, from which the adapters'
     dropout and users' code draw, are seeded for each rank: a run of the same seed draws the same, whatever opening a
     learner draws and whatever was done before in this process.
+
+    Args:
+        media: where the pictures of rows are; None: there are none.
+
+    Raises:
+        ConfigError: as ``load_policy``, ``add_adapters`` and ``open_deepspeed``.
     """
     policy = load_policy(source, dtype=config.model.dtype, attention=config.model.attention)
+    if config.model.vision == "frozen":
+        freeze_tower(policy)
     if lora is not None:
-        policy = add_adapters(policy, lora, base=source, seed=config.seed)
+        policy = add_adapters(policy, lora, base=source, seed=config.seed, vision=config.model.vision)
     trial = _compile_trial(config, policy)
     engine = open_deepspeed(
         policy,
@@ -39,6 +56,9 @@ def open_learner(
         sequence_parallel=config.learner.sequence_parallel,
     )
     engine.module.kernel = config.model.attention
+    processor = None if media is None else load_picture_processor(source, media)
+    if processor is not None:
+        engine.module.pictures = BatchPictures(processor, policy)
     if trial is not None:
         engine.module.compilation = trial.describe()
     if config.learner.compile_layers is True or (trial is not None and trial.fault is None):

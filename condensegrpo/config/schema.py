@@ -28,6 +28,7 @@ from condensegrpo.learner.settings import (
     OffloadSettings,
     OptimizerSettings,
     Switch,
+    Vision,
 )
 from condensegrpo.sandbox.limits import SandboxLimits
 
@@ -91,6 +92,9 @@ class ModelSettings(Section):
     """auto: bfloat16 on a GPU that computes in it, else float32. A run's ``config.yaml`` holds the resolved value."""
     attention: str = "auto"
     """The learner's kernel: auto chooses; sdpa, flex and flash compute prefix trees; other names are transformers'."""
+    vision: Vision = "frozen"
+    """Whether the vision tower trains too: all of its weights, or with ``lora`` adapters of its layers. Frozen, it has
+    neither gradients nor optimiser. A model of text has none."""
     lora: LoraSettings | None = None
     """null: all weights train. The warm start of a new model trains all of them in any case."""
 

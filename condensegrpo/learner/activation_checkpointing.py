@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.learner.policy import sees
 from condensegrpo.learner.settings import Checkpointing
 
 
@@ -37,6 +38,8 @@ def checkpointed_layers(setting: Checkpointing, layers: int, *, gpu: bool) -> in
 def checkpoint_layers(policy: PreTrainedModel, count: int | None = None) -> None:
     """Let decoder layers of the policy keep only their input for backward: the first ``count``; None: all.
 
+    A vision tower that trains does so in all of its layers.
+
     The last ones keep all: backward frees them before it computes a layer again.
 
     transformers' own switch does nothing in evaluation mode, in which the policy stays (without dropout it agrees with
@@ -46,11 +49,18 @@ def checkpoint_layers(policy: PreTrainedModel, count: int | None = None) -> None
     Raises:
         ConfigError: the model has no layers that transformers would checkpoint.
     """
-    layers: list[nn.Module] = [part for part in policy.modules() if isinstance(part, GradientCheckpointingLayer)]
+    decoder: nn.Module = policy.get_decoder()
+    layers = _layers(decoder)
     if not layers:
         raise ConfigError(
             f"checkpointing the activations of {type(policy).__name__}: it has no layer that transformers supports "
             f"this for. Set learner.checkpoint_activations=off, or use a model such as Qwen3 or Llama."
         )
-    for layer in layers[:count]:
+    of_tower = [layer for layer in _layers(policy) if layer not in set(layers)] if sees(policy.config) else []
+    trained = [layer for layer in of_tower if any(tensor.requires_grad for tensor in layer.parameters())]
+    for layer in (*layers[:count], *trained):
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def _layers(module: nn.Module) -> list[nn.Module]:
+    return [part for part in module.modules() if isinstance(part, GradientCheckpointingLayer)]

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from condensegrpo.algorithms.objective import PerToken, supervised
@@ -29,6 +29,7 @@ from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.devices import gpu
 from condensegrpo.learner.logprobs import TrainedLogprobs
+from condensegrpo.learner.policy import auto_class, sees
 from condensegrpo.learner.tree_attention import TREE_ATTENTION, pattern_attention
 
 ROW, ROWS, ROUNDS = 1024, 8, 5  # tokens and rows of the trial's micro-batch; how often it is timed
@@ -60,7 +61,8 @@ def compile_layers(policy: PreTrainedModel, *, backend: str = "inductor") -> Non
     Raises:
         ConfigError: the model has no layers that transformers marks as such.
     """
-    layers: list[nn.Module] = [part for part in policy.modules() if isinstance(part, GradientCheckpointingLayer)]
+    decoder: nn.Module = policy.get_decoder()
+    layers: list[nn.Module] = [part for part in decoder.modules() if isinstance(part, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(
             f"compiling the layers of {type(policy).__name__}: transformers marks none of its parts as decoder layers. "
@@ -110,7 +112,9 @@ def _one_layer(config: PretrainedConfig, dtype: torch.dtype, device: torch.devic
     text.pad_token_id = text.bos_token_id = text.eos_token_id = None
     if text.to_dict().get("layer_types"):
         text.layer_types = text.layer_types[:1]
-    module = TrainedLogprobs(AutoModelForCausalLM.from_config(single, dtype=dtype).eval().to(device))
+    if sees(single):
+        single.vision_config.depth = single.vision_config.num_hidden_layers = 1  # of families with either name
+    module = TrainedLogprobs(auto_class(single).from_config(single, dtype=dtype).eval().to(device))
     module.kernel = kernel
     return module
 
@@ -121,7 +125,7 @@ def _step(module: TrainedLogprobs, device: torch.device) -> Tensor:
     module.zero_grad()
     objective = PerToken(supervised)
     module(module.place(lay_out([(row,)] * ROWS), device), 1.0, objective=objective).loss.backward()
-    (layer,) = (part for part in module.policy.modules() if isinstance(part, GradientCheckpointingLayer))
+    (layer,) = (part for part in module.decoder[0].modules() if isinstance(part, GradientCheckpointingLayer))
     return torch.cat([tensor.grad.flatten().float() for tensor in layer.parameters() if tensor.grad is not None])
 
 

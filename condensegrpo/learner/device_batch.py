@@ -1,12 +1,14 @@
 """A micro-batch on the device: what its lengths decide is computed in main memory, and uploaded by one copy."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.learner.devices import upload
+from condensegrpo.learner.pictures import ShownPictures
 from condensegrpo.learner.tree_attention import AttentionPattern, HostPattern
 
 
@@ -18,11 +20,12 @@ class DeviceBatch:
     """
 
     token_ids: Tensor  # (R, L) int64, with padding
-    position_ids: Tensor  # (R, L) int64
+    position_ids: Tensor  # (R, L) int64, or (4, R, L) where pictures are shown to a model with three axes
     source: Tensor  # (T',) int64, the index in R·L whose logits predict each trained token of this rank
     pattern: AttentionPattern | None  # of prefix trees; None: plain rows
     columns: PackedBatch  # of all T trained tokens
     which: Tensor | None  # (T',) int64, those of this rank; None: all T
+    pictures: ShownPictures | None  # that its tokens show; None: it is text
 
     @property
     def predicted_here(self) -> PackedBatch:
@@ -39,17 +42,22 @@ def on_device(
     source: Tensor,
     pattern: HostPattern | None,
     which: Tensor | None = None,
+    pictures: ShownPictures | None = None,
 ) -> DeviceBatch:
     """A micro-batch whose tensors are in main memory, on a device; the fields are those of ``DeviceBatch``."""
     given = [token_ids, position_ids, source, source if which is None else which]
     columns, indices = batch.columns, () if pattern is None else pattern.indices
-    uploaded = upload([*given, *columns.values(), *indices], device)
-    first, last = len(given), len(given) + len(columns)
+    shown = () if pictures is None else pictures.tensors
+    uploaded = upload([*given, *shown, *columns.values(), *indices], device)
+    first = len(given) + len(shown)
+    last = first + len(columns)
+    of_trained: dict[str, Any] = dict(zip(columns, uploaded[first:last], strict=True))
     return DeviceBatch(
         token_ids=uploaded[0],
         position_ids=uploaded[1],
         source=uploaded[2],
         which=None if which is None else uploaded[3],
         pattern=None if pattern is None else pattern.of_uploaded(*uploaded[last:]),
-        columns=PackedBatch(**dict(zip(columns, uploaded[first:last], strict=True))),
+        pictures=None if pictures is None else pictures.of_uploaded(*uploaded[len(given) : first]),
+        columns=PackedBatch(**of_trained),
     )

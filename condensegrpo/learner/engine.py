@@ -153,7 +153,7 @@ def optimizer_step(
         LearnerError: there is nothing to train on, or loss or gradient are not finite. The weights are untouched then,
             but the engine holds half a step and is not to be used any more.
     """
-    rounds = _rounds(len(batches))
+    rounds, blank = _rounds(engine, batches)
     if rounds == 0:
         raise LearnerError(
             "taking an optimiser step: no rank has a micro-batch. Skip the step when no trajectory carries a signal."
@@ -162,7 +162,8 @@ def optimizer_step(
     tallies: list[Tally] = []
     with without_deprecations(), dropping(engine.module):
         for index in range(rounds):
-            batch = engine.module.place(batches[index] if index < len(batches) else dummy(), engine.device)
+            batch = batches[index] if index < len(batches) else dummy()
+            batch = engine.module.place(batch, engine.device, blank=blank)
             engine.set_gradient_accumulation_boundary(index == rounds - 1)
             summed: SummedLoss = engine(batch, temperature, objective=objective)
             engine.backward(summed.loss * world_size())
@@ -182,18 +183,24 @@ def measure_logprobs(
     """
     logps = []
     with without_deprecations():
-        for index in range(_rounds(len(batches))):
-            batch = engine.module.place(batches[index] if index < len(batches) else dummy(), engine.device)
+        rounds, blank = _rounds(engine, batches)
+        for index in range(rounds):
+            batch = batches[index] if index < len(batches) else dummy()
+            batch = engine.module.place(batch, engine.device, blank=blank)
             logps.append(engine(batch, temperature).logp_T)
     return tuple(logps[: len(batches)])
 
 
-def _rounds(batches: int) -> int:
-    """The micro-batches of the rank that has most: how many passes every rank must make.
+def _rounds(engine: DeepSpeedEngine, batches: Sequence[PackedBatch]) -> tuple[int, str | None]:
+    """The micro-batches of the rank that has most: how many passes every rank must make; and a picture of any of them.
 
+    Where passes of the vision tower are collective, the micro-batches without pictures compute that one.
     It waits for every rank through main memory: no rank enters a pass while another is still sampling or packing.
     """
-    return max(gather(batches))
+    picture = next((sha256 for batch in batches for sha256 in batch.pictures), None)
+    counts, pictures = zip(*gather((len(batches), picture)), strict=True)
+    collective = engine.module.trains_tower or engine.zero_optimization_stage() == 3
+    return max(counts), next(filter(None, pictures), None) if collective else None
 
 
 def _step(engine: DeepSpeedEngine, loss: float) -> float:

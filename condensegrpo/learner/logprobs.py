@@ -5,7 +5,7 @@
 Legend: S packed tokens of a micro-batch, T trained tokens, H hidden size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -18,13 +18,15 @@ from condensegrpo.algorithms.objective import MicroBatchLoss, ObjectiveFunction,
 from condensegrpo.algorithms.packing import PackedBatch, lay_out
 from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.core.errors import ConfigError, LearnerError
+from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.attention_kernels import Heads, Kernels, kernels_on
 from condensegrpo.learner.device_batch import DeviceBatch, on_device
 from condensegrpo.learner.head import ChunkedHead, Predicted
 from condensegrpo.learner.padded_rows import pad_rows
+from condensegrpo.learner.pictures import BatchPictures, ShownPictures, decoder_inputs, tower
 from condensegrpo.learner.sequence_parallel import RankGroup, rank_group
 from condensegrpo.learner.settings import TREE_KERNELS
-from condensegrpo.learner.tree_attention import TREE_ATTENTION, AttentionPattern, use_tree_attention
+from condensegrpo.learner.tree_attention import TREE_ATTENTION, AttentionPattern, HostPattern, use_tree_attention
 
 # attention that also runs on a CPU and does not separate packed rows by itself
 ANYWHERE = ("sdpa", TREE_ATTENTION, "eager")
@@ -41,16 +43,19 @@ class TrainedLogprobs(nn.Module):
     only; None: it computes prefix trees. ``kernel`` is the one that shall compute them, as in ``model.attention``.
     ``compilation`` says for the log whether its layers are compiled; empty: as the configuration does.
     ``group`` is the ranks that compute every micro-batch with this one; None: it computes them alone.
+    ``pictures`` prepares those that rows show; None: the model is one of text.
     """
 
     kernel = "auto"
     compilation = ""
     group: RankGroup | None = None
+    pictures: BatchPictures | None = None
 
     def __init__(self, policy: PreTrainedModel) -> None:
         super().__init__()
         self.policy = policy
         self.decoder = (_decoder(policy),)  # in a tuple, so that its parameters are not registered twice
+        self.trains_tower = any(tensor.requires_grad for _, tensor in tower(policy))
         config = policy.config.get_text_config()  # its attributes know other names, such as GPT-2's n_embd
         settings: dict[str, Any] = config.to_dict()
         attention = policy.config._attn_implementation
@@ -135,14 +140,23 @@ class TrainedLogprobs(nn.Module):
             )
         self.group = rank_group(ranks)
 
-    def place(self, batch: PackedBatch, device: torch.device = CPU) -> DeviceBatch:
+    def named(self, rows: Sequence[Segment]) -> Sequence[Segment]:
+        """Rows as ``pack_rows`` takes them: with names for the tokens of pictures, see ``BatchPictures.named``."""
+        return rows if self.pictures is None else self.pictures.named(rows)
+
+    def place(self, batch: PackedBatch, device: torch.device = CPU, *, blank: str | None = None) -> DeviceBatch:
         """A micro-batch of main memory as the decoder computes it, on the device of the weights; no row sees another.
+
+        Args:
+            blank: a picture that the vision tower computes if the micro-batch shows none.
 
         Raises:
             LearnerError: it has prefix trees, and the model takes plain rows only.
         """
-        put = partial(on_device, batch, device)
+        put = partial(self._put, batch, device, blank)
         token_ids, position_ids, source = batch.token_ids, batch.position_ids, batch.source
+        if self.pictures is not None:
+            position_ids = self.pictures.positions(batch)
         if not self.computes_trees:
             if self.in_line:  # such attention tells rows apart by their positions, and skips other rows by itself
                 return put(token_ids=token_ids, position_ids=position_ids, source=source, pattern=None)
@@ -151,7 +165,7 @@ class TrainedLogprobs(nn.Module):
             return put(token_ids=rows.token_ids, position_ids=rows.position_ids, source=source, pattern=None)
         if self.group is not None:
             token_ids, position_ids = (self.group.padded(ids, device) for ids in (token_ids, position_ids))
-        pattern = self.kernels(device).pattern(position_ids[0].tolist())
+        pattern = self.kernels(device).pattern(position_ids.flatten(0, -2)[0].tolist())
         padding = pattern.tokens - token_ids.numel()
         if padding:  # after all rows: no token sees it
             token_ids, position_ids = (functional.pad(ids, (0, padding)) for ids in (token_ids, position_ids))
@@ -162,16 +176,55 @@ class TrainedLogprobs(nn.Module):
         source = source[which] % token_ids.numel()
         return put(token_ids=token_ids, position_ids=position_ids, source=source, pattern=pattern, which=which)
 
+    def _put(
+        self,
+        batch: PackedBatch,
+        device: torch.device,
+        blank: str | None,
+        *,
+        token_ids: Tensor,
+        position_ids: Tensor,
+        source: Tensor,
+        pattern: HostPattern | None,
+        which: Tensor | None = None,
+    ) -> DeviceBatch:
+        """A micro-batch that is laid out as the decoder computes it, with the pictures of its tokens."""
+        shown = None
+        if self.pictures is not None:
+            shown = self.pictures.shown(token_ids, batch.pictures, blank=blank)
+            token_ids = token_ids.masked_fill(token_ids < 0, self.pictures.processor.placeholder_id)
+        return on_device(
+            batch,
+            device,
+            token_ids=token_ids,
+            position_ids=position_ids,
+            source=source,
+            pattern=pattern,
+            which=which,
+            pictures=shown,
+        )
+
     def hidden(self, batch: DeviceBatch) -> Tensor:
         """The decoder's last hidden states (T', H) that predict the trained tokens of this rank."""
         pattern = batch.pattern
         if self.group is not None and pattern is not None:
             pattern = self.group.across(pattern)
-        return self._decode(batch.token_ids, batch.position_ids, pattern).flatten(0, 1).index_select(0, batch.source)
+        hidden = self._decode(batch.token_ids, batch.position_ids, pattern, batch.pictures)
+        return hidden.flatten(0, 1).index_select(0, batch.source)
 
-    def _decode(self, token_ids: Tensor, position_ids: Tensor, pattern: AttentionPattern | None = None) -> Tensor:
+    def _decode(
+        self,
+        token_ids: Tensor,
+        position_ids: Tensor,
+        pattern: AttentionPattern | None = None,
+        pictures: ShownPictures | None = None,
+    ) -> Tensor:
         # Restarting positions make attention block-diagonal only without a cache: with one, rows see each other.
-        inputs = {"input_ids": token_ids, "position_ids": position_ids, "use_cache": False}
+        inputs: dict[str, Any] = {"position_ids": position_ids, "use_cache": False}
+        if pictures is None:
+            inputs["input_ids"] = token_ids
+        else:
+            inputs |= decoder_inputs(self.policy, token_ids, pictures, trained=self.trains_tower)
         if pattern is not None:  # a mask of four dimensions keeps transformers from making one of S × S
             inputs |= {
                 "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=token_ids.device),

@@ -6,6 +6,7 @@ https://arxiv.org/abs/2106.09685, sec. 4.1. Adapters are injected: the policy st
 adapted layers change: ``x.q_proj`` becomes ``x.q_proj.base_layer`` with ``x.q_proj.lora_A.default`` beside it.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, cast
@@ -17,15 +18,20 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings
-from condensegrpo.learner.targets import check_targets
+from condensegrpo.learner.policy import sees
+from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings, Vision
+from condensegrpo.learner.targets import check_targets, decoder_name
 
 ADAPTER = "default"  # PEFT's name of the only adapter
 _BASE = ".base_layer"  # what PEFT adds to the name of a layer that it adapts
 
 
-def add_adapters(policy: PreTrainedModel, lora: LoraSettings, *, base: str, seed: int) -> PreTrainedModel:
+def add_adapters(
+    policy: PreTrainedModel, lora: LoraSettings, *, base: str, seed: int, vision: Vision = "frozen"
+) -> PreTrainedModel:
     """The same policy, its weights frozen, with adapters beside the layers that ``lora.targets`` names.
+
+    Those of a vision tower are named by them only if it is to ``train``.
 
     Args:
         policy: on the CPU; is changed.
@@ -35,7 +41,8 @@ def add_adapters(policy: PreTrainedModel, lora: LoraSettings, *, base: str, seed
     Raises:
         ConfigError: a target matches no linear layer, or the LM head.
     """
-    check_targets(policy, lora.targets)
+    check_targets(policy, lora.targets, vision)
+    outside = rf"(?!{re.escape(decoder_name(policy))}\.).*" if vision == "frozen" and sees(policy.config) else None
     targets = lora.targets if lora.targets == ALL_LINEAR else list(lora.targets)
     config = LoraConfig(
         base_model_name_or_path=base,
@@ -44,6 +51,7 @@ def add_adapters(policy: PreTrainedModel, lora: LoraSettings, *, base: str, seed
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=targets,
+        exclude_modules=outside,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

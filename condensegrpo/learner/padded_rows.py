@@ -20,18 +20,18 @@ class PaddedRows(NamedTuple):
     """What the model computes, and where in it the packed tokens are."""
 
     token_ids: Tensor  # (R, L) int64
-    position_ids: Tensor  # (R, L) int64
+    position_ids: Tensor  # (R, L) int64, or (4, R, L)
     row_S: Tensor  # (S,) int64
     column_S: Tensor  # (S,) int64
 
 
 def pad_rows(token_ids: Tensor, position_ids: Tensor) -> PaddedRows:
-    """Packed rows, each (1, S), in a row of their own.
+    """Packed rows (1, S) in a row of their own. Positions are (1, S), or (4, 1, S) with the depth in the row first.
 
     Raises:
         LearnerError: they are prefix trees.
     """
-    column_S = position_ids[0]
+    column_S, *axes = position_ids.flatten(0, -2)
     goes_on_S = column_S[1:] == column_S[:-1] + 1
     if bool(((column_S[1:] != 0) & ~goes_on_S).any()):
         raise LearnerError(
@@ -40,10 +40,10 @@ def pad_rows(token_ids: Tensor, position_ids: Tensor) -> PaddedRows:
         )
     row_S = (column_S == 0).cumsum(dim=0) - 1
     rows, columns = int(row_S[-1]) + 1, int(column_S.max()) + 1
-    column_L = torch.arange(columns, device=column_S.device)
-    return PaddedRows(
-        token_ids.new_zeros(rows, columns).index_put((row_S, column_S), token_ids[0]),
-        column_L.expand(rows, columns),
-        row_S,
-        column_S,
-    )
+
+    def spread(packed_S: Tensor) -> Tensor:
+        return packed_S.new_zeros(rows, columns).index_put((row_S, column_S), packed_S)
+
+    column_L = torch.arange(columns, device=column_S.device).expand(rows, columns)
+    positions = torch.stack([column_L, *map(spread, axes)]) if axes else column_L
+    return PaddedRows(spread(token_ids[0]), positions, row_S, column_S)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -20,11 +21,14 @@ from condensegrpo.learner.settings import TREE_KERNELS, Dtype
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.hub import hub_fault
 from condensegrpo.storage.placeholder import placeholder_in
+from condensegrpo.vision.families import family_of
 
 if TYPE_CHECKING:  # transformers takes a second to import, and a dry run needs no model
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 GENERATION_CONFIG = "generation_config.json"
+# what prepares pictures, in the folder of a model that sees
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 STEPS_FILE = "condensegrpo.json"  # {"step": 60}: the optimiser steps of GRPO that the weights of a folder have taken
 
 
@@ -64,6 +68,20 @@ def save_tokenizer(path: str, folder: Path) -> None:
         write_atomically(folder / "tokenizer.json", tokenizer.backend_tokenizer.to_str())
 
 
+def processor_files(path: str) -> tuple[Path, ...]:
+    """What says how pictures are prepared for the model of a local folder or Hub id; () for a model of text.
+
+    Those of a Hub id are in its cache, since its processor was loaded. Raises as ``local_source``.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    source = _source(path, "picture processor")
+    if Path(source).is_dir():
+        return tuple(file for name in PROCESSOR_FILES if (file := Path(source) / name).is_file())
+    files = (try_to_load_from_cache(source, name) for name in PROCESSOR_FILES)
+    return tuple(Path(file) for file in files if isinstance(file, str))
+
+
 def trained_steps(path: str) -> int | None:
     """Optimiser steps of GRPO that the weights of a local folder have taken; None: not known, as of any other model."""
     file = Path(path).expanduser() / STEPS_FILE
@@ -90,8 +108,26 @@ def local_source(path: str) -> str | None:
     return str(Path(config).parent) if isinstance(config, str) and isinstance(tokenizer, str) else None
 
 
+def sees(config: "PretrainedConfig") -> bool:
+    """Whether a model of this configuration is of one of the families that see (``vision/families.py``)."""
+    return family_of(config.model_type) is not None
+
+
+def auto_class(config: "PretrainedConfig") -> "type[AutoModelForCausalLM]":
+    """The class of transformers that loads models of this configuration: some that see are no causal LM to it."""
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+    )
+
+    sees = type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return cast("type[AutoModelForCausalLM]", AutoModelForImageTextToText) if sees else AutoModelForCausalLM
+
+
 def load_policy(path: str, *, dtype: Dtype, attention: str = "auto") -> "PreTrainedModel":
-    """The causal LM of a local folder or Hub id, in evaluation mode on the CPU.
+    """The causal LM of a local folder or Hub id, which may see, in evaluation mode on the CPU.
 
     Args:
         path: a folder with ``config.json``, or a Hub id.
@@ -101,12 +137,13 @@ def load_policy(path: str, *, dtype: Dtype, attention: str = "auto") -> "PreTrai
     Raises:
         ConfigError: there is no such model, its attention implementation is not available, or a weight is not finite.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
     source = _source(path, "model")
     implementation = "sdpa" if attention in TREE_KERNELS else attention
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], attn_implementation=implementation)
+        model_class = auto_class(AutoConfig.from_pretrained(source))
+        model = model_class.from_pretrained(source, dtype=DTYPES[dtype], attn_implementation=implementation)
     except SafetensorError as error:
         raise _damaged(path, error) from error
     except (OSError, ValueError, ImportError) as error:
@@ -253,6 +290,7 @@ def save_policy(
     tokenizer: "PreTrainedTokenizerBase",
     stop_ids: Sequence[int] = (),
     steps: int | None = None,
+    beside: Sequence[Path] = (),
 ) -> None:
     """Write a policy as ``write_policy`` does, on the first rank; every rank must call it.
 
@@ -261,7 +299,7 @@ def save_policy(
     """
     tensors = in_main_memory(named_tensors)
     if rank() == 0:
-        write_policy(folder, model_config, tensors, tokenizer=tokenizer, stop_ids=stop_ids, steps=steps)
+        write_policy(folder, model_config, tensors, tokenizer=tokenizer, stop_ids=stop_ids, steps=steps, beside=beside)
     barrier()  # so that every rank finds the folder afterwards
 
 
@@ -282,8 +320,9 @@ def write_policy(
     tokenizer: "PreTrainedTokenizerBase",
     stop_ids: Sequence[int] = (),
     steps: int | None = None,
+    beside: Sequence[Path] = (),
 ) -> None:
-    """Write a plain Hugging Face folder that ``AutoModelForCausalLM`` and vLLM load; it appears whole or not at all.
+    """Write a plain Hugging Face folder that transformers and vLLM load; it appears whole or not at all.
 
     Args:
         folder: is replaced if it holds a model.
@@ -292,24 +331,27 @@ def write_policy(
         tokenizer: is written beside them.
         stop_ids: what ends a reply beside the tokenizer's eos; ``end_ids`` finds them again.
         steps: of GRPO that the weights have taken; ``trained_steps`` finds them again. None: not known.
+        beside: files to copy there, see ``processor_files``.
 
     Raises:
         CheckpointError: the folder cannot be written.
         ConfigError: the folder holds something else.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig
+    from transformers import GenerationConfig
 
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():
         raise ConfigError(
             f"writing the model to {folder}: the folder holds something else. Give a new or empty folder."
         )
     config = copy.deepcopy(model_config)
-    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+    config.architectures = [auto_class(config)._model_mapping[type(config)].__name__]
     config.dtype = next(iter(tensors.values())).dtype
     with published_folder(folder) as temporary:
         save_file(dict(tensors), temporary / "model.safetensors", metadata={"format": "pt"})
         config.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        for file in beside:
+            shutil.copy(file, temporary / file.name)
         if stop_ids:
             GenerationConfig(eos_token_id=list(stop_ids)).save_pretrained(temporary)
         if steps is not None:

@@ -13,6 +13,7 @@ from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.learner.engine import DeepSpeedEngine, measure_logprobs
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import base_only
+from condensegrpo.learner.pictures import BatchPictures
 from condensegrpo.learner.policy import load_policy
 from condensegrpo.learner.sequence_parallel import RankGroup
 from condensegrpo.learner.settings import Dtype
@@ -23,18 +24,25 @@ Reference = Callable[[Sequence[PackedBatch], float], list[PackedBatch]]
 
 
 def open_reference(
-    source: str, *, dtype: Dtype, attention: str, device: torch.device | str, group: RankGroup | None = None
+    source: str,
+    *,
+    dtype: Dtype,
+    attention: str,
+    device: torch.device | str,
+    group: RankGroup | None = None,
+    pictures: BatchPictures | None = None,
 ) -> TrainedLogprobs:
     """The model of a local folder or Hub id, frozen. Every rank holds a whole copy, outside DeepSpeed.
 
     Args:
         device: where its weights are; ``against_copy`` moves it for as long as it is used.
         group: ``TrainedLogprobs.group`` of the learner, whose micro-batches it computes.
+        pictures: likewise.
     """
     module = TrainedLogprobs(load_policy(source, dtype=dtype, attention=attention).requires_grad_(False))
     module.kernel = attention
     module.check()
-    module.group = group
+    module.group, module.pictures = group, pictures
     return module.to(device)
 
 

@@ -63,13 +63,13 @@ class RankGroup:
     group: distributed.ProcessGroup
 
     def padded(self, packed: Tensor, device: torch.device) -> Tensor:
-        """Packed token ids or positions (1, S) for a device, with as many 0 after them as make S divide over ranks."""
+        """Packed token ids or positions (…, S) for a device, with as many 0 after them as make S divide over ranks."""
         step = self.size if device.type == "cpu" else lcm(self.size, GPU_STEP)
-        return functional.pad(packed, (0, -packed.numel() % step))
+        return functional.pad(packed, (0, -packed.shape[-1] % step))
 
     def part(self, padded: Tensor) -> Tensor:
-        """This rank's part (1, S/k)."""
-        return padded.chunk(self.size, dim=1)[self.index]
+        """This rank's part (…, S/k)."""
+        return padded.chunk(self.size, dim=-1)[self.index]
 
     def trained(self, tokens: int, source: Tensor) -> Tensor:
         """Which of the trained tokens are predicted at this rank's part of so many padded tokens."""

@@ -20,6 +20,7 @@ Offload = Literal["none", "optimiser", "optimiser_and_weights"]
 Switch = bool | Literal["auto"]
 Checkpointing = bool | Literal["auto"] | Annotated[int, Ge(0)]  # YAML reads on and off as bool
 Targets = tuple[str, ...] | Literal["all-linear"]
+Vision = Literal["frozen", "train"]
 DecayRate = Annotated[float, Ge(0), Lt(1)]
 
 
@@ -34,7 +35,8 @@ class LoraSettings:
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of an adapter's inputs set to 0 during an optimiser step; inactive everywhere else."""
     targets: Targets = LINEAR
-    """Linear layers by the last part of their names, each of which must exist; all-linear: all but the LM head."""
+    """Linear layers by the last part of their names, each of which must exist; all-linear: all but the LM head. Those
+    of a vision tower are among them with ``model.vision: train``."""
     sampler: Literal["auto", "native", "merged"] = "auto"
     """What the sampler gets: native: the adapters alone (vLLM); merged: one weight of base and adapter, rounded to the
     sampler's type; auto: native in bfloat16 where vLLM supports it, else merged."""

@@ -6,21 +6,22 @@ import torch
 from torch import nn
 
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.learner.settings import ALL_LINEAR, Targets
+from condensegrpo.learner.policy import auto_class, sees
+from condensegrpo.learner.settings import ALL_LINEAR, Targets, Vision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def check_targets(policy: "PreTrainedModel", targets: Targets) -> None:
-    """Check that every target names linear layers of the policy, and none its LM head.
+def check_targets(policy: "PreTrainedModel", targets: Targets, vision: Vision = "frozen") -> None:
+    """Check that every target names linear layers of the policy, and none its LM head, or those of a frozen tower.
 
     The head is computed on trained positions only, from its plain weight; often it is tied to the embeddings as well.
 
     Raises:
         ConfigError: which target does not, and what linear layers there are.
     """
-    layers = _linear_layers(policy)
+    layers = _linear_layers(policy, vision)
     known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in layers)) or "none"
     if not layers or not targets:
         raise ConfigError(
@@ -36,32 +37,42 @@ def check_targets(policy: "PreTrainedModel", targets: Targets) -> None:
             )
 
 
-def check_targets_of(source: str, targets: Targets) -> None:
+def check_targets_of(source: str, targets: Targets, vision: Vision = "frozen") -> None:
     """``check_targets`` for the model of a local folder or Hub id, from its configuration: no weights are loaded."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(source)
     with torch.device("meta"):
-        policy = AutoModelForCausalLM.from_config(config)
-    check_targets(policy, targets)
+        policy = auto_class(config).from_config(config)
+    check_targets(policy, targets, vision)
 
 
-def adapted_layers(policy: "PreTrainedModel", targets: Targets) -> list[nn.Linear]:
+def adapted_layers(policy: "PreTrainedModel", targets: Targets, vision: Vision = "frozen") -> list[nn.Linear]:
     """The linear layers that adapters will stand beside.
 
     Raises:
         ConfigError: see ``check_targets``.
     """
-    check_targets(policy, targets)
-    names = _linear_layers(policy)
+    check_targets(policy, targets, vision)
+    names = _linear_layers(policy, vision)
     if targets != ALL_LINEAR:
         names = [name for name in names if any(_matches(name, target) for target in targets)]
     return [cast(nn.Linear, policy.get_submodule(name)) for name in names]
 
 
-def _linear_layers(policy: "PreTrainedModel") -> list[str]:
+def decoder_name(policy: "PreTrainedModel") -> str:
+    """The name of a policy's decoder among its modules; "" where it is the policy itself."""
+    decoder: nn.Module = policy.get_decoder()
+    parts: dict[str, nn.Module] = dict(policy.named_modules())
+    return next(name for name, part in parts.items() if part is decoder)
+
+
+def _linear_layers(policy: "PreTrainedModel", vision: Vision) -> list[str]:
     head = policy.get_output_embeddings()
-    return [name for name, part in policy.named_modules() if isinstance(part, nn.Linear) and part is not head]
+    names = [name for name, part in policy.named_modules() if isinstance(part, nn.Linear) and part is not head]
+    if vision == "train" or not sees(policy.config):
+        return names
+    return [name for name in names if name.startswith(f"{decoder_name(policy)}.")]
 
 
 def _matches(name: str, target: str) -> bool:

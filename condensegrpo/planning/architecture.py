@@ -4,18 +4,30 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
 
 from condensegrpo.config.schema import ModelSettings
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.logprobs import why_no_trees
 from condensegrpo.learner.new_model import new_config
-from condensegrpo.learner.policy import configuration
+from condensegrpo.learner.pictures import tower
+from condensegrpo.learner.policy import auto_class, configuration, sees
 from condensegrpo.learner.targets import adapted_layers
-from condensegrpo.planning.formulas import Decoder
+from condensegrpo.planning.formulas import Decoder, Tower
 
-LAYERS_KNOWN = ("llama", "mistral", "qwen2", "qwen3")  # gated layers with RMS norms, as in ``memory.layer_bytes``
+# gated layers with RMS norms, as in ``formulas.layer_bytes``; of models that see: their decoders
+LAYERS_KNOWN = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "smolvlm",
+    "idefics3",
+    "llava_onevision",
+)
 
 
 class Adapters(NamedTuple):
@@ -34,6 +46,7 @@ class Architecture:
     decoder: Decoder
     parameters: int  # elements, a tied one once
     adapters: Adapters | None  # beside these
+    tower: Tower | None  # None: a model of text
     plain: str | None  # why the learner lays rows side by side or in a line; None: it computes along tree paths
 
     @property
@@ -56,10 +69,10 @@ def architecture(model: ModelSettings) -> Architecture:
     text = config.get_text_config()
     try:
         with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(config)
+            empty = auto_class(config).from_config(config)
         heads, adapters = text.num_attention_heads, None
         if model.lora is not None:
-            adapted, rank = adapted_layers(empty, model.lora.targets), model.lora.rank
+            adapted, rank = adapted_layers(empty, model.lora.targets, model.vision), model.lora.rank
             elements = rank * sum(layer.in_features + layer.out_features for layer in adapted)
             adapters = Adapters(parameters=elements, width=rank * len(adapted), layers=len(adapted))
         return Architecture(
@@ -77,6 +90,7 @@ def architecture(model: ModelSettings) -> Architecture:
             ),
             parameters=sum(tensor.numel() for tensor in empty.parameters()),
             adapters=adapters,
+            tower=_tower(config, empty) if sees(config) else None,
             plain=why_no_trees(text.to_dict(), model.attention),
         )
     except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ZeroDivisionError) as error:
@@ -85,6 +99,22 @@ def architecture(model: ModelSettings) -> Architecture:
             f"configuration of a causal language model that transformers {transformers_version} knows: set model.path "
             f"to one."
         ) from error
+
+
+def _tower(config: PretrainedConfig, policy: PreTrainedModel) -> Tower:
+    """The sizes of a vision tower; families name them differently."""
+    vision = config.vision_config
+    side = _number(vision, "spatial_merge_size") or _number(config, "scale_factor") or 1
+    channels = _number(vision, "num_channels") or _number(vision, "in_channels") or 3
+    return Tower(
+        hidden=vision.hidden_size,
+        layers=_number(vision, "depth") or vision.num_hidden_layers,
+        heads=_number(vision, "num_heads") or vision.num_attention_heads,
+        ffn=vision.intermediate_size,
+        parameters=sum(tensor.numel() for _, tensor in tower(policy)),
+        patches=side**2,
+        pixels=channels * (_number(vision, "temporal_patch_size") or 1) * vision.patch_size**2,
+    )
 
 
 def _number(text: PretrainedConfig, name: str) -> int | None:

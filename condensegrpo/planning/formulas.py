@@ -59,6 +59,19 @@ class Decoder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tower:
+    """The sizes of a vision tower with its projector."""
+
+    hidden: int
+    layers: int
+    heads: int
+    ffn: int
+    parameters: int
+    patches: int  # of a token of a picture
+    pixels: int  # numbers of a patch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """How many parameters there are."""
 
@@ -184,6 +197,42 @@ def activation_bytes(
     unneeded = 0 if trained or checkpointed else FLOAT * (decoder.hidden + 1)  # of the first norm
     adapters = element * (width * whole // max(1, decoder.layers))
     return batch.tokens * (layers - unneeded + ends_bytes(decoder, element, trained=trained) + adapters)
+
+
+def pixels_bytes(tower: Tower, batch: MicroBatch) -> int:
+    """The pixels of a micro-batch whose tokens are all those of pictures, in fp32 as the image processor gives them."""
+    return FLOAT * batch.tokens * tower.patches * tower.pixels
+
+
+def tower_layer_bytes(tower: Tower, batch: MicroBatch, element: int, *, trained: bool) -> int:
+    """A layer of the tower, of as many pictures: what it keeps where it is ``trained``, and else its largest moment.
+
+    A layer is counted as a gated one of a decoder, ``layer_bytes``; those that are not gated keep half of its MLP. The
+    largest moment of one that keeps nothing: the residual, its norm, gate, up and their product.
+    """
+    patches = batch.tokens * tower.patches
+    if not trained:
+        return element * patches * (2 * tower.hidden + 3 * tower.ffn)
+    heads, size = tower.heads, tower.hidden // tower.heads
+    layer = Decoder(
+        hidden=tower.hidden,
+        layers=1,
+        heads=heads,
+        kv_heads=heads,
+        head_size=size,
+        ffn=tower.ffn,
+        vocabulary=0,
+        normed_heads=False,
+        tied=False,
+    )
+    return patches * layer_bytes(layer, element)
+
+
+def tower_bytes(tower: Tower, batch: MicroBatch, element: int, *, checkpointed: bool) -> int:
+    """What a tower that trains keeps of as many pictures until backward: its layers, or the input of each."""
+    if checkpointed:
+        return tower.layers * element * batch.tokens * tower.patches * tower.hidden
+    return tower.layers * tower_layer_bytes(tower, batch, element, trained=True)
 
 
 def paths_bytes(decoder: Decoder, batch: MicroBatch, gathered: Gathered, element: int) -> int:

@@ -46,11 +46,17 @@ class PlannedRun:
 
     @property
     def weights(self) -> Weights:
-        """The learner's weights: all of them are trained, or adapters beside all of them."""
+        """The learner's weights: all of them are trained, or all but a vision tower's, or adapters beside all."""
         adapters, parameters = self.model.adapters, self.model.parameters
         if adapters is None:
-            return Weights(trainable=parameters, frozen=0, element=self.element)
+            frozen = 0 if self.model.tower is None or self.trains_tower else self.model.tower.parameters
+            return Weights(trainable=parameters - frozen, frozen=frozen, element=self.element)
         return Weights(trainable=adapters.parameters, frozen=parameters, element=self.element)
+
+    @property
+    def trains_tower(self) -> bool:
+        """Whether a vision tower takes gradients."""
+        return self.model.tower is not None and self.config.model.vision == "train"
 
     @property
     def kernel(self) -> str:
@@ -81,12 +87,28 @@ def learning(run: PlannedRun, learner: DeepSpeedMemory) -> dict[str, tuple[Part,
     kept, again = activations(run)
     backward = formulas.layer_backward_bytes(decoder, run.rank_batch, element, trained=trained)
     ending = formulas.embedding_backward_bytes(decoder, element) if trained else 0
+    pictures, layer = _pictures(run)
     return {
-        "LM head": (*learner.forward, kept, Part("LM head", head(run, run.rank_batch))),
-        "last layer backward": (*learner.forward, kept, again, Part("gradients on their way", backward)),
-        "end of backward": (*learner.ending, Part("gradients on their way", ending)),
+        **({"vision tower": (*learner.forward, *pictures, *layer)} if layer else {}),
+        "LM head": (*learner.forward, *pictures, kept, Part("LM head", head(run, run.rank_batch))),
+        "last layer backward": (*learner.forward, *pictures, kept, again, Part("gradients on their way", backward)),
+        "end of backward": (*learner.ending, *pictures, *layer, Part("gradients on their way", ending)),
         "optimiser step": learner.stepping,
     }
+
+
+def _pictures(run: PlannedRun) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """What pictures add until the end of backward, and a layer of the tower at work; () for a model of text.
+
+    There are at most as many as a micro-batch has tokens for, and each is computed once.
+    """
+    tower, batch, element = run.model.tower, run.rank_batch, run.element
+    if tower is None:
+        return (), ()
+    layer = formulas.tower_layer_bytes(tower, batch, element, trained=run.trains_tower)
+    kept = formulas.tower_bytes(tower, batch, element, checkpointed=run.checkpointed > 0) if run.trains_tower else 0
+    pixels = Part("pixels", formulas.pixels_bytes(tower, batch))
+    return (pixels, Part("vision tower: activations", kept)), (Part("vision tower: a layer", layer),)
 
 
 def activations(run: PlannedRun) -> tuple[Part, Part]:

@@ -58,7 +58,7 @@ def measure_learning(config: RunConfig, source: str) -> dict[str, int]:
 
     Every rank must call it. Returns the peaks of ``loading`` and ``learning`` in bytes, of this rank.
     """
-    row = longest_row(config, configuration(source).vocab_size)
+    row = longest_row(config, configuration(source).get_text_config().vocab_size)
     rows = min(rows_of_step(config), 2 * max(1, config.learner.tokens_per_micro_batch // len(row.token_ids)))
     meter = Meter()
     learner = open_learner(config, source, config.learner.optimiser, lora=config.model.lora, total_steps=2)

@@ -254,6 +254,12 @@ def _notes(run: PlannedRun) -> list[str]:
         notes.append("activations are counted as if every linear layer had an adapter")
     if config.model.lora is not None and config.warm_start.steps:
         notes.append("not counted: the warm start, which trains all weights")
+    if model.tower is not None:
+        notes.append(
+            f"the vision tower ({model.tower.parameters:,} parameters, model.vision: {config.model.vision}) is counted "
+            f"as if all {run.batch.tokens:,} tokens of a micro-batch were those of distinct pictures: "
+            f"{run.batch.tokens * model.tower.patches:,} patches; the sampler's is counted by its weights alone"
+        )
     copied = sharing(run)
     if copied >= SHARING_NOTED:
         notes.append(

@@ -117,7 +117,7 @@ def parity_trial(config: RunConfig, folder: RunFolder) -> ParityTrial:
     sampler: Sampler | None = None
     try:
         sampler = open_sampler(config, source, lora=config.model.lora)
-        prompts = _prompts(learner.module.policy.config.vocab_size)
+        prompts = _prompts(learner.module.policy.config.get_text_config().vocab_size)
         sampler.update_weights(sampled_weights(sampler, learner), 0)
         before = _compared(learner, sampler, prompts)
         rows = _samples(sampler, prompts, temperature=1.0)

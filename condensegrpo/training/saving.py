@@ -12,7 +12,7 @@ from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine
-from condensegrpo.learner.policy import end_ids, in_main_memory, load_tokenizer, write_policy
+from condensegrpo.learner.policy import end_ids, in_main_memory, load_tokenizer, processor_files, write_policy
 from condensegrpo.learner.weights import adapters, gathered_weights, write_adapter
 from condensegrpo.training.prefetch_files import write_batches
 from condensegrpo.training.resume import rollout_settings
@@ -66,13 +66,21 @@ class CheckpointSaver:
         tensors = in_main_memory(gathered_weights(learner))
         adapter = None if self._config.model.lora is None else in_main_memory(adapters(learner))
         tokenizer, stop_ids = load_tokenizer(self._source), end_ids(self._source)
-        policy = learner.module.policy
+        policy, beside = learner.module.policy, processor_files(self._source)
 
         def export(folder: Path) -> None:
             write_batches(folder, batches)
             if ranks.rank() == 0:
                 target = folder / "model"
-                write_policy(target, policy.config, tensors, tokenizer=tokenizer, stop_ids=stop_ids, steps=step)
+                write_policy(
+                    target,
+                    policy.config,
+                    tensors,
+                    tokenizer=tokenizer,
+                    stop_ids=stop_ids,
+                    steps=step,
+                    beside=beside,
+                )
                 if adapter is not None:
                     write_adapter(folder / "adapter", policy, adapter)
 

@@ -211,8 +211,14 @@ def _reference(config: RunConfig, source: str, learner: DeepSpeedEngine) -> Refe
     if model.lora is not None:
         return partial(against_base, learner)
     home = "cpu" if config.learner.offload.reference else device
-    group = learner.module.group
-    copy = open_reference(source, dtype=model.dtype, attention=model.attention, device=home, group=group)
+    copy = open_reference(
+        source,
+        dtype=model.dtype,
+        attention=model.attention,
+        device=home,
+        group=learner.module.group,
+        pictures=learner.module.pictures,
+    )
     return partial(against_copy, copy, device)
 
 

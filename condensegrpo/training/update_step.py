@@ -41,7 +41,7 @@ def update(
     """
     together: int = learner.module.ranks_a_row
     share = learner.module.computes_trees
-    batches = pack_rows(rows, max_tokens=max_tokens, share=share, ranks_a_row=together)
+    batches = pack_rows(learner.module.named(rows), max_tokens=max_tokens, share=share, ranks_a_row=together)
     count, in_rows, computed = ranks.sum_over_ranks(
         [len(rows), sum(len(row.token_ids) for row in rows), sum(batch.token_ids.numel() for batch in batches)]
     )

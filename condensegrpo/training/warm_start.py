@@ -27,7 +27,7 @@ from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
-from condensegrpo.learner.policy import end_ids, load_tokenizer, save_policy
+from condensegrpo.learner.policy import end_ids, load_tokenizer, processor_files, save_policy
 from condensegrpo.learner.weights import gathered_weights
 
 SAVE_SECONDS = 1.0  # at least between two checkpoints of the warm start
@@ -106,7 +106,7 @@ def warm_start(
     Raises:
         Interrupted: ``stopping`` said so; nothing was published, and a checkpoint was saved.
     """
-    tokenizer, stop_ids = load_tokenizer(source), end_ids(source)
+    tokenizer, stop_ids, beside = load_tokenizer(source), end_ids(source), processor_files(source)
     newest = checkpoint.latest(_checkpoints(target))
     first, done = (1, 0) if newest is None else _progress(newest)
     skipped = ((first - 1) * settings.steps + done) * settings.turns_per_step
@@ -133,6 +133,7 @@ def warm_start(
                 named_tensors=gathered_weights(learner),
                 tokenizer=tokenizer,
                 stop_ids=stop_ids,
+                beside=beside,
             )
             if settings.probe_target is not None:
                 saver.save(settings.steps)
@@ -213,4 +214,6 @@ def _micro_batches(turns: Sequence[DemonstratedTurn], learner: DeepSpeedEngine, 
         reply_row(tuple(turn.prompt_ids), tuple(turn.reply_ids), weight=weight, media=turn.media) for turn in of_rank
     ]
     model = learner.module
-    return pack_rows(rows, max_tokens=max_tokens, share=model.computes_trees, ranks_a_row=model.ranks_a_row)
+    return pack_rows(
+        model.named(rows), max_tokens=max_tokens, share=model.computes_trees, ranks_a_row=model.ranks_a_row
+    )

@@ -4,7 +4,7 @@ The rules are those of the families' processors in transformers; a test compares
 that picture alone, so that a prompt can grow by pictures without changing what it began with.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +29,13 @@ class Family:
     prepare: Callable[[Any, "Image"], Prepared]  # image processor of transformers, picture in RGB
     expand: Callable[["PretrainedConfig", str, tuple[int, int]], str]  # model's config, placeholder token, grid → text
     three_axes: bool = False  # positions have three axes: time, row and column
+    joined_along: int = 0  # the dimension of pixels along which the tower takes several pictures at once
+
+    def joined(self, pixels: Sequence[Mapping[str, "Tensor"]]) -> dict[str, "Tensor"]:
+        """The arguments of the model's ``get_image_features`` for several pictures, from those for each."""
+        from torch import cat
+
+        return {name: cat([each[name] for each in pixels], dim=self.joined_along) for name in pixels[0]}
 
 
 def family_of(model_type: str) -> Family | None:
@@ -81,6 +88,6 @@ def _expand_square(config: "PretrainedConfig", token: str, grid: tuple[int, int]
 
 FAMILIES = (
     Family(model_types=("qwen2_5_vl", "qwen3_vl"), prepare=_patches, expand=_expand_patches, three_axes=True),
-    Family(model_types=("smolvlm", "idefics3"), prepare=_tiles, expand=_expand_tiles),
+    Family(model_types=("smolvlm", "idefics3"), prepare=_tiles, expand=_expand_tiles, joined_along=1),
     Family(model_types=("llava_onevision",), prepare=_square, expand=_expand_square),
 )
