@@ -74,6 +74,7 @@ def first_policy(
             optimizer=settings.optimiser,
             lora=None if config.model.new else config.model.lora,  # beside random weights adapters learn very little
             total_steps=settings.steps,
+            media=folder.media,
         ),
         settings=settings,
         max_tokens=config.learner.tokens_per_micro_batch,

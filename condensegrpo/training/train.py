@@ -145,6 +145,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
         config.learner.optimiser,
         lora=config.model.lora,
         total_steps=config.train.steps * config.algorithm.updates_per_batch,
+        media=folder.media,
     )
     for note in choices(fitted, learner):
         observer.say(note)
