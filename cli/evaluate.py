@@ -135,6 +135,7 @@ def _print(result: "Evaluation", model: str, step: int | None) -> None:
         ("reward", "reward"),
         ("valid format", "format_valid"),
         ("largest context, tokens", "context_tokens"),
+        ("of these, tokens of pictures", "picture_tokens"),
         ("calls of the policy", "calls"),
         ("tokens read in all calls", "prompt_tokens"),
         ("tokens read with a prefix cache", "prompt_tokens_uncached"),

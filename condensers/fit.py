@@ -27,6 +27,25 @@ def newest_that_fit(history: History, units: Sequence[Unit], budget: Budget) -> 
     return tuple(units[-newest:]) if newest else ()
 
 
+def fewest_rewritten(
+    history: History, shown: Callable[[int], tuple[Unit, ...]], numbers: range, budget: Budget, *, drop_oldest: bool
+) -> tuple[Unit, ...]:
+    """The units with as few of them rewritten as fit; with all rewritten and the oldest dropped if that is not enough.
+
+    Args:
+        shown: all units of the history, with so many of them rewritten.
+        numbers: from the fewest that are rewritten whatever the budget to the most that may be.
+        drop_oldest: False: nothing is dropped, so that the result may be over budget.
+    """
+    units, most = history.units, numbers[-1]
+    everything = shown(most)
+    kept = newest_that_fit(history, everything, budget) if drop_oldest else everything
+    if len(kept) < len(units) or not (drop_oldest or len(units) < 2 or fits(history, everything, budget)):
+        return kept
+    tried = range(most)  # all is known to fit, or cannot be helped
+    return shown(bisect_left(tried, True, lo=numbers[0], key=lambda number: within(history, shown(number), budget)))
+
+
 def most_that_fit(total: int, fitting: Callable[[int], bool], likely: int = 1) -> int:
     """The largest number of units up to ``total`` that fits, taken for monotone; 1 if not even that fits, 0 of none.
 

@@ -1,6 +1,5 @@
 """The condenser that masks old observations and keeps every reply: the baseline to beat."""
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import is_not
@@ -8,7 +7,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from condensegrpo.condensers.fit import fits, newest_that_fit, within
+from condensegrpo.condensers.fit import fewest_rewritten
 from condensegrpo.condensers.placeholder import masked
 from condensegrpo.core.messages import History, Message, Rewrites, Unit
 from condensegrpo.core.protocols import Budget, Condensed, Count
@@ -37,13 +36,7 @@ class ObservationMask:
         def shown(oldest: int) -> tuple[Unit, ...]:
             return (*masks[:oldest], *units[oldest:])
 
-        everything = shown(most)
-        kept = newest_that_fit(history, everything, budget) if self.drop_oldest else everything
-        if len(kept) == len(units) and (self.drop_oldest or len(units) < 2 or fits(history, everything, budget)):
-            numbers = range(most)  # how many of the oldest are masked
-            kept = shown(
-                bisect_left(numbers, True, lo=required, key=lambda oldest: within(history, shown(oldest), budget))
-            )
+        kept = fewest_rewritten(history, shown, range(required, most + 1), budget, drop_oldest=self.drop_oldest)
         return Condensed(units=kept, reason=_reason(units, kept))
 
     def masked(self, history: History, count: Count) -> tuple[Unit, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from condensegrpo.condensers.fit import fits
-from condensegrpo.core.messages import History, Message, Summary
+from condensegrpo.core.messages import Caption, History, Message, Summary
 from condensegrpo.core.protocols import (
     Budget,
     ChecksRoom,
@@ -85,6 +85,7 @@ class Pipeline:
         written = False  # by the policy
         reasons: list[str] = []
         rejected: list[str] = []
+        captions: list[Caption] = []
         for stage in self.stages:
             if fits(history, units, replace(budget, tokens=int(stage.over * budget.tokens))):
                 continue
@@ -93,6 +94,7 @@ class Pipeline:
             if condensed.summary is not None:
                 summary, written = condensed.summary, _writes(stage) > 0
             rejected += condensed.rejected
+            captions += condensed.captions
             reasons += [f"{stage.name}: {condensed.reason}"] if condensed.reason else []
         if summary is not None and summary.unit not in units:
             rejected += ["a later stage left it out"] if written else []
@@ -101,6 +103,7 @@ class Pipeline:
             units=units,
             reason="; ".join(reasons),
             summary=summary,
+            captions=tuple(captions),
             rejected=tuple(rejected),
         )
 

@@ -105,6 +105,7 @@ def test_figures_count_contexts_condensations_and_refetches() -> None:
         success=entry.figures.success,
         calls=3,
         peak_tokens=9,
+        picture_tokens=0,
         prompt_tokens=19,
         prompt_tokens_uncached=4 + 5 + 0,  # the third prompt begins the second one
         output_tokens=3,

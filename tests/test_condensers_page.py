@@ -45,7 +45,7 @@ def test_every_condenser_has_its_section(name: str) -> None:
 
 def test_the_configurations_on_the_page_can_be_built() -> None:
     found = [yaml.safe_load(block)["condenser"] for block in blocks("yaml")]
-    assert [one["name"] for one in found] == ["summary_model", "pipeline", "anchors", "pipeline"]
+    assert [one["name"] for one in found] == ["pipeline", "summary_model", "pipeline", "anchors", "pipeline"]
     for one in found:
         build_condenser(CondenserPlugin.model_validate(one))
 

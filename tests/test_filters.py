@@ -22,6 +22,7 @@ def fields(**changed: Value) -> Fields:
         "advantage": -0.25,
         "turns": 4,
         "context": 31,
+        "pictures": 0,
         "read": 100,
         "uncached": 60,
         "output": 20,

@@ -1,19 +1,23 @@
 """The task ``gym``: environments with gymnasium's interface, among them a real one."""
 
 import asyncio
+import io
 import random
 import re
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import yaml
 from command import ROOT
+from PIL import Image
 from talk import agent, engine
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError
+from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.integrations.gym import Gym
@@ -116,3 +120,43 @@ def test_the_example_of_the_page_is_won_by_a_path_that_is_known() -> None:
     assert texts[0] == "Error: 'left' is no action, wanted a number from 0 to 3."
     assert texts[2] == "  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG\n"
     assert (trajectory.stop, trajectory.outcome, len(trajectory.turns)) == (Stop.FINISHED, 1.0, 8)
+
+
+class Painted(Echo):
+    """Shows a picture in place of a text; with ``drawn`` only when it is rendered."""
+
+    def __init__(self, *, drawn: bool) -> None:
+        super().__init__(rounds=2)
+        self.render_mode = "rgb_array" if drawn else None
+
+    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._observation(), {}
+
+    def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self._observation(), *super().step(action)[1:]
+
+    def render(self) -> numpy.ndarray:
+        return numpy.full((4, 6, 3), self.rounds, dtype=numpy.uint8)
+
+    def _observation(self) -> object:
+        return {"position": 1} if self.render_mode else self.render()
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_arrays_of_bytes_are_shown_as_pictures(drawn: bool) -> None:
+    Echo.closed = []
+    task = Gym(make=lambda drawn: Painted(drawn=drawn), arguments={"drawn": drawn})
+
+    async def shown() -> list[Message]:
+        episode = task.environment(task.problems("eval")[0])
+        *_, first = await episode.start()
+        step = await episode.step(Message(role="assistant", content="go"))
+        await episode.close()
+        return [first, *step.observations]
+
+    for message in asyncio.run(shown()):
+        (part,) = message.media
+        assert part.data is not None
+        picture = Image.open(io.BytesIO(part.data))
+        assert (picture.size, picture.mode, part.type) == ((6, 4), "RGB", "image/png")

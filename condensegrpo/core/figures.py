@@ -53,6 +53,7 @@ class TrajectoryFigures:
     information: tuple[float | None, ...]  # (K,) nats, of information.curve; None: not measured
     information_lost: float | None  # nats, of information.lost
     lost_fact: bool  # not correct; the ground truth stood in an earlier prompt, and is not in the last
+    picture_tokens: int = 0  # of context_tokens, those that stand for pictures; of the first of equally large prompts
     text_turns: int = 0  # turns whose sampler returned a text, see Turn.is_text
     judged: bool = True  # False: no reward saw it, as in runs of the proxy; ``total`` and ``correct`` say nothing
 
@@ -104,6 +105,7 @@ def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryFigures:
         information=curve(trajectory),
         information_lost=lost(trajectory),
         lost_fact=score.judged and score.correct < 1 and _lost_fact(trajectory),
+        picture_tokens=max(turns, key=lambda turn: len(turn.prompt_ids)).picture_tokens if turns else 0,
         text_turns=sum(turn.is_text for turn in turns),
         judged=score.judged,
     )

@@ -167,6 +167,14 @@ class Summary:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caption:
+    """What the policy wrote about pictures before they were omitted; shown with the last of them."""
+
+    turn: int  # Unit.turn of the unit that shows the last of them
+    text: str  # one line; empty: it wrote none that can be used
+
+
 @dataclass(slots=True)
 class Rewrites:
     """Units that a condenser rewrote, each once. Units that continue the last ones cost only what is new."""
@@ -190,13 +198,14 @@ class Rewrites:
 class History:
     """An episode so far: the pinned messages, which no condenser changes, and the raw units after them.
 
-    The last summary is the only output of a condenser that the next call sees. The units that it replaces stay here
-    unchanged. The histories of an episode share ``sizes`` and ``rewrites``, which only save time.
+    The last summary and the captions are the only output of a condenser that the next call sees. The units that they
+    replace stay here unchanged. The histories of an episode share ``sizes`` and ``rewrites``, which only save time.
     """
 
     pinned: tuple[Message, ...]  # system message, question, examples
     units: tuple[Unit, ...] = ()
     summary: Summary | None = None  # the last one that was used
+    captions: tuple[Caption, ...] = ()  # of omitted pictures, in the order of their turns
     tokens: tuple[int, ...] = field(default=(), compare=False)  # of the first units, as far as they were counted
     # tokens of units, rewritten or not, and of lines
     sizes: dict[Unit | str, int] = field(default_factory=dict, compare=False, repr=False)
@@ -212,6 +221,10 @@ class History:
     def with_summary(self, summary: Summary) -> Self:
         """This history with a new summary in place of the old one."""
         return replace(self, summary=summary)
+
+    def with_captions(self, captions: tuple[Caption, ...]) -> Self:
+        """This history with more captions."""
+        return replace(self, captions=(*self.captions, *captions)) if captions else self
 
     def with_units(self, units: tuple[Unit, ...]) -> Self:
         """Other units after the same pinned messages, and no summary; ``raw_units`` stay."""

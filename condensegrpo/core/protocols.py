@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, SupportsFloat, runtime_checkable
 
-from condensegrpo.core.messages import History, MediaPart, Message, Summary, Unit
+from condensegrpo.core.messages import Caption, History, MediaPart, Message, Summary, Unit
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Trajectory
 
 Split = Literal["train", "eval"]
@@ -235,6 +235,7 @@ class Budget:
     request_tokens: int | None = None  # at most, of the prompt of a request; None: as ``tokens``
     reply_tokens: int | None = None  # at most, of a text that is written; None: as many as the request allows
     seconds: float | None = None  # after which the engine gives the condenser up; None: never
+    media: MediaStore | None = None  # with the bytes of the history's pictures; None: there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +245,7 @@ class Condensed:
     units: tuple[Unit, ...]
     reason: str = ""
     summary: Summary | None = None  # a new one, whose unit is among ``units``: from now on it is the history's
+    captions: tuple[Caption, ...] = ()  # new ones: from now on they are the history's
     rejected: tuple[str, ...] = ()  # why texts that the policy wrote were not used; the last one written may have been
 
 

@@ -142,6 +142,7 @@ class Turn:
     answer_logprob: float | None = None  # nats, log π(ground truth | prompt); None: not measured
     draft: Draft | None = None  # of the answer, at this prompt; taken if the trajectory stopped as confident here
     media: tuple[str, ...] = ()  # the hashes of the media in prompt_ids, in order: their placeholder ids are all equal
+    picture_tokens: int = 0  # of prompt_ids, those that stand for pictures
 
     def __post_init__(self) -> None:
         if self.logprobs and len(self.output_ids) != len(self.logprobs):

@@ -87,6 +87,7 @@ async def next_prompt(
         request_tokens=most,
         reply_tokens=engine.limits.max_output_tokens,
         seconds=engine.limits.turn_seconds * (1 + writes),
+        media=None if engine.renderer.pictures is None else engine.renderer.pictures.media,
     )
     if rewritten is not None:
         return await _after_rewriting(engine, history, rewritten, budget, engine.trigger.at(most, draw))
@@ -110,8 +111,7 @@ async def next_prompt(
         continued = continued or _continued(engine, history, last)
         if len(continued.ids) <= most:
             return NextPrompt(prompt=continued, history=history, rejected=condensed.rejected)
-    if condensed.summary is not None:
-        history = history.with_summary(condensed.summary)
+    history = _remembering(history, condensed)
     spans = account(history, condensed.units, engine.renderer.count)
     prompt = _rewritten(engine, history, condensed.units, spans, reason=condensed.reason)
     return NextPrompt(prompt=prompt, history=history, rejected=condensed.rejected)
@@ -130,8 +130,7 @@ async def _after_rewriting(engine: Engine, raw: History, rewritten: Rewritten, b
         history = replace(history, tokens=unit_tokens(history, engine.renderer.count))
         condensed = await _condense(engine, history, budget)
         rejected = condensed.rejected
-        if condensed.summary is not None:
-            history = history.with_summary(condensed.summary)
+        history = _remembering(history, condensed)
         if condensed.units != units:
             units, reason = condensed.units, f"{reason}; {engine.condenser_name}: {condensed.reason}"
     spans = account(replace(raw, summary=history.summary), units, engine.renderer.count)
@@ -215,6 +214,12 @@ def _media(engine: Engine, messages: Sequence[Message]) -> tuple[str, ...]:
     if engine.renderer.pictures is None:  # it would have refused them
         return ()
     return tuple(part.sha256 for message in messages for part in message.media)
+
+
+def _remembering(history: History, condensed: Condensed) -> History:
+    """The history with the new summary and captions of a condenser."""
+    history = history.with_captions(condensed.captions)
+    return history if condensed.summary is None else history.with_summary(condensed.summary)
 
 
 async def _condense(engine: Engine, history: History, budget: Budget) -> Condensed:

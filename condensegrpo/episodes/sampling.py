@@ -33,6 +33,7 @@ class Sampled:
     generation: Generation
     text: str
     version: int  # of the policy at the request
+    picture_tokens: int = 0  # of the prompt's ids, those that stand for pictures
 
     def turn(self) -> Turn:
         """The turn of the prompt and the reply; ``dataclasses.replace`` adds what followed."""
@@ -45,6 +46,7 @@ class Sampled:
             context=self.prompt.context,
             reply=Message(role="assistant", content=self.text),
             media=self.prompt.media,
+            picture_tokens=self.picture_tokens,
         )
 
 
@@ -120,7 +122,10 @@ async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sa
     else:
         generation = await generated(sampler, prompt.ids, params)
     text = engine.renderer.text(generation.token_ids)
-    return Sampled(prompt=prompt, generation=generation, text=text, version=version)
+    placeholders = 0
+    if engine.renderer.pictures is not None and prompt.media:
+        placeholders = tuple(prompt.ids).count(engine.renderer.pictures.placeholder_id)
+    return Sampled(prompt=prompt, generation=generation, text=text, version=version, picture_tokens=placeholders)
 
 
 def _written(expert: Expert, renderer: Renderer, prompt: Prompt, max_tokens: int) -> Generation:

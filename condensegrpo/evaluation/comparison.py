@@ -42,6 +42,7 @@ class ContenderFigures:
     success: Interval  # 95 %, clustered by problem
     calls: float  # of the policy, texts for the condenser among them
     peak_tokens: float  # the largest prompt of a trajectory
+    picture_tokens: float  # of peak_tokens, those that stand for pictures
     prompt_tokens: float  # the prompts of all its turns
     prompt_tokens_uncached: float  # of these, tokens that the prompt of the turn before does not begin with
     output_tokens: float  # sampled in all its turns
@@ -99,6 +100,7 @@ def contender_result(
         success=success_interval(correct),
         calls=fmean(each.figures.turns for each in scored),
         peak_tokens=fmean(each.figures.context_tokens for each in scored),
+        picture_tokens=fmean(each.figures.picture_tokens for each in scored),
         prompt_tokens=fmean(each.figures.prompt_tokens for each in scored),
         prompt_tokens_uncached=fmean(each.figures.prompt_tokens_uncached for each in scored),
         output_tokens=fmean(each.figures.output_tokens for each in scored),

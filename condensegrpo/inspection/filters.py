@@ -34,6 +34,7 @@ FIELDS = {  # the names in a condition, and the attributes of records.IndexedTra
     "advantage": "advantage",
     "turns": "figures.turns",
     "context": "figures.context_tokens",
+    "pictures": "figures.picture_tokens",
     "read": "figures.prompt_tokens",
     "uncached": "figures.prompt_tokens_uncached",
     "output": "figures.output_tokens",

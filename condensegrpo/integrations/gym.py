@@ -4,10 +4,12 @@
     observation, info = environment.reset(seed=…)                             the first message of the user
     observation, reward, terminated, truncated, info = environment.step(…)    what follows from a reply
 
-A seed is a problem. The action is what the last ``<action>`` tag of a reply holds, or the whole reply without its
-thoughts. Where actions are numbered (``Discrete``), it is a number.
+An observation is a text, or a picture: an array H × W × 3 of bytes, or what ``render`` draws (``rgb_array``). A seed is
+a problem. The action is what the last ``<action>`` tag of a reply holds, or the whole reply without its thoughts. Where
+actions are numbered (``Discrete``), it is a number.
 """
 
+import io
 import random
 import re
 import threading
@@ -21,7 +23,7 @@ import numpy
 from annotated_types import Ge, Le
 
 from condensegrpo.core.errors import PluginError
-from condensegrpo.core.messages import Message
+from condensegrpo.core.messages import MediaPart, Message
 from condensegrpo.core.plugins import load_object
 from condensegrpo.core.protocols import Problem, Split, Step
 from condensegrpo.integrations.episode_thread import EpisodeThread
@@ -97,9 +99,9 @@ class GymEpisode:
         action, fault = self._action(action_in(reply.text))
         if fault:
             return Step(observations=(Message(role="user", content=fault),))
-        text, done = await self._thread.call(self._step, action)
+        shown, done = await self._thread.call(self._step, action)
         if not done:
-            return Step(observations=(Message(role="user", content=text),))
+            return Step(observations=(Message(role="user", content=shown),))
         return Step(done=True, outcome=sum(self._rewards) if self._outcome == "sum" else self._rewards[-1])
 
     async def close(self) -> None:
@@ -110,7 +112,7 @@ class GymEpisode:
         finally:
             self._thread.close()
 
-    def _reset(self) -> str:
+    def _reset(self) -> str | tuple[MediaPart]:
         """The first observation. Some libraries seed the generators of the process: they get their states back."""
         with _resetting:
             states = random.getstate(), numpy.random.get_state()
@@ -121,12 +123,12 @@ class GymEpisode:
             finally:
                 random.setstate(states[0])
                 numpy.random.set_state(states[1])
-        return self._text(observation)
+        return self._shown(observation)
 
-    def _step(self, action: object) -> tuple[str, bool]:
+    def _step(self, action: object) -> tuple[str | tuple[MediaPart], bool]:
         observation, reward, terminated, truncated, _ = self._environment.step(action)
         self._rewards.append(float(reward))
-        return self._text(observation), bool(terminated or truncated)
+        return self._shown(observation), bool(terminated or truncated)
 
     def _action(self, text: str) -> tuple[object, str]:
         """The action as the environment takes it, or what is wrong with it."""
@@ -139,10 +141,14 @@ class GymEpisode:
             return None, f"Error: {text!r:.40} is no action, wanted a number from {first} to {last}."
         return number, ""
 
-    def _text(self, observation: object) -> str:
-        if not isinstance(observation, str) and getattr(self._environment, "render_mode", None) == "ansi":
-            observation = _COLOURED.sub(r"[\1]", self._environment.render())
-        return str(observation)
+    def _shown(self, observation: object) -> str | tuple[MediaPart]:
+        """What the policy reads or sees of an observation."""
+        if not isinstance(observation, str) and not _is_picture(observation):
+            mode = getattr(self._environment, "render_mode", None)
+            if mode == "ansi":
+                return _COLOURED.sub(r"[\1]", self._environment.render())
+            observation = self._environment.render() if mode == "rgb_array" else observation
+        return (_picture(observation),) if _is_picture(observation) else str(observation)
 
 
 class TextArenaGame:
@@ -180,3 +186,15 @@ def action_in(reply: str) -> str:
     said = reply.rpartition("</think>")[2]
     before, closed, _ = said.rpartition("</action>")
     return (before.rpartition("<action>")[2] if closed and "<action>" in before else said).strip()
+
+
+def _is_picture(observation: object) -> bool:
+    return isinstance(observation, numpy.ndarray) and observation.dtype == numpy.uint8 and observation.shape[2:] == (3,)
+
+
+def _picture(pixels: Any) -> MediaPart:  # noqa: ANN401  an array (H, W, 3) of bytes
+    from PIL import Image  # here: most environments are texts
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG")
+    return MediaPart.of(file.getvalue(), "image/png")

@@ -27,6 +27,7 @@ def summarise(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
         "format_valid": _mean(each.format_valid for each in figures),
         "context_tokens": _mean(each.context_tokens for each in figures),
         "context_tokens_max": float(max(each.context_tokens for each in figures)),
+        **({"picture_tokens": seen / len(figures)} if (seen := sum(each.picture_tokens for each in figures)) else {}),
         "prompt_tokens": _mean(each.prompt_tokens for each in figures),
         "prompt_tokens_uncached": _mean(each.prompt_tokens_uncached for each in figures),
         "calls": _mean(each.turns for each in figures),

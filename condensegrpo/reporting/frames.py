@@ -66,6 +66,7 @@ def trajectory_row(record: IndexedTrajectory) -> dict[str, object]:
         "stop": figures.stop.value,
         "turns": figures.turns,
         "context_tokens": figures.context_tokens,
+        "picture_tokens": figures.picture_tokens,
         "prompt_tokens": figures.prompt_tokens,
         "prompt_tokens_uncached": figures.prompt_tokens_uncached,
         "output_tokens": figures.output_tokens,
@@ -92,6 +93,7 @@ def turn_rows(scored: ScoredTrajectory, credit: Credit | None) -> Iterator[dict[
             "kind": turn.kind,
             "policy_version": turn.policy_version,
             "prompt_tokens": len(turn.prompt_ids),
+            "picture_tokens": turn.picture_tokens,
             "output_tokens": len(turn.output_ids),
             "condensed_from": condensed.tokens_before if condensed else None,  # tokens; null: not condensed
             "reason": condensed.reason if condensed else None,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from condensegrpo.core.messages import Message
+from condensegrpo.core.messages import Message, Part
 from condensegrpo.core.protocols import Environment, Problem, Split, Step
 from condensegrpo.tasks.answers import AnswerStyle, read_answer
 from condensegrpo.tasks.splits import Splits
@@ -19,7 +19,7 @@ class AnswerEnvironment:
     a reminder is set and the reply has no answer. The last answer is the episode's.
     """
 
-    question: str  # the first user message
+    question: str | tuple[Part, ...]  # the first user message
     system: str  # the system message; empty for none
     answer_style: AnswerStyle = "single"  # how answers are read, see ``answers.read_answer``
     follow_ups: Sequence[str] = ()  # further user messages, each after the answer to the one before it
@@ -42,7 +42,7 @@ class AnswerEnvironment:
         return Step(done=True, answer=answer)
 
 
-def pinned_messages(*, system: str, question: str) -> tuple[Message, ...]:
+def pinned_messages(*, system: str, question: str | tuple[Part, ...]) -> tuple[Message, ...]:
     """The pinned messages."""
     asked = Message(role="user", content=question)
     return (Message(role="system", content=system), asked) if system else (asked,)
@@ -77,9 +77,13 @@ class QuestionTask:
                 f"reading problem {problem.id}: its {FOLLOW_UPS} are {texts!r:.80}, wanted a list of texts"
             )
         return AnswerEnvironment(
-            question=problem.question,
+            question=self._question(problem),
             system=self.system or "",
             answer_style=self.answer_style,
             follow_ups=tuple(texts),
             reminder=self.reminder,
         )
+
+    def _question(self, problem: Problem) -> str | tuple[Part, ...]:
+        """What the first user message holds."""
+        return problem.question

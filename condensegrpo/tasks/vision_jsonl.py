@@ -1,0 +1,117 @@
+"""Questions about pictures: the task ``jsonl`` with a column of pictures, as paths, base64 or data URIs.
+
+{"question": "What does the chart say?", "pictures": "charts/7.png", "answer": "12"}
+{"question": "Is <image> left of <image>?", "pictures": ["a.jpg", "data:image/png;base64,iVBOR…"], "answer": "no"}
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from condensegrpo.core.errors import DataError, DataMissing
+from condensegrpo.core.messages import MediaPart, Part, TextPart
+from condensegrpo.core.protocols import Problem
+from condensegrpo.storage.rows import Row, require_columns
+from condensegrpo.tasks.jsonl import Jsonl
+
+MARK = "<image>"
+TYPES = {  # by the first bytes of a file
+    b"\x89PNG": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"RIFF": "image/webp",
+    b"GIF8": "image/gif",
+    b"BM": "image/bmp",
+}
+
+
+@dataclass(kw_only=True, eq=False)
+class VisionJsonl(Jsonl):
+    """The task ``vision_jsonl``. The pictures of a row come before its question, or where it has ``<image>``.
+
+    Raises:
+        DataError: what ``Jsonl`` raises; a row without pictures, with a value that is none, or with other marks than
+            pictures. Whether the bytes of a file are a picture turns out in its episode, which ends with the reason.
+    """
+
+    pictures: str = "pictures"  # column of one picture or a list: paths beside the data file, base64, data URIs
+
+    def _read(self, rows: Sequence[Row], split: str, source: str) -> tuple[Problem, ...]:
+        require_columns(rows, (self.pictures,), source=source)
+        folder = Path(source).expanduser()
+        folder = folder if folder.is_dir() else folder.parent
+        problems = []
+        for number, problem in enumerate(super()._read(rows, split, source), start=1):
+            value = problem.data[self.pictures]
+            given = value if isinstance(value, list) else [value]
+            marks = problem.question.count(MARK)
+            if not given or marks not in (0, len(given)):
+                raise DataError(
+                    f"reading the dataset {source}: row {number} has {len(given)} pictures and {marks} times {MARK} in "
+                    f"its question. Wanted at least one picture, and no mark or one for each"
+                )
+            located = [_located(picture, folder, f"reading the dataset {source}: row {number}") for picture in given]
+            problems.append(replace(problem, data={**problem.data, self.pictures: located}))
+        return tuple(problems)
+
+    def _question(self, problem: Problem) -> tuple[Part, ...]:
+        """The question with its pictures.
+
+        Raises:
+            DataError: a picture cannot be read, or is of no known format.
+        """
+        doing = f"reading the pictures of problem {problem.id}"
+        return _marked(problem.question, [_part(value, doing) for value in problem.data[self.pictures]])
+
+
+def _located(value: object, folder: Path, doing: str) -> bytes | Path:
+    """The bytes of a picture that a row holds, or the file that it names.
+
+    Raises:
+        DataError: it is neither; ``DataMissing``: there is no such file.
+    """
+    if isinstance(value, Mapping):  # as the library datasets gives pictures
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str) or not value:
+        raise DataError(f"{doing} has the picture {value!r:.80}, wanted a path, base64 or a data URI")
+    if value.startswith("data:"):
+        return _decoded(value.partition(",")[2], doing)
+    file = folder / Path(value).expanduser() if len(value) < 4096 else folder
+    if file.is_file():
+        return file
+    if len(value) > 64 and not Path(value[:64]).suffix:
+        return _decoded(value, doing)
+    raise DataMissing(f"{doing} names the picture {value!r:.80}: there is no such file (looked for {file})")
+
+
+def _decoded(text: str, doing: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise DataError(f"{doing} has a picture that is no base64: {error}. It begins with {text[:40]!r}") from error
+
+
+def _part(value: bytes | Path, doing: str) -> MediaPart:
+    name = f" {value}" if isinstance(value, Path) else ""
+    try:
+        data = value.read_bytes() if isinstance(value, Path) else value
+    except OSError as error:
+        raise DataError(f"{doing}:{name}: {error.strerror}") from error
+    kind = next((kind for start, kind in TYPES.items() if data.startswith(start)), None)
+    if kind is None:
+        raise DataError(f"{doing}:{name} begins with {data[:8]!r}, wanted one of {', '.join(TYPES.values())}")
+    return MediaPart.of(data, kind)
+
+
+def _marked(question: str, shown: Sequence[MediaPart]) -> tuple[Part, ...]:
+    """The question with its pictures where it has marks, or before it."""
+    if MARK not in question:
+        return (*shown, TextPart(text=f"\n{question}"))
+    first, *others = question.split(MARK)
+    parts: list[Part] = [TextPart(text=first)] if first else []
+    for part, text in zip(shown, others, strict=True):
+        parts += [part, TextPart(text=text)] if text else [part]
+    return tuple(parts)
