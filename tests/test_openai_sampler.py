@@ -1,22 +1,17 @@
-"""Models behind OpenAI-compatible endpoints: exact tokens of a real vLLM server, and every way in which one fails."""
+"""Models behind OpenAI-compatible endpoints, and every way in which one fails; a real vLLM is in ``test_serve.py``."""
 
 import asyncio
 import json
-import re
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 from answering import Behaviour, completion, endpoint
-from command import ENVIRONMENT, ROOT, run
-from needs_vllm import needs_vllm
+from command import ROOT
 from recipe_world import GSM8K, HELD_OUT, make_model, write
-from served import gap, together
+from served import together
 from talk import said, tokenizer
-from transformers import AutoModelForCausalLM
 
 from condensegrpo.algorithms.segments import segments
 from condensegrpo.api import evaluate
@@ -27,8 +22,7 @@ from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.openai import OpenAIChatSampler, OpenAISampler
-from condensegrpo.samplers.vllm_server.process import ServerProcess
-from condensegrpo.samplers.vllm_server.settings import RequestSettings, ServedModel, ServerSettings
+from condensegrpo.samplers.vllm_server.settings import RequestSettings
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.run_setup import prepare_run
 
@@ -207,77 +201,3 @@ def test_a_chat_endpoint_cannot_say_how_sure_it_is() -> None:
     config = named_config("quickstart", [sampler, "rollout.stop_when_confident={}", "rollout.answer_form=null"])
     with pytest.raises(ConfigError, match="openai_chat knows no probability of a draft"):
         check_sampler(config)
-
-
-# --- a real server ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("served") / "model"
-    make_model(folder, steps=60, head_dim=32)
-    bent = {"do_sample": True, "top_k": 1, "repetition_penalty": 1.3}  # of a folder, which may have no effect
-    (folder / "generation_config.json").write_text(json.dumps(bent))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[ServerProcess]:
-    served = ServedModel(path=str(model), dtype="float32", max_model_len=2048)
-    settings = ServerSettings(kv_cache_gib=0.05)
-    process = ServerProcess(served, settings, token="real-token", log=model.parent / "server" / "log")
-    process.log.parent.mkdir()
-    process.start()
-    try:
-        for _ in range(600):
-            process.check_alive()
-            try:
-                urlopen(f"{process.url}/health", timeout=5).close()
-                break
-            except OSError:
-                time.sleep(0.25)
-        yield process
-    finally:
-        process.stop()
-
-
-@needs_vllm
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_replies_of_vllm_are_those_of_the_model_token_by_token(
-    server: ServerProcess, model: Path, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(KEY, "real-token")
-    sampler = OpenAISampler(f"{server.url}/v1", "policy", key_variable=KEY)
-    params = SamplingParams(max_tokens=12, temperature=temperature, seed=1, stop_ids=(11,))
-    replies = together(sampler, [((5, 6, 7), params), (tuple(range(60, 90)), params)])
-    policy = AutoModelForCausalLM.from_pretrained(model).eval()
-    assert (
-        max(gap(policy, (5, 6, 7), replies[0], temperature), gap(policy, range(60, 90), replies[1], temperature)) < 1e-4
-    )
-    with pytest.raises(SamplerError, match="404, not found"):
-        together(OpenAISampler(f"{server.url}/v1", "other", key_variable=KEY), [((5,), params)])
-
-
-@needs_vllm
-def test_the_page_compares_condensers_on_a_served_model(
-    server: ServerProcess, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    section = PAGE.split("## Compare on a served model", 1)[1]
-    (configuration,) = re.findall(r"```yaml\n# served.yaml\n(.*?)```", section, re.DOTALL)
-    (line,) = re.findall(r"^condensegrpo (eval .*)$", section, re.MULTILINE)
-    name = "Qwen/Qwen2.5-72B-Instruct"
-    for before, after in (("http://gpu-box:8000", server.url), (f"model: {name}", "model: policy"), (name, str(model))):
-        assert before in configuration
-        configuration = configuration.replace(before, after)
-    (tmp_path / "served.yaml").write_text(configuration)
-    write(tmp_path / "questions.jsonl", [{"question": f"70 and {number}?", "answer": "72"} for number in range(60)])
-    monkeypatch.setitem(ENVIRONMENT, "SERVED_KEY", "real-token")  # type: ignore[arg-type]  # a dict
-    words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line.replace(name, str(model)))]
-    done = run(*words, "evaluate.problems=4", "--json", "--save", "saved", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert [each["contender"]["condenser"] for each in result["figures"]] == ["full", "last_k", "truncate"]
-    saved = sorted((tmp_path / "saved").glob("*.jsonl"))
-    turns = [turn for file in saved for each in read_trajectories(file).trajectories for turn in each.trajectory.turns]
-    assert len(saved) == 3
-    assert all(len(turn.logprobs) == len(turn.output_ids) > 0 for turn in turns)
