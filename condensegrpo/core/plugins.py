@@ -8,7 +8,8 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,7 +26,14 @@ KINDS = (*("condensers", "rewards", "tasks", "tools", "tool_formats", "estimator
 
 def installed(kind: str) -> tuple[EntryPoint, ...]:
     """The entry points of one kind (a member of ``KINDS``), by name."""
-    return tuple(sorted(entry_points(group=f"condensegrpo.{kind}"), key=lambda point: point.name))
+    points = _entry_points(tuple(sys.path)).select(group=f"condensegrpo.{kind}")
+    return tuple(sorted(points, key=lambda point: point.name))
+
+
+@cache
+def _entry_points(path: tuple[str, ...]) -> EntryPoints:
+    """Those of all packages on a search path. They are read once: a configuration names a dozen of them."""
+    return entry_points()
 
 
 def load(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names
