@@ -7,11 +7,24 @@ postpone_collections()
 import datasets  # noqa: E402, F401
 import matplotlib.backends.backend_agg  # noqa: E402
 import matplotlib.figure  # noqa: E402, F401
+import PIL.Image  # noqa: E402
 import pytest.__main__  # noqa: E402, F401  multiprocessing imports the main module of the tests into every child
 import transformers.models.qwen3.modeling_qwen3  # noqa: E402, F401
+import typer.rich_utils  # noqa: E402, F401
 
+import condensegrpo.condensers.last_k  # noqa: E402
+import condensegrpo.evaluation.study  # noqa: E402
+import condensegrpo.planning.remedies  # noqa: E402
+import condensegrpo.reporting.run_plot  # noqa: E402
 import condensegrpo.reporting.run_report  # noqa: E402
-import condensegrpo.samplers.batch  # noqa: E402
+import condensegrpo.rewards.weighted_sum  # noqa: E402
+import condensegrpo.samplers.decoding  # noqa: E402
+import condensegrpo.tasks.ledger  # noqa: E402
+import condensegrpo.training.run_setup  # noqa: E402
 import condensegrpo.training.train  # noqa: E402, F401
+
+PIL.Image.init()  # its plug-ins, which the first picture would import
+
+import deepspeed.module_inject.auto_ep_layer  # noqa: E402, F401  deepspeed.initialize imports it; last: train chose the device
 
 resume_collections()
