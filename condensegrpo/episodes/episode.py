@@ -123,7 +123,7 @@ async def run_episode(
         The trajectory with every sampled turn, also after a failure; see ``Stop`` for how it may end.
     """
     started = time.monotonic()
-    record = _Record(trajectory=f"{group_id}/{sample}/{seed(0)}", seed=seed)
+    record = _Record(trajectory=f"{seed(0)}/{group_id}/{sample}", seed=seed)
     try:
         ending = await _play(problem, environment, engine, draw, record)
     finally:
