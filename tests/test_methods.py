@@ -102,6 +102,8 @@ FOLDS = [
     call("prune", turns=[1], note="Ben: no") + find("Zoe"),
     call("prune", turns=[0, 1, 2], note="none of them") + find("Ada"),
 ]
+NOTING, CLEARING = call("memory_write", name="Mia", text="no"), call("prune", turns=[0, 1])
+NOTED, GATE = "\n\n[Your notes]\nMia: no", call("memory_write", name="1", text="a lamp.")
 ONE, REST = call("prune", turns=[0]), call("prune", turns=[1, 2], note="no")
 CASES = {
     # question, latest state with its query, what the query returned
@@ -144,6 +146,61 @@ CASES = {
         },
         written=(3,),
         changes=TRIGGER,
+    ),
+    # as supo
+    "compactionrl": Case(
+        replies=[*map(find, PEOPLE), SUMMED, ANSWER],
+        views={
+            3: units("Mia", "Ben", "Zoe"),
+            4: units(*PEOPLE),
+            5: [SUMMED, "[turns up to 2 omitted, summarised above]", *units("Ada")],
+        },
+        written=(4,),
+        changes=(TRIGGER[0], "rollout.condense.share=0.5"),
+    ),
+    # before each step the history is edited, from the first on that has one
+    "adacom": Case(
+        replies=[find("Mia"), find("Ben"), SUMMED, find("Zoe"), SUMMED, ANSWER],
+        views={
+            1: units("Mia"),
+            2: units("Mia", "Ben"),
+            3: [SUMMED, "[turns up to 0 omitted, summarised above]", *units("Ben")],
+            4: [SUMMED, "[turns up to 0 omitted, summarised above]", *units("Ben", "Zoe")],
+            5: [*SUMMARISED, *units("Zoe")],
+        },
+        written=(2, 4),
+    ),
+    # as supo, but another model writes, by a guideline
+    "acon": Case(
+        replies=[*map(find, PEOPLE), ANSWER],
+        views={
+            2: units("Mia", "Ben"),
+            3: [*SUMMARISED, *units("Zoe")],
+            4: [*SUMMARISED, *units("Zoe", "Ada")],
+        },
+        changes=TRIGGER,
+    ),
+    # what the policy did not remove; its notes where the turn that wrote them is gone
+    "swemem": Case(
+        replies=[find("Mia"), NOTING, CLEARING, find("Ben"), ANSWER],
+        views={
+            1: units("Mia"),
+            2: [*units("Mia"), NOTING, "<result>The note is written; 1995 characters are left.</result>"],
+            3: [CLEARING, f"<result>2 turns left your context: 0–1</result>{NOTED}"],
+            4: [CLEARING, f"<result>2 turns left your context: 0–1</result>{NOTED}", *units("Ben")],
+        },
+    ),
+    # question, memory, chunk; the memory changes where the policy writes, and no chunk follows the answer
+    "grumem": Case(
+        replies=["next", "next", GATE, "next", "<answer>sofa lamp desk vase</answer>"],
+        views={
+            0: [],
+            1: ["next", "In room 0 is a sofa."],
+            2: ["next", "In room 1 is a lamp."],
+            3: [GATE, "<result>The note is written; 1992 characters are left.</result>"],
+            4: ["next", "In room 2 is a desk.\n\n[Your notes]\n1: a lamp."],
+        },
+        changes=("task.options.messages=4",),
     ),
     # as supo, but another model writes
     "resum": Case(
@@ -264,7 +321,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(folder / f"{name}.jsonl", [{"question": question, "answer": {"value": "Paris", "aliases": ["Paris"]}}])
     rooms = ("sofa", "lamp", "desk", "vase")
     asked = [("home", f"Which thing is in room {n % 2}, asked {n}?", [rooms[n % 2]]) for n in range(20)]
-    write_memory_questions(folder, {"home": [[f"In room {n} is a {rooms[n]}." for n in range(2)]]}, asked)
+    write_memory_questions(folder, {"home": [[f"In room {n} is a {rooms[n]}." for n in range(4)]]}, asked)
     return folder
 
 
@@ -278,7 +335,7 @@ def recipe(method: str, world: Path, *more: str) -> RunConfig:
         "train={steps: 2, problems_per_step: 1, samples_per_problem: 2, eval_every: 0, save_every: 0}",
         "evaluate.problems=1",
     ]
-    if method == "memagent":
+    if method in ("memagent", "grumem"):
         changes += [f"task.data={world}", "task.options.messages=2"]
     else:
         changes += [
@@ -288,7 +345,7 @@ def recipe(method: str, world: Path, *more: str) -> RunConfig:
             f"rollout.tools.use.0.options.cache={world / 'cache'}",
             "rollout.tools.use.0.options.passages=1",
         ]
-    if method == "resum":
+    if method in ("resum", "acon"):
         changes.append(f"condenser.options.url={always(SUMMED)}")
     return named_config(f"methods/{method}", [*changes, *CASES[method].changes, *more])
 
@@ -313,7 +370,7 @@ def short(message: Message) -> str:
     page = re.search(r"<result>\[1\] (\w+)", message.text)
     if page:
         return f"page of {page[1]}"
-    text = re.sub(r"\s*\n(\[turn \d+[:\]]|\nWrite a summary that).*", "", message.text, flags=re.DOTALL)
+    text = re.sub(r"\s*\n(\[turn \d+[:\]][^\n]*|\nWrite a summary that.*)", "", message.text, flags=re.DOTALL)
     return re.sub(r": \d+ tokens\]", "]", text)
 
 

@@ -24,6 +24,7 @@ from annotated_types import Ge, Gt, Lt
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem, Request, Split
 from condensegrpo.storage.bfcl_memory import MemoryQuestion, contains_answer, read_memory_questions
+from condensegrpo.tasks.answers import read_answer
 from condensegrpo.tasks.notes import NotesEnvironment
 from condensegrpo.tasks.splits import split
 
@@ -46,6 +47,8 @@ class BfclMemory:
 
     data: str | None = None  # a wheel of bfcl-eval, or the folder of its data; None: the installed package
     messages: Annotated[int, Ge(1)] = 4  # of the user, in an episode
+    system: str = SYSTEM  # the system message
+    exits: bool = False  # whether <answer>…</answer> ends an episode before all messages came
     eval_share: Annotated[float, Gt(0), Lt(1)] = 0.3  # of the questions, held out by their hash
 
     def __post_init__(self) -> None:
@@ -60,7 +63,9 @@ class BfclMemory:
 
     def environment(self, problem: Problem) -> NotesEnvironment:
         """A fresh episode."""
-        return NotesEnvironment(pinned=_pinned(problem), messages=(*problem.data["messages"], ASKED), answer=_answer)
+        pinned = (Message(role="system", content=self.system), Message(role="user", content=problem.question))
+        said = (*problem.data["messages"], ASKED)
+        return NotesEnvironment(pinned=pinned, messages=said, answer=_answer, exits=self.exits)
 
     def expert(self, problem: Problem) -> "BfclMemoryExpert":
         """The expert of an episode."""
@@ -75,7 +80,7 @@ class BfclMemory:
 
     def corpus(self) -> Iterable[str]:
         """Every word of the task."""
-        yield f"{SYSTEM} {ASKED} {NOTED}{NOTHING}"
+        yield f"{self.system} {ASKED} {NOTED}{NOTHING}"
         for problem in self.problems("train"):
             yield from (problem.question, str(problem.answer), *problem.data["messages"])
 
@@ -98,10 +103,6 @@ class BfclMemory:
                 "index": index - first,
             },
         )
-
-
-def _pinned(problem: Problem) -> tuple[Message, ...]:
-    return (Message(role="system", content=SYSTEM), Message(role="user", content=problem.question))
 
 
 class BfclMemoryExpert:
@@ -140,4 +141,4 @@ def _excerpt(text: str, answer: str) -> str:
 
 
 def _answer(reply: str) -> str | None:
-    return reply.strip() or None
+    return read_answer(reply) or reply.strip() or None

@@ -23,6 +23,7 @@ from annotated_types import Ge, Le
 
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import Problem, Request, Split, Step
+from condensegrpo.tasks.answers import read_answer
 from condensegrpo.tasks.drawn import drawn_for_training, drawn_held_out, ends_with_request
 
 INSTRUCTION = (
@@ -111,6 +112,7 @@ class NotesEnvironment:
     pinned: tuple[Message, ...]
     messages: tuple[str, ...]  # the last one asks for the answer
     answer: Callable[[str], str | None]  # the answer that the last reply gives
+    exits: bool = False  # whether a reply with <answer>…</answer> is the last
     _sent: int = field(default=0, init=False)
 
     async def start(self) -> tuple[Message, ...]:
@@ -118,8 +120,8 @@ class NotesEnvironment:
         return self.pinned
 
     async def step(self, reply: Message) -> Step:
-        """The next message; after the last one, the end with the answer."""
-        if self._sent == len(self.messages):
+        """The next message; after the last one, or an early answer, the end."""
+        if self._sent == len(self.messages) or (self.exits and read_answer(reply.text) is not None):
             return Step(done=True, answer=self.answer(reply.text))
         self._sent += 1
         return Step(observations=(Message(role="user", content=self.messages[self._sent - 1]),))
