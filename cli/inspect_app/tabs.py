@@ -81,6 +81,9 @@ def shown(opened: OpenedTrajectory, turn: int) -> RenderableType:
 def full(opened: OpenedTrajectory, turn: int) -> RenderableType:
     """The whole history before the turn, with what was dropped and rewritten in its place."""
     legend = Text.assemble((f"{_unseen(turn, opened.turns[turn].context.statuses)}\n", "bold"))
+    declared = next((view.condensation for view in opened.turns[turn::-1] if view.condensation is not None), None)
+    if declared is not None:
+        legend.append(f"{one_line(declared.condenser, 30)}: {one_line(declared.reason, MOST) or 'not stated'}\n")
     for mark in MARKS.values():
         legend.append(f"{mark.glyph} ", mark.style).append(f"{mark.word}   ", theme.DIM)
     return Lines(legend, *map(_piece, opened.pieces(turn)))

@@ -22,6 +22,7 @@ from condensegrpo.inspection.records import IndexedTrajectory
 
 KNOWN_WIDTH = 12  # columns of the bar of what a context knows of the answer
 EXCERPT = 600  # characters of a text without --full
+REASON = 300  # characters of why a condenser did what it did
 
 
 def heading(sibling: IndexedTrajectory, detail: str, *, full: bool) -> Text:
@@ -129,6 +130,7 @@ def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Te
     yield "context", Text.assemble(context_bar.bar(turn.context), "  ", _make_up(turn))
     if turn.condensation is not None:
         yield "units", _spans(turn.condensation)
+        yield "why", Text(one_line(turn.condensation.reason, REASON) or "not stated", theme.DIM)
     for text in turn.rejected:
         label = Text(f"{text.tokens} tokens, rejected: {one_line(text.reason, 90)}: ", theme.WARN)
         yield "wrote", label.append(excerpt(text.text, characters=size), theme.DIM)
@@ -173,7 +175,7 @@ def _spans(declared: Condensation) -> Text:
             text.append(f"{mark.glyph} {mark.word} ", mark.style)
             turns = f"turn {names}" if sum(span.units for span in spans) == 1 else f"turns {names}"
             text.append(f"{turns}, {sum(span.tokens for span in spans)} tokens   ")
-    return text.append(one_line(declared.reason, 60), theme.DIM)
+    return text
 
 
 def _credit(turn: TurnView, scale: float) -> Text:
