@@ -122,6 +122,22 @@ def test_turns_that_do_not_train_weigh_nothing_and_change_no_denominator(
         assert not any(weight for (made, _), weight in zip(turns, row, strict=True) if made != kind)
 
 
+@pytest.mark.parametrize("mode", sorted(WEIGHTS))
+def test_what_the_initial_policy_wrote_weighs_nothing_and_counts_in_no_denominator(mode: Aggregation) -> None:
+    kept = [of_turns([("act", 2), ("condense", 3), ("act", 1)], 0), of_turns([("condense", 4), ("act", 4)], 1)]
+
+    def frozen(each: ScoredTrajectory) -> ScoredTrajectory:
+        turns = tuple(replace(turn, frozen=turn.kind == "condense") for turn in each.trajectory.turns)
+        return replace(each, trajectory=replace(each.trajectory, turns=turns))
+
+    def weights(kept: list[ScoredTrajectory], trained: TrainedKind) -> list[list[float]]:
+        aggregation = AggregationSettings(mode=mode, max_tokens=7, turns=trained)
+        estimator = Estimator(ESTIMATORS["grpo"])
+        return give_credit(kept, estimator, aggregation, stops=StopSettings(), whitened=False).weight_NK.tolist()
+
+    assert weights([frozen(each) for each in kept], "all") == weights(kept, "act") != weights(kept, "all")
+
+
 def test_a_share_of_summaries_needs_both_kinds_of_turns() -> None:
     with pytest.raises(ValueError, match=r"turns=condense and summary_share=0\.5.*Remove summary_share"):
         AggregationSettings(turns="condense", summary_share=0.5)

@@ -12,12 +12,14 @@ import pytest
 from conformance import NEVER_CUTS, OPTIONS
 from typer.testing import CliRunner
 
+from condensegrpo import api
 from condensegrpo.algorithms import segments
 from condensegrpo.assembly.build import build, build_components
+from condensegrpo.assembly.preflight import check_settings
 from condensegrpo.assembly.runtime import renderer_for
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.cli.app import app
-from condensegrpo.config.load import find_config, load_config
+from condensegrpo.config.load import find_config, load_config, vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core import plugins
 from condensegrpo.core.account import account
@@ -200,6 +202,58 @@ def test_the_share_of_the_weight_on_summaries_can_be_set_and_is_logged(
     )
     (line,) = [line for line in read_metrics(folder.metrics) if "groups_dropped" in line]
     assert math.isclose(line["weight/summaries"], 0.5, rel_tol=1e-6)
+
+
+def test_the_initial_policy_writes_the_summaries_and_they_train_nothing(
+    model: Path, template: Path, tmp_path: Path
+) -> None:
+    frozen = ("rollout.condense.writer=initial", "learner.optimiser.lr=0.002", "train.problems_per_step=4")
+    folder = run(config("summary", options_of("summary", template), model, tmp_path, *frozen))
+    scored = [(step, one) for step, found in sampled(folder) for one in found]
+    late = [turn for step, one in scored if step > 1 for turn in one.trajectory.turns]
+    assert {turn.kind == "condense" for turn in late} == {True, False}
+    assert all(turn.frozen == (turn.kind == "condense") for turn in late)
+    assert {turn.policy_version for turn in late} == {0, 1, 2}
+    assert {turn.policy_version for turn in late if turn.frozen} == {0}
+    initial = TransformersSampler(str(model))
+    try:
+        error = {True: 0.0, False: 0.0}
+        for turn in late:
+            logprobs = asyncio.run(initial.measure(turn.prompt_ids, turn.output_ids))
+            worst = max(abs(ours - theirs) for ours, theirs in zip(logprobs, turn.logprobs, strict=True))
+            error[turn.frozen] = max(error[turn.frozen], worst)
+    finally:
+        initial.close()
+    assert error[True] < 1e-4 < 0.05 < error[False]
+    for step, one in scored:
+        weights = read_credit(folder.credit(step))[one.trajectory.id].weights
+        assert all((weight > 0) is not turn.frozen for weight, turn in zip(weights, one.trajectory.turns, strict=True))
+    lines = [line for line in read_metrics(folder.metrics) if "groups_dropped" in line]
+    assert all(line["staleness_max"] == 0 for line in lines)
+    assert sum(line.get("summaries", 0) for line in lines) > 0
+    assert all(line.get("weight/summaries", 0) == 0 for line in lines)
+    rollouts = api.rollout(folder.path, n=4, problems=2, observer=Silent())  # after three steps: its origin writes
+    turns = [turn for each in rollouts for turn in each.trajectory.turns]
+    assert {turn.policy_version for turn in turns if turn.frozen} == {0}
+    assert {turn.policy_version for turn in turns if not turn.frozen} == {3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["sampler.name=vllm"], r"found sampler\.name=vllm, which cannot hold a second model beside the policy"),
+        (["rollout.workers.processes=2"], r"found rollout\.workers, which reach the policy alone"),
+        (["algorithm.aggregation.turns=condense"], r"turns=condense, so that nothing would train"),
+        (["algorithm.aggregation.summary_share=0"], r"found algorithm\.aggregation\.summary_share, a share for texts"),
+        (["condenser={name: last_k}"], r"found initial, and the condenser last_k asks for no text"),
+    ],
+)
+def test_a_frozen_writer_that_cannot_be_is_refused_before_a_model_is_loaded(
+    changes: list[str], message: str, model: Path, template: Path, tmp_path: Path
+) -> None:
+    chosen = config("summary", options_of("summary", template), model, tmp_path, "rollout.condense.writer=initial")
+    with pytest.raises(ConfigError, match=message):
+        check_settings(build(vary(chosen, changes)))
 
 
 def test_a_budget_that_leaves_a_summary_no_room_stops_the_run_before_anything_is_sampled(

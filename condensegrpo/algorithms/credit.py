@@ -130,8 +130,11 @@ def turn_tokens(scored: Sequence[ScoredTrajectory]) -> Tensor:
 
 
 def trained_turns(scored: Sequence[ScoredTrajectory], turns: TrainedKind) -> Tensor:
-    """Whether a turn trains, bool (N, K), False beyond a trajectory's turns."""
-    return _table([[turns in ("all", turn.kind) for turn in each.trajectory.turns] for each in scored], beyond=0).bool()
+    """Whether a turn trains, bool (N, K), False beyond a trajectory's turns and of what the initial policy wrote."""
+    return _table(
+        [[turns in ("all", turn.kind) and not turn.frozen for turn in each.trajectory.turns] for each in scored],
+        beyond=0,
+    ).bool()
 
 
 def condense_turns(scored: Sequence[ScoredTrajectory]) -> Tensor:

@@ -28,8 +28,8 @@ def last_prefetched(step: int, *, staleness: int, steps: int) -> int:
 
 
 def staleness_of(trajectory: Trajectory, step: int) -> int:
-    """Optimiser steps between the oldest turn of a trajectory and the weights that its step starts from."""
-    return max((step - 1 - turn.policy_version for turn in trajectory.turns), default=0)
+    """Optimiser steps between the oldest turn that the policy sampled and the weights that its step starts from."""
+    return max((step - 1 - turn.policy_version for turn in trajectory.turns if not turn.frozen), default=0)
 
 
 def check_staleness(trajectories: Iterable[Trajectory], *, step: int, staleness: int) -> None:

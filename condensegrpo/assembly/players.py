@@ -40,34 +40,44 @@ class PlayerSettings:
     media: MediaFolder | None = None  # of the pictures of prompts
 
 
-def local_player(components: Components, settings: PlayerSettings, sampler: Sampler) -> LocalPlayer:
-    """The player of this process.
+def local_player(
+    components: Components, settings: PlayerSettings, sampler: Sampler, *, writer: Sampler | None = None
+) -> LocalPlayer:
+    """The player of this process; ``writer`` as of ``trajectory_engine``.
 
     Raises:
         ConfigError: as ``trajectory_engine``.
     """
     renderer = renderer_for(components, settings.source, settings.media)
-    return LocalPlayer(
-        environment=components.task.environment,
-        engine=trajectory_engine(components, renderer=renderer, sampler=sampler, temperature=settings.temperature),
-        reward=components.reward,
+    engine = trajectory_engine(
+        components, renderer=renderer, sampler=sampler, temperature=settings.temperature, writer=writer
     )
+    return LocalPlayer(environment=components.task.environment, engine=engine, reward=components.reward)
 
 
 class Players:
     """Makes the players of a process that holds a sampler. Its workers are started when a batch first needs them."""
 
-    def __init__(self, config: RunConfig, sampler: Sampler, source: str, media: MediaFolder | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        sampler: Sampler,
+        source: str,
+        media: MediaFolder | None = None,
+        *,
+        writer: Sampler | None = None,
+    ) -> None:
         """Start nothing yet.
 
         Args:
             source: the folder or Hub id whose tokenizer and chat template the policy has.
             media: where the pictures of prompts are stored; the sampler reads them there.
+            writer: as of ``trajectory_engine``; it is closed with the workers.
 
         Raises:
             ConfigError: Ray is configured and not installed.
         """
-        self.sampler, self.source, self._media = sampler, source, media
+        self.sampler, self.source, self._media, self._writer = sampler, source, media, writer
         self._pool = WorkerPool(_host(config.rollout.workers), sampler, partial(frozen_model, dtype=config.model.dtype))
         self._keys = count()
 
@@ -77,7 +87,7 @@ class Players:
             config=components.config, source=self.source, temperature=temperature, media=self._media
         )
         return _SharingPlayer(
-            local=local_player(components, settings, self.sampler),
+            local=local_player(components, settings, self.sampler, writer=self._writer),
             pool=self._pool,
             key=next(self._keys),
             settings=settings,
@@ -89,8 +99,10 @@ class Players:
         return Workers(processes=0) if isinstance(self.sampler, RepliesToMessages) else _workers_of(components)
 
     def close(self) -> None:
-        """End the workers. May be called twice."""
+        """End the workers and the writer. May be called twice."""
         self._pool.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -168,7 +180,8 @@ def _workers_of(components: Components) -> Workers:
     """The setting; by default no worker loads a model once more or needs an object of this process."""
     workers = components.config.rollout.workers
     objects = components.objects.keys() - {components.config.sampler.name}  # no other process can build them
-    stays = bool(objects) or _holds_model(components.condenser, components.reward)
+    frozen = components.config.rollout.condense.writer == "initial"  # a copy of the policy in this process
+    stays = bool(objects) or frozen or _holds_model(components.condenser, components.reward)
     return Workers(processes=0) if stays and workers == Workers() else workers
 
 

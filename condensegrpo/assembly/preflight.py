@@ -16,7 +16,7 @@ from condensegrpo.assembly.runtime import renderer_with
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, ModelMissing
 from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols import ChecksTraining, Task, TurnReward
+from condensegrpo.core.protocols import ChecksTraining, Task, TurnReward, Writes
 from condensegrpo.core.reward_parts import SumsParts
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.core.wording import counted
@@ -62,6 +62,7 @@ def check_settings(components: Components) -> tuple[str, ...]:
     _check_reward(components)
     _check_batch(components)
     _check_variants(components)
+    _check_writer(components)
     check_disjoint(components)
     return tuple(_check_policy(components))
 
@@ -169,6 +170,17 @@ def _check_variants(components: Components) -> None:
                     f"checking evaluate.variants.{name}: it changes {section}, which an evaluation takes from the run. "
                     f"Remove that override; for another {section} start another run, or use condensegrpo eval."
                 )
+
+
+def _check_writer(components: Components) -> None:
+    """Check that the condenser asks for texts if the initial policy is to write them."""
+    condenser, config = components.condenser, components.config
+    writes = isinstance(condenser, Writes) and condenser.writes > 0
+    if config.rollout.condense.writer == "initial" and not writes:
+        raise ConfigError(
+            f"checking rollout.condense.writer: found initial, and the condenser {config.condenser.name} asks for no "
+            f"text. Set condenser.name=summary or compact, or the writer to policy."
+        )
 
 
 def _check_attention(config: RunConfig) -> None:

@@ -1,6 +1,6 @@
 """Opens what a run needs besides its components: sampler, trackers, renderer and trajectory engine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -72,6 +72,15 @@ def _sampler_arguments(
     }
 
 
+def open_writer(configs: Iterable[RunConfig], initial: str, media: MediaFolder) -> Sampler | None:
+    """The initial policy as the writer of condensers' texts: a copy that never gets other weights.
+
+    None if none of the configurations, of a run and its evaluations, sets ``rollout.condense.writer=initial``.
+    """
+    config = next((each for each in configs if each.rollout.condense.writer == "initial"), None)
+    return None if config is None else open_sampler(config, initial, media=media)
+
+
 def open_trackers(config: RunConfig) -> tuple[Tracker, ...]:
     """The trackers beside ``metrics.jsonl``."""
     return tuple(plugins.build_plugin("trackers", plugin.name, plugin.options) for plugin in config.trackers)
@@ -128,19 +137,28 @@ def trajectory_engine(
     renderer: Renderer,
     sampler: Sampler,
     temperature: float,
+    writer: Sampler | None = None,
     model: Callable[[str], VersionedAttention] | None = None,
 ) -> Engine:
     """The trajectory engine.
 
     Args:
+        writer: the initial policy, for ``rollout.condense.writer=initial``; not used otherwise.
         model: a frozen model of a scorer, by folder or Hub id; by default it is loaded into this process.
 
     Raises:
-        ConfigError: the sampler cannot measure or capture what the configuration asks for.
+        ConfigError: the sampler cannot measure or capture what the configuration asks for, or there is no writer.
     """
     config, scorer_names = components.config, names_of(components.condenser)
+    frozen = config.rollout.condense.writer == "initial"
+    if frozen and writer is None:
+        raise ConfigError(
+            "setting up rollout.condense.writer: found initial, and here is no copy of the initial policy; it is used "
+            "in training, evaluation and rollouts. Set it to policy."
+        )
     return Engine(
         sampler=sampler,
+        writer=writer if frozen else None,
         renderer=renderer,
         condenser=components.condenser,
         condenser_name=config.condenser.name,

@@ -13,6 +13,7 @@ def check_figures(config: RunConfig) -> None:
     _check_anchors(config)
     _check_lengths(config)
     _check_trigger(config)
+    _check_writer(config)
     _check_offload(config)
     _check_compiling(config)
     _check_staleness(config)
@@ -70,6 +71,35 @@ def _check_trigger(config: RunConfig) -> None:
             f"checking rollout.condense.to: found {rollout.condense.to}, above rollout.condense.share="
             f"{rollout.condense.share}; a condensed prompt would be condensed again at once. Lower it."
         )
+
+
+def _check_writer(config: RunConfig) -> None:
+    """What the initial policy writes never trains, and the initial policy is a copy in the process of the sampler."""
+    if config.rollout.condense.writer == "policy":
+        return
+    aggregation, workers = config.algorithm.aggregation, config.rollout.workers
+    faults = (
+        (
+            config.sampler.name != "transformers",
+            f"sampler.name={config.sampler.name}, which cannot hold a second model beside the policy. Set "
+            f"sampler.name=transformers",
+        ),
+        (
+            bool(workers.processes or workers.ray),
+            "rollout.workers, which reach the policy alone. Set rollout.workers.processes=0",
+        ),
+        (
+            aggregation.turns == "condense",
+            "algorithm.aggregation.turns=condense, so that nothing would train. Set it to all or act",
+        ),
+        (
+            aggregation.summary_share is not None,
+            "algorithm.aggregation.summary_share, a share for texts that do not train. Set it to null",
+        ),
+    )
+    for is_fault, found in faults:
+        if is_fault:
+            raise ConfigError(f"checking rollout.condense.writer=initial: found {found}, or set the writer to policy.")
 
 
 def _check_offload(config: RunConfig) -> None:

@@ -33,6 +33,7 @@ class Sampled:
     generation: Generation
     text: str
     version: int  # of the policy at the request
+    frozen: bool = False  # by the engine's writer
     picture_tokens: int = 0  # of the prompt's ids, those that stand for pictures
 
     def turn(self) -> Turn:
@@ -42,6 +43,7 @@ class Sampled:
             output_ids=self.generation.token_ids,
             logprobs=self.generation.logprobs,
             policy_version=self.version,
+            frozen=self.frozen,
             condensation=self.prompt.condensation,
             context=self.prompt.context,
             reply=Message(role="assistant", content=self.text),
@@ -109,7 +111,9 @@ async def generated(sampler: Sampler, prompt_ids: Sequence[int], params: Samplin
 
 
 async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sampled:
-    sampler, version = engine.sampler, engine.sampler.version
+    writer = engine.writer if prompt.request is not None else None
+    sampler = writer or engine.sampler
+    version = sampler.version
     if engine.expert is not None:
         generation = _written(engine.expert, engine.renderer, prompt, params.max_tokens)
     elif isinstance(sampler, RepliesToMessages):
@@ -125,7 +129,14 @@ async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sa
     placeholders = 0
     if engine.renderer.pictures is not None and prompt.media:
         placeholders = tuple(prompt.ids).count(engine.renderer.pictures.placeholder_id)
-    return Sampled(prompt=prompt, generation=generation, text=text, version=version, picture_tokens=placeholders)
+    return Sampled(
+        prompt=prompt,
+        generation=generation,
+        text=text,
+        version=version,
+        frozen=writer is not None,
+        picture_tokens=placeholders,
+    )
 
 
 def _written(expert: Expert, renderer: Renderer, prompt: Prompt, max_tokens: int) -> Generation:

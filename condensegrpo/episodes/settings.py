@@ -61,6 +61,9 @@ class Trigger:
     jitter: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Maximum random reduction of ``share``, drawn per problem: siblings condense at the same length."""
 
+    writer: Literal["policy", "initial"] = "policy"
+    """Who writes the texts that a condenser asks for: the policy, or the policy that GRPO starts from. Texts of the
+    latter never train and no update changes how they are written; it is a second copy of the model."""
     meter: Literal["none", "turns", "tokens"] = "none"
     """What a line at the end of every observation says: the number of its turn, or also the used and free tokens."""
     schedule: tuple[tuple[Annotated[int, Ge(0)], Annotated[float, Gt(0), Le(1)]], ...] = ()

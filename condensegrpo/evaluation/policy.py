@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from condensegrpo.config.load import STORED
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import RunError
 from condensegrpo.storage.files import shared_lock
 from condensegrpo.storage.run_folder import RunFolder
@@ -42,6 +43,15 @@ def model_of(policy: str) -> str:
     if newest is None:
         raise RunError(f"evaluating {policy}: it has no checkpoint yet. Wait for one, or continue with train --resume.")
     return str(newest / "model")
+
+
+def initial_of(model: str, config: RunConfig) -> str:
+    """The policy that GRPO started from: of the run that a model is of, or without a run the model itself."""
+    run = run_of_policy(model)
+    if run is None:
+        return model
+    made = (run / "origin" / name for name in ("warm", "new"))
+    return next((str(folder) for folder in made if folder.is_dir()), config.model.path or model)
 
 
 @contextmanager

@@ -9,13 +9,13 @@ from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.objects import NO_OBJECTS, Objects
 from condensegrpo.assembly.players import Players
-from condensegrpo.assembly.runtime import open_sampler, use_threads
+from condensegrpo.assembly.runtime import open_sampler, open_writer, use_threads
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.evaluation.evaluate import evaluate
-from condensegrpo.evaluation.policy import in_use
+from condensegrpo.evaluation.policy import in_use, initial_of
 from condensegrpo.learner.checkpoint import verify_model
 from condensegrpo.learner.policy import save_tokenizer, trained_steps
 from condensegrpo.storage.evaluations import destination_of, new_name, store_evaluation
@@ -41,7 +41,8 @@ def opened_policy(
         sampler = open_sampler(config, source, objects=objects, media=media)
         if config.sampler.name not in objects:
             opened.enter_context(closing(sampler))
-        yield opened.enter_context(Players(config, sampler, source, media))
+        writer = open_writer([config], initial_of(source, config), media)
+        yield opened.enter_context(Players(config, sampler, source, media, writer=writer))
 
 
 def evaluate_policy(

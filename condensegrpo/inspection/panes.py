@@ -52,6 +52,7 @@ class TurnView:
 
     turn: int
     kind: str
+    frozen: bool  # written by the initial policy
     policy_version: int | None  # None: not known
     context: ContextView
     condensation: Condensation | None
@@ -90,6 +91,7 @@ def turns(
         TurnView(
             turn=index,
             kind=turn.kind,
+            frozen=turn.frozen,
             policy_version=turn.policy_version if version_known else None,
             context=view,
             condensation=turn.condensation,

@@ -1,6 +1,7 @@
 """What the sampler holds on the learner's device in each phase of a run, in bytes.
 
-transformers   its weights from beginning to end; keys, values and logits while it samples
+transformers   its weights from beginning to end, twice if the initial policy writes; keys, values and logits while it
+               samples
 vllm           a share of the device (sampler.options.engine), taken when it starts; on a GPU it sleeps while the
                learner works, but for its CUDA graphs, wakes its weights for an update and the rest for the next request
 others         nothing here: they sample on other devices
@@ -102,8 +103,10 @@ def requests(run: PlannedRun) -> int:
 
 def _transformers(run: PlannedRun) -> SamplerMemory:
     decoder, element, waiting = run.model.decoder, DTYPES[_dtype(run)].itemsize, requests(run)
-    context = max(varied.rollout.limits.max_context_tokens for varied in evaluations(run.config).values())
-    copy = Part(WEIGHTS, run.model.parameters * element)
+    varied = [each.rollout for each in evaluations(run.config).values()]
+    context = max(rollout.limits.max_context_tokens for rollout in varied)
+    copies = 1 + any(rollout.condense.writer == "initial" for rollout in varied)
+    copy = Part(WEIGHTS, copies * run.model.parameters * element)
     prompts = formulas.cache_bytes(decoder, requests=waiting, length=context, element=element)
     cache = formulas.cache_bytes(decoder, requests=waiting, length=longest_request(run.config), element=element)
     layer = formulas.prefill_bytes(decoder, requests=waiting, length=context, element=element)

@@ -92,6 +92,7 @@ def turn_rows(scored: ScoredTrajectory, credit: Credit | None) -> Iterator[dict[
             "turn": index,
             "kind": turn.kind,
             "policy_version": turn.policy_version,
+            "frozen": turn.frozen,
             "prompt_tokens": len(turn.prompt_ids),
             "picture_tokens": turn.picture_tokens,
             "output_tokens": len(turn.output_ids),

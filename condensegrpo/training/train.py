@@ -18,7 +18,7 @@ from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.open_learner import choices, open_learner
 from condensegrpo.assembly.players import Players
-from condensegrpo.assembly.runtime import open_sampler, use_threads
+from condensegrpo.assembly.runtime import open_sampler, open_writer, use_threads
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import TooManyFailed
 from condensegrpo.core.observer import Observer
@@ -149,7 +149,8 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     )
     for note in choices(fitted, learner):
         observer.say(note)
-    players = Players(config, sampler, source, folder.media)
+    configs = [each.config for each in (components, *components.evaluations.values())]
+    players = Players(config, sampler, source, folder.media, writer=open_writer(configs, source, folder.media))
     player = players.player(components, temperature=config.rollout.temperature)
     tracking = RunTracking(config, folder, observer) if ranks.rank() == 0 else None
     try:
