@@ -1,0 +1,202 @@
+"""Collects the runs of a study of methods, and writes its tables and its picture from the committed results:
+
+    python docs/scripts/methods.py collect methods_reads runs/methods_reads
+    python docs/scripts/methods.py docs/results/methods.md
+
+A table stands between ``<!-- methods NAME -->`` and ``<!-- end of methods -->``; a test compares page and files. Every
+run of a seed starts from the same policy (``studies/methods.py``), so that differences are paired by seed.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from condensegrpo.config.study import Study, load_study
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.evaluation.predictions import Figure, outcome
+from condensegrpo.metrics.refetches import fetches
+from condensegrpo.metrics.seeds import Matrix, difference_interval, mean_interval
+from condensegrpo.reporting.plots import arm_style, bars, settings
+from condensegrpo.reporting.study_results import predictions_table
+from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.training.sweep import StudyRun, runs_of
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs/results/methods"
+PICTURE = ROOT / "docs/images/methods.svg"
+TABLE = re.compile(r"(<!-- methods (\w+) -->\n).*?(<!-- end of methods -->)", re.DOTALL)
+Json = Mapping[str, Any]
+HEADS = ("arm", "seeds", "success before", "after, mean [95 %]", "by seed", "after − `full` [95 %], paired",
+         "largest context", "read in all", "of it without a prefix cache", "output", "calls", "refetches", "lost facts",
+         "CPU s")  # fmt: skip
+
+
+def main() -> None:
+    """Collect one study, or rewrite the page and the picture."""
+    if sys.argv[1] == "collect":
+        name, out = sys.argv[2], Path(sys.argv[3])
+        found = collected(load_study(ROOT / f"studies/{name}.yaml"), out)
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        return
+    page = Path(sys.argv[1])
+    page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    draw()
+
+
+def collected(study: Study, out: Path) -> dict[str, Any]:
+    """The figures of every finished run by arm and seed, and the names of the others."""
+    lines = [json.loads(line) for line in (out / "cpu.jsonl").read_text(encoding="utf-8").splitlines()]
+    seconds = {
+        name: sum(line["seconds"] for line in lines if line["run"] == name) for name in {x["run"] for x in lines}
+    }
+    arms: dict[str, dict[str, Json]] = {arm: {} for arm in study.arms}
+    runs = runs_of(study, out)
+    for run in (run for run in runs if run.finished):
+        arms[run.arm][str(run.seed)] = {
+            "before": figures(run, 0),
+            "after": figures(run, run.config.train.steps),
+            "cpu_seconds": round(seconds[run.name], 1),
+        }
+    warm = {name: value for name, value in sorted(seconds.items()) if name.startswith("warm-")}
+    missing = [run.name for run in runs if not run.finished]
+    return {
+        "problems": runs[0].config.evaluate.problems,
+        "warm_start_cpu_seconds": warm,
+        "not_finished": missing,
+        "arms": arms,
+    }
+
+
+def figures(run: StudyRun, step: int) -> dict[str, float]:
+    """Means over the problems of an evaluation."""
+    scored = read_trajectories(run.folder.evaluation(step, "held-out")).trajectories
+    names = ("context_tokens", "prompt_tokens", "prompt_tokens_uncached", "output_tokens")
+    means = {
+        "success": _mean(each.figures.correct for each in scored),
+        "calls": _mean(each.figures.turns for each in scored),
+    }
+    means |= {name: _mean(getattr(each.figures, name) for each in scored) for name in names}
+    means["turns"] = _mean(each.figures.replies for each in scored)
+    means["refetches"] = _mean(fetches(each.trajectory).refetches for each in scored)
+    means["lost_facts"] = _mean(each.figures.lost_fact for each in scored)
+    return means | _stops(scored)
+
+
+def _stops(scored: Sequence[ScoredTrajectory]) -> dict[str, float]:
+    stops = [each.figures.stop.value for each in scored]
+    return {f"stop/{stop}": round(stops.count(stop) / len(stops), 4) for stop in sorted(set(stops))}
+
+
+def _mean(values: Iterator[float]) -> float:
+    return round(fmean(values), 4)
+
+
+def filled(page: str) -> str:
+    """A page with the tables of the results that it names."""
+    return TABLE.sub(lambda match: f"{match[1]}{tables(match[2])}{match[3]}", page)
+
+
+def results_of(name: str) -> Json:
+    """The committed results of a study."""
+    found: Json = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def tables(name: str) -> str:
+    """Predicted and found; then a row for each arm."""
+    results, study = results_of(name), load_study(ROOT / f"studies/{name}.yaml")
+    predicted = [
+        outcome(
+            claim,
+            _of(results, claim.arm, claim.figure),
+            claim.minus and _of(results, claim.minus, claim.figure),
+            paired=True,
+        )
+        for claim in study.predictions
+    ]
+    rows = [row for arm in results["arms"] if (row := _row(results, arm))]
+    lines = (f"| {' | '.join(cells)} |" for cells in (HEADS, ["---"] * len(HEADS), *rows))
+    missing = ", ".join(results["not_finished"])
+    warm = ", ".join(f"{value:.0f}" for value in results["warm_start_cpu_seconds"].values())
+    notes = f"{results['problems']} problems an evaluation. Warm starts by seed: {warm} s of CPU."
+    notes += f" Not finished: {missing}." if missing else ""
+    return "\n\n".join([predictions_table(predicted), notes, "\n".join(lines)]) + "\n"
+
+
+def _of(results: Json, arm: str, figure: str) -> Figure | None:
+    """A figure after training, of the seeds that the arm and the baseline of every claim share."""
+    by_seed = results["arms"][arm]
+    common = [seed for seed in by_seed if all(seed in other for other in results["arms"].values())]
+    if not common:
+        return None
+    values = np.array([[by_seed[seed]["after"][figure]] for seed in common])
+    return Figure(value_SP=values, seeds=tuple(map(int, common)), problems=())
+
+
+def _column(results: Json, arm: str, when: str, figure: str, seeds: Sequence[str]) -> Matrix:
+    return np.array([[results["arms"][arm][seed][when][figure]] for seed in seeds], dtype=np.float64)
+
+
+def _row(results: Json, arm: str) -> tuple[str, ...] | None:
+    seeds = list(results["arms"][arm])
+    if not seeds:
+        return None
+    after = _column(results, arm, "after", "success", seeds)
+    shared = [seed for seed in seeds if seed in results["arms"]["full"]]
+    difference = "–"
+    if arm != "full" and len(shared) > 1:
+        sides = (_column(results, which, "after", "success", shared) for which in (arm, "full"))
+        difference = f"{difference_interval(*sides, paired=True):+.2f}"
+    found = f"{mean_interval(after):.2f}" if len(seeds) > 1 else f"{after.mean():.2f}"
+
+    def mean(figure: str, digits: int) -> str:
+        return f"{_column(results, arm, 'after', figure, seeds).mean():.{digits}f}"
+
+    return (
+        f"`{arm}`",
+        str(len(seeds)),
+        f"{_column(results, arm, 'before', 'success', seeds).mean():.2f}",
+        found,
+        ", ".join(f"{value:.2f}" for value in after[:, 0]),
+        difference,
+        mean("context_tokens", 0),
+        mean("prompt_tokens", 0),
+        mean("prompt_tokens_uncached", 0),
+        mean("output_tokens", 0),
+        mean("calls", 1),
+        mean("refetches", 2),
+        mean("lost_facts", 2),
+        f"{fmean(results['arms'][arm][seed]['cpu_seconds'] for seed in seeds):.0f}",
+    )
+
+
+def draw() -> None:
+    """Success after training against what was read in all, a panel for each study."""
+    from matplotlib.figure import Figure as Canvas
+
+    names = [path.stem for path in sorted(RESULTS.glob("*.json"))]
+    with settings():
+        figure = Canvas(figsize=(5.5 * len(names), 4.6), layout="constrained")
+        for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
+            results = results_of(name)
+            for number, (arm, by_seed) in enumerate(results["arms"].items()):
+                if by_seed:
+                    success = mean_interval(_column(results, arm, "after", "success", list(by_seed)))
+                    tokens = _column(results, arm, "after", "prompt_tokens", list(by_seed)).mean()
+                    several = {"yerr": bars([success]), "capsize": 2, "elinewidth": 0.5} if len(by_seed) > 1 else {}
+                    axes.errorbar([tokens], [success.mean], label=arm, linestyle="", **several, **arm_style(number))
+            axes.set(title=name, xlabel="tokens read in an episode", ylabel="success", ylim=(-0.02, 1.02))
+            axes.set_xlim(left=0)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
+        figure.savefig(PICTURE, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
