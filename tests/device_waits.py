@@ -23,6 +23,8 @@ class DeviceWaits(TorchDispatchMode):
         super().__init__()
         self.waits = Counter[str]()  # by operation
         self.uploads = 0  # copies from main memory to a device
+        self.pinned = 0  # of those, asynchronous ones from memory that was allocated as pinned
+        self._pinned = set[int]()  # addresses of such memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -33,10 +35,14 @@ class DeviceWaits(TorchDispatchMode):
         counts_itself = name == "repeat_interleave" and kwargs.get("output_size") is None
         if name in READS or by_mask or counts_itself:
             self.waits[name] += 1
-        made = func(*args, **kwargs)
+        made = func(*args, **{**kwargs, **({"pin_memory": False} if kwargs.get("pin_memory") else {})})
+        if name == "empty" and kwargs.get("pin_memory"):  # without a device there is nothing to pin it for
+            self._pinned.add(made.data_ptr())
         if name in ("_to_copy", "copy_"):
             source = args[0] if name == "_to_copy" else args[1]
             places = [tensor.device.type for tensor in (source, *tree_leaves(made)) if isinstance(tensor, Tensor)]
             self.waits["download"] += places[0] != "cpu" == places[-1]
-            self.uploads += places[0] == "cpu" != places[-1]
+            upload = places[0] == "cpu" != places[-1]
+            self.uploads += upload
+            self.pinned += upload and bool(kwargs.get("non_blocking")) and source.data_ptr() in self._pinned
         return made

@@ -62,7 +62,15 @@ def test_the_patterns_of_gpu_kernels_and_rows_side_by_side_are_one_upload(kernel
     assert {tensor.device for tensor in (placed.source, *placed.columns.columns.values())} == {META}
 
 
-@pytest.mark.parametrize(("stage", "dtype"), [(1, "bfloat16"), (2, "bfloat16"), (3, "float32")])
+def test_an_upload_is_asynchronous_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    module = OnMeta(llama().to(META))
+    with DeviceWaits() as counted:
+        module.place(lay_out([tuple(forking_rows(9))]), META)
+    assert (counted.uploads, counted.pinned) == (1, 1)
+
+
+@pytest.mark.parametrize(("stage", "dtype"), [(0, "float32"), (1, "bfloat16"), (2, "bfloat16"), (3, "float32")])
 def test_more_micro_batches_are_no_more_waits(stage: int, dtype: str) -> None:
     """DeepSpeed's part of a micro-batch included; what is read at the end of a step is read once."""
     policy, waits = qwen3().to(getattr(torch, dtype)), []
