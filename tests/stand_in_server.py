@@ -35,6 +35,8 @@ class StandIn:
     prompts: list[tuple[int, ...]] = field(default_factory=list)
     url: str = ""
     nccl: bool = False
+    engines: int = 1
+    ranks: list[str | None] = field(default_factory=list)  # engines that requests named
     lora_rank: int = 0
     adapters: list[str] = field(default_factory=list)  # folders
     models: list[str | None] = field(default_factory=list)  # that requests named
@@ -53,6 +55,7 @@ class StandIn:
             "logprobs_mode": "processed_logprobs",
             "max_model_len": self.max_model_len,
             "world_size": 1,
+            "engines": self.engines,
             "lora_rank": self.lora_rank,
             "nccl": self.nccl,
         }
@@ -82,6 +85,7 @@ class StandIn:
         asked = await request.json()
         self.prompts.append(tuple(asked["token_ids"]))
         self.models.append(asked.get("model"))
+        self.ranks.append(request.headers.get("X-data-parallel-rank"))
         await asyncio.sleep(self.seconds)
         status = self.statuses.pop(0) if self.statuses else 200
         if status != 200:

@@ -195,6 +195,11 @@ def test_a_server_started_without_nccl_is_an_error() -> None:
         made.publish(1)
 
 
+def test_a_server_of_several_engines_is_an_error() -> None:
+    with group(StandIn(SHAPE, nccl=True, engines=2)) as made, pytest.raises(SamplerError, match="2 data-parallel"):
+        made.publish(1)
+
+
 def test_a_failed_join_is_an_error_with_the_address() -> None:
     with group(StandIn(SHAPE, nccl=True)) as made:
 

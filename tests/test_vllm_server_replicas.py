@@ -1,11 +1,12 @@
 """Several servers behind one sampler: routing, retries, weights and refusals."""
 
 import asyncio
+import gc
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from adapters import adapted_qwen3, trained_weights
+from aiohttp import web
 from safetensors.torch import load_file
 from stand_in_server import TOKEN, StandIn, serving
 from tiny import qwen3
@@ -30,7 +32,7 @@ from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.publish import FolderPublisher
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
-from condensegrpo.samplers.vllm_server.server import shape_of
+from condensegrpo.samplers.vllm_server.server import engines_of, shape_of
 from condensegrpo.samplers.vllm_server.settings import TEMPORARY, RequestSettings, ServerSettings
 from condensegrpo.samplers.vllm_server.weights import free_bytes, write_weights
 
@@ -74,6 +76,13 @@ def sampling(
         yield sampler
     finally:
         sampler.close()
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def ask(sampler: VllmServerSampler, trajectory: str = "t", prompt: tuple[int, ...] = (3, 4)) -> Generation:
@@ -143,6 +152,73 @@ def test_a_restarted_server_gets_the_weights_before_it_serves(folder: str, shape
         assert ask(sampler).token_ids == (7, 2)
         assert new.label == server.label
         assert new.loaded == server.loaded[-1:]
+
+
+def test_a_trajectory_stays_with_one_engine_of_a_data_parallel_server(folder: str, shape: dict[str, str]) -> None:
+    with serving(StandIn(shape, engines=2)) as server, sampling(folder, server) as sampler:
+        ask_all(sampler, 16)
+        first = dict(zip(server.prompts, server.ranks, strict=True))
+        ask_all(sampler, 16)
+    assert dict(zip(server.prompts[16:], server.ranks[16:], strict=True)) == first
+    assert set(first.values()) == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("line", "engines"),
+    [(["--port", "1"], "1"), (["--data-parallel-size", "4", "-x"], "4"), (["--data-parallel-size=8"], "8")],
+)
+def test_the_engines_of_a_server_are_those_of_its_command_line(line: list[str], engines: str) -> None:
+    assert engines_of(line) == engines
+
+
+def test_servers_join_and_leave_a_run_with_the_file_of_their_urls(
+    folder: str, shape: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "servers"
+    with ExitStack() as stack:
+        first, second, third = (stack.enter_context(serving(StandIn(shape))) for _ in range(3))
+        other = stack.enter_context(serving(StandIn({**shape, "vocab_size": "7"})))
+        file.write_text(f"{first.url}\n")
+        server = ServerSettings(start_seconds=20.0)
+        sampler = VllmServerSampler(folder, urls_file=str(file), server=server, requests=RequestSettings(seconds=20.0))
+        stack.callback(sampler.close)
+        ask_all(sampler, 16)
+        assert len(first.prompts) == 16
+        file.write_text(f"{first.url}/\n{second.url}\n{other.url}\n")
+        sampler.update_weights(MODEL.named_parameters(), 1)
+        until(lambda: (ask_all(sampler, 16), second.prompts)[1])
+        assert (second.label, second.loaded[-1]) == (first.label, first.loaded[-1])
+        until(lambda: f"{other.url} did not join the run: checking the model" in caplog.text)
+        file.write_text("half a ur")
+        sampler.update_weights(MODEL.named_parameters(), 2)
+        assert "the run keeps its servers" in caplog.text
+        assert first.label == second.label
+        file.write_text(f"{third.url}\n")  # all others leave
+        sampler.update_weights(MODEL.named_parameters(), 3)
+        seen = len(first.prompts), len(second.prompts)
+        ask_all(sampler, 16)
+        assert (len(first.prompts), len(second.prompts), len(third.prompts)) == (*seen, 16)
+        assert first.label != third.label
+    gc.collect()
+    assert "never retrieved" not in caplog.text  # of the server that was refused
+
+
+def test_a_server_that_loads_weights_which_an_update_replaces_gets_those_of_the_update(shape: dict[str, str]) -> None:
+    class Replaced(StandIn):
+        """The folder is gone when it loads the first time."""
+
+        async def rpc(self, request: web.Request) -> web.Response:
+            if (await request.json())["method"] == "condensegrpo_load" and not self.loaded:
+                self.loaded.append("replaced")
+                pool.weights = WeightsLabel(label="run:2", folder="/new")
+                return web.json_response({"error": {"message": "no such folder"}}, status=500)
+            return await super().rpc(request)
+
+    pool = ReplicaPool(WeightsLabel(label="run:1", folder="/old"), RequestSettings())
+    with serving(Replaced(shape)) as server, BackgroundLoop("test") as loop:
+        loop.run(pool.open([(server.url, None)], token=TOKEN, shape=shape, start_seconds=20))
+        assert (server.loaded, server.label) == (["replaced", "/new"], "run:2")
+        loop.run(pool.close())
 
 
 @contextmanager
@@ -489,6 +565,8 @@ def test_a_closed_sampler_is_an_error_and_closes_twice(folder: str, shape: dict[
         ({"replicas": 0}, "the option replicas is 0, wanted at least 1"),
         ({"urls": "http://here"}, "wanted a list"),
         ({"requests": {"retries": -1}}, r"the option requests\['retries'\] is -1, wanted at least 0"),
+        ({"urls": [], "urls_file": "/nowhere"}, "urls_file=/nowhere: No such file"),
+        ({"urls_file": "/nowhere"}, "wanted one of them"),
         ({"urls": ["here:8000"]}, "wanted addresses such as http"),
         (
             {"server": {"gpu_memory": 0.5}},

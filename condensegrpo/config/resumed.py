@@ -34,7 +34,8 @@ LEARNED = (
     "train.problems_per_step",
     "train.samples_per_problem",
 )
-NOT_LEARNED = ("rollout.workers", "sampler.options.urls")  # of these, what changes no trajectory
+# Of these, what changes no trajectory.
+NOT_LEARNED = ("rollout.workers", "sampler.options.urls", "sampler.options.urls_file")
 LONGEST_VALUE = 60  # characters of a value in a table
 
 

@@ -8,6 +8,7 @@ import asyncio
 import io
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import aiohttp
@@ -18,6 +19,7 @@ from condensegrpo.core.errors import SamplerError, ServerUnreachable
 T = TypeVar("T")
 Json = dict[str, Any]  # a parsed body
 Body = Mapping[str, object] | None  # of a request
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 MAX_BYTES = 64 << 20  # of an answer
 SHOWN = 500  # characters of what a server says in a message
 IDLE_SECONDS = 2.0  # that an idle connection is kept; servers drop theirs after 5, possibly during a request
@@ -35,19 +37,23 @@ class HttpClient:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),  # 0: no limit
         )
 
-    async def call(self, verb: str, route: str, body: Body, seconds: float) -> Json:
+    async def call(
+        self, verb: str, route: str, body: Body, seconds: float, headers: Mapping[str, str] = NO_HEADERS
+    ) -> Json:
         """The object that a server answers; raises as ``exchange`` and ``read``."""
-        return self.read(route, *await self.exchange(verb, route, body, seconds))
+        return self.read(route, *await self.exchange(verb, route, body, seconds, headers))
 
-    async def exchange(self, verb: str, route: str, body: Body, seconds: float) -> tuple[int, str]:
+    async def exchange(
+        self, verb: str, route: str, body: Body, seconds: float, headers: Mapping[str, str] = NO_HEADERS
+    ) -> tuple[int, str]:
         """Status and text of an answer. ServerUnreachable: there is none; SamplerError: it is too long."""
         where = f"asking {self.url}{route}: "
         content = None if body is None else io.BytesIO(json.dumps(body).encode())  # sent in pieces, as large ones must
-        headers = {} if body is None else {"Content-Type": "application/json"}
+        sent = {**headers, **({} if body is None else {"Content-Type": "application/json"})}
         limit = aiohttp.ClientTimeout(total=seconds)
         try:
             async with self._session.request(
-                verb, self.url + route, data=content, headers=headers, timeout=limit
+                verb, self.url + route, data=content, headers=sent, timeout=limit
             ) as answer:
                 await answer.content.readexactly(MAX_BYTES + 1)
         except asyncio.IncompleteReadError as whole:

@@ -5,6 +5,7 @@ Every call has a time limit. What it raises: ``samplers/http_client.py``.
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
+from zlib import crc32
 
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
@@ -12,6 +13,7 @@ from condensegrpo.samplers.http_client import Body, HttpClient, Json, reason
 from condensegrpo.samplers.vllm.adapters import NAME as ADAPTERS
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 
+ENGINE_HEADER = "X-data-parallel-rank"  # vLLM's: the engine that computes a request
 SHORT_SECONDS = 30.0  # time limit of calls that need no computation
 NO_NUMBER = -9999.0  # nats, what vLLM writes for NaN and for less
 FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
@@ -23,9 +25,10 @@ class Description(NamedTuple):
     shape: Mapping[str, str]  # see server.shape_of
     logprobs_mode: str
     max_model_len: int  # tokens of prompt and output together
-    world_size: int  # processes, one a GPU
+    world_size: int  # processes of an engine, one a GPU
     lora_rank: int  # of the largest adapters that it computes; 0: none
     nccl: bool  # whether it receives weights over NCCL
+    engines: int = 1  # with a copy of the model each (--data-parallel-size)
 
 
 class Reply(NamedTuple):
@@ -74,6 +77,7 @@ class ServerClient:
     """The calls of one server. Use it, and close it, in one event loop."""
 
     def __init__(self, url: str, token: str) -> None:
+        self._engines = 1  # until it is described
         self._http = HttpClient(
             url,
             token,
@@ -102,7 +106,9 @@ class ServerClient:
     async def describe(self) -> Description:
         """The model and settings of the server; all its workers report the same."""
         reply = await self._rpc("condensegrpo_describe", seconds=SHORT_SECONDS)
-        return Description(**reply["results"][0])
+        description = Description(**reply["results"][0])
+        self._engines = description.engines
+        return description
 
     async def weights_label(self) -> str:
         """The label of the current weights; ``default``: those of the server's start."""
@@ -137,9 +143,11 @@ class ServerClient:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float, *, adapters: bool = False
     ) -> Reply:
-        """Sample one reply, with the adapters or without."""
+        """Sample one reply, with the adapters or without, in the trajectory's engine of a data-parallel server."""
         body = request_body(prompt_ids, params) | ({"model": ADAPTERS} if adapters else {})
-        return reply_of(await self._http.call("POST", "/inference/v1/generate", body, seconds))
+        engine = crc32(params.trajectory.encode()) % self._engines
+        headers = {} if self._engines == 1 else {ENGINE_HEADER: str(engine)}
+        return reply_of(await self._http.call("POST", "/inference/v1/generate", body, seconds, headers))
 
     async def close(self) -> None:
         """Close the connections."""

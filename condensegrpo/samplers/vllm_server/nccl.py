@@ -287,6 +287,11 @@ def _member(replica: Replica) -> Member:
             f"sending weights to {replica.url} over NCCL: it was started without. Start it with the same "
             f"server.weights=nccl (condensegrpo serve CONFIG), or remove the option here."
         )
+    if served.engines > 1:
+        raise SamplerError(
+            f"sending weights to {replica.url} over NCCL: its {served.engines} data-parallel engines would join the "
+            f"group as one. Set server.weights=folder, or start a server for each engine."
+        )
     return Member(client=replica.client, workers=served.world_size)
 
 

@@ -2,7 +2,10 @@
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
 
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Generation, SamplingParams
@@ -12,6 +15,7 @@ from condensegrpo.samplers.vllm_server.process import ServerProcess
 from condensegrpo.samplers.vllm_server.replica import Replica, WeightsLabel
 from condensegrpo.samplers.vllm_server.settings import RequestSettings
 
+_LOG = logging.getLogger(__name__)
 WATCH_SECONDS = 2.0  # between two looks of the first rank at servers that several ranks share
 PAUSE_SECONDS = 0.2  # before the first retry of a request; doubled before each further retry
 
@@ -50,19 +54,38 @@ class ReplicaPool:
             start_seconds: time limit of a start, and of loading weights.
             client: makes the calls of a server, of its URL and the token.
         """
-        self.replicas = tuple(
-            Replica(
+
+        def replica(url: str, process: ServerProcess | None) -> Replica:
+            return Replica(
                 client(url, token),
                 process,
-                index=index,
+                index=next(numbers),
                 shape=shape,
                 current_weights=lambda: self.weights,
                 start_seconds=start_seconds,
                 restores=self._restores,
             )
-            for index, (url, process) in enumerate(servers)
-        )
+
+        numbers, self._replica = count(), replica
+        self.replicas = tuple(replica(url, process) for url, process in servers)
         await asyncio.gather(*(asyncio.shield(replica.revive()) for replica in self.replicas))
+
+    async def follow(self, urls: Sequence[str]) -> None:
+        """Sample from these running servers from now on. No request may be under way.
+
+        A new server is brought up meanwhile, and serves when it has the current weights. The connections to those that
+        are not among them are closed.
+        """
+        async with self._update:
+            added = [self._replica(url, None) for url in urls if url not in {replica.url for replica in self.replicas}]
+            removed = [replica for replica in self.replicas if replica.url not in urls]
+            self.replicas = (*(replica for replica in self.replicas if replica not in removed), *added)
+            for replica in added:
+                _LOG.info("the vLLM server %s joins the run", replica.url)
+                replica.revive().add_done_callback(partial(_warn_of_refusal, replica.url))
+            for replica in removed:
+                _LOG.info("the vLLM server %s leaves the run", replica.url)
+                await replica.close()
 
     async def watch(self, seconds: float = WATCH_SECONDS) -> None:
         """Look after the servers from now on: one that no request of this rank goes to may be lost to the others."""
@@ -125,9 +148,9 @@ class ReplicaPool:
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, ServerUnreachable):
                 raise result
-        revived = [asyncio.shield(replica.revive()) for replica in self.replicas if not replica.ready]
+        revivals = [replica.revive() for replica in self.replicas if not replica.ready]
         if not any(replica.ready for replica in self.replicas):
-            results = await asyncio.gather(*revived, return_exceptions=True)
+            results = await asyncio.gather(*map(asyncio.shield, revivals), return_exceptions=True)
             failures = [result for result in results if isinstance(result, BaseException)]
             if len(failures) == len(results):
                 raise failures[0]
@@ -146,3 +169,9 @@ class ReplicaPool:
         replica = ranked[attempt % len(ranked)]
         await asyncio.shield(replica.revive())
         return replica
+
+
+def _warn_of_refusal(url: str, task: "asyncio.Task[None]") -> None:
+    """Log why a server that was added does not serve: no request waits for it."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _LOG.warning("the vLLM server %s did not join the run: %s", url, error)

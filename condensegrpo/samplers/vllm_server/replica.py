@@ -161,7 +161,11 @@ class Replica:
                     f"server.weights=folder."
                 )
             if self._restores:
-                await self._load_weights(weights, base=base)
+                try:
+                    await self._load_weights(weights, base=base)
+                except SamplerError:
+                    if weights == self._current_weights():  # else an update removed the folder meanwhile
+                        raise
             elif asyncio.get_running_loop().time() > deadline:
                 raise ServerUnreachable(
                     f"waiting for {self.url}: it holds the weights {label}, and the first rank of the run did not give "

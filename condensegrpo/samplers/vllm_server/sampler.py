@@ -7,6 +7,7 @@
 A reply that was sampled with other weights than the current ones is never returned.
 """
 
+import logging
 import os
 import secrets
 import shutil
@@ -40,6 +41,7 @@ from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE, shape_of
 from condensegrpo.samplers.vllm_server.settings import NCCL, TEMPORARY, RequestSettings, ServedModel, ServerSettings
 
+_LOG = logging.getLogger(__name__)
 SERVER, REQUESTS = ServerSettings(), RequestSettings()
 
 
@@ -54,6 +56,7 @@ class VllmServerSampler:
         max_model_len: Annotated[int, Ge(2)] | None = None,
         lora: LoraSettings | None = None,
         urls: tuple[str, ...] = (),
+        urls_file: str | None = None,
         replicas: Annotated[int, Ge(1)] = 1,
         server: ServerSettings = SERVER,
         requests: RequestSettings = REQUESTS,
@@ -67,11 +70,15 @@ class VllmServerSampler:
             lora: adapters that updates may bring instead of weights; a run gives its own.
             urls: of running servers, such as ``http://10.0.0.5:8000``; their token is in ``VLLM_API_KEY``. Empty: the
                 sampler starts servers on free ports of the loopback interface, which end with it.
+            urls_file: instead of ``urls``, a file with the URL of a running server a line. It is read again at every
+                update of the weights: servers join and leave while the run goes on.
             replicas: number of servers to start.
             server: settings of the servers to start; ``weights`` and ``start_seconds`` apply to running ones too.
             requests: limits of a request.
         """
-        self.check_options(urls=urls, replicas=replicas, server=server)
+        self.check_options(urls=urls, urls_file=urls_file, replicas=replicas, server=server)
+        self._urls_file = urls_file
+        urls = urls if urls_file is None else from_first(_read_urls(urls_file))
         self._run = from_first(secrets.token_hex(4))  # of this run: no server holds these weights already
         self.version = trained_steps(model_path) or 0  # the optimiser step whose weights are in use
         self._in_flight = 0
@@ -102,7 +109,12 @@ class VllmServerSampler:
 
     @staticmethod
     def check_options(
-        *, urls: tuple[str, ...] = (), replicas: int = 1, server: ServerSettings = SERVER, **_: object
+        *,
+        urls: tuple[str, ...] = (),
+        urls_file: str | None = None,
+        replicas: int = 1,
+        server: ServerSettings = SERVER,
+        **_: object,
     ) -> None:
         """Check combinations of options without a model.
 
@@ -110,6 +122,9 @@ class VllmServerSampler:
             ValueError: a combination is not supported; the message says why.
             SamplerError: vLLM is missing, and the sampler has to start servers.
         """
+        if urls and urls_file is not None:
+            raise ValueError(f"urls={list(urls)} and urls_file={urls_file}: wanted one of them")
+        urls = urls if urls_file is None else _read_urls(urls_file)
         if not all(url.startswith(("http://", "https://")) for url in urls):
             raise ValueError(f"urls={list(urls)}: wanted addresses such as http://10.0.0.5:8000")
         if server.devices and len(server.devices) != replicas:
@@ -154,15 +169,30 @@ class VllmServerSampler:
         """
         if self._publisher is None:
             raise SamplerError(f"updating the servers' weights to version {version}: the sampler was closed")
+        servers = self._servers_of_file()
         checked = self._expected.check(self._lora).passed(named_tensors)
         publish = self._publisher.stage(self._pool, checked, f"{self._run}:{version}")
 
         def update() -> None:
             self._check_idle(version)
+            if servers is not None:
+                self._loop.run(self._pool.follow(servers))
             publish()
             self.version = version
 
         return update
+
+    def _servers_of_file(self) -> tuple[str, ...] | None:
+        """The URLs that the first rank reads now; None: they stay. Every rank must call it."""
+        if self._urls_file is None:
+            return None
+        found = None
+        if rank() == 0:
+            try:
+                found = _read_urls(self._urls_file)
+            except ValueError as error:  # such as a file that is being written
+                _LOG.warning("%s; the run keeps its servers", error)
+        return from_first(found)
 
     def _check_idle(self, version: int) -> None:
         if self._in_flight:
@@ -225,6 +255,21 @@ class VllmServerSampler:
             self._loop.run(self._pool.close())
         self._loop.close()
         self._remove()
+
+
+def _read_urls(file: str) -> tuple[str, ...]:
+    """The URLs of a file, without those that are there twice.
+
+    Raises:
+        ValueError: it cannot be read, or a line is no URL, or there is none.
+    """
+    try:
+        lines = Path(file).read_text(encoding="utf-8").split()
+    except OSError as error:
+        raise ValueError(f"urls_file={file}: {error.strerror}") from error
+    if not lines or not all(url.startswith(("http://", "https://")) for url in lines):
+        raise ValueError(f"urls_file={file}: found {lines}, wanted an address such as http://10.0.0.5:8000 a line")
+    return tuple(dict.fromkeys(url.rstrip("/") for url in lines))
 
 
 def _processes(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "VLLM_API_KEY"  # vLLM's own variable; a command line would be visible to every user of the machine
 OPEN = ("/health", "/ping")
+# Workers inherit it: vLLM tells each engine of a dense model that it is alone.
+ENGINES_VARIABLE = "CONDENSEGRPO_ENGINES"
 SHAPE_KEYS = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
 Event = dict[str, Any]  # a message or scope of ASGI
@@ -45,6 +47,7 @@ def main() -> None:
 
 
 def _serve() -> None:
+    os.environ[ENGINES_VARIABLE] = engines_of(sys.argv)
     if "--model" in sys.argv:
         from condensegrpo.core.errors import SamplerError
         from condensegrpo.samplers.vllm.weights import check_head_size
@@ -56,6 +59,15 @@ def _serve() -> None:
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
     serve()
+
+
+def engines_of(arguments: list[str]) -> str:
+    """The data-parallel engines of a server with this command line."""
+    for index, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if flag in ("--data-parallel-size", "-dp"):
+            return value if equals else arguments[index + 1]
+    return "1"
 
 
 class RequireToken:
@@ -105,6 +117,7 @@ class ServedWeights:
             "logprobs_mode": str(model.logprobs_mode),
             "max_model_len": int(model.max_model_len),
             "world_size": int(self.vllm_config.parallel_config.world_size),
+            "engines": int(os.environ.get(ENGINES_VARIABLE, "1")),
             "lora_rank": getattr(self.vllm_config.lora_config, "max_lora_rank", 0),
             "nccl": self.vllm_config.weight_transfer_config is not None,
         }
