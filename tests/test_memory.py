@@ -25,6 +25,7 @@ from condensegrpo.planning.formulas import (
     Decoder,
     Gathered,
     MicroBatch,
+    Tower,
     Weights,
     activation_bytes,
     cache_bytes,
@@ -40,7 +41,10 @@ from condensegrpo.planning.formulas import (
     merging_bytes,
     norm_bytes,
     paths_bytes,
+    pixels_bytes,
     prefill_bytes,
+    tower_bytes,
+    tower_layer_bytes,
 )
 
 SIZES = {
@@ -366,3 +370,18 @@ def test_bfloat16_takes_more_than_half() -> None:
     """Norms compute in fp32 and keep their input so."""
     assert layer_bytes(decoder(), 4) / 2 < layer_bytes(decoder(), 2) < layer_bytes(decoder(), 4)
     assert ends_bytes(decoder(), 2) < ends_bytes(decoder(), 4)
+
+
+def test_a_vision_tower_by_hand() -> None:
+    """10 tokens of 4 patches of 6 numbers; layers of 8 channels, 2 heads and an MLP of 16, in bfloat16.
+
+    A layer that trains keeps of a patch: two norms of (4 + 4)·8 + 4, attention 2·4·8 + 4·2, the MLP 2·4·16.
+    """
+    tower = Tower(hidden=8, layers=3, heads=2, ffn=16, parameters=0, patches=4, pixels=6)
+    batch = MicroBatch(tokens=10, length=10, trained=1)
+    layer = 40 * (2 * (8 * 8 + 4) + 72 + 128)
+    assert pixels_bytes(tower, batch) == 40 * 6 * 4
+    assert tower_layer_bytes(tower, batch, 2, trained=False) == 40 * 2 * (2 * 8 + 3 * 16)
+    assert tower_layer_bytes(tower, batch, 2, trained=True) == layer
+    assert tower_bytes(tower, batch, 2, checkpointed=False) == 3 * layer
+    assert tower_bytes(tower, batch, 2, checkpointed=True) == 3 * 40 * 2 * 8

@@ -37,6 +37,11 @@ def check_model(components: Components, source: str) -> None:
     """
     check_vocabulary(source)
     config = components.config
+    if config.model.vision == "train" and not sees(configuration(source)):
+        raise ConfigError(
+            f"checking model.vision: found train, and {source} has no vision tower, or is of no family that is known. "
+            f"Set model.vision=frozen."
+        )
     if names := names_of(components.condenser):
         tokens = config.rollout.limits.max_context_tokens
         check_models(names, source, pinned=_pinned(components, "train"), tokens=tokens)
@@ -45,11 +50,6 @@ def check_model(components: Components, source: str) -> None:
         check_prompts(components, lambda varied: renderer_for(varied, source, media), positions=positions(source))
     if config.model.lora is not None:
         check_targets_of(source, config.model.lora.targets, config.model.vision)
-    if config.model.vision == "train" and not sees(configuration(source)):
-        raise ConfigError(
-            f"checking model.vision: found train, and {source} has no vision tower, or is of no family that is known. "
-            f"Set model.vision=frozen."
-        )
     check_heads(source, config.learner.sequence_parallel)
 
 
