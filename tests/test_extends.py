@@ -230,6 +230,6 @@ def test_a_dry_run_prints_where_each_value_came_from(folder: Path) -> None:
     out = succeed("train", "quickstart_full", "train.steps=3", "--dry-run")
     lines = [line.split() for line in out.splitlines()]
     assert ["steps:", "3", "#", "override"] in lines
-    assert ["history:", "full", "#", "quickstart_full.yaml"] in lines
+    assert ["max_context_tokens:", "1024", "#", "quickstart_full.yaml"] in lines
     assert ["min_ops:", "3", "#", "quickstart.yaml"] in lines
     assert ["staleness:", "0", "#", "default"] in lines

@@ -1,17 +1,19 @@
-"""The ledger task: its episodes, its problems, its demonstrations, and what it calls sound."""
+"""The ledger task: its episodes, its problems, its expert, and what it calls sound."""
 
 import asyncio
 from collections import Counter
-from itertools import islice
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from playing_experts import turns
 
 from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.condensers.full import Full
+from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Demonstrates, Problem, Step
+from condensegrpo.core.protocols import Condenser, Demonstration, Problem, Step
 from condensegrpo.tasks.drawn import EVAL_SHARE
 from condensegrpo.tasks.ledger import OPERATIONS, Ledger
 
@@ -118,19 +120,6 @@ def test_train_and_eval_share_no_problem_even_where_only_2160_exist() -> None:
     assert len(train) > 1800  # nearly all of the seven eighths of 2160: every problem can be drawn
 
 
-def test_demonstrations_never_come_from_a_held_out_problem() -> None:
-    """Each full episode that a demonstration shows (its final turn, under the full history) is a training problem."""
-    ledger = Ledger(min_ops=2, max_ops=2, eval_problems=30, history="full")
-    held_out = {identity(problem) for problem in ledger.problems("eval")}
-    shown = set()
-    for demonstration in islice(ledger.demonstrations(0), 5000):
-        operations = tuple(message.content for message in demonstration.context if message.content in OPERATIONS)
-        if len(operations) == 2:
-            shown.add((int(demonstration.context[0].content.split()[1]), operations))
-    assert len(shown) > 250  # of 360 problems, some 315 of them for training
-    assert not shown & held_out
-
-
 def test_whether_a_problem_is_held_out_does_not_depend_on_the_options() -> None:
     wide = {identity(p) for p in Ledger(min_ops=3, max_ops=6, train_problems=5000, seed=1).problems("train")}
     narrow = {identity(p) for p in Ledger(min_ops=4, max_ops=4, seed=2, eval_problems=1000).problems("eval")}
@@ -189,7 +178,6 @@ def test_train_problems_are_balanced_over_the_number_of_operations() -> None:
         ({"min_ops": 0}, "min_ops is 0"),
         ({"min_ops": 7}, "max_ops=6"),
         ({"eval_problems": 0}, "eval_problems is 0"),
-        ({"history": "some"}, "history is 'some', wanted 'last' or 'full'"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, object], found: str) -> None:
@@ -197,72 +185,58 @@ def test_options_out_of_range_are_refused(options: dict[str, object], found: str
         build_plugin("tasks", "ledger", options)
 
 
-# --- demonstrations -------------------------------------------------------------------------------------------------
+# --- the expert -----------------------------------------------------------------------------------------------------
 
 
-def test_a_demonstration_shows_the_question_the_previous_reply_and_the_observation() -> None:
-    for demonstration in islice(Ledger().demonstrations(0), 200):
-        roles = [message.role for message in demonstration.context]
-        assert roles in (["user"], ["user", "assistant", "user"])
+def shown(ledger: Ledger, count: int, **parts: Any) -> list[Demonstration]:
+    """Turns of the expert, by default under the condenser of the quickstart."""
+    return [turn.shown for turn in turns(ledger, count, **{"condenser": LastK(keep_last=1), **parts})]
 
 
-def test_demonstrations_with_full_history_show_every_turn() -> None:
-    lengths = {len(one.context) for one in islice(Ledger(history="full").demonstrations(0), 500)}
-    assert lengths == {1, 3, 5, 7, 9, 11, 13, 15}  # up to 7 turns before the answer to 6 operations
+@pytest.fixture(scope="module")
+def demonstrated() -> list[Demonstration]:
+    return shown(Ledger(), 3000)
 
 
-def test_demonstrations_are_fixed_by_their_seed() -> None:
-    ledger = Ledger()
-    assert list(islice(ledger.demonstrations(3), 50)) == list(islice(ledger.demonstrations(3), 50))
-    assert list(islice(ledger.demonstrations(3), 50)) != list(islice(ledger.demonstrations(4), 50))
-
-
-def test_note_styles_are_mixed_four_to_three_to_three() -> None:
-    notes = [one.reply for one in islice(Ledger().demonstrations(0), 6000) if one.reply.startswith("<note>")]
+def test_note_styles_are_mixed_four_to_three_to_three(demonstrated: list[Demonstration]) -> None:
+    notes = [one.reply for one in demonstrated if one.reply.startswith("<note>")]
     forgetful = sum(note == "<note> noted the op </note>" for note in notes)
     terse = sum(len(note.split()) == 3 for note in notes)
     verbose = sum("the value" in note for note in notes)
     assert forgetful + terse + verbose == len(notes)
-    assert forgetful / len(notes) == pytest.approx(0.4, abs=0.02)
-    assert verbose / len(notes) == pytest.approx(0.3, abs=0.02)
+    assert forgetful / len(notes) == pytest.approx(0.4, abs=0.03)
+    assert verbose / len(notes) == pytest.approx(0.3, abs=0.03)
 
 
-def test_first_and_final_turns_come_in_their_natural_proportion() -> None:
+def test_first_and_final_turns_come_in_their_natural_proportion(demonstrated: list[Demonstration]) -> None:
     """An episode of K operations has K + 2 turns, one of them the first and one the final: 1/6.5 on average."""
-    lessons = list(islice(Ledger().demonstrations(0), 6000))
-    first = sum(len(one.context) == 1 for one in lessons)
-    final = sum(one.context[-1].content == "done report" for one in lessons)
-    assert first / 6000 == pytest.approx(1 / 6.5, abs=0.02)
-    assert final / 6000 == pytest.approx(1 / 6.5, abs=0.02)
+    first = sum(len(one.context) == 1 for one in demonstrated)
+    final = sum(one.context[-1].content == "done report" for one in demonstrated)
+    assert first / 3000 == pytest.approx(1 / 6.5, abs=0.02)
+    assert final / 3000 == pytest.approx(1 / 6.5, abs=0.02)
 
 
-def test_the_environment_accepts_what_the_demonstrator_writes() -> None:
-    for demonstration in islice(Ledger().demonstrations(1), 300):
-        if demonstration.context[-1].content != "done report":
-            assert not play(demonstration.reply)[0].done
-        else:
-            assert play(*["<note> 3 </note>"] * 3, demonstration.reply)[-1].answer is not None
-
-
-@given(seed=st.integers(0, 10**6), history=st.sampled_from(["last", "full"]))
-@settings(max_examples=20, deadline=None)
-def test_the_demonstrator_is_never_unsound(seed: int, history: str) -> None:
-    ledger = Ledger(history=history)  # type: ignore[arg-type]  # wrong on purpose
-    for demonstration in islice(ledger.demonstrations(seed), 20):
-        assert ledger.sound(demonstration.context, demonstration.reply) is not False
-
-
-def test_the_corpus_has_every_word_of_questions_observations_and_demonstrations() -> None:
+@pytest.mark.parametrize("condenser", [LastK(keep_last=1), Full()])
+def test_the_expert_is_never_unsound(condenser: Condenser) -> None:
     ledger = Ledger()
-    words = {word for text in ledger.corpus() for word in text.split()}
-    lessons = list(islice(ledger.demonstrations(0), 3000))
-    used = {word for one in lessons for text in (*(m.content for m in one.context), one.reply) for word in text.split()}
-    assert words == used
+    for one in shown(ledger, 200, condenser=condenser):
+        assert ledger.sound(one.context, one.reply) is not False
+
+
+def test_the_expert_writes_a_note_where_a_condenser_requests_a_summary() -> None:
+    condenser = PolicySummary(keep_last=1, max_tokens=79, always=True)
+    made = shown(Ledger(), 120, condenser=condenser, max_context_tokens=3000)
+    requested = [one for one in made if "Write a summary" in one.context[-1].text]
+    assert requested
+    assert all(one.reply.startswith("<note>") for one in requested)
+    assert all(Ledger().sound(one.context, one.reply) is not False for one in requested)
+
+
+def test_the_corpus_has_every_word_of_questions_observations_and_the_expert(demonstrated: list[Demonstration]) -> None:
+    words = {word for text in Ledger().corpus() for word in text.split()}
+    texts = (text for one in demonstrated for text in (*(message.text for message in one.context), one.reply))
+    assert words == {word for text in texts for word in text.split()}
     assert len(words) == 37  # 10 digits, 6 operations, 4 tags, 17 words
-
-
-def test_the_ledger_can_demonstrate() -> None:
-    assert isinstance(Ledger(), Demonstrates)
 
 
 # --- what is sound --------------------------------------------------------------------------------------------------
@@ -329,14 +303,15 @@ def test_an_operation_is_misread_unless_the_note_before_it_asks_to_check() -> No
     assert misread("<note> 3 </note>", "<note> 5 </note>") == [first, second]  # siblings of a group see the same
 
 
-def test_a_checked_operation_counts_once_and_half_of_the_demonstrated_notes_ask_for_one() -> None:
+def test_a_checked_operation_counts_once_and_half_of_the_notes_ask_for_one() -> None:
     task = Ledger(misread=0.1)
     context = (user("start 3 keep a note"), assistant("<note> 3 check </note>"), user("+2 +2 +2"))
     assert task.sound(context, "<note> 5 check </note>")
     assert not task.sound(context, "<note> 9 </note>")
-    replies = [turn.reply for turn in islice(task.demonstrations(0), 400) if "<note>" in turn.reply]
+    made = shown(task, 400, max_output_tokens=100)
+    replies = [turn.reply for turn in made if "<note>" in turn.reply]
     assert 0.4 < sum(reply.endswith("check </note>") for reply in replies) / len(replies) < 0.6
-    assert all(task.sound(turn.context, turn.reply) is not False for turn in islice(task.demonstrations(1), 400))
+    assert all(task.sound(turn.context, turn.reply) is not False for turn in made)
     assert "check" in set(task.corpus())
     assert "check" not in set(Ledger().corpus())
     padded = [reply for reply in replies if "kept in the note" in reply]

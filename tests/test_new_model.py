@@ -1,14 +1,15 @@
 """Tokenizers and models made on the spot."""
 
-from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from playing_experts import turns
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
@@ -78,7 +79,8 @@ def test_a_words_prompt_is_short(words: PreTrainedTokenizerFast) -> None:
 
 def test_the_longest_demonstrated_context_has_32_tokens_and_no_word_is_unknown(words: PreTrainedTokenizerFast) -> None:
     renderer = Renderer(words)
-    prompts = [renderer.prompt(one.context) for one in islice(Ledger().demonstrations(0), 500)]
+    made = turns(Ledger(), 500, condenser=LastK(keep_last=1))
+    prompts = [renderer.prompt(one.shown.context) for one in made]
     assert max(map(len, prompts)) == 32  # 8 question, 17 verbose note, 5 "done report", 2 generation prompt
     assert not any(words.unk_token_id in prompt for prompt in prompts)
 

@@ -202,7 +202,7 @@ def test_a_reward_that_the_estimator_cannot_learn_from_is_refused() -> None:
             ["evaluate.variants={big: [model.new.layers=3]}"],
             "evaluate.variants.big: it changes model",
         ),
-        (["train.problems_per_step=100001"], "found 100001, and the task has 100000 training problems"),
+        (["train.problems_per_step=4097"], "found 4097, and the task has 4096 training problems"),
         (
             [
                 f"algorithm.stops.handling.{stop}=mask"
@@ -360,9 +360,10 @@ CALCULATOR = ("rollout.tools.use=[calculator]", "rollout.limits.max_context_toke
 MISSING_WORDS = """
 from dataclasses import replace
 from condensegrpo.core.messages import Message
+from condensegrpo.tasks.facts import FactsTask
 from condensegrpo.tasks.ledger import Ledger
 
-class Chatty(Ledger):
+class Chatty(FactsTask):
     def demonstrations(self, seed):
         for turn in super().demonstrations(seed):
             yield replace(turn, reply=f"Let us see : {turn.reply}")
@@ -380,7 +381,7 @@ class Renamed(Ledger):
         (CALCULATOR, "70 of the 81 words of the tools that the chat template shows, which the policy would read as"),
         ((*CALCULATOR, "rollout.tools.format=tagged"), "89 of the 107 words of system message and question, which"),
         (
-            ("task.name=F:Chatty", "warm_start.steps=1"),
+            ("task={name: 'F:Chatty'}", "rollout.limits.max_context_tokens=200", "warm_start.steps=1"),
             "words of the demonstrations, which .* The most frequent are 'Let'",
         ),
         (("task.name=F:Renamed", "train.problems_per_step=4"), "80 of the 280 words of the eval problems, which"),

@@ -38,7 +38,7 @@ from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 TOGETHER = 16  # episodes of an expert that are played at the same time
-KEPT = 1024  # problems of a task whose episodes are kept: played again they would be the same
+KEPT = 4096  # problems of a task whose episodes are kept: played again they would be the same
 DONE = (Stop.ANSWERED, Stop.FINISHED)  # how an episode of an expert should end
 NO_ROOM = (Stop.TURN_LIMIT, Stop.CONTEXT_OVERFLOW, Stop.OUTPUT_LENGTH)
 CACHED = 8192  # contexts and replies that are kept in tokens: demonstrations repeat

@@ -8,12 +8,12 @@ One episode with K = 2 operations (user messages on the left, replies on the rig
     done report           ─▶  <answer> 4 </answer>
 
 Values count modulo 10. Under the condenser ``last_k(keep_last=1)`` a turn sees the question, its previous reply and the
-newest observation only, so a value that is in no note is lost. The demonstrations are on purpose imperfect (four in
-ten notes omit the value, three are verbose): training can still learn to note the value always, and in one word.
+newest observation only, so a value that is in no note is lost. The expert is imperfect on purpose (four in ten notes
+omit the value, three are verbose): training can still learn to note the value always, and in one word.
 
 With ``misread`` an operation is sometimes shown wrongly. After a note that ends with ``check`` the next one is shown
-three times and always right: reliability costs context, so that the shortest note is not the surest. Half of these
-demonstrations have words behind the value that say nothing: they cost context and change no answer.
+three times and always right: reliability costs context, so that the shortest note is not the surest. Half of the
+expert's notes then have words behind the value that say nothing: they cost context and change no answer.
 
     +2                    ─▶  <note> 5 noted as it was said and kept in the note check </note>
     -1 -1 -1              ─▶  <note> 4 </note>
@@ -22,22 +22,23 @@ demonstrations have words behind the value that say nothing: they cost context a
 import itertools
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
-from condensegrpo.tasks.drawn import DrawnProblems, Tags, is_eval_content
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols import Problem, Request, Split, Step
+from condensegrpo.tasks.drawn import DrawnProblems, Tags, ends_with_request, is_eval_content
 
 OPERATIONS = ("+1", "+2", "+3", "-1", "-2", "-3")
 REPORT = "done report"
 CHECK = "check"  # the last word of a note that asks for a checked operation
-CHECKING = 0.5  # share of the demonstrated notes that do, where operations may be misread
-FORGETFUL, VERBOSE, TERSE = 0.4, 0.3, 0.3  # shares of the demonstrated note styles
-PADDED = 0.5  # share of the demonstrated notes that hold words which say nothing, where operations may be misread
+CHECKING = 0.5  # share of the expert's notes that do, where operations may be misread
+FORGETFUL, VERBOSE, TERSE = 0.4, 0.3, 0.3  # shares of the expert's note styles
+PADDED = 0.5  # share of the expert's notes that hold words which say nothing, where operations may be misread
+FORGETFUL_NOTE = "noted the op"
 PADDING = "noted as it was said and kept in the note"
 
 _TAGS = Tags(re.compile(r"(</?(?:note|answer)>)"))
@@ -53,7 +54,6 @@ class Ledger:
     train_problems: Annotated[int, Ge(1)] = 100_000  # length of the virtual sequence, in which short problems recur
     eval_problems: Annotated[int, Ge(1)] = 256  # all different, balanced over the number of operations
     seed: int = 0  # of the order of the training problems
-    history: Literal["last", "full"] = "last"  # what demonstrations show: the previous turn only, or every turn
     misread: Annotated[float, Ge(0), Le(1)] = 0.0  # chance that an operation is shown wrongly, unless it is checked
 
     def __post_init__(self) -> None:
@@ -83,22 +83,9 @@ class Ledger:
         )
         return LedgerEnvironment(question=problem.question, operations=operations, unchecked=shown)
 
-    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
-        """One turn each of a random training problem, the turns before it played in the mixture of note styles."""
-        problems = self.problems("train")
-        rng = random.Random(f"ledger demonstrations {seed}")
-        while True:
-            problem = problems[rng.randrange(len(problems))]
-            observations = (*problem.data["ops"], REPORT)
-            wanted = rng.randrange(len(observations) + 1)
-            history = History(pinned=(Message(role="user", content=problem.question),))
-            for turn, observation in enumerate(observations[:wanted]):
-                content = self._demonstrated_reply(self._shown(history), rng)
-                result = _observed(observation, checked=CHECK in content)
-                reply = Message(role="assistant", content=content)
-                history = history.add(Unit(turn=turn, reply=reply, results=(result,)))
-            context = self._shown(history)
-            yield Demonstration(context=context, reply=self._demonstrated_reply(context, rng), problem=problem)
+    def expert(self, problem: Problem) -> "LedgerExpert":
+        """The expert of an episode."""
+        return LedgerExpert(problem, misread=self.misread > 0)
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply's value follows from its context; ``None`` for a well-formed note without a value.
@@ -122,7 +109,7 @@ class Ledger:
             f"{_question(value)} {_reply('note', str(value))} {_reply('answer', str(value))}" for value in range(10)
         )
         yield from (_verbose(0, operation, 0) for operation in OPERATIONS)
-        yield from (_reply("note", "noted the op"), REPORT)
+        yield from (_reply("note", FORGETFUL_NOTE), REPORT)
         yield from (CHECK, PADDING) if self.misread else ()
 
     def _training_problem(self, index: int) -> Problem:
@@ -134,22 +121,9 @@ class Ledger:
             if not is_eval_content(_name(start, operations)):
                 return _problem(f"train-{index}", start, operations)
 
-    def _demonstrated_reply(self, context: Sequence[Message], rng: random.Random) -> str:
-        due = _due(context)
-        if due.report or not self.misread:
-            return _demonstrated_reply(due, rng)
-        words = ["noted the op"] if rng.random() < FORGETFUL else [str(due.value)]
-        words += [PADDING] if rng.random() < PADDED else []
-        words += [CHECK] if rng.random() < CHECKING else []
-        return _reply("note", " ".join(words))
-
     @property
     def _lengths(self) -> range:
         return range(self.min_ops, self.max_ops + 1)
-
-    def _shown(self, history: History) -> tuple[Message, ...]:
-        units = history.units if self.history == "full" else history.units[-1:]
-        return History(pinned=history.pinned, units=units).messages
 
 
 @dataclass(slots=True, kw_only=True)
@@ -179,6 +153,36 @@ class LedgerEnvironment:
         return Step(observations=(_observed(observation, checked=checked),))
 
 
+class LedgerExpert:
+    """Notes what its context implies in a mixture of styles, some of which omit the value; then answers."""
+
+    def __init__(self, problem: Problem, *, misread: bool) -> None:
+        self._question, self._misread = Message(role="user", content=problem.question), misread
+        self._rng = random.Random(f"ledger expert {problem.id}")
+
+    def reply(self, context: Sequence[Message]) -> str:
+        """A note; the answer when it is due."""
+        due = _due(context)
+        return _reply("answer", str(due.value)) if due.report else self._note(due)
+
+    def write(self, request: Request) -> str:
+        """A note of what is shown."""
+        return self._note(_due([self._question, *(message for unit in request.units for message in unit.messages)]))
+
+    def _note(self, due: "_Due") -> str:
+        style = self._rng.random()
+        if self._misread:
+            words = [FORGETFUL_NOTE if style < FORGETFUL else str(due.value)]
+            words += [PADDING] if self._rng.random() < PADDED else []
+            words += [CHECK] if self._rng.random() < CHECKING else []
+            return _reply("note", " ".join(words))
+        if style < FORGETFUL:
+            return _reply("note", FORGETFUL_NOTE)
+        if style < FORGETFUL + TERSE:
+            return _reply("note", str(due.value))
+        return _verbose(due.before, due.operation, due.value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Due:
     """What the next reply must carry."""
@@ -195,22 +199,13 @@ def _due(context: Sequence[Message]) -> _Due:
     replies = [message for message in context if message.role == "assistant"]
     noted = _value(_TAGS.words(replies[-1].text)) if replies else None
     before = start if noted is None else noted
-    newest = context[-1].text.strip()
+    newest = context[-1].text.strip().partition("\n")[0]  # what follows is a meter, or the request of a condenser
     first = newest.partition(" ")[0]  # a checked operation is shown three times
     operation = first if first in OPERATIONS else None
     value = before if operation is None else _apply(before, operation)
-    return _Due(value=value, operation=operation, before=before, report=newest == REPORT)
-
-
-def _demonstrated_reply(due: _Due, rng: random.Random) -> str:
-    if due.report:
-        return _reply("answer", str(due.value))
-    style = rng.random()
-    if style < FORGETFUL:
-        return _reply("note", "noted the op")
-    if style < FORGETFUL + TERSE:
-        return _reply("note", str(due.value))
-    return _verbose(due.before, due.operation, due.value)
+    return _Due(
+        value=value, operation=operation, before=before, report=newest == REPORT and not ends_with_request(context)
+    )
 
 
 def _observed(observation: str, *, checked: bool) -> Message:
