@@ -2,7 +2,7 @@
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -184,7 +184,7 @@ def run_name(arm: str, seed: int) -> str:
 
 def same_warm_start(one: RunConfig, other: RunConfig) -> bool:
     """Whether two configurations have a warm start, and the same one; who writes in GRPO does not matter to it."""
-    left_out = {**dict.fromkeys(NOT_USED, True), "rollout": {"condense": {"writer"}}}
+    left_out: dict[str, Any] = {**dict.fromkeys(NOT_USED, True), "rollout": {"condense": {"writer"}}}
     used, also_used = (config.model_dump(mode="json", exclude=left_out) for config in (one, other))
     return one.warm_start.steps > 0 and used == also_used
 
