@@ -28,6 +28,7 @@ from condensegrpo.cli.report import report
 from condensegrpo.cli.retention import retention
 from condensegrpo.cli.runs import runs
 from condensegrpo.cli.serve import serve
+from condensegrpo.cli.simulate import simulate
 from condensegrpo.cli.sweep import sweep
 from condensegrpo.cli.train import train
 from condensegrpo.core.errors import CondenseError, ConfigError
@@ -80,6 +81,7 @@ app.command("report")(report)
 app.command("export")(export)
 app.command("doctor")(doctor)
 app.command("plan")(plan)
+app.command("simulate")(simulate)
 app.command("serve")(serve)
 app.command("proxy")(proxy)
 launch = typer.Typer(

@@ -39,6 +39,7 @@ FLOORS = {
     "training": 7,
     "reporting": 7,
     "inspection": 7,
+    "simulation": 7,
     "display": 8,
     "api": 8,
     "cli": 8,

@@ -22,9 +22,6 @@ class RunsCoroutines(Protocol):
     def submit(self, work: Coroutine[object, object, T]) -> Future[T]:
         """Start ``work`` and return at once."""
 
-    def run(self, work: Coroutine[object, object, T]) -> T:
-        """The result of ``work``."""
-
     def close(self) -> None:
         """Cancel all running coroutines. May be called twice."""
 

@@ -1,0 +1,124 @@
+"""An event loop in virtual time: when no callback is ready, the clock jumps to the next timer.
+
+Everything runs in the caller's thread: a future's ``result()`` runs the loop until the future is done. Between two such
+calls no virtual time passes, so that computing takes none unless a stand-in charges it.
+"""
+
+import asyncio
+import selectors
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from condensegrpo.core.errors import RunError
+
+T = TypeVar("T")
+STALL_SECONDS = 60.0  # of real time, that a thread of a plug-in may take while no timer is set
+
+
+class VirtualClock:
+    """The event loop of a simulation, as ``core.background_loop.RunsCoroutines``.
+
+    clock = VirtualClock()
+    clock.run(asyncio.sleep(3600))      # returns at once
+    clock.now                           # 3600.0
+    """
+
+    def __init__(self) -> None:
+        self.loop = _VirtualLoop()
+        self._closed = False
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the start."""
+        return self.loop.time()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start ``work``; it goes on whenever a result is waited for."""
+        future = _Driven[T](self.loop)
+        task = self.loop.create_task(work)
+
+        def copy_outcome(_: asyncio.Task[T]) -> None:
+            if task.cancelled():
+                future.cancel()
+            elif (error := task.exception()) is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(task.result())
+
+        task.add_done_callback(copy_outcome)
+        return future
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``; everything that was submitted goes on meanwhile."""
+        return self.submit(work).result()
+
+    def close(self) -> None:
+        """Cancel what still runs. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self.loop.run_until_complete(_cancel_others())
+        self.loop.close()
+
+
+async def _cancel_others() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Driven(Future[T]):
+    """A future whose ``result`` runs the loop."""
+
+    def __init__(self, loop: "_VirtualLoop") -> None:
+        super().__init__()
+        self._loop = loop
+
+    def result(self, timeout: float | None = None) -> T:
+        """The result, at whatever virtual time it is there."""
+        del timeout  # of real seconds
+        if not self.done():
+            done = self._loop.create_future()
+            self.add_done_callback(lambda _: done.set_result(None))
+            self._loop.run_until_complete(done)
+        return super().result()
+
+
+class _VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock is its selector's."""
+
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        """Virtual seconds."""
+        return self._jumping.now
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    """Moves the clock by the time that the loop would wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """What is ready: of real files only where nothing else can happen."""
+        if timeout is None:
+            ready = super().select(STALL_SECONDS)
+            if not ready:
+                raise RunError(
+                    f"simulating: at {self.now:.3f} virtual seconds everything waits and no timer is set. A plug-in of "
+                    f"the configuration waits for something outside of the event loop."
+                )
+            return ready
+        if timeout > 0:
+            self.now += timeout
+        return []
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        """As the base class, which declares that it may be missing."""
+        return super().get_map() or {}

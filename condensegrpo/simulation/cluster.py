@@ -1,0 +1,273 @@
+"""The cluster file of a simulation: GPUs, servers, learner, and how long and how many replies, tools and turns are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+from pathlib import Path
+from random import Random
+from typing import Annotated, ClassVar, Literal, TypeVar
+
+from annotated_types import Ge, Gt, Le
+from pydantic import ConfigDict, Field
+
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.yaml_tree import Section, apply_overrides, parse, read_yaml
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.wording import did_you_mean
+from condensegrpo.planning.formulas import Decoder
+from condensegrpo.simulation.hardware import (
+    GPUS,
+    MODELS,
+    STRICT,
+    Efficiency,
+    Gpu,
+    ServerTimes,
+    server_times,
+    weight_bytes,
+)
+
+Preset = TypeVar("Preset")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A log-normal distribution by its mean; with sigma 0 every draw is the mean."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    mean: Annotated[float, Ge(0)]
+    """Mean of the draws."""
+    sigma: Annotated[float, Ge(0), Le(3)] = 0.0
+    """Standard deviation of the logarithm."""
+
+    def draw(self, random: Random) -> float:
+        """mean · exp(σ·z − σ²/2)."""
+        return self.mean * exp(self.sigma * random.gauss(0.0, 1.0) - self.sigma**2 / 2) if self.sigma else self.mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What an episode is like: the stand-ins for policy, task and tools."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    reply_tokens: Spread = Spread(mean=300.0)
+    """Tokens of a reply, its tool call or answer included; more than max_output_tokens are cut off."""
+    turns: Spread | None = None
+    """Replies of an episode, rounded, at most max_turns; the last one is the answer. null: max_turns."""
+    question_tokens: Annotated[int, Ge(1)] = 64
+    """Tokens of a question."""
+    result_tokens: Spread = Spread(mean=150.0)
+    """Tokens of the result of a tool, or of what the environment says to a reply."""
+    tool_seconds: Spread = Spread(mean=0.5)
+    """Duration of a call, or of a step of the environment."""
+    summary_tokens: Spread = Spread(mean=200.0)
+    """Tokens of a text that a condenser asks the policy for."""
+    correct: Annotated[float, Ge(0), Le(1)] = 0.5
+    """Share of episodes whose answer is right."""
+    recorded: str | None = None
+    """A run folder: turns and tokens of replies are those of its trajectories in place of the distributions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerTimes:
+    """How long an optimiser step takes; either figure replaces what GPUs and MFU predict."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    step_seconds: Annotated[float, Ge(0)] = 1.0
+    """Of a step, beside its arithmetic: packing, gathering, the optimiser."""
+    token_seconds: Annotated[float, Ge(0)] | None = None
+    """Of a computed token, over all GPUs; None: by the FLOPs of the packed rows and the MFU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """How new weights reach the servers."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    through: Literal["nccl", "folder"] = "nccl"
+    """nccl: one broadcast to all servers; folder: written while servers sample, then read by all of them."""
+    storage: Annotated[float, Gt(0)] = 20e9
+    """Bytes a second that the folder's storage gives to all readers together."""
+    seconds: Annotated[float, Ge(0)] = 1.0
+    """Of an update, beside the bytes."""
+    measured: Annotated[float, Ge(0)] | None = None
+    """Measured seconds of a whole update, in place of what bytes and bandwidth predict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTimes:
+    """The rollout engine's own processor time."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    turn_seconds: Annotated[float, Ge(0)] = 0.002
+    """Of a turn: rendering, parsing, the HTTP request."""
+    processes: Annotated[int, Ge(1)] | None = None
+    """Processes that play episodes; None: one for each GPU of the learner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A server that is gone for a while."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    server: Annotated[int, Ge(0)]
+    """Its index."""
+    at: Annotated[float, Ge(0)]
+    """Seconds from the start."""
+    seconds: Annotated[float, Gt(0)]
+    """Until it answers again."""
+
+
+class Cluster(Section):
+    """A cluster and a workload."""
+
+    gpu: str = "H100"
+    """A100, H100 or H200."""
+    model: str = "7B"
+    """Size of the policy: 1.5B, 7B or 32B."""
+    gpus: int | None = Field(default=None, ge=1)
+    """All GPUs; null: those of servers and learner."""
+    servers: int | None = Field(default=None, ge=1)
+    """vLLM servers; null: as many as the GPUs that the learner leaves."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs of a server."""
+    learner_gpus: int | None = Field(default=None, ge=1)
+    """GPUs of the learner; null: half of all, or as many as the servers have."""
+    problems_per_server: int | None = Field(default=None, ge=1)
+    """Problems of a batch for each server, in place of train.problems_per_step: the batch grows with the cluster."""
+    steps: int = Field(default=6, ge=1)
+    """Optimiser steps that are simulated."""
+    efficiency: Efficiency = Efficiency()
+    server: ServerTimes | None = None
+    """Measured times of a server; null: by GPU and model."""
+    learning: LearnerTimes = LearnerTimes()
+    weights: Transfer = Transfer()
+    engine: EngineTimes = EngineTimes()
+    workload: Workload = Workload()
+    losses: tuple[Loss, ...] = ()
+    """Servers that are lost during the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """A cluster with everything chosen that its file leaves open."""
+
+    cluster: Cluster
+    gpu: Gpu
+    decoder: Decoder
+    servers: int
+    learner_gpus: int
+    times: ServerTimes
+    engine_processes: int
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs that the run holds."""
+        return self.cluster.gpus or self.servers * self.cluster.tensor_parallel + self.learner_gpus
+
+    @property
+    def stage_seconds(self) -> float:
+        """Of preparing new weights while the servers sample."""
+        transfer = self.cluster.weights
+        written = transfer.through == "folder" and transfer.measured is None
+        return weight_bytes(self.decoder) / transfer.storage if written else 0.0
+
+    @property
+    def load_seconds(self) -> float:
+        """Of an update, in which no server samples."""
+        transfer, size = self.cluster.weights, weight_bytes(self.decoder)
+        if transfer.measured is not None:
+            return transfer.measured
+        moved = size * self.servers / transfer.storage if transfer.through == "folder" else size / self.gpu.network
+        return transfer.seconds + moved
+
+    def learning_seconds(self, flops: float, tokens: int) -> float:
+        """Of an optimiser step."""
+        times = self.cluster.learning
+        if times.token_seconds is not None:
+            return times.step_seconds + tokens * times.token_seconds
+        peak = self.learner_gpus * self.gpu.flops * self.cluster.efficiency.learner
+        return times.step_seconds + flops / peak
+
+
+def read_cluster(file: Path | None, overrides: Sequence[str] = ()) -> Cluster:
+    """A cluster file with ``key=value`` overrides; without a file, the defaults with these.
+
+    Raises:
+        ConfigError: it cannot be read, or a key is unknown or has a wrong value.
+    """
+    tree, source = ({}, "the cluster") if file is None else (read_yaml(file), f"the cluster {file}")
+    return parse(Cluster, apply_overrides(tree, overrides), source=source, overrides=overrides)
+
+
+def plan_cluster(cluster: Cluster, config: RunConfig) -> ClusterPlan:
+    """What a cluster file leaves open, and whether it fits together and to a configuration.
+
+    Raises:
+        ConfigError: unknown hardware, fewer GPUs than servers and learner take, a model or lengths that do not fit.
+    """
+    gpu, decoder = _known("gpu", cluster.gpu, GPUS), _known("model", cluster.model, MODELS)
+    servers, learner_gpus = _shares(cluster)
+    size = cluster.tensor_parallel
+    times = cluster.server or server_times(gpu, decoder, cluster.efficiency, tensor_parallel=size)
+    _check_lengths(cluster, config, times)
+    lost = [loss.server for loss in cluster.losses if loss.server >= servers]
+    if lost:
+        raise ConfigError(f"checking losses: found server {lost[0]}, and the servers are 0 to {servers - 1}.")
+    return ClusterPlan(
+        cluster=cluster,
+        gpu=gpu,
+        decoder=decoder,
+        servers=servers,
+        learner_gpus=learner_gpus,
+        times=times,
+        engine_processes=cluster.engine.processes or learner_gpus,
+    )
+
+
+def _known(key: str, name: str, known: dict[str, Preset]) -> Preset:
+    if name not in known:
+        raise ConfigError(
+            f"reading {key}: found {name!r}. {did_you_mean(name, known)}Known are {', '.join(known)}. For other "
+            f"hardware give measured times under server and learning."
+        )
+    return known[name]
+
+
+def _shares(cluster: Cluster) -> tuple[int, int]:
+    """The number of servers, and the GPUs of the learner."""
+    size, servers, learner = cluster.tensor_parallel, cluster.servers, cluster.learner_gpus
+    if cluster.gpus is None:
+        if servers is None:
+            raise ConfigError("reading gpus: found neither gpus nor servers. Set one of them.")
+        return servers, learner or servers * size
+    if cluster.gpus < size:
+        raise ConfigError(f"checking tensor_parallel: found {size} GPUs a server, and gpus={cluster.gpus} in all.")
+    if learner is None:
+        learner = max(1, cluster.gpus // 2 if servers is None else cluster.gpus - servers * size)
+    servers = servers or (cluster.gpus - learner) // size
+    if servers < 1 or servers * size + learner > cluster.gpus:
+        raise ConfigError(
+            f"checking gpus: found {cluster.gpus}, wanted at least {max(servers, 1) * size + learner}: "
+            f"{max(servers, 1)} × {size} for servers (servers, tensor_parallel) and {learner} for the learner "
+            f"(learner_gpus)."
+        )
+    return servers, learner
+
+
+def _check_lengths(cluster: Cluster, config: RunConfig, times: ServerTimes) -> None:
+    limits, workload = config.rollout.limits, cluster.workload
+    if times.kv_tokens < limits.turn_tokens:
+        raise ConfigError(
+            f"checking tensor_parallel: found {cluster.tensor_parallel}, with which a server has room for the keys and "
+            f"values of {max(times.kv_tokens, 0):,} tokens; a prompt and its reply have up to {limits.turn_tokens:,} "
+            f"(rollout.limits). Raise tensor_parallel, or take a GPU with more memory."
+        )
+    for key, value, limit, setting in (
+        ("reply_tokens.mean", workload.reply_tokens.mean, limits.max_output_tokens, "max_output_tokens"),
+        ("summary_tokens.mean", workload.summary_tokens.mean, limits.max_output_tokens, "max_output_tokens"),
+        ("turns.mean", workload.turns.mean if workload.turns else 1, limits.max_turns, "max_turns"),
+        ("question_tokens", workload.question_tokens, limits.max_context_tokens, "max_context_tokens"),
+    ):
+        used = key != "summary_tokens.mean" or config.condenser.name == "summary"
+        if used and value > limit and not (workload.recorded and key != "question_tokens"):
+            raise ConfigError(f"checking workload.{key}: found {value:g}, and rollout.limits.{setting} is {limit}.")

@@ -1,0 +1,41 @@
+"""The picture of a sweep: seconds a step and busy servers over its first key, a line for each value of the others."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from condensegrpo.core.errors import RunError
+from condensegrpo.reporting.plots import COLOURS, MARKERS, settings
+from condensegrpo.simulation.simulate import Simulation
+from condensegrpo.simulation.usage import State
+
+
+def plot_sweep(results: Sequence[tuple[Mapping[str, str], Simulation]], file: Path) -> None:
+    """Draw a sweep.
+
+    Raises:
+        RunError: the file cannot be written, or its ending names no format.
+    """
+    with settings():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 3.6), layout="constrained")
+        axis = next(iter(results[0][0]))
+        lines: dict[str, list[tuple[str, Simulation]]] = {}
+        for point, simulation in results:
+            label = ", ".join(f"{key}={value}" for key, value in point.items() if key != axis)
+            lines.setdefault(label, []).append((point[axis], simulation))
+        panels = figure.subplots(1, 2)
+        for index, (label, points) in enumerate(lines.items()):
+            style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "label": label}
+            names = [name for name, _ in points]
+            panels[0].plot(names, [simulation.seconds for _, simulation in points], **style)
+            panels[1].plot(names, [simulation.servers[State.BUSY] for _, simulation in points], **style)
+        for panel, title in zip(panels, ("seconds a step", "share of servers' time with requests"), strict=True):
+            panel.set(xlabel=axis, ylabel=title, ylim=(0, None))
+            panel.grid(alpha=0.3)
+        if any(lines):
+            figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
+        try:
+            figure.savefig(file)
+        except (OSError, ValueError) as error:
+            raise RunError(f"writing {file}: {error}.") from error

@@ -1,0 +1,322 @@
+"""``condensegrpo simulate``: the clock, the server model by hand, the schedule, bad input, and the command."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from functools import cache
+from math import inf
+from pathlib import Path
+
+import pytest
+from builders import scored, trajectory, turn
+from command import run
+
+from condensegrpo.config.load import validate
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.errors import ConfigError, RunError, ServerUnreachable
+from condensegrpo.core.observer import Silent
+from condensegrpo.core.trajectory import SamplingParams, Segment, TrainedTurn
+from condensegrpo.simulation.clock import VirtualClock
+from condensegrpo.simulation.cluster import Cluster, Spread, plan_cluster, read_cluster
+from condensegrpo.simulation.hardware import GPUS, MODELS, Efficiency, ServerTimes, server_times, weight_bytes
+from condensegrpo.simulation.server import SimulatedServer
+from condensegrpo.simulation.simulate import Simulation, simulate, tree_size
+from condensegrpo.simulation.usage import State
+from condensegrpo.simulation.workload import StandInPolicy, Workload, stand_in_tokenizer
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trajectories import write_trajectory
+
+TREE = {
+    "model": {"path": "any"},
+    "task": {"name": "ledger"},
+    "rollout": {
+        "limits": {"max_turns": 3, "max_context_tokens": 2000, "max_output_tokens": 100},
+        "tools": {"use": ["calculator"], "format": "tagged"},
+    },
+    "algorithm": {"advantage": {"estimator": "grpo"}},
+    "train": {"problems_per_step": 4, "samples_per_problem": 4},
+}
+LENGTHS = {"reply_tokens": {"mean": 50}, "question_tokens": 40, "result_tokens": {"mean": 30}, "correct": 0.5}
+# every figure by hand: a step is 10 ms, a turn 1 s, a tool call 2 s, an optimiser step 3 s, an update 0.5 s
+BY_HAND = {
+    "servers": 2,
+    "learner_gpus": 2,
+    "steps": 4,
+    "server": {"step_seconds": 0.01},
+    "learning": {"step_seconds": 3.0, "token_seconds": 0.0},
+    "weights": {"measured": 0.5},
+    "engine": {"turn_seconds": 0.0},
+    "workload": {**LENGTHS, "tool_seconds": {"mean": 2.0}},
+}
+SMALL = {"step_seconds": 0.01, "kv_tokens": 2099}
+STEP = 3 * 50 * 0.01 + 2 * 2.0  # seconds of a trajectory: three replies of 50 tokens, two calls between them
+
+
+def config(**changes: object) -> RunConfig:
+    tree = json.loads(json.dumps(TREE))
+    for key, value in changes.items():
+        section, name = key.split("__")
+        tree[section][name] = value
+    return validate(tree, source="test")
+
+
+@cache
+def simulated(staleness: int = 0) -> Simulation:
+    return simulate(config(rollout__staleness=staleness), Cluster.model_validate(BY_HAND), Silent())
+
+
+def test_the_clock_jumps_to_the_next_timer_and_stands_between_calls() -> None:
+    clock = VirtualClock()
+    order = []
+
+    async def after(seconds: float, name: str) -> str:
+        await asyncio.sleep(seconds)
+        order.append((name, clock.now))
+        return name
+
+    later = clock.submit(after(3600.0, "later"))
+    assert clock.run(after(10.0, "sooner")) == "sooner"
+    assert clock.now == 10.0
+    assert later.result() == "later"
+    assert order == [("sooner", 10.0), ("later", 3600.0)]
+    clock.close()
+
+
+def test_closing_the_clock_cancels_what_runs() -> None:
+    clock = VirtualClock()
+    future = clock.submit(asyncio.sleep(10.0))
+    clock.run(asyncio.sleep(1.0))
+    clock.close()
+    assert future.cancelled()
+
+
+def test_everything_that_waits_for_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("condensegrpo.simulation.clock.STALL_SECONDS", 0.01)
+    clock = VirtualClock()
+    with pytest.raises(RunError, match="everything waits"):
+        clock.run(asyncio.Event().wait())
+    clock.close()
+
+
+@cache
+def policy() -> StandInPolicy:
+    workload, tokenizer = Workload(reply_tokens=Spread(mean=40.0)), stand_in_tokenizer(["<tool>"])
+    return StandInPolicy(tokenizer=tokenizer, workload=workload, call="<tool>", max_turns=2, seed=0)
+
+
+def server_of(clock: VirtualClock, times: ServerTimes) -> SimulatedServer:
+    return SimulatedServer(0, times, policy(), now=lambda: clock.now, load_seconds=1.0, room=10_000)
+
+
+def served(
+    times: ServerTimes, prompts: Sequence[Sequence[int]], *, pause: float = 0.0
+) -> tuple[list[float], SimulatedServer]:
+    """When the reply to each prompt ends, of 40 tokens each, and the server."""
+    clock = VirtualClock()
+    server = server_of(clock, times)
+    (mark,) = policy().tokenizer.encode(" ###", add_special_tokens=False)
+
+    async def one(index: int, prompt: Sequence[int]) -> float:
+        await asyncio.sleep(pause * index)
+        params = SamplingParams(max_tokens=100, seed=index, stop_ids=(1,), trajectory=f"1/{index}/0")
+        reply = await server.generate((*prompt, mark), params, 1e6)
+        assert len(reply.generation.token_ids) == 40
+        return clock.now
+
+    async def all_of_them() -> list[float]:
+        return await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(prompts)))
+
+    ends = clock.run(all_of_them())
+    clock.close()
+    return ends, server
+
+
+def test_a_batch_decodes_together_and_a_larger_batch_more_slowly() -> None:
+    ends, _ = served(ServerTimes(step_seconds=0.01, sequence_seconds=0.005), [[5] * 9, [6] * 9])
+    assert ends == pytest.approx([40 * 0.02] * 2)
+    # the second joins after 10 steps of one reply (0.15 s); 30 steps of both; then 10 steps of the second alone
+    ends, _ = served(ServerTimes(step_seconds=0.01, sequence_seconds=0.005), [[5] * 9, [6] * 9], pause=0.15)
+    assert ends == pytest.approx([0.15 + 30 * 0.02, 0.15 + 30 * 0.02 + 10 * 0.015])
+
+
+def test_a_step_takes_longer_the_more_is_cached() -> None:
+    # 10 tokens of prompt: Σ over 40 steps of 0.01 + 0.001·(10 + s), in the limit of small steps
+    ends, _ = served(ServerTimes(step_seconds=0.01, cached_token_seconds=0.001), [[5] * 9])
+    assert ends == pytest.approx([40 * 0.01 + 0.001 * (40 * 10 + 40**2 / 2)])
+
+
+def test_prompts_are_read_one_after_another_and_cached_blocks_are_not_read_again() -> None:
+    times = ServerTimes(step_seconds=0.01, prompt_token_seconds=0.1, block=4)
+    ends, server = served(times, [[5] * 9, [5] * 9], pause=10.0)
+    # 10 tokens; the second time 8 of them are in whole blocks of the cache
+    assert ends == pytest.approx([1.0 + 0.4, 10.0 + 0.2 + 0.4])
+    assert (server.prompt_tokens, server.cached_tokens) == (20, 8)
+
+
+def test_a_full_server_preempts_the_newest_reply_and_reads_it_again() -> None:
+    # two replies of 10 + 40 tokens; 80 fit: after 30 steps the second one goes, and comes back when the first has ended
+    ends, server = served(ServerTimes(step_seconds=0.01, kv_tokens=80), [[5] * 9, [6] * 9])
+    assert server.preemptions == 1
+    assert ends == pytest.approx([0.4, 0.5], abs=0.02)
+
+
+def test_requests_beyond_the_largest_batch_wait() -> None:
+    ends, _ = served(ServerTimes(step_seconds=0.01, sequences=1), [[5] * 9, [6] * 9])
+    assert ends == pytest.approx([0.4, 0.8])
+
+
+def test_a_lost_server_fails_its_requests() -> None:
+    clock = VirtualClock()
+    server = server_of(clock, ServerTimes(step_seconds=1.0))
+    params = SamplingParams(max_tokens=100, stop_ids=(1,), trajectory="1/0/0")
+    reply = clock.submit(server.generate((5,), params, inf))
+    lost = clock.submit(server.lose(5.0))
+    with pytest.raises(ServerUnreachable):
+        reply.result()
+    assert not clock.run(server.healthy())
+    lost.result()
+    assert clock.run(server.healthy())
+    assert clock.now == 5.0
+    clock.close()
+
+
+def test_without_staleness_sampling_learning_and_updates_add_up() -> None:
+    simulation = simulated()
+    for step in simulation.steps:
+        assert step.sampling == pytest.approx(STEP, abs=0.1)  # each reply's own number may split into other tokens
+        assert (step.learning, step.sync, step.trajectories) == (3.0, 0.5, 16)
+        assert step.staleness == {0: 16}
+        assert step.stops == {"answered": 16}
+    assert simulation.seconds == pytest.approx(STEP + 3.5, abs=0.1)
+    assert simulation.learner["learning"] == pytest.approx(3.0 / simulation.seconds)
+    assert sum(simulation.servers.values()) == pytest.approx(1.0)
+    assert simulation.servers[State.BUSY] == pytest.approx(1.5 / simulation.seconds, abs=0.02)
+    assert simulation.gpu_hours == pytest.approx(4 * simulation.seconds / 3600 / 16 * 1000)
+
+
+def test_with_staleness_1_a_step_takes_as_long_as_its_longer_half() -> None:
+    simulation = simulated(1)
+    assert simulation.seconds == pytest.approx(STEP + 0.5, abs=0.1)  # learning (3 s) is hidden, the update is not
+    assert simulation.staleness == {1: 1.0}
+
+
+def test_staleness_2_hides_the_wait_for_every_second_batch() -> None:
+    simulation = simulated(2)
+    assert set(simulation.staleness) <= {0, 1, 2}
+    assert simulation.failed == 0
+
+
+def test_the_same_seed_gives_the_same_figures() -> None:
+    uneven = {**BY_HAND, "workload": {**LENGTHS, "reply_tokens": {"mean": 50, "sigma": 0.7}}}
+    first, second = (simulate(config(), Cluster.model_validate(uneven), Silent()) for _ in range(2))
+    assert first.steps == second.steps
+    assert len({step.sampling for step in first.steps}) == 4
+
+
+def test_a_lost_server_costs_time_and_no_trajectory() -> None:
+    losing = {**BY_HAND, "losses": [{"server": 0, "at": 1.0, "seconds": 4.0}]}
+    simulation = simulate(config(), Cluster.model_validate(losing), Silent())
+    assert simulation.failed == 0
+    assert simulation.steps[0].sampling > STEP
+    assert simulation.steps[3].sampling == pytest.approx(STEP, abs=0.1)
+    assert simulation.servers[State.LOST] == 0.0  # it came back before the steps that count
+
+
+def test_the_tree_of_rows_counts_shared_tokens_once() -> None:
+    def row(*ids: int) -> Segment:
+        turn = TrainedTurn(turn=0, start=len(ids) - 1, logprobs=(-1.0,), advantage=1.0, weight=1.0)
+        return Segment(token_ids=ids, turns=(turn,), trajectory="1/0/0", first_turn=0)
+
+    assert tree_size([row(1, 2, 3), row(1, 2, 4)]) == (4, 1 + 2 + 3 + 3)
+
+
+def test_presets_have_the_bytes_of_their_models() -> None:
+    sizes = {name: weight_bytes(model) / 2 for name, model in MODELS.items()}
+    # parameters of Qwen2.5 by its model cards, biases and norms (less than 1 %) left out
+    assert sizes == pytest.approx({"1.5B": 1.54e9, "7B": 7.61e9, "32B": 32.5e9}, rel=0.01)
+    times = server_times(GPUS["H100"], MODELS["7B"], Efficiency(step_overhead=0.0, bandwidth=1.0), tensor_parallel=1)
+    assert times.step_seconds == pytest.approx(14.1e9 / 3.35e12, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gpu": "H10"}, "reading gpu: found 'H10'"),
+        ({"model": "70B"}, "reading model: found '70B'"),
+        ({"gpus": 4, "tensor_parallel": 8}, "checking tensor_parallel: found 8 GPUs a server, and gpus=4"),
+        ({"gpus": 4, "servers": 4, "learner_gpus": 1}, "checking gpus: found 4, wanted at least 5"),
+        ({}, "reading gpus: found neither gpus nor servers"),
+        ({"servers": 1, "server": SMALL}, "checking tensor_parallel: found 1, with which a server has room"),
+        ({"servers": 1, "workload": {"reply_tokens": {"mean": 101}}}, "checking workload.reply_tokens.mean: found 101"),
+        ({"servers": 1, "workload": {**LENGTHS, "turns": {"mean": 4}}}, "checking workload.turns.mean: found 4"),
+        ({"servers": 1, "workload": LENGTHS, "losses": [{"server": 1, "at": 0, "seconds": 1}]}, "checking losses"),
+    ],
+)
+def test_a_cluster_that_cannot_be_names_its_key(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_cluster(Cluster.model_validate(changes), config())
+
+
+def test_a_file_with_an_unknown_key_names_it(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("gpu: H100\nworkload: {reply_token: {mean: 3}}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"workload\.reply_token"):
+        read_cluster(file)
+
+
+def test_a_condenser_that_needs_a_model_is_refused() -> None:
+    attention = validate({**TREE, "condenser": {"name": "attention"}}, source="test")
+    with pytest.raises(ConfigError, match="simulating the condenser attention: it needs a model"):
+        simulate(attention, Cluster.model_validate(BY_HAND), Silent())
+
+
+def test_a_run_folder_without_trajectories_is_refused(tmp_path: Path) -> None:
+    cluster = Cluster.model_validate({**BY_HAND, "workload": {**LENGTHS, "recorded": str(tmp_path)}})
+    with pytest.raises(ConfigError, match=r"reading workload\.recorded: found no trajectory"):
+        simulate(config(), cluster, Silent())
+
+
+def test_recorded_trajectories_give_turns_and_lengths_of_replies(tmp_path: Path) -> None:
+    file = RunFolder(tmp_path).trajectories(1)
+    file.parent.mkdir()
+    write_trajectory(file, scored(trajectory(turn([1], [2] * 60), turn([1], [2] * 40)), 1.0))
+    cluster = Cluster.model_validate({**BY_HAND, "steps": 1, "workload": {**LENGTHS, "recorded": str(tmp_path)}})
+    (step,) = simulate(config(), cluster, Silent()).steps
+    assert step.output_tokens == 16 * (60 + 40)
+
+
+@pytest.mark.parametrize("condenser", ["summary", "observation_mask"])
+def test_condensers_work_in_a_simulated_run(condenser: str) -> None:
+    tight = validate(
+        {
+            **TREE,
+            "condenser": {"name": condenser},
+            "rollout": {
+                "limits": {"max_turns": 6, "max_context_tokens": 420, "max_output_tokens": 100},
+                "tools": {"use": ["calculator"], "format": "native"},
+                "condense": {"when": "over_budget", "share": 0.8},
+            },
+        },
+        source="test",
+    )
+    short = {**LENGTHS, "summary_tokens": {"mean": 20}}
+    cluster = Cluster.model_validate({**BY_HAND, "steps": 1, "workload": short})
+    simulation = simulate(tight, cluster, Silent())
+    assert simulation.steps[0].stops == {"answered": 16}
+
+
+def test_the_command_prints_a_sweep_as_json(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(json.dumps(BY_HAND), encoding="utf-8")
+    picture = tmp_path / "sweep.svg"
+    sweep = ("--sweep", "servers=1,2", "--sweep", "staleness=0,1", "--plot", str(picture), "--json")
+    small = ("train.problems_per_step=2", "train.samples_per_problem=2")
+    done = run("simulate", "search_mt_grpo", *small, "--cluster", str(file), *sweep)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert [each["point"] for each in results] == [
+        {"servers": servers, "staleness": staleness} for servers in ("1", "2") for staleness in ("0", "1")
+    ]
+    assert picture.stat().st_size > 0
+    wrong = run("simulate", "search_mt_grpo", "--sweep", "servers")
+    assert (wrong.returncode, "reading --sweep" in wrong.stderr) == (2, True)
