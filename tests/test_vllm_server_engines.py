@@ -1,5 +1,6 @@
 """A real vLLM server with two data-parallel engines: both get every update. Its address joins and leaves a run."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,10 @@ from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 from condensegrpo.samplers.vllm_server.settings import ServedModel, ServerSettings
 
-pytestmark = needs_vllm
+pytestmark = [
+    needs_vllm,
+    pytest.mark.skipif("LONG_TESTS" not in os.environ, reason="starts six processes of vLLM: LONG_TESTS=1 runs it"),
+]
 TOKEN, TRAJECTORIES = "a token", 16
 COUNTER = re.compile(r'^vllm:prompt_tokens_total\{engine="(\d)".*\} (\S+)$', re.MULTILINE)
 
