@@ -1,6 +1,8 @@
 """Pictures: opened, prepared under the rule of each family, and placed as the family's model places them."""
 
 import io
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -136,3 +138,19 @@ def test_a_text_model_has_no_picture_processor_and_a_missing_one_is_a_configurat
     (tmp_path / "bare" / "preprocessor_config.json").unlink()
     with pytest.raises(ConfigError, match="loading the image processor of"):
         load_picture_processor(str(tmp_path / "bare"), MediaFolder(tmp_path))
+
+
+def test_a_text_run_imports_no_pillow(tmp_path: Path) -> None:
+    from tiny import qwen3, tokenizer
+
+    qwen3().save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    program = (
+        "import asyncio, sys; from pathlib import Path; from condensegrpo.core.trajectory import SamplingParams; "
+        "from condensegrpo.samplers.transformers import TransformersSampler; "
+        "from condensegrpo.storage.media import MediaFolder; "
+        f"sampler = TransformersSampler({str(tmp_path)!r}, device='cpu', media=MediaFolder(Path('media'))); "
+        "asyncio.run(sampler.sample((1, 2), SamplingParams(max_tokens=2))); "
+        "sys.exit('PIL' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)

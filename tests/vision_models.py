@@ -1,6 +1,7 @@
 """Tiny random models that see, one of each family, and pictures for them: `from vision_models import …`."""
 
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,20 @@ _RECIPES = {
 }
 
 
+# what is beside the image processor in processor_config.json
+_PROCESSORS = {
+    "qwen2_5_vl": {"processor_class": "Qwen2_5_VLProcessor"},
+    "qwen3_vl": {"processor_class": "Qwen3VLProcessor"},
+    "smolvlm": {"processor_class": "SmolVLMProcessor", "image_seq_len": 4},
+    "idefics3": {"processor_class": "Idefics3Processor", "image_seq_len": 4},
+    "llava_onevision": {
+        "processor_class": "LlavaOnevisionProcessor",
+        "num_image_tokens": 16,
+        "vision_feature_select_strategy": "full",
+    },
+}
+
+
 def picture(width: int = 56, height: int = 56, *, color: tuple[int, int, int] = (200, 30, 30)) -> MediaPart:
     """A PNG whose pixels differ, so that no two patches are equal."""
     drawn = Image.new("RGB", (width, height))
@@ -139,12 +154,16 @@ def image_processor(family: FamilyName) -> Any:
             )
 
 
-def vision_config(family: FamilyName, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
-    """The configuration of a model of some ten thousand parameters."""
+def vision_config(family: FamilyName, tokenizer: PreTrainedTokenizerFast, *, head_size: int = 8) -> PretrainedConfig:
+    """The configuration of a model of some ten thousand parameters.
+
+    Args:
+        head_size: of each of its four attention heads; vLLM has kernels for 32 and more.
+    """
     token = tokenizer.convert_tokens_to_ids
     text = {
         "vocab_size": len(tokenizer),
-        "hidden_size": 32,
+        "hidden_size": 4 * head_size,
         "intermediate_size": 48,
         "num_hidden_layers": 3 if family == "qwen3_vl" else 2,
         "num_attention_heads": 4,
@@ -157,7 +176,11 @@ def vision_config(family: FamilyName, tokenizer: PreTrainedTokenizerFast) -> Pre
     }
     ids = {"image_token_id": token(_RECIPES[family].image_token)}
     if family in ("qwen2_5_vl", "qwen3_vl"):
-        rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+        rope = {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [head_size // 8, head_size // 8, head_size // 4],
+        }
         ids |= {
             "video_token_id": token("<|video_pad|>"),
             "vision_start_token_id": token("<|vision_start|>"),
@@ -169,7 +192,7 @@ def vision_config(family: FamilyName, tokenizer: PreTrainedTokenizerFast) -> Pre
             "hidden_size": 16,
             "intermediate_size": 24,
             "num_heads": 2,
-            "out_hidden_size": 32,
+            "out_hidden_size": 4 * head_size,
             "patch_size": 4,
             "initializer_range": 0.2,
         }
@@ -178,7 +201,9 @@ def vision_config(family: FamilyName, tokenizer: PreTrainedTokenizerFast) -> Pre
             return Qwen2_5_VLConfig(text_config=text, vision_config=tower, tie_word_embeddings=False, **ids)
         tower |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
         rope["mrope_interleaved"] = True
-        return Qwen3VLConfig(text_config=text | {"head_dim": 8}, vision_config=tower, tie_word_embeddings=False, **ids)
+        return Qwen3VLConfig(
+            text_config=text | {"head_dim": head_size}, vision_config=tower, tie_word_embeddings=False, **ids
+        )
     tower = {
         "hidden_size": 16,
         "intermediate_size": 24,
@@ -215,15 +240,19 @@ def vision_model(
     corpus: Sequence[str] = CORPUS,
     kind: Literal["words", "bpe"] = "bpe",
     seed: int = 0,
+    head_size: int = 8,
 ) -> PreTrainedModel:
     """A random model in fp32, saved to a folder with its tokenizer, chat template and image processor."""
     tokenizer = vision_tokenizer(family, corpus=corpus, kind=kind)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForImageTextToText.from_config(vision_config(family, tokenizer), dtype=torch.float32).eval()
+        model = AutoModelForImageTextToText.from_config(
+            vision_config(family, tokenizer, head_size=head_size), dtype=torch.float32
+        ).eval()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     image_processor(family).save_pretrained(folder)
+    (folder / "processor_config.json").write_text(json.dumps(_PROCESSORS[family]))
     return model
 
 

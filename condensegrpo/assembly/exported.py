@@ -1,9 +1,10 @@
 """``condenser.yaml`` of an exported policy: the settings of its contexts, and an engine that plays episodes by them."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from condensegrpo.assembly.parts import build_condenser, build_sandbox, build_toolbox
 from condensegrpo.assembly.runtime import evaluation_temperature, open_sampler
@@ -14,6 +15,8 @@ from condensegrpo.config.yaml_tree import apply_overrides, dump, read_yaml
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.policy import end_ids, load_tokenizer
+from condensegrpo.storage.media import MediaFolder
+from condensegrpo.vision.processor import load_picture_processor
 
 CONDENSER = "condenser.yaml"
 STAND_IN = "ledger"  # a configuration names a task; an exported policy acts in the world of whoever runs it
@@ -48,15 +51,18 @@ def open_engine(folder: Path | str, overrides: Sequence[str] = ()) -> Iterator[E
     condenser = build_condenser(config.condenser)
     toolbox = build_toolbox(config, build_sandbox(config), condenser)
     source, rollout = str(config.model.path), config.rollout
-    renderer = Renderer(
-        load_tokenizer(source),
-        tools=toolbox.template_schemas,
-        tool_format=toolbox.format,
-        template_options=rollout.template_options,
-        stop_ids=end_ids(source),
-    )
-    sampler = open_sampler(config, source)
-    try:
+    with ExitStack() as opened:
+        media = MediaFolder(Path(opened.enter_context(TemporaryDirectory(prefix="condensegrpo-media-"))))
+        renderer = Renderer(
+            load_tokenizer(source),
+            tools=toolbox.template_schemas,
+            tool_format=toolbox.format,
+            template_options=rollout.template_options,
+            stop_ids=end_ids(source),
+            pictures=load_picture_processor(source, media),
+        )
+        sampler = open_sampler(config, source, media=media)
+        opened.callback(sampler.close)
         model = partial(frozen_model, dtype=config.model.dtype)
         yield Engine(
             sampler=sampler,
@@ -69,5 +75,3 @@ def open_engine(folder: Path | str, overrides: Sequence[str] = ()) -> Iterator[E
             limits=rollout.limits,
             temperature=rollout.temperature,
         )
-    finally:
-        sampler.close()

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Protocol
 
 from condensegrpo.attention.cache import ScoreKey, score_cache
+from condensegrpo.attention.scores import check_text
 from condensegrpo.core.messages import History, flatten
 from condensegrpo.core.protocols import Measures
 from condensegrpo.core.shared_results import SharedResults
@@ -45,6 +46,7 @@ class LeaveOneOut:
     async def _measured(self, history: History) -> tuple[float, ...]:
         if not history.units:
             return ()
+        check_text(history)
         before = History(pinned=history.pinned, units=history.units[:-1])
         output = self.renderer.reply_ids(history.units[-1].reply.text)
         return (*(max(loss, 0.0) for loss in await losses(self.model, self.renderer, before, output)), 0.0)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from condensegrpo.attention.cache import ScoreKey, score_cache
 from condensegrpo.attention.pages import Page, pages, split_history
-from condensegrpo.attention.scores import unit_scores
+from condensegrpo.attention.scores import check_text, unit_scores
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols import Attends, AttentionQuery
 from condensegrpo.core.shared_results import SharedResults
@@ -60,6 +60,7 @@ class AttentionScorer:
     async def _read(self, history: History, tokens: int) -> tuple[float, ...]:
         if len(history.units) < 2:
             return (0.0,) * len(history.units)
+        check_text(history)
         question = self._question(history)
         room = tokens - max(len(question), len(self._calibration))
         parts = list(pages(split_history(history, self.renderer.located(history.messages)), room))

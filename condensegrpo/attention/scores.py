@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.messages import History
 from condensegrpo.core.protocols import TokenAttention
 
 SINKS = 4  # first tokens of a prompt, which draw attention whatever their content
@@ -45,3 +47,16 @@ def _top_mean(values: Sequence[float], top: float) -> float:
     """The mean of the largest, at least one of them; 0 of none, or if it is negative."""
     largest = sorted(values, reverse=True)[: max(math.ceil(top * len(values)), 1)]
     return max(fmean(largest), 0.0) if largest else 0.0
+
+
+def check_text(history: History) -> None:
+    """Check that a history shows no pictures: their placeholders alone would be scored.
+
+    Raises:
+        SamplerError: it does.
+    """
+    if any(message.media for message in history.messages):
+        raise SamplerError(
+            "scoring the units of a history: it shows pictures, which scorers do not see. Use a condenser that needs "
+            "no scorer."
+        )

@@ -352,7 +352,7 @@ async def _answer_information(engine: Engine, problem: Problem, prompt: Prompt) 
     if engine.probe is None:
         return None
     return await guarded(
-        partial(engine.probe.measure, problem, prompt.ids),
+        partial(engine.probe.measure, problem, prompt.ids, prompt.media),
         who="measuring what the context knows of the answer",
         stop=Stop.SAMPLER_ERROR,
         turn_seconds=engine.limits.turn_seconds,

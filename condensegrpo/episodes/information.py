@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols import Measures, Problem
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import PLACE
@@ -25,12 +26,17 @@ class AnswerProbe:
     renderer: Renderer
     form: str  # of an answer, with ``PLACE`` in it once
 
-    async def measure(self, problem: Problem, prompt_ids: Sequence[int]) -> float | None:
+    async def measure(self, problem: Problem, prompt_ids: Sequence[int], media: Sequence[str] = ()) -> float | None:
         """I_t of a prompt, in nats, at most 0; None for a problem without ground truth.
 
         Raises:
-            SamplerError: the sampler cannot measure it.
+            SamplerError: the sampler cannot measure it, or the prompt shows ``media``.
         """
+        if media:
+            raise SamplerError(
+                "measuring what a context knows of the answer: it shows pictures, which are not measured. Set "
+                "rollout.answer_form=null."
+            )
         if problem.answer is None:
             return None
         before, _, after = self.form.partition(PLACE)

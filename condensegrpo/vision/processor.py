@@ -84,13 +84,15 @@ def load_picture_processor(source: str, media: MediaStore) -> PictureProcessor |
     Raises:
         ConfigError: the model's configuration, its tokenizer or its image processor cannot be loaded.
     """
-    from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
+    from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(source)
         family = family_of(config.model_type)
         if family is None:
             return None
+        from transformers import AutoImageProcessor, AutoTokenizer  # which imports Pillow
+
         return PictureProcessor(
             family=family,
             config=config,

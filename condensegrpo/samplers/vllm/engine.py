@@ -30,8 +30,10 @@ from condensegrpo.learner.devices import use_new_stream
 from condensegrpo.learner.ranks import gather
 from condensegrpo.learner.settings import TIMEOUT_MINUTES, LoraSettings
 from condensegrpo.samplers.vllm.adapters import NativeAdapters, native_rank, unsupported_by
+from condensegrpo.samplers.vllm.pictures import mismatch, picture_prompts
 from condensegrpo.samplers.vllm.settings import EngineSettings
 from condensegrpo.samplers.vllm.weights import ExpectedWeights, check_head_size, repack_heads
+from condensegrpo.storage.media import MediaFolder
 
 GIB = 1 << 30
 MAX_RUNNING = 256  # requests in one step on a CPU
@@ -72,6 +74,7 @@ class VllmEngine:
         settings: EngineSettings,
         can_sleep: bool,
         lora: LoraSettings | None,
+        media: MediaFolder | None = None,
     ) -> None:
         """Load the model. See ``VllmSampler`` for the arguments.
 
@@ -83,6 +86,8 @@ class VllmEngine:
             os.environ.setdefault(name, value)
         self.asleep: set[Part] = set()
         self._expected = ExpectedWeights(model_path)
+        self._pictures = picture_prompts(model_path, media)
+        self._rendered: dict[str, Sequence[int]] = {}  # prompts with pictures under way, by name
         with _undisturbed():
             _join_alone()
             if settings.tensor_parallel_size > 1:
@@ -102,6 +107,7 @@ class VllmEngine:
                     dtype=dtype,
                     max_model_len=max_model_len,
                     enable_sleep_mode=can_sleep,
+                    limit_mm_per_prompt=self._expected.unused_media,
                     **(self.adapters.options if self.adapters else {}),
                 )
             except Exception as error:  # the boundary to vLLM: a model it has no code for, too little memory, …
@@ -121,9 +127,15 @@ class VllmEngine:
         Errors of vLLM are not caught: they concern this request alone. Log-probabilities of a prompt, all but those of
         its first token, are computed without the prefix cache, and vLLM samples one token behind them.
         """
+        prompt: dict[str, object] = {"prompt_token_ids": list(prompt_ids)}
+        if params is not None and params.media:
+            if self._pictures is None:
+                raise SamplerError("sampling a reply to a prompt with pictures: the model is not shown any")
+            prompt = self._pictures.prompt(prompt_ids, params.media)
+            self._rendered[name] = prompt_ids
         self._engine.add_request(
             name,
-            {"prompt_token_ids": list(prompt_ids)},
+            prompt,
             self._vllm.SamplingParams(
                 flat_logprobs=True,
                 ignore_eos=True,  # only the request's own stops end it
@@ -137,6 +149,8 @@ class VllmEngine:
         """Remove requests; those that are done are ignored."""
         if names:
             self._engine.abort_request(list(names))
+        for name in names:
+            self._rendered.pop(name, None)
 
     def step(self) -> dict[str, Generation | SamplerError]:
         """Sample the next token of every running request; returns the requests that it completes.
@@ -149,7 +163,12 @@ class VllmEngine:
             outputs = self._engine.step()
         finally:
             torch.set_rng_state(state)
-        return {output.request_id: _result(output) for output in outputs if output.finished}
+        return {output.request_id: self._checked(output) for output in outputs if output.finished}
+
+    def _checked(self, output: Any) -> Generation | SamplerError:  # noqa: ANN401  vLLM's classes are untyped
+        rendered = self._rendered.pop(output.request_id, None)
+        fault = None if rendered is None else mismatch(rendered, output.prompt_token_ids)
+        return fault or _result(output)
 
     def load(self, named_tensors: NamedTensors) -> None:
         """Load weights under their Hugging Face names, or the adapters alone, and drop every cached key and value.
@@ -173,6 +192,8 @@ class VllmEngine:
                 "updating the sampler's weights: vLLM still holds keys and values of requests under way, computed "
                 "with the old weights. Await the requests first."
             )
+        if self._pictures is not None:
+            self._engine.reset_encoder_cache()  # of features by the old weights
         check.complete()
 
     def sleep(self, *, keep_weights: bool) -> None:

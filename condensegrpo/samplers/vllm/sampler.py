@@ -17,6 +17,7 @@ from condensegrpo.samplers.vllm.engine_driver import EngineDriver, in_new_thread
 from condensegrpo.samplers.vllm.request import INSTALL, check_request
 from condensegrpo.samplers.vllm.settings import EngineSettings
 from condensegrpo.samplers.vllm.tensor_parallel import lockstep
+from condensegrpo.storage.media import MediaFolder
 
 ENGINE = EngineSettings()
 
@@ -36,6 +37,7 @@ class VllmSampler:
         lora: LoraSettings | None = None,
         engine: EngineSettings = ENGINE,
         sleep: bool | None = None,
+        media: MediaFolder | None = None,
     ) -> None:
         """Load the model.
 
@@ -45,13 +47,20 @@ class VllmSampler:
             lora: adapters that updates may bring instead of weights; a run gives its own.
             engine: memory and batches of vLLM's engine.
             sleep: whether memory is freed while the learner works; by default on a GPU, impossible elsewhere.
+            media: where the pictures of prompts are; None: prompts show none.
         """
         self.check_options(sleep=sleep)
         self._can_sleep = can_sleep = torch.cuda.is_available() if sleep is None else sleep
         self.version = trained_steps(model_path) or 0  # the optimiser step whose weights are in use
         loaded, thread = in_new_thread(
             lambda: VllmEngine(
-                model_path, dtype=dtype, max_model_len=max_model_len, settings=engine, can_sleep=can_sleep, lora=lora
+                model_path,
+                dtype=dtype,
+                max_model_len=max_model_len,
+                settings=engine,
+                can_sleep=can_sleep,
+                lora=lora,
+                media=media,
             )
         )
         self.takes_adapters = loaded.adapters is not None  # vLLM computes them beside the base

@@ -1,12 +1,13 @@
 """Weights of a model by name and shape, checked before vLLM loads them, and copies that vLLM does not update."""
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.update_check import UpdateCheck
 from condensegrpo.samplers.vllm.adapters import adapter_check
+from condensegrpo.vision.families import family_of
 
 
 class ExpectedWeights:
@@ -24,12 +25,16 @@ class ExpectedWeights:
         """
         try:
             config = AutoConfig.from_pretrained(model_path)
+            family = family_of(config.model_type)
             with torch.device("meta"):
-                model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+                kind = AutoModelForCausalLM if family is None else AutoModelForImageTextToText
+                model: PreTrainedModel = kind.from_config(config)
         except (OSError, ValueError) as error:
             raise SamplerError.no_model(model_path, error) from error
         self._model = model  # on the meta device
         self.architectures: tuple[str, ...] = tuple(config.architectures or ())
+        # vLLM keeps memory free for all that a prompt may show
+        self.unused_media = {"video": 0} if family is not None and family.three_axes else {}
 
     def check(self, lora: LoraSettings | None = None) -> UpdateCheck:
         """A new check of one update of all weights, or of adapters alone."""

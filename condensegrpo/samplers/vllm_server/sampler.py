@@ -143,6 +143,11 @@ class VllmServerSampler:
         if not self._pool.replicas:
             raise SamplerError("sampling a reply: the sampler was closed")
         check_request(prompt_ids, params, room=self._pool.room)
+        if params.media:
+            raise SamplerError(
+                "sampling a reply to a prompt with pictures: vLLM servers are not sent any. Set sampler.name=vllm, or "
+                "transformers."
+            )
         self._in_flight += 1
         try:
             return await self._loop.call(self._pool.sample(prompt_ids, params))

@@ -1,0 +1,137 @@
+"""Pictures through whole rollouts: bytes stored once, hashes to workers and files, faults before a model is loaded."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from vision_models import picture, vision_model
+
+from condensegrpo.assembly.build import build, build_components
+from condensegrpo.assembly.model_checks import check_model
+from condensegrpo.assembly.players import Players
+from condensegrpo.assembly.runtime import open_sampler
+from condensegrpo.config.load import validate, vary
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.errors import ConfigError, SamplerError
+from condensegrpo.core.observer import Silent
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.evaluation.evaluate import evaluate
+from condensegrpo.samplers.vllm.pictures import PicturePrompts, mismatch
+from condensegrpo.storage.media import MediaFolder
+from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.vision.processor import load_picture_processor
+
+TASK = """
+from pathlib import Path
+from condensegrpo.core.messages import MediaPart, Message, TextPart
+from condensegrpo.core.protocols import Problem, Step
+
+HERE = Path(PLACE)
+
+class Looks:
+    def __init__(self, problem):
+        self.files = problem.data["files"]
+
+    def shown(self, text):
+        part = MediaPart.of((HERE / self.files.pop(0)).read_bytes(), "image/png")
+        return (Message(role="user", content=(TextPart(text=text), part)),)
+
+    async def start(self):
+        return self.shown("look at this ")
+
+    async def step(self, reply):
+        return Step(observations=self.shown("and ")) if self.files else Step(done=True, answer=reply.text)
+
+class Task:
+    def problems(self, split):
+        return [Problem(id=f"{split}{n}", question="q", answer="1", data={"files": list(FILES)}) for n in range(2)]
+
+    def environment(self, problem):
+        return Looks(Problem(id=problem.id, question="q", data={"files": list(problem.data["files"])}))
+"""
+
+
+def configured(folder: Path, model: Path, files: Sequence[str], *changes: str) -> RunConfig:
+    task = folder / f"shows_{'_'.join(files).replace('.', '_')}.py"  # a file is loaded once
+    task.write_text(TASK.replace("PLACE", repr(str(folder))).replace("FILES", repr(tuple(files))))
+    tree = {
+        "model": {"path": str(model), "dtype": "float32"},
+        "task": {"name": f"{task}:Task"},
+        "condenser": {"name": "full"},
+        "reward": {"name": "answered"},
+        "sampler": {"name": "transformers"},
+        "rollout": {"limits": {"max_context_tokens": 300, "max_output_tokens": 4, "max_turns": 3}},
+        "evaluate": {"problems": 2},
+    }
+    return vary(validate(tree, source="test"), changes)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("world")
+    vision_model("qwen2_5_vl", folder / "model")
+    for name, part in {"a.png": picture(24, 16), "b.png": picture(16, 24)}.items():
+        (folder / name).write_bytes(part.data or b"")
+    return folder
+
+
+def test_workers_send_hashes_and_play_the_same_trajectories(world: Path, tmp_path: Path, one_thread: None) -> None:
+    config = configured(world, world / "model", ["a.png", "b.png"], "rollout.condense.when=over_budget")
+    source, media = str(world / "model"), MediaFolder(tmp_path / "media")
+
+    def evaluated(workers: int) -> list[ScoredTrajectory]:
+        varied = vary(config, [f"rollout.workers.processes={workers}"])
+        scored: list[ScoredTrajectory] = []
+        file = tmp_path / f"{workers}.jsonl"
+        with (
+            closing(open_sampler(varied, source, media=media)) as sampler,
+            Players(varied, sampler, source, media) as players,
+        ):
+            parts, keep = build_components(varied), scored.append
+            evaluate("held-out", parts, players=players, step=0, observer=Silent(), file=file, on_scored=keep)
+        timeless = (ScoredTrajectory.of(replace(each.trajectory, seconds=0.0), each.score) for each in scored)
+        return sorted(timeless, key=lambda each: each.trajectory.id)
+
+    alone, shared = evaluated(0), evaluated(2)
+    assert alone == shared
+    assert len(list(media.folder.iterdir())) == 2
+    turns = alone[0].trajectory.turns
+    assert [len(turn.media) for turn in turns] == [1, 2], alone[0].trajectory.detail
+    text = (tmp_path / "2.jsonl").read_text()
+    assert '"data":' not in text
+    (read, *_) = read_trajectories(tmp_path / "2.jsonl").trajectories
+    assert [part.sha256 for part in read.trajectory.turns[1].context[0].media] == [turns[0].media[0]]
+    assert media.read(turns[1].media[1]) == (world / "b.png").read_bytes()
+
+
+def test_faults_of_the_first_problem_are_found_before_a_model_is_loaded(world: Path, tmp_path: Path) -> None:
+    from talk import save_model
+
+    save_model(tmp_path / "text")
+    with pytest.raises(ConfigError, match="the model sees no pictures"):
+        check_model(build(configured(world, tmp_path / "text", ["a.png"])), str(tmp_path / "text"))
+    (world / "broken.png").write_bytes((world / "a.png").read_bytes()[:60])
+    broken = build(configured(world, world / "model", ["broken.png"]))
+    with pytest.raises(ConfigError, match="opening the picture"):
+        check_model(broken, str(world / "model"))
+    small = build(configured(world, world / "model", ["a.png"], "rollout.limits.max_context_tokens=20"))
+    with pytest.raises(ConfigError, match="system message and question need"):
+        check_model(small, str(world / "model"))
+
+
+def test_vllm_is_given_one_placeholder_for_each_picture(world: Path, tmp_path: Path) -> None:
+    media = MediaFolder(tmp_path / "media")
+    processor = load_picture_processor(str(world / "model"), media)
+    assert processor is not None
+    first, second = (media.write(picture(*size)).sha256 for size in ((24, 16), (16, 24)))
+    pad = processor.placeholder_id
+    ids = (5, *processor.picture_ids(first), 6, 7, *processor.picture_ids(second), *processor.picture_ids(first), 8)
+    prompt = PicturePrompts(processor).prompt(ids, (first, second, first))
+    assert prompt["prompt_token_ids"] == [5, pad, 6, 7, pad, pad, 8]
+    assert prompt["multi_modal_uuids"] == {"image": [first, second, first]}
+    with pytest.raises(SamplerError, match="does not show the pictures in this order"):
+        PicturePrompts(processor).prompt((5, pad, 6), (first,))
+    assert mismatch((1, 2), [1, 2]) is None
+    assert "vLLM made 3 tokens of it, and it was rendered with 2" in str(mismatch((1, 2), [1, 2, 2]))

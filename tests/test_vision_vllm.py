@@ -1,0 +1,60 @@
+"""vLLM in this process with pictures: what it samples is what the plain model would.
+
+Its build for CPUs comes without torchvision, which transformers' processors of videos need: of the families, vLLM then
+serves Idefics3 alone.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from needs_vllm import needs_vllm
+from vision_models import picture, plain_inputs, vision_model
+
+from condensegrpo.core.trajectory import SamplingParams
+from condensegrpo.storage.media import MediaFolder
+from condensegrpo.vision.processor import load_picture_processor
+
+
+@needs_vllm
+def test_replies_to_pictures_have_the_log_probabilities_of_the_plain_model(tmp_path: Path) -> None:
+    import torch
+
+    from condensegrpo.samplers.vllm.sampler import VllmSampler
+    from condensegrpo.samplers.vllm.settings import EngineSettings
+
+    model, media = vision_model("idefics3", tmp_path, head_size=32), MediaFolder(tmp_path / "media")
+    processor = load_picture_processor(str(tmp_path), media)
+    assert processor is not None
+    first, second = (media.write(picture(*size)).sha256 for size in ((40, 20), (20, 20)))
+    prompts = [
+        ((4, 5, *processor.picture_ids(first), 6), (first,)),
+        ((7, 8, 9), ()),
+        ((4, *processor.picture_ids(first), 5, *processor.picture_ids(second), 6), (first, second)),
+    ]
+    sampler = VllmSampler(str(tmp_path), max_model_len=256, engine=EngineSettings(kv_cache_gib=0.25), media=media)
+
+    async def sampled() -> list[tuple[float, ...]]:
+        replies = await asyncio.gather(
+            *(
+                sampler.sample(ids, SamplingParams(max_tokens=4, seed=seed, media=shown))
+                for seed, (ids, shown) in enumerate(prompts)
+            )
+        )
+        for (ids, shown), reply in zip(prompts, replies, strict=True):
+            with torch.no_grad():
+                logits = model(**plain_inputs(processor, (*ids, *reply.token_ids), shown)).logits[0]
+            logp = logits[len(ids) - 1 : -1].log_softmax(dim=-1)
+            expected = logp[range(len(reply.token_ids)), list(reply.token_ids)].tolist()
+            assert reply.logprobs == pytest.approx(expected, abs=1e-4)
+        return [reply.logprobs for reply in replies]
+
+    try:
+        before = asyncio.run(sampled())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+        sampler.update_weights(model.state_dict().items(), 1)
+        assert asyncio.run(sampled()) != before
+    finally:
+        sampler.close()
