@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -18,6 +19,7 @@ from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.opened import TrajectoryReader
 from condensegrpo.inspection.panes import TurnView
+from condensegrpo.inspection.pictures import media_of
 from condensegrpo.inspection.records import Group, IndexedTrajectory, groups
 from condensegrpo.storage.codec import dump_line, fields_of
 from condensegrpo.storage.trajectories import Provenance
@@ -154,7 +156,7 @@ def _trajectory_parts(view: View, shown: Sequence[TurnView], *, tokens: bool, fu
         yield Text("\n" + "\n".join(view.information))
     if tokens and view.tokenizer is None:
         yield Text("\nno tokenizer.json was found in the run or its model: tokens are shown by id only", theme.WARN)
-    yield from details(shown, full=full)
+    yield from details(shown, full=full, media=media_of(Path(view.file)))
 
 
 def parts_of(

@@ -20,12 +20,14 @@ from condensegrpo.core.wording import counted
 from condensegrpo.display import context_bar, theme
 from condensegrpo.display.context_bar import Mark
 from condensegrpo.display.neutral import neutral, one_line
+from condensegrpo.display.pictures import TerminalPicture
 from condensegrpo.display.token_view import SURPRISING, token_grid
 from condensegrpo.inspection.batches import ranges
 from condensegrpo.inspection.history import HistoryPiece, PieceStatus, WordChange, word_changes
 from condensegrpo.inspection.opened import OpenedTrajectory
 from condensegrpo.inspection.panes import TokenView, TurnView
 from condensegrpo.inspection.panes import raw as stored_json
+from condensegrpo.inspection.pictures import media_of
 from condensegrpo.inspection.records import Group
 
 TABS = ("shown", "full", "reply", "credit", "raw")
@@ -69,13 +71,16 @@ def tab_content(tab: str, selection: Selection, opened: OpenedTrajectory, *, ids
 
 
 def shown(opened: OpenedTrajectory, turn: int) -> RenderableType:
-    """Exactly what the policy was given: its tokens as text, or its messages where there is no tokenizer."""
+    """Exactly what the policy was given: tokens as text, or messages where there is no tokenizer, and its pictures."""
     view, prompt = opened.turns[turn], opened.prompt(turn)
+    media = media_of(opened.batch.file)
+    pictures = [TerminalPicture(media, sha256) for sha256 in opened.scored.trajectory.turns[turn].media]
     head = Text(f"{counted(view.context.tokens, 'token')}, as sampled from\n", theme.DIM)
     if prompt is not None:
-        return Text.assemble(head, neutral(prompt[:MOST]))
+        text = Text.assemble(head, neutral(prompt[:MOST]))
+        return Lines(text, *pictures) if pictures else text
     head.append("no tokenizer.json was found: the messages without their template\n", theme.WARN)
-    return Lines(head, *(_message(message) for message in view.messages))
+    return Lines(head, *(_message(message) for message in view.messages), *pictures)
 
 
 def full(opened: OpenedTrajectory, turn: int) -> RenderableType:

@@ -21,6 +21,7 @@ from condensegrpo.core.reward_parts import SumsParts
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.core.wording import counted
 from condensegrpo.learner.new_model import new_tokenizer
+from condensegrpo.learner.new_vision import seeing_tokenizer
 from condensegrpo.learner.policy import check_divided, local_source
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.storage.hub import model_fault
@@ -75,9 +76,10 @@ def made_tokenizer(task: Task, new: NewModel) -> "PreTrainedTokenizerFast":
     """
     corpus = corpus_of(task)
     try:
-        return new_tokenizer(corpus, kind=new.tokenizer, vocab_size=new.vocab_size)
+        made = new_tokenizer(corpus, kind=new.tokenizer, vocab_size=new.vocab_size)
     except ValueError as error:
         raise ConfigError(f"checking model.new: {error}.") from error
+    return made if new.pictures is None else seeing_tokenizer(made)
 
 
 def _estimator(components: Components) -> str:

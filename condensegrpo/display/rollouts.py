@@ -17,6 +17,7 @@ from condensegrpo.display.trajectory_view import details, heading, overview
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.opened import TrajectoryReader
+from condensegrpo.inspection.pictures import media_of
 from condensegrpo.inspection.records import IndexedTrajectory
 from condensegrpo.reporting.frames import Library, Row, frame, trajectory_row, turn_rows
 
@@ -83,7 +84,8 @@ class Rollout:
         console.print(heading(self.record, self.trajectory.detail, full=full))
         console.print()
         console.print(overview(views))
-        for part in details(views if turn is None else views[turn : turn + 1], full=full):
+        shown = views if turn is None else views[turn : turn + 1]
+        for part in details(shown, full=full, media=media_of(self.batch.file)):
             console.print(part)
 
 

@@ -14,11 +14,13 @@ from condensegrpo.core.wording import counted
 from condensegrpo.display import context_bar, theme
 from condensegrpo.display.inspect_tables import verdict
 from condensegrpo.display.neutral import excerpt, one_line
+from condensegrpo.display.pictures import TerminalPicture
 from condensegrpo.display.token_view import token_grid
 from condensegrpo.inspection.batches import ranges
 from condensegrpo.inspection.context_view import newest_messages
 from condensegrpo.inspection.panes import TurnView
 from condensegrpo.inspection.records import IndexedTrajectory
+from condensegrpo.storage.media import MediaFolder
 
 KNOWN_WIDTH = 12  # columns of the bar of what a context knows of the answer
 EXCERPT = 600  # characters of a text without --full
@@ -99,8 +101,8 @@ def overview(turns: Sequence[TurnView]) -> RenderableType:
     return Group(table, Text(), context_bar.legend(budget))
 
 
-def details(turns: Sequence[TurnView], *, full: bool) -> Iterator[RenderableType]:
-    """Every turn with its context, reply, calls, results and credit."""
+def details(turns: Sequence[TurnView], *, full: bool, media: MediaFolder | None = None) -> Iterator[RenderableType]:
+    """Every turn with its context, reply, calls, results and credit; ``media``: of its pictures, None: not drawn."""
     scale = max((abs(turn.advantage) for turn in turns if turn.advantage is not None), default=0.0)
     for turn in turns:
         yield Text()
@@ -108,7 +110,7 @@ def details(turns: Sequence[TurnView], *, full: bool) -> Iterator[RenderableType
         rows = Table.grid(padding=(0, 2, 0, 0))
         rows.add_column(style=theme.DIM, no_wrap=True, min_width=9)
         rows.add_column(overflow="fold")
-        for label, shown in _rows(turn, scale, full=full):
+        for label, shown in _rows(turn, scale, full=full, media=media):
             rows.add_row(Text(label), shown)
         yield Padding(rows, (0, 0, 0, 2))
         if turn.tokens is not None:
@@ -125,7 +127,9 @@ def _title(turn: TurnView) -> Text:
     return text
 
 
-def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Text]]:
+def _rows(
+    turn: TurnView, scale: float, *, full: bool, media: MediaFolder | None
+) -> Iterator[tuple[str, RenderableType]]:
     size = 10**9 if full else EXCERPT
     yield "context", Text.assemble(context_bar.bar(turn.context), "  ", _make_up(turn))
     if turn.condensation is not None:
@@ -135,7 +139,8 @@ def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Te
         label = Text(f"{text.tokens} tokens, rejected: {one_line(text.reason, 90)}: ", theme.WARN)
         yield "wrote", label.append(excerpt(text.text, characters=size), theme.DIM)
     messages = turn.messages if full or turn.turn == 0 else newest_messages(turn.messages)
-    yield from (_message("sees", message, size) for message in messages)
+    for message in messages:
+        yield from _message("sees", message, size, media)
     if turn.draft is not None:
         probability = f"of probability {turn.draft.probability:.3f}, {turn.draft.tokens} tokens: "
         yield "draft", Text(probability, theme.DIM).append(one_line(turn.draft.text, 90))
@@ -144,7 +149,8 @@ def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Te
         yield "call", Text(excerpt(f"{call.name}({call.arguments})", characters=size), theme.HEAD)
     if turn.tool_attempts:
         yield "tools", Text(f"{turn.tool_successes} of {counted(turn.tool_attempts, 'call')} succeeded")
-    yield from (_message("then", message, size) for message in turn.observations)
+    for message in turn.observations:
+        yield from _message("then", message, size, media)
     for name, value in turn.turn_rewards.items():
         yield "reward", Text(f"{one_line(name, 40)} {value:.4g}")
     if turn.paid is not None:
@@ -152,9 +158,11 @@ def _rows(turn: TurnView, scale: float, *, full: bool) -> Iterator[tuple[str, Te
     yield "sampled" if turn.advantage is None else "trained", _credit(turn, scale)
 
 
-def _message(when: str, message: Message, size: int) -> tuple[str, Text]:
+def _message(when: str, message: Message, size: int, media: MediaFolder | None) -> Iterator[tuple[str, RenderableType]]:
     speaker = one_line(message.name, 24) if message.name else message.role
-    return f"{when} {speaker}", Text(excerpt(message.text, characters=size))
+    yield f"{when} {speaker}", Text(excerpt(message.text, characters=size))
+    if media is not None:
+        yield from (("", TerminalPicture(media, part.sha256)) for part in message.media)
 
 
 def _make_up(turn: TurnView) -> Text:

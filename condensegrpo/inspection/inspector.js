@@ -142,6 +142,13 @@ function marked(whole, loosely = false) {
   return [...parts, text.slice(end)];
 }
 
+const PICTURE = /(\[image\/[a-z]+ [0-9a-f]{12}\])/;
+
+/** A message's text, marked, with its pictures in their places. */
+function contentOf(text) {
+  return text.split(PICTURE).flatMap((part) => (data.pictures[part] ? [h("img", { src: data.pictures[part], alt: part, title: part })] : marked(part)));
+}
+
 function shortened(text, most) {
   return text.length > most ? `${text.slice(0, most)}… (${digits(text.length - most)} more characters)` : text;
 }
@@ -164,7 +171,7 @@ function condensed() {
 const panes = {
   shown() {
     const { stored } = sibling();
-    return h("div", {}, condensed(), prompted(stored, stored.turns[at.turn]).map((each) => message(each.name ? `${each.role} ${each.name}` : each.role, each.role, marked(each.content))), observed());
+    return h("div", {}, condensed(), prompted(stored, stored.turns[at.turn]).map((each) => message(each.name ? `${each.role} ${each.name}` : each.role, each.role, contentOf(each.content))), observed());
   },
 
   full() {
@@ -172,7 +179,7 @@ const panes = {
     return h("div", {}, condensed(), turns[at.turn].pieces.map(([status, turn, index, rewriting]) => {
       const each = stored.messages[index];
       const label = `${each.role}${turn === null ? "" : `, turn ${turn}`}: ${status}`;
-      const content = rewriting === null ? marked(each.content) : differences[rewriting].map(([change, text]) => (change === "same" ? shortened(text, MOST_LETTERS) : h(change === "removed" ? "del" : "ins", {}, shortened(text, MOST_LETTERS))));
+      const content = rewriting === null ? contentOf(each.content) : differences[rewriting].map(([change, text]) => (change === "same" ? shortened(text, MOST_LETTERS) : h(change === "removed" ? "del" : "ins", {}, contentOf(text))));
       return message(label, `${each.role} ${status}`, content);
     }));
   },
@@ -210,7 +217,7 @@ function observed() {
   const turn = stored.turns[at.turn];
   const after = messagesOf(stored, turn.observations);
   if (tab === "shown") after.unshift(stored.messages[turn.reply]);
-  return after.length ? [h("p", { class: "dim" }, tab === "shown" ? "reply and what answered it" : "what answered it"), ...after.map((each) => message(each.name ? `${each.role} ${each.name}` : each.role, each.role, marked(each.content)))] : [];
+  return after.length ? [h("p", { class: "dim" }, tab === "shown" ? "reply and what answered it" : "what answered it"), ...after.map((each) => message(each.name ? `${each.role} ${each.name}` : each.role, each.role, contentOf(each.content)))] : [];
 }
 
 let compared = { other: 0, turn: 0 }; // the sibling and the turn that are compared

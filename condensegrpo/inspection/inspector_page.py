@@ -20,6 +20,7 @@ from condensegrpo.inspection.history import WordChange, word_changes
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.opened import FirstDifference, OpenedTrajectory, TrajectoryReader, first_difference
 from condensegrpo.inspection.page import page, typed_path
+from condensegrpo.inspection.pictures import data_uris, media_of
 from condensegrpo.inspection.records import Group, IndexedTrajectory, groups, verdict
 from condensegrpo.inspection.views import READY_VIEWS, select
 from condensegrpo.storage.files import write_atomically
@@ -87,6 +88,7 @@ class InspectorPage:
     fields: tuple[str, ...]  # of conditions
     aliases: Mapping[str, str]  # other names of fields
     tokens: Mapping[int, str | None]  # texts of sampled tokens
+    pictures: Mapping[str, str]  # data URIs of small pictures, by what stands for them in a text
     ready_views: tuple[tuple[str, str], ...]  # name and title
     batches: tuple[PageBatch, ...]
 
@@ -104,14 +106,18 @@ def write_inspector(
         RunError: the file cannot be written.
     """
     tokens: dict[int, str | None] = {}
+    pictures: dict[str, str] = {}
     data = InspectorPage(
         name=index.path.resolve().name,
         extent=extent,
         fields=index.field_names(),
         aliases=ALIASES,
         tokens=tokens,
+        pictures=pictures,
         ready_views=tuple((view.name, view.title) for view in READY_VIEWS),
-        batches=tuple(_Reader(index, batch, records).page_batch(records, tokens) for batch, records in chosen),
+        batches=tuple(
+            _Reader(index, batch, records, pictures).page_batch(records, tokens) for batch, records in chosen
+        ),
     )
     scripts = tuple(f"inspection/{name}.js" for name in ("page", "search", "inspector"))
     styles = ("inspection/page.css", "inspection/inspector.css")
@@ -123,8 +129,10 @@ def write_inspector(
 class _Reader:
     """Reads the trajectories of one batch for the page."""
 
-    def __init__(self, index: Index, batch: TrajectoryBatch, records: Sequence[IndexedTrajectory]) -> None:
-        self._index, self._batch = index, batch
+    def __init__(
+        self, index: Index, batch: TrajectoryBatch, records: Sequence[IndexedTrajectory], pictures: dict[str, str]
+    ) -> None:
+        self._index, self._batch, self._pictures = index, batch, pictures
         self._reader = TrajectoryReader(index, batch)
         self._largest = max(record.figures.context_tokens for record in records)
         matching = ((view.name, select(records, where=view.where, most=len(records)).records) for view in READY_VIEWS)
@@ -171,6 +179,7 @@ class _Reader:
         kept, record, figures = stored(opened.scored.trajectory), opened.record, opened.record.figures
         fields = {name: int(value) if isinstance(value, bool) else value for name, value in record.fields.items()}
         messages = cast(list[Message], kept["messages"])
+        self._pictures.update(data_uris(media_of(self._batch.file), messages))
         indices: dict[tuple[str, str], int] = {
             (message.role, message.text): index for index, message in enumerate(messages)
         }

@@ -9,10 +9,12 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from condensegrpo.learner.new_vision import save_image_processor, seeing_config
+from condensegrpo.learner.policy import auto_class, sees
 from condensegrpo.learner.settings import NewModel
 
 if TYPE_CHECKING:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import PretrainedConfig, PreTrainedModel
 
 BEGIN, END, PAD, UNKNOWN = "<|im_start|>", "<|im_end|>", "<|pad|>", "[UNK]"
 ROLES = ("system", "user", "assistant", "tool")
@@ -73,25 +75,24 @@ def new_tokenizer(corpus: Iterable[str], *, kind: Literal["words", "bpe"], vocab
     )
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, new: NewModel, *, seed: int) -> "Qwen3ForCausalLM":
-    """A Qwen3 of this size in fp32 with tied embeddings and random weights that depend on ``seed`` and nothing else.
+def new_model(tokenizer: PreTrainedTokenizerFast, new: NewModel, *, seed: int) -> "PreTrainedModel":
+    """A model of this size in fp32 with tied embeddings and random weights that depend on ``seed`` and nothing else.
 
     Its vocabulary is the tokenizer's. The random state of torch is left as it was found.
     """
-    from transformers import Qwen3ForCausalLM  # here: it takes two seconds that a dry run need not wait for
-
     config = new_config(new, vocab_size=len(tokenizer))
-    config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+        part.eos_token_id, part.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return Qwen3ForCausalLM(config).to(torch.float32)
+        return auto_class(config).from_config(config).to(torch.float32)
 
 
-def new_config(new: NewModel, *, vocab_size: int) -> "Qwen3Config":
+def new_config(new: NewModel, *, vocab_size: int) -> "PretrainedConfig":
     """The configuration of a new model, without the ids of its tokenizer's special tokens."""
-    from transformers import Qwen3Config  # here, as above
+    from transformers import Qwen3Config  # here: it takes two seconds that a dry run need not wait for
 
-    return Qwen3Config(
+    text = Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=new.hidden_size,
         intermediate_size=new.ffn_size,
@@ -106,13 +107,16 @@ def new_config(new: NewModel, *, vocab_size: int) -> "Qwen3Config":
         eos_token_id=None,
         dtype=torch.float32,
     )
+    return text if new.pictures is None else seeing_config(text, new.pictures)
 
 
-def save_new(folder: Path, tokenizer: PreTrainedTokenizerFast, model: "Qwen3ForCausalLM") -> None:
-    """Write a folder that ``AutoTokenizer`` and ``AutoModelForCausalLM`` load."""
+def save_new(folder: Path, tokenizer: PreTrainedTokenizerFast, model: "PreTrainedModel") -> None:
+    """Write a folder that the classes of ``transformers`` load, with the image processor of a model that sees."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
+    if sees(model.config):
+        save_image_processor(folder, size=model.config.vision_config.image_size)
 
 
 def _words(corpus: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -74,6 +74,24 @@ class OffloadSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewPictures:
+    """How a new model sees: a picture is scaled to a square, and each patch of it is a token."""
+
+    size: Annotated[int, Ge(8)] = 64
+    """Pixels of the square's side."""
+    patch: Annotated[int, Ge(2)] = 8
+    """Pixels of a patch's side."""
+    layers: Annotated[int, Ge(1)] = 1
+    """Of the vision tower, whose width and heads are those of the text model."""
+    initializer_range: Annotated[float, Gt(0)] = 0.05
+    """Standard deviation of the tower's initial weights."""
+
+    def __post_init__(self) -> None:
+        if self.size % self.patch:
+            raise ValueError(f"size={self.size} is no multiple of patch={self.patch}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewModel:
     """A Qwen3 model made on the spot, with a tokenizer built from the task's own text."""
 
@@ -89,6 +107,8 @@ class NewModel:
     """Standard deviation of the initial weights."""
     max_positions: Annotated[int, Ge(64)] = 4096
     """Longest context in tokens."""
+    pictures: NewPictures | None = None
+    """How it sees, as a SmolVLM with this text model; null: it sees nothing."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.heads:

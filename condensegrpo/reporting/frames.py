@@ -106,4 +106,5 @@ def turn_rows(scored: ScoredTrajectory, credit: Credit | None) -> Iterator[dict[
             "tool_successes": turn.tool_successes,
             "reply": turn.reply.text,
             "observations": "\n".join(message.text for message in turn.observations),
+            "pictures": "\n".join(f"media/{sha256}" for sha256 in turn.media),  # of the prompt, in the run folder
         }

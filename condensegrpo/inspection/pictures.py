@@ -1,0 +1,44 @@
+"""The pictures of stored trajectories, small: as an inspector shows them. A picture that is not there is not shown."""
+
+import base64
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from condensegrpo.core.errors import DataError
+from condensegrpo.core.messages import Message
+from condensegrpo.storage.media import MediaFolder
+from condensegrpo.vision.pictures import open_picture
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SIDE = 192  # pixels of the longer side on a page
+
+
+def media_of(file: Path) -> MediaFolder:
+    """The media of a trajectory file: of its run, or of the folder that the evaluation was saved in."""
+    return MediaFolder(next((folder / "media" for folder in file.parents[:4] if (folder / "media").is_dir()), file))
+
+
+def thumbnail(media: MediaFolder, sha256: str, side: int) -> "Image | None":
+    """A picture with ``side`` pixels at most; None: it is not stored, or is no picture."""
+    try:
+        picture = open_picture(media.read(sha256), sha256[:12])
+    except DataError:
+        return None
+    picture.thumbnail((side, side))
+    return picture
+
+
+def data_uris(media: MediaFolder, messages: Iterable[Message]) -> dict[str, str]:
+    """The pictures of messages as data URIs, by what stands for them in a text."""
+    uris = dict[str, str]()
+    for part in {part for message in messages for part in message.media}:
+        picture = thumbnail(media, part.sha256, SIDE)
+        if picture is not None:
+            file = io.BytesIO()
+            picture.save(file, format="PNG")
+            uris[part.text] = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return uris
