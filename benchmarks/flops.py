@@ -1,9 +1,13 @@
-"""The arithmetic that a gradient or a rollout needs at least, counted by hand."""
+"""The arithmetic that a gradient or a rollout needs at least, counted by hand.
+
+python benchmarks/flops.py      of what the learner computes in a step, the share that is needed: the largest MFU
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 from passes import ModelSize
+from workloads import LENGTHS, workload
 
 from condensegrpo.algorithms.prefix_tree import tree
 from condensegrpo.core.trajectory import Segment
@@ -28,6 +32,19 @@ def useful_flops(size: ModelSize, rows: Sequence[Segment]) -> float:
         + 12.0 * size.layers * size.heads * size.head * pairs
         + 6.0 * size.hidden * size.vocabulary * trained
     )
+
+
+def computed_flops(size: ModelSize, rows: Sequence[Segment], *, shares: bool, checkpointed: int) -> float:
+    """Floating-point operations of the learner's pass with a loss per token, those that it does twice included.
+
+    Args:
+        checkpointed: decoder layers whose forward pass backward computes again.
+        shares: prefixes that rows have in common are computed once.
+    """
+    alone = sum(useful_flops(size, [row]) for row in rows)
+    head = 6.0 * size.hidden * size.vocabulary * sum(row.trained for row in rows)
+    decoder = (useful_flops(size, rows) if shares else alone) - head
+    return decoder * (1 + checkpointed / size.layers / 3) + head
 
 
 def sampling_flops(size: ModelSize, waves: Sequence[Wave]) -> float:
@@ -58,3 +75,21 @@ def decoder_weights(size: ModelSize) -> int:
     """Weights of the layers that multiply: q, k, v, o, gate, up, down."""
     attention = (2 * size.heads + 2 * size.kv_heads) * size.head * size.hidden
     return size.layers * (attention + 3 * size.hidden * size.ffn)
+
+
+QWEN_7B = ModelSize(layers=28, hidden=3584, heads=28, kv_heads=4, head=128, ffn=18944, vocabulary=152064)
+
+
+def main() -> None:
+    """Print the largest MFU of a learner's step by rows, sharing and checkpointed layers."""
+    print("| rows | checkpointed layers | nothing shared | prefixes shared |\n|---|---|---|---|")
+    for kind, lengths in LENGTHS.items():
+        rows = workload(kind, lengths, questions=1, vocabulary=QWEN_7B.vocabulary, seed=0).rows
+        for layers in (QWEN_7B.layers, 22, 0):
+            computed = (computed_flops(QWEN_7B, rows, shares=each, checkpointed=layers) for each in (False, True))
+            shares = (f"{useful_flops(QWEN_7B, rows) / each:.0%}" for each in computed)
+            print(f"| {kind} | {layers} of {QWEN_7B.layers} | {' | '.join(shares)} |")
+
+
+if __name__ == "__main__":
+    main()

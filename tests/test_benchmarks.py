@@ -14,7 +14,7 @@ import rollout
 import torch
 from command import succeed
 from devices import measured_peak, mfu, peak_flops, peak_of, utilisation
-from flops import sampling_flops, useful_flops
+from flops import computed_flops, sampling_flops, useful_flops
 from learner import OUTPUT_ONLY, SHARED, WHOLE, Measured, difference, disagreeing, ratio, table
 from operators import Operator, part_of
 from passes import ModelSize, padded, sorted_batches
@@ -123,6 +123,14 @@ def test_useful_arithmetic_is_counted_once_for_shared_tokens() -> None:
     once = 6 * weights * 4 + 12 * 2 * (6 + 3) + head
     assert useful_flops(size, [segment([1, 2, 3], [2]), segment([1, 2, 4], [2])]) == once
     assert useful_flops(size, [segment([1, 2, 3], [2]), segment([5, 2, 4], [2])]) > once
+
+
+def test_rows_alone_and_checkpointed_layers_are_more_arithmetic() -> None:
+    size = ModelSize(layers=2, hidden=2, heads=1, kv_heads=1, head=2, ffn=1, vocabulary=10)
+    rows = [segment([1, 2, 3], [2]), segment([1, 2, 4], [2])]
+    assert computed_flops(size, rows, shares=True, checkpointed=0) == useful_flops(size, rows)
+    head, decoder = 6 * 2 * 10 * 2, 6 * 44 * 6 + 12 * 2 * 2 * 12  # of 6 tokens and 12 pairs
+    assert computed_flops(size, rows, shares=False, checkpointed=1) == head + decoder + decoder / 6
 
 
 def test_sampling_computes_every_token_of_a_trajectory_once() -> None:
