@@ -6,9 +6,11 @@ interpreter.
 
 import os
 import resource
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from forked import ForkedCommand, forked_ranks, main
@@ -75,6 +77,17 @@ def succeed(*arguments: str, cwd: Path = ROOT, fresh: bool = False, program: Cal
     done = run(*arguments, cwd=cwd, fresh=fresh, program=program)
     assert done.returncode == 0, f"{done.args}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
+
+
+def run_script(path: Path) -> None:
+    """A Python file as the interpreter runs it: it may import what lies beside it."""
+    sys.path.insert(0, str(path.parent))
+    runpy.run_path(str(path), run_name="__main__")
+
+
+def succeed_as_script(path: Path, *arguments: str) -> str:
+    """What a Python file prints with these arguments, in a fork."""
+    return succeed(*arguments, program=partial(run_script, path))
 
 
 def succeed_on_two_ranks(*arguments: str, program: Callable[[], object] = main, seconds: float = 240) -> None:

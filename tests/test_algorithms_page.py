@@ -3,12 +3,11 @@
 import math
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command import succeed_as_script
 from estimating import ESTIMATORS, LOSSES
 
 from condensegrpo.algorithms.advantages import whiten
@@ -41,8 +40,8 @@ FORMULAS = [
 @pytest.fixture(scope="module")
 def printed() -> dict[str, str]:
     """The tables that the script prints, by their titles."""
-    made = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=True)
-    return dict(re.findall(r"^# (.+?)\n\n(.+?)\s*(?=^# |\Z)", made.stdout, flags=re.MULTILINE | re.DOTALL))
+    made = succeed_as_script(SCRIPT)
+    return dict(re.findall(r"^# (.+?)\n\n(.+?)\s*(?=^# |\Z)", made, flags=re.MULTILINE | re.DOTALL))
 
 
 def rows(table: str) -> dict[str, list[str]]:
@@ -169,7 +168,7 @@ def test_the_pressure_of_the_inverse_context_in_closed_form(rate: float, printed
 
 def test_the_plot_is_drawn_and_the_one_of_the_page_has_the_same_labels(tmp_path: Path) -> None:
     drawn = tmp_path / "advantage.svg"
-    subprocess.run([sys.executable, SCRIPT, "--plot", drawn], capture_output=True, check=True)
+    succeed_as_script(SCRIPT, "--plot", str(drawn))
     labels = (
         "(a) inverse_max_context with grpo", "(b) efficient", "advantage of a correct trajectory",
         "largest context of the trajectory, tokens", "pass rate 0.3", "pass rate 0.7", "pass rate 0.97",
