@@ -33,7 +33,7 @@ def installed(kind: str) -> tuple[EntryPoint, ...]:
 @cache
 def _entry_points(path: tuple[str, ...]) -> EntryPoints:
     """Those of all packages on a search path. They are read once: a configuration names a dozen of them."""
-    return entry_points()
+    return entry_points()  # type: ignore[return-value]  # before Python 3.12 a mapping, which selects likewise
 
 
 def load(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names
