@@ -91,7 +91,7 @@ def load_picture_processor(source: str, media: MediaStore) -> PictureProcessor |
         family = family_of(config.model_type)
         if family is None:
             return None
-        from transformers import AutoImageProcessor, AutoTokenizer  # which imports Pillow
+        from transformers import AutoImageProcessor, AutoTokenizer  # not for a model of text alone
 
         return PictureProcessor(
             family=family,
