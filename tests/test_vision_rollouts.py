@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import GenerationConfig
 from vision_models import picture, vision_model
 
 from condensegrpo.assembly.build import build, build_components
@@ -62,7 +63,7 @@ def configured(folder: Path, model: Path, files: Sequence[str], *changes: str) -
         "condenser": {"name": "full"},
         "reward": {"name": "answered"},
         "sampler": {"name": "transformers"},
-        "rollout": {"limits": {"max_context_tokens": 300, "max_output_tokens": 4, "max_turns": 3}},
+        "rollout": {"limits": {"max_context_tokens": 300, "max_output_tokens": 40, "max_turns": 3}},
         "evaluate": {"problems": 2},
     }
     return vary(validate(tree, source="test"), changes)
@@ -72,6 +73,7 @@ def configured(folder: Path, model: Path, files: Sequence[str], *changes: str) -
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
     vision_model("qwen2_5_vl", folder / "model")
+    GenerationConfig(eos_token_id=list(range(250))).save_pretrained(folder / "model")  # a random model ends its replies
     for name, part in {"a.png": picture(24, 16), "b.png": picture(16, 24)}.items():
         (folder / name).write_bytes(part.data or b"")
     return folder
