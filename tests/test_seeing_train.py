@@ -10,6 +10,7 @@ from talk import tokenizer
 from tiny import qwen3
 from vision_models import vision_model
 
+from condensegrpo.config.load import load_config
 from condensegrpo.learner.pictures import tower
 from condensegrpo.learner.policy import load_policy
 from condensegrpo.storage.media import MediaFolder
@@ -77,7 +78,7 @@ def test_a_frozen_tower_and_adapters_of_the_decoder_are_saved(folder: Path) -> N
 def test_a_model_of_text_has_no_tower_to_train(folder: Path, tmp_path: Path) -> None:
     done = run("train", "configs/quickstart.yaml", "model.vision=train", "--dry-run")
     assert done.returncode == 2
-    assert "vision is train, and a new model is one of text: set vision=frozen" in done.stderr
+    assert "vision is train, and a new model without pictures is one of text: set vision=frozen" in done.stderr
     text = qwen3()
     text.resize_token_embeddings(512)
     text.save_pretrained(tmp_path)
@@ -85,3 +86,7 @@ def test_a_model_of_text_has_no_tower_to_train(folder: Path, tmp_path: Path) -> 
     done = run("train", str(folder / "run.yaml"), f"model.path={tmp_path}", "model.vision=train", "--dry-run")
     assert done.returncode == 2
     assert f"checking model.vision: found train, and {tmp_path} has no vision tower" in done.stderr
+
+
+def test_a_new_model_that_sees_may_train_its_tower() -> None:
+    assert load_config(ROOT / "studies/configs/screens.yaml").model.vision == "train"

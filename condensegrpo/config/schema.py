@@ -123,8 +123,8 @@ class ModelSettings(Section):
             )
         if self.path is None and self.new is None:
             raise ValueError("set path (a Hugging Face folder or Hub id) or new (a model made on the spot)")
-        if self.new is not None and self.vision == "train":
-            raise ValueError("vision is train, and a new model is one of text: set vision=frozen")
+        if self.new is not None and self.new.pictures is None and self.vision == "train":
+            raise ValueError("vision is train, and a new model without pictures is one of text: set vision=frozen")
         return self
 
 
