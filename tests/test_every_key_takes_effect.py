@@ -249,6 +249,10 @@ NOT_IN_THE_RUN = {
     "runs_dir": "likewise",
     "mirror": "the command copies the folder, test_mirror.py looks there",
     "learner.offload.reference": "adapters need no copy of the reference, test_offload.py moves one",
+    **{
+        f"model.new.pictures.{key}": "the model of the run sees nothing, test_new_vision.py makes one that does"
+        for key in ("size", "patch", "layers", "initializer_range")
+    },
 }
 
 
