@@ -256,7 +256,7 @@ def test_the_warm_start_goes_another_round_while_its_probe_falls_short(tmp_path:
 
 
 def test_a_run_killed_again_and_again_in_its_warm_start_gets_on_and_equals_an_undisturbed_one(tmp_path: Path) -> None:
-    warm = "warm_start={steps: 50, turns_per_step: 64, probe_target: 1.0, probe_turns: 8, max_rounds: 2}"
+    warm = "warm_start={steps: 30, turns_per_step: 64, probe_target: 1.0, probe_turns: 8, max_rounds: 2}"
     settings = (warm, "train.steps=1", "train.problems_per_step=1", "evaluate.problems=1")
     assert succeed("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=whole", "--quiet") == ""
     process = start("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=killed")
