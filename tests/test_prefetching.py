@@ -15,7 +15,7 @@ from metrics_page import missing, unexplained
 from runs import assert_equal_runs, first_update, one_step, sampled, wait_for
 
 from condensegrpo.assembly.build import build
-from condensegrpo.assembly.players import local_player
+from condensegrpo.assembly.players import PlayerSettings, local_player
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.config.schema import RunConfig
@@ -152,7 +152,8 @@ def parts(finished: Path, tmp_path: Path) -> Iterator[Parts]:
     config = load_config(find_config("quickstart"), [*ONE[1:-1], f"rollout.staleness={STALENESS}"])
     folder, source = RunFolder.create(tmp_path / "run"), str(finished / "origin/warm")
     components, sampler = build(config), open_sampler(config, source)
-    player = local_player(components, source, sampler, config.rollout.temperature)
+    settings = PlayerSettings(config=config, source=source, temperature=config.rollout.temperature)
+    player = local_player(components, settings, sampler)
     yield Parts(
         config=config,
         folder=folder,
