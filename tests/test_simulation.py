@@ -16,6 +16,9 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, RunError, ServerUnreachable
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.trajectory import SamplingParams, Segment, TrainedTurn
+from condensegrpo.samplers.vllm_server.pool import ReplicaPool
+from condensegrpo.samplers.vllm_server.replica import WeightsLabel
+from condensegrpo.samplers.vllm_server.settings import RequestSettings
 from condensegrpo.simulation.clock import VirtualClock
 from condensegrpo.simulation.cluster import Cluster, Spread, plan_cluster, read_cluster
 from condensegrpo.simulation.hardware import GPUS, MODELS, Efficiency, ServerTimes, server_times, weight_bytes
@@ -211,6 +214,7 @@ def test_the_same_seed_gives_the_same_figures() -> None:
     first, second = (simulate(config(), Cluster.model_validate(uneven), Silent()) for _ in range(2))
     assert first.steps == second.steps
     assert len({step.sampling for step in first.steps}) == 4
+    assert first.servers[State.TAIL] > 0  # one server has ended while the other one has not
 
 
 def test_a_lost_server_costs_time_and_no_trajectory() -> None:
@@ -220,6 +224,32 @@ def test_a_lost_server_costs_time_and_no_trajectory() -> None:
     assert simulation.steps[0].sampling > STEP
     assert simulation.steps[3].sampling == pytest.approx(STEP, abs=0.1)
     assert simulation.servers[State.LOST] == 0.0  # it came back before the steps that count
+
+
+def test_trajectories_spread_evenly_over_servers_and_stay_with_theirs() -> None:
+    clock, servers = VirtualClock(), list[SimulatedServer]()
+    mark = policy().tokenizer.encode(" ###", add_special_tokens=False)
+
+    def client(url: str, token: str) -> SimulatedServer:
+        del url, token
+        servers.append(server_of(clock, ServerTimes(step_seconds=0.01)))
+        return servers[-1]
+
+    async def both_replies(pool: ReplicaPool, trajectory: str) -> None:
+        for seed in (0, 1):
+            await pool.sample(
+                (5, *mark), SamplingParams(max_tokens=100, seed=seed, stop_ids=(1,), trajectory=trajectory)
+            )
+
+    async def play() -> None:
+        pool = ReplicaPool(WeightsLabel(label="default", folder=None), RequestSettings())
+        await pool.open([("a", None), ("b", None), ("c", None)], token="", shape={}, start_seconds=1.0, client=client)
+        await asyncio.gather(*(both_replies(pool, f"2/{index}/0") for index in range(30)))
+
+    clock.run(play())
+    assert [server.output_tokens for server in servers] == [10 * 2 * 40] * 3
+    assert not any(server.trajectories for server in servers)  # each served the last reply of those that it began
+    clock.close()
 
 
 def test_the_tree_of_rows_counts_shared_tokens_once() -> None:

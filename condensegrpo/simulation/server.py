@@ -101,6 +101,8 @@ class SimulatedServer:
             raise ServerUnreachable(f"{self.url} did not reply within {seconds:g} seconds") from None
         if self._policy.ends_with(generation):
             self.trajectories.discard(params.trajectory)
+            if not self.trajectories and self.usage.state is State.TOOLS:  # it was the last one
+                self.usage.enter(State.TAIL)
         self.output_tokens += len(generation.token_ids)
         return Reply(generation=generation, labels=(self._label,))
 

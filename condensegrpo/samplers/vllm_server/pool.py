@@ -1,11 +1,12 @@
 """The servers of a sampler: which server gets a request, what is retried, and how all of them take new weights."""
 
 import asyncio
-import hashlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
+from zlib import crc32
 
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Generation, SamplingParams
@@ -34,6 +35,8 @@ class ReplicaPool:
         self.replicas: tuple[Replica, ...] = ()
         self._requests = requests
         self._restores = restores
+        self._home: dict[str, Replica] = {}  # of each trajectory since the last weights, where its prefix is cached
+        self._under_way: Counter[int] = Counter()  # requests by index of the replica
         self._update = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
 
@@ -80,6 +83,7 @@ class ReplicaPool:
             added = [self._replica(url, None) for url in urls if url not in {replica.url for replica in self.replicas}]
             removed = [replica for replica in self.replicas if replica.url not in urls]
             self.replicas = (*(replica for replica in self.replicas if replica not in removed), *added)
+            self._home.clear()
             for replica in added:
                 _LOG.info("the vLLM server %s joins the run", replica.url)
                 replica.revive().add_done_callback(partial(_warn_of_refusal, replica.url))
@@ -112,7 +116,11 @@ class ReplicaPool:
 
         async def attempt(number: int) -> Generation:
             replica = await self._pick(params.trajectory, number)
-            reply = await replica.generate(prompt_ids, params, self._requests.seconds)
+            self._under_way[replica.index] += 1
+            try:
+                reply = await replica.generate(prompt_ids, params, self._requests.seconds)
+            finally:
+                self._under_way[replica.index] -= 1
             if set(reply.labels) != {self.weights.label}:
                 stale = f"{replica.url} sampled with the weights {reply.labels}, not {self.weights.label}"
                 replica.fail(SamplerError(stale))
@@ -129,6 +137,7 @@ class ReplicaPool:
         """
         async with self._update:
             before, self.weights = self.weights, weights
+            self._home.clear()
             try:
                 await self._load()
             except BaseException:
@@ -156,19 +165,24 @@ class ReplicaPool:
                 raise failures[0]
 
     async def _pick(self, trajectory: str, attempt: int) -> Replica:
-        """The first ready replica in the trajectory's order. If none is ready, one is brought up."""
+        """The trajectory's replica: at first, or if that is gone, the ready one with the fewest requests under way.
 
-        def rank(replica: Replica) -> bytes:
-            """Rendezvous hashing (https://doi.org/10.1109/90.663936): a lost replica's trajectories are spread."""
-            return hashlib.blake2b(f"{replica.index}/{trajectory}".encode(), digest_size=8).digest()
-
-        ranked = sorted(self.replicas, key=rank)
-        for replica in ranked:
-            if replica.ready:
-                return replica
-        replica = ranked[attempt % len(ranked)]
-        await asyncio.shield(replica.revive())
-        return replica
+        Equal ones are taken in an order of the trajectory's own: ranks that share servers begin at different ones. If
+        none is ready, one is brought up.
+        """
+        home = self._home.get(trajectory)
+        if home is not None and home.ready:
+            return home
+        start, size = crc32(trajectory.encode()), len(self.replicas)
+        ready = [replica for replica in self.replicas if replica.ready]
+        if ready:
+            home = min(ready, key=lambda each: (self._under_way[each.index], (each.index + start) % size))
+        else:
+            home = self.replicas[(start + attempt) % size]
+            await asyncio.shield(home.revive())
+        if trajectory:
+            self._home[trajectory] = home
+        return home
 
 
 def _warn_of_refusal(url: str, task: "asyncio.Task[None]") -> None:
