@@ -2,15 +2,19 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from math import inf
 from pathlib import Path
+from typing import cast
 
 import pytest
 from builders import scored, trajectory, turn
 from command import run
 
+from condensegrpo.algorithms.settings import StopSettings
+from condensegrpo.assembly.learning_signal import advantage_estimator
 from condensegrpo.config.load import validate
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, RunError, ServerUnreachable
@@ -28,6 +32,8 @@ from condensegrpo.simulation.usage import State
 from condensegrpo.simulation.workload import StandInPolicy, Workload, stand_in_tokenizer
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import write_trajectory
+from condensegrpo.training.prefetching import RolloutPrefetcher
+from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, Round
 
 TREE = {
     "model": {"path": "any"},
@@ -250,6 +256,41 @@ def test_trajectories_spread_evenly_over_servers_and_stay_with_theirs() -> None:
     assert [server.output_tokens for server in servers] == [10 * 2 * 40] * 3
     assert not any(server.trajectories for server in servers)  # each served the last reply of those that it began
     clock.close()
+
+
+@dataclass
+class TimedRollout:
+    """Batches of four trajectories, which are scored 1, 1, 1 and 10 seconds after their batch begins."""
+
+    clock: VirtualClock
+    begun: dict[int, float] = field(default_factory=dict)
+
+    def first_round(self, step: int) -> Round:
+        return Round(step=step, chosen=(0,), new=1)
+
+    def size(self, batch: Round) -> int:
+        return 4 * batch.new
+
+    async def run(self, batch: Round, on_scored: Callable[[], None]) -> tuple[()]:
+        self.begun[batch.step] = self.clock.now
+        for seconds in (1.0, 0.0, 0.0, 9.0):
+            await asyncio.sleep(seconds)
+            on_scored()
+        return ()
+
+
+def test_the_next_batch_of_the_same_weights_begins_when_half_of_the_last_one_is_scored() -> None:
+    clock = VirtualClock()
+    rollout = TimedRollout(clock)
+    keep_all = BatchFilter(stops=StopSettings(), estimator=advantage_estimator(config()), resample_rounds=0)
+    with RolloutPrefetcher(
+        cast(BatchRollout, rollout), keep_all, staleness=3, steps=9, observer=Silent(), batches={}, loop=clock
+    ) as prefetcher:
+        prefetcher.take(1)
+        assert (rollout.begun, clock.now) == ({1: 0.0}, 10.0)  # what comes next is sampled under the same weights
+        prefetcher.finish()
+        assert rollout.begun == {1: 0.0, 2: 10.0, 3: 11.0, 4: 12.0}
+        assert clock.now == 22.0
 
 
 def test_the_tree_of_rows_counts_shared_tokens_once() -> None:

@@ -1,16 +1,17 @@
 """Sampling beside the learner: batches are rolled out on an event loop in a thread of its own.
 
 The thread that learns decides which batches are begun (``algorithms/staleness.py``), waits for what it needs, and alone
-communicates with other ranks. Batches are sampled one after another, each under one set of weights: weights change only
-while nothing is being sampled.
+communicates with other ranks. Each batch is sampled under one set of weights: weights change only while nothing is
+being sampled. Of batches under the same weights the next one begins when most of the trajectories of the last one are
+scored, so that the sampler does not wait for its longest trajectory.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from condensegrpo.algorithms.staleness import check_staleness, last_prefetched, sampler_gets_weights
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, RunsCoroutines
@@ -20,6 +21,7 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, Round, StepBatch, complete_batch
 
 Scored = tuple[ScoredTrajectory, ...]
+UNFINISHED = 0.5  # share of a batch's trajectories that may be under way when the next batch begins
 
 
 class RolloutPrefetcher:
@@ -49,7 +51,7 @@ class RolloutPrefetcher:
         self._observer = observer
         self._complete_batches = dict(batches)
         self._running: dict[int, Future[Scored]] = {}
-        self._one_at_a_time = asyncio.Lock()  # first come, first served
+        self._turn = asyncio.Lock()  # of the batch that begins next: first come, first served
         self._loop = loop or BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS)
 
     def __enter__(self) -> Self:
@@ -116,7 +118,7 @@ class RolloutPrefetcher:
         return step in self._running or step in self._complete_batches
 
     def _begin(self, step: int, on_scored: Callable[[], None]) -> None:
-        self._running[step] = self._submit(partial(self._rollout.run, self._rollout.first_round(step), on_scored))
+        self._running[step] = self._loop.submit(self._in_turn(self._rollout.first_round(step), on_scored))
 
     def _complete(self, step: int) -> None:
         if step in self._running:
@@ -130,14 +132,27 @@ class RolloutPrefetcher:
 
     def _run_round(self, extra: Round) -> Scored:
         self._observer.phase(f"step {extra.step}: sampling more problems", self._rollout.size(extra))
-        return self._submit(partial(self._rollout.run, extra, self._observer.advance)).result()
+        return self._loop.submit(self._in_turn(extra, self._observer.advance)).result()
 
-    def _submit(self, work: Callable[[], Coroutine[Any, Any, Scored]]) -> Future[Scored]:
-        return self._loop.submit(self._in_turn(work))
+    async def _in_turn(self, batch: Round, on_scored: Callable[[], None]) -> Scored:
+        """Roll out a batch when most of the one before it is scored."""
+        await self._turn.acquire()
+        unfinished, most = self._rollout.size(batch), UNFINISHED * self._rollout.size(batch)
+        holds_turn = True
 
-    async def _in_turn(self, work: Callable[[], Coroutine[Any, Any, Scored]]) -> Scored:
-        async with self._one_at_a_time:
-            return await work()
+        def count() -> None:
+            nonlocal unfinished, holds_turn
+            unfinished -= 1
+            if holds_turn and unfinished <= most:
+                holds_turn = False
+                self._turn.release()
+            on_scored()
+
+        try:
+            return await self._rollout.run(batch, count)
+        finally:
+            if holds_turn:
+                self._turn.release()
 
 
 def _report_nothing() -> None:

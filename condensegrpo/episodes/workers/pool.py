@@ -73,6 +73,7 @@ class WorkerPool:
         """
         self._host, self._sampler, self._model = host, sampler, model
         self._workers: list[WorkerHandle] = []
+        self._playing = asyncio.Lock()
 
     async def play(
         self,
@@ -85,7 +86,7 @@ class WorkerPool:
         turn_seconds: float,
         on_scored: OnScored,
     ) -> tuple[tuple[ScoredTrajectory, ...], tuple[PlayReport, ...]]:
-        """Play a batch. If it is cancelled or fails, workers that still play are ended.
+        """Play a batch, after the one that is played. If it is cancelled or fails, workers that still play are ended.
 
         Args:
             workers: how many take part, at most one for each group; fewer where lost ones cannot be replaced yet.
@@ -104,17 +105,18 @@ class WorkerPool:
             scored[each.trajectory.id] = each
             on_scored(each)
 
-        tasks, version = list[asyncio.Task[PlayReport | None]](), self._sampler.version
-        ready = await self._ready(workers)
-        for index, worker in enumerate(ready):
-            play = Play(setup, tuple(batch[index :: len(ready)]), samples, *stream, version)
-            tasks.append(asyncio.create_task(self._played(worker, play, turn_seconds, record)))
-        try:
-            reports = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        async with self._playing:
+            tasks, version = list[asyncio.Task[PlayReport | None]](), self._sampler.version
+            ready = await self._ready(workers)
+            for index, worker in enumerate(ready):
+                play = Play(setup, tuple(batch[index :: len(ready)]), samples, *stream, version)
+                tasks.append(asyncio.create_task(self._played(worker, play, turn_seconds, record)))
+            try:
+                reports = await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
         ordered = tuple(scored[f"{group.id}/{sample}"] for group in batch for sample in range(samples))
         return ordered, tuple(report for report in reports if report is not None)
 
