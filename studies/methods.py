@@ -69,7 +69,7 @@ def make_warm_start(runs: Sequence[StudyRun]) -> Path:
     config = runs[0].config
     source = base_policy(config, parts[0].task, shared)
     renderers = [renderer_for(components, source) for components in parts]
-    mixed = Mixed([demonstrations(*pair) for pair in zip(parts, renderers, strict=True)])
+    mixed = Mixed([demonstrations(each, renderer, source) for each, renderer in zip(parts, renderers, strict=True)])
     warm_start(
         source,
         shared.path / "origin" / "warm",
@@ -104,9 +104,8 @@ def start_from(origin: Path, run: StudyRun) -> None:
         store_configuration(folder, run.config, first_step=0)
 
 
-def main(study: Study, seeds: Sequence[int]) -> None:
+def main(study: Study, seeds: Sequence[int], out: Path) -> None:
     """Run what is not finished of some seeds."""
-    out = Path("runs") / study.name
     for seed in seeds:
         runs = [run for run in runs_of(study, out) if run.seed == seed]
         began = time.process_time()
@@ -134,4 +133,4 @@ if __name__ == "__main__":
     chosen = load_study(Path(name))
     if options == ["--pilots"]:
         chosen, options = chosen.pilot_study(), []
-    main(chosen, [int(seed) for seed in options] or chosen.seeds)
+    main(chosen, [int(seed) for seed in options] or chosen.seeds, Path("runs") / chosen.name)

@@ -17,9 +17,9 @@ PAGE = ROOT / "docs/results/studies.md"
 GUIDE = ROOT / "docs/how-to/studies.md"
 
 
-def loaded(name: str) -> ModuleType:
-    """A program of docs/scripts."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/scripts/{name}.py")
+def loaded(name: str, folder: str = "docs/scripts") -> ModuleType:
+    """A program of a folder."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"{folder}/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
