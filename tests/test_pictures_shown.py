@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from browsing import Watched, chromium
 from builders import condensation, scored, trajectory, turn, user
 from PIL import Image
 from rich.console import Console
@@ -152,3 +153,19 @@ def test_a_line_without_the_new_field_is_read(run: RunFolder, tmp_path: Path) ->
     index.update([file])
     (record,) = index.records(index.batch(file))
     assert record.figures.picture_tokens == 0
+
+
+def test_the_page_draws_pictures_and_dims_what_was_replaced(run: RunFolder, tmp_path: Path) -> None:
+    view, index = opened(run), Index(run.path)
+    index.update([run.trajectories(1)])
+    write_inspector(tmp_path / "page.html", index, [(view.batch, [view.record])], "one")
+    with chromium() as browser:
+        watched = Watched.of(browser)
+        tab = watched.open(tmp_path / "page.html", "#step=1&t=1/0/0&turn=1&tab=shown")
+        pictures = tab.get_by_role("tabpanel").locator("img")
+        assert [picture.get_attribute("alt") for picture in pictures.all()] == [RED.text, BLUE.text]
+        assert pictures.first.evaluate("picture => picture.naturalWidth") == 64
+        tab = watched.open(tmp_path / "page.html", "#step=1&t=1/0/0&turn=2&tab=full")
+        removed = tab.get_by_role("tabpanel").locator("del img")
+        assert [picture.get_attribute("alt") for picture in removed.all()] == [RED.text]
+        assert removed.first.evaluate("picture => getComputedStyle(picture).opacity") == "0.45"

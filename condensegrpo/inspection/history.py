@@ -151,4 +151,5 @@ def _piece(message: Message, turn: int | None, status: PieceStatus, rewritten: s
 
 
 def _words(text: str) -> list[str]:
-    return re.findall(r"\s+|\w+|[^\w\s]", text)
+    """Words, spaces and signs; what stands for a picture is one word."""
+    return re.findall(r"\[image/[a-z]+ [0-9a-f]{12}\]|\s+|\w+|[^\w\s]", text)

@@ -1,8 +1,8 @@
 """A page of HTML that needs nothing else: style, script and data in one file, and nothing of the data can run.
 
 The data are JSON in a script element that is no program, with every ``<`` escaped; the script puts text into the page
-by ``textContent`` only; and a Content-Security-Policy lets the browser run the script of the page's own hash, load
-nothing and send nothing.
+by ``textContent`` only; and a Content-Security-Policy lets the browser run the script of the page's own hash, show
+pictures that the page holds itself, load nothing and send nothing.
 """
 
 import base64
@@ -26,7 +26,7 @@ def page(title: str, data: object, *, styles: tuple[str, ...], scripts: tuple[st
     style, script = (_joined(names) for names in (styles, scripts))
     policy = (
         f"default-src 'none'; script-src {_source(script)}; style-src {_source(style)}; "
-        "base-uri 'none'; form-action 'none'"
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
     escaped = dump_line(data).replace("<", "\\u003c")
     return f"""<!doctype html>
