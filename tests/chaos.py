@@ -44,8 +44,9 @@ class Plan:
             return start("train", "--resume", str(folder), launcher=self.launcher)
         assert not folder.exists() or not any(folder.iterdir()), f"{folder} has no configuration to resume with"
         shutil.rmtree(folder, ignore_errors=True)
-        slow = "warm_start.turns_per_step=64"  # it takes more than a second, after which it saves checkpoints
-        settings = (*TINY, slow, f"train.steps={STEPS}", "train.keep_checkpoints=2", *self.settings)
+        # it takes more than a second, after which it saves checkpoints
+        slow = ("warm_start.steps=30", "warm_start.turns_per_step=64")
+        settings = (*TINY, *slow, f"train.steps={STEPS}", "train.keep_checkpoints=2", *self.settings)
         return start("train", *settings, f"runs_dir={folder.parent}", f"name={folder.name}", launcher=self.launcher)
 
 
