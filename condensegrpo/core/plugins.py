@@ -6,10 +6,10 @@ import importlib
 import importlib.util
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,14 +26,15 @@ KINDS = (*("condensers", "rewards", "tasks", "tools", "tool_formats", "estimator
 
 def installed(kind: str) -> tuple[EntryPoint, ...]:
     """The entry points of one kind (a member of ``KINDS``), by name."""
-    points = _entry_points(tuple(sys.path)).select(group=f"condensegrpo.{kind}")
-    return tuple(sorted(points, key=lambda point: point.name))
+    return _entry_points(tuple(sys.path))[kind]
 
 
 @cache
-def _entry_points(path: tuple[str, ...]) -> EntryPoints:
-    """Those of all packages on a search path. They are read once: a configuration names a dozen of them."""
-    return entry_points()  # type: ignore[return-value]  # before Python 3.12 a mapping, which selects likewise
+def _entry_points(path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]:
+    """Those of all packages on a search path, by kind. They are read once: a configuration names a dozen of them."""
+    points = entry_points()
+    by_kind = {kind: points.select(group=f"condensegrpo.{kind}") for kind in KINDS}
+    return {kind: tuple(sorted(found, key=lambda point: point.name)) for kind, found in by_kind.items()}
 
 
 def load(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names
