@@ -282,7 +282,9 @@ def test_the_policys_attention_is_that_of_the_weights_that_the_step_was_sampled_
     model: Path, tmp_path: Path
 ) -> None:
     """Stale weights would choose by what an older policy looked at, and nothing would show it."""
-    made = config("attention", ALONE, model, tmp_path, "train.steps=2", "train.save_every=1")
+    made = config(
+        "attention", ALONE, model, tmp_path, "train.steps=2", "train.save_every=1", "train.problems_per_step=6"
+    )
     folder = run(made)
     after_1 = TransformersSampler(str(folder.checkpoints / "step_000001" / "model"))
     before = TransformersSampler(str(model))
