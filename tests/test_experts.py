@@ -1,5 +1,7 @@
 """Demonstrations of experts: they are played through the engine, so that they show what its condenser shows."""
 
+import collections
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
@@ -24,6 +26,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols import HasExpert, Problem, Request, Split, Step
 from condensegrpo.display.quiet import quiet_libraries
 from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.settings import Trigger
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 
 
@@ -48,7 +51,7 @@ class Counter:
 
     def reply(self, context: Sequence[Message]) -> str:
         newest = context[-1].text
-        return f"say {int(newest.removeprefix('seen ')) + 1 if newest.startswith('seen') else 1}"
+        return f"say {int(newest.removeprefix('seen ').split()[0]) + 1 if newest.startswith('seen') else 1}"
 
     def write(self, request: Request) -> str:
         return "sum " + " ".join(unit.reply.text.removeprefix("sum ") for unit in request.units)
@@ -106,6 +109,17 @@ def test_turns_are_fixed_by_the_seed_and_go_on_where_they_were_left() -> None:
     assert turns(Counts(), 10, skipped=30) == whole[30:]
     assert turns(Counts(), 40, seed=1) != whole
     assert isinstance(Counts(), HasExpert)
+
+
+def test_budgets_of_a_schedule_are_shown_the_last_one_most() -> None:
+    """An evaluation has the last: a meter says numbers there that no policy could know otherwise."""
+    trigger = Trigger(schedule=((0, 1.0), (4, 0.5)), meter="tokens")
+    made = turns(Counts(size=40), 6 * 40, trigger=trigger, max_context_tokens=1200)
+    shown = ((turn.shown.problem, re.findall(r"of (\d+) context tokens", "".join(texts(turn)))) for turn in made)
+    of_problem = {problem.id: budgets[0] for problem, budgets in shown if problem is not None and budgets}
+    budgets = collections.Counter(of_problem.values())
+    assert set(budgets) == {"1200", "1050", "900", "750", "600"}
+    assert 14 < budgets["600"] < 34
 
 
 def test_every_problem_is_played_once_before_the_first_is_shown_again() -> None:

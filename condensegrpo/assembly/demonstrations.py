@@ -181,12 +181,17 @@ class PlayedDemonstrations:
         return await run_episode(
             problem,
             environment=self.task.environment,
-            engine=replace(self.engine, expert=self.expert(problem)),
+            engine=replace(self.engine.at_step(self._step(problem, seed)), expert=self.expert(problem)),
             group_id=problem.id,
             sample=0,
             seed=partial(stream_seed, seed, 0, problem.id, 0),
             draw=problem_draw(seed, 0, problem.id),
         )
+
+    def _step(self, problem: Problem, seed: int) -> int:
+        """The step whose context budget a problem is played at, see ``Engine.at_step``."""
+        schedule, drawn = self.engine.trigger.schedule, random.Random(f"budget {seed} {problem.id}")
+        return drawn.choice((-1, drawn.randrange(schedule[-1][0] + 1))) if schedule else 0
 
     @property
     def _playing(self) -> str:

@@ -68,7 +68,8 @@ class Trigger:
     """What a line at the end of every observation says: the number of its turn, or also the used and free tokens."""
     schedule: tuple[tuple[Annotated[int, Ge(0)], Annotated[float, Gt(0), Le(1)]], ...] = ()
     """Shares of max_context_tokens by training step, linear between two points: the budget is that share of it, as if
-    max_context_tokens were smaller. Evaluations use the last. []: all of it at every step."""
+    max_context_tokens were smaller. Evaluations use the last, and half of the demonstrations that an expert plays; the
+    others that of any step. []: all of it at every step."""
 
     def __post_init__(self) -> None:
         steps = [step for step, _ in self.schedule]
