@@ -135,7 +135,7 @@ class SetLengths:
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """A reply of its length."""
-        _, question, sample = params.trajectory.split("/")
+        *_, question, sample = params.trajectory.split("/")
         turn = self._sampled[params.trajectory] % self._world.turns  # they are played again and again
         self._sampled[params.trajectory] += 1
         length = self._lengths[int(question) * self._world.samples + int(sample)][turn]

@@ -39,8 +39,8 @@ def estimate(
 ) -> Tensor:
     """The table of an estimator. Unless given: one group, one turn each, no turn rewards, no results.
 
-    ``efficient`` gets equal contexts, and ``gigpo`` the index of a turn as its state, unless they are given;
-    ``fold_grpo`` no rewards of turns.
+    ``efficient`` gets equal contexts, and ``gigpo`` the index of a turn as its state, unless they are given; of
+    ``fold_grpo`` the first turn is paid all turn rewards.
     """
     count = len(outcomes)
     turns_N = torch.tensor([1] * count if turns is None else turns, dtype=torch.int64)
@@ -56,9 +56,10 @@ def estimate(
         place_K = torch.arange(max(turns_N.tolist(), default=0))
         options = {"state_NK": torch.where(place_K < turns_N[:, None], place_K, -1)} | options
     if estimator == "fold_grpo":
-        options = {
-            "turn_reward_NK": torch.zeros((count, max(turns_N.tolist(), default=0)), dtype=torch.float64)
-        } | options
+        paid_NK = torch.zeros((count, max(turns_N.tolist(), default=0)), dtype=torch.float64)
+        if turn_rewards is not None:
+            paid_NK[:, 0] = torch.tensor(turn_rewards, dtype=torch.float64)
+        options = {"turn_reward_NK": paid_NK} | options
     plugin = ESTIMATORS[estimator] if isinstance(estimator, str) else estimator
     batch = Batch(
         torch.tensor(outcomes, dtype=dtype),

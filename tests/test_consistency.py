@@ -61,7 +61,17 @@ def test_one_sample_a_problem_is_fine_where_nothing_is_trained() -> None:
     advantage_estimator(gsm8k("train.samples_per_problem=1", "train.steps=0"))
 
 
-RAW = ("grpo", "grpo_merged", "ms_grpo", "ms_po", "mt_grpo", "reinforce", "rloo", "turn_discounted")  # by name
+RAW = (
+    "fold_grpo",
+    "grpo",
+    "grpo_merged",
+    "ms_grpo",
+    "ms_po",
+    "mt_grpo",
+    "reinforce",
+    "rloo",
+    "turn_discounted",
+)  # by name
 
 
 @pytest.mark.parametrize("estimator", RAW)

@@ -273,6 +273,7 @@ def test_the_page_explains_every_key_of_trajectories_and_credit() -> None:
         drafts=1,
         confidence=0.5,
         text_turns=1,
+        picture_tokens=4,
     )
     rows = [
         Credited(

@@ -544,7 +544,7 @@ def test_the_examples_of_the_page_train_and_evaluate(tmp_path: Path, script: str
     names = ("mirror.py", "words.jsonl", "held_out.jsonl", "mirror.yaml")
     for name, block in zip(names, blocks, strict=True):
         (tmp_path / name).write_text(block.replace("uvicorn mirror", f"{PYTHON.parent}/uvicorn mirror"))
-    replies, options = ["<action>pmal</action>"], []
+    replies, options = ["<action>pmal</action>"] * 3, []  # another word has three tries
     if style == "shop":
         replies = ['<tool>{"name": "pay", "args": {"item": "lamp"}}</tool>']
         shop = {"command": f"{PYTHON} {script} {{port}} shop 9"}

@@ -370,6 +370,8 @@ def test_a_run_says_where_its_rollouts_are_played(monkeypatch: pytest.MonkeyPatc
     many = ("train.problems_per_step=4096",)
     cpus = len(os.sched_getaffinity(0))
     assert f"{cpus} CPU" in described(*many)
+    for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):  # that an engine of another test has set
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert f" {max(1, cpus // 4)} CPU" in described(*many)
     monkeypatch.setenv("SLURM_STEP_ID", "0")  # a task of srun has CPUs of its own

@@ -299,7 +299,11 @@ def test_a_condenser_that_fails_is_told_of(tmp_path: Path) -> None:
         "class Broken:\n    async def condense(self, history, budget, tools):\n        raise KeyError('lost')\n"
     )
     broken = f"condenser={{name: '{tmp_path}/mine.py:Broken'}}"
-    done = run("train", *TINY, broken, f"runs_dir={tmp_path}", "name=broken")
+    taught = run("train", *TINY, broken, f"runs_dir={tmp_path}", "name=taught")
+    assert "playing as the expert of the task Ledger" in taught.stderr
+    assert f"lost' ({tmp_path}/mine.py:3)" in taught.stderr.replace("\n", "")
+    replies = "sampler={name: scripted, options: {replies: ['<note> 3 </note>']}}"
+    done = run("train", *TINY, "warm_start.steps=0", replies, broken, f"runs_dir={tmp_path}", "name=broken")
     assert "lost" in done.stdout + done.stderr
     assert "trajectories failed (environment_error): the condenser" in done.stdout + done.stderr
 

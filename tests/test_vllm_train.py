@@ -24,7 +24,7 @@ def test_every_step_is_sampled_with_the_learners_weights_also_the_first_after_a_
         f"runs_dir={tmp_path}",
         "name=run",
         "train.steps=2",
-        "learner.optimiser.lr=0.01",
+        "learner.optimiser.lr=0.003",
     )
     succeed("train", "--resume", str(tmp_path / "run"), "train.steps=4")
     lines = [line for line in read_metrics(tmp_path / "run/metrics.jsonl") if "loss" in line]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from condensegrpo.core.errors import ConfigError, DataError
@@ -81,9 +82,13 @@ class PictureProcessor:
 def load_picture_processor(source: str, media: MediaStore) -> PictureProcessor | None:
     """The picture processor of a model folder or Hub id; None: the model sees nothing, or is of no known family.
 
+    A folder with a tokenizer alone, of a model that is served elsewhere, sees nothing either.
+
     Raises:
         ConfigError: the model's configuration, its tokenizer or its image processor cannot be loaded.
     """
+    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
+        return None
     from transformers import AutoConfig
 
     try:
