@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 IMAGE = "<image>"  # the template writes it for a picture; its positions take the embeddings
 SPECIAL = ("<fake_token_around_image>", "<global-img>", IMAGE)  # see families.py; the last ids of the vocabulary
 
+WHITE = [1.0, 1.0, 1.0]  # is 0 for the model, so that what is drawn on light paper stands out of it
+
 SHOWN = """\
 {%- macro shown(content) -%}
     {%- if content is string %}{{- content }}{%- else %}
@@ -60,4 +62,6 @@ def save_image_processor(folder: Path, *, size: int) -> None:
     from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
     edge = {"longest_edge": size}
-    SmolVLMImageProcessorPil(size=edge, max_image_size=edge, do_image_splitting=False).save_pretrained(folder)
+    SmolVLMImageProcessorPil(
+        size=edge, max_image_size=edge, do_image_splitting=False, image_mean=WHITE
+    ).save_pretrained(folder)
