@@ -121,11 +121,9 @@ def _configuration(
     run = RunFolder.open(resume) if resume else None
     config = load_config(path, overrides)
     named = RunFolder(Path(config.runs_dir) / config.name)
-    if continue_ and (
-        named.trained or (fetch and _fetched(named, config))
-    ):  # nothing is, until every rank has come this far
-        run = named
-    return config, run, lambda: dump_with_origins(config, path, overrides)
+    # nothing is trained until every rank has come this far
+    continues = continue_ and (named.trained or (fetch and _fetched(named, config)))
+    return config, named if continues else run, lambda: dump_with_origins(config, path, overrides)
 
 
 def _fetched(named: RunFolder, config: "RunConfig") -> bool:

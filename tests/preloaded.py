@@ -4,6 +4,7 @@ from condensegrpo.core.start_up import postpone_collections, resume_collections
 
 postpone_collections()
 
+# after it (E402), and not used here (F401): a fork finds them imported
 import datasets  # noqa: E402, F401
 import matplotlib.backends.backend_agg  # noqa: E402
 import matplotlib.figure  # noqa: E402, F401

@@ -297,7 +297,7 @@ def test_the_engine_shows_one_picture_and_lines_for_the_others(seeing: Renderer)
     assert episode.turns[3].media == tuple(part.sha256 for part in episode.turns[2].observations[0].media)
     texts = [message.text for message in episode.turns[3].context if message.role == "user"][1:-1]
     assert texts == [f"[picture of turn {turn} omitted: 18 tokens]" for turn in (0, 1)]
-    assert [span.status for span in episode.turns[3].condensation.spans] == [SpanStatus.REWRITTEN, SpanStatus.KEPT]  # type: ignore[union-attr]
+    assert [span.status for span in episode.turns[3].condensation.spans] == [SpanStatus.REWRITTEN, SpanStatus.KEPT]  # type: ignore[union-attr]  # not None
     assert [turn.condensation is not None for turn in episode.turns] == [False, False, *[True] * 5]
     kept = played(seeing, "full")
     assert [len(turn.media) for turn in kept.turns] == [0, 1, 2, 3, 4, 5, 6]

@@ -86,9 +86,9 @@ def opened(run: RunFolder) -> OpenedTrajectory:
 
 
 def drawn(part: object, color: str | None = "truecolor") -> str:
-    console = Console(file=io.StringIO(), color_system=color, width=100, force_terminal=color is not None)  # type: ignore[arg-type]
+    console = Console(file=io.StringIO(), color_system=color, width=100, force_terminal=color is not None)  # type: ignore[arg-type]  # one of the names
     console.print(part)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
 
 
 def test_a_picture_on_a_terminal_is_two_pixels_a_character(tmp_path: Path) -> None:

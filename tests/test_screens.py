@@ -24,7 +24,7 @@ def desktop(**changes: object) -> Desktop:
         "below": frozenset({"files"}),
         "requested": "mail",
     }
-    return Desktop(**(values | changes))  # type: ignore[arg-type]
+    return Desktop(**(values | changes))  # type: ignore[arg-type]  # of mixed types
 
 
 def said(text: str) -> Message:
@@ -162,7 +162,7 @@ def test_an_action_without_an_effect_shows_the_same_picture(reply: str) -> None:
 
 def test_no_layout_of_the_evaluation_is_in_training() -> None:
     def layouts(problems: object) -> set[str]:
-        return {str(sorted(problem.data["layout"].items())) for problem in problems}  # type: ignore[attr-defined]
+        return {str(sorted(problem.data["layout"].items())) for problem in problems}  # type: ignore[attr-defined]  # JSON
 
     held_out = layouts(TASK.problems("eval"))
     assert len(held_out) == 16

@@ -28,7 +28,7 @@ def task(folder: Path, *rows: dict[str, object], **options: object) -> VisionJso
     (folder / "red.png").write_bytes(RED)
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "other.jsonl").write_text(json.dumps({"question": "other?", "answer": "1", "pictures": "red.png"}))
-    return VisionJsonl(data=str(folder / "rows.jsonl"), eval_data=str(folder / "other.jsonl"), **options)  # type: ignore[arg-type]
+    return VisionJsonl(data=str(folder / "rows.jsonl"), eval_data=str(folder / "other.jsonl"), **options)  # type: ignore[arg-type]  # of mixed types
 
 
 def question(vision: VisionJsonl) -> Message:

@@ -273,7 +273,7 @@ def family_processor(family: FamilyName) -> Any:
     }
     kind, options = kinds[family]
 
-    class WithoutVideos(kind):  # type: ignore[misc,valid-type]
+    class WithoutVideos(kind):  # type: ignore[misc,valid-type]  # a class found at run time
         def check_argument_for_proper_class(self, argument_name: str, argument: object) -> type:
             return type(argument)
 

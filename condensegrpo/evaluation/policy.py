@@ -8,9 +8,7 @@ from condensegrpo.config.load import STORED
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import RunError
 from condensegrpo.storage.files import shared_lock
-from condensegrpo.storage.run_folder import RunFolder
-
-MANIFEST = "manifest.json"  # of a checkpoint
+from condensegrpo.storage.run_folder import MANIFEST, RunFolder
 
 
 def run_of_policy(policy: str) -> Path | None:

@@ -45,8 +45,7 @@ from condensegrpo.learner.ranks import any_rank, from_first, gather, rank, world
 from condensegrpo.learner.training_state import restore_training_state, training_state
 from condensegrpo.learner.weights import fingerprint
 from condensegrpo.storage.files import TEMPORARY, is_locked, replace_file
-from condensegrpo.storage.run_folder import LATEST
-from condensegrpo.storage.run_folder import MANIFEST as MANIFEST
+from condensegrpo.storage.run_folder import LATEST, MANIFEST
 
 FORMAT = 1  # of the files; a checkpoint of another format is refused
 STATE = "state.json"

@@ -8,6 +8,7 @@ from typing import Literal
 from condensegrpo.core.errors import CheckpointError, RunError
 from condensegrpo.learner import checkpoint
 from condensegrpo.learner.atomic_folder import published_folder
+from condensegrpo.storage.run_folder import MANIFEST
 
 Part = Literal["model", "adapter"]  # folders of a checkpoint: a whole Hugging Face folder, and a PEFT folder
 
@@ -18,7 +19,7 @@ def checkpoint_of(path: Path, step: int | None) -> Path:
     Raises:
         RunError: there is none.
     """
-    if (path / checkpoint.MANIFEST).is_file():
+    if (path / MANIFEST).is_file():
         if step is not None:
             raise RunError(
                 f"exporting {path}: it is one checkpoint already, and --step {step} was given as well. Leave --step "
@@ -29,7 +30,7 @@ def checkpoint_of(path: Path, step: int | None) -> Path:
     steps = checkpoint.steps(folder)
     if not steps:
         raise RunError(
-            f"exporting {path}: it is neither a checkpoint (no {checkpoint.MANIFEST}) nor a run that has one (no "
+            f"exporting {path}: it is neither a checkpoint (no {MANIFEST}) nor a run that has one (no "
             f"checkpoints/step_…). Give a run's folder such as runs/quickstart, or a step_… folder in it."
         )
     if step is None:

@@ -73,7 +73,7 @@ class ContinuousBatch:
 
     def __init__(
         self,
-        model: Any,  # noqa: ANN401
+        model: Any,  # noqa: ANN401  transformers' classes are untyped
         *,
         most: int,
         decode: Decode,

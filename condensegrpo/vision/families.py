@@ -55,7 +55,7 @@ def _expand_patches(config: "PretrainedConfig", token: str, grid: tuple[int, int
     return token * (grid[0] * grid[1] // merge**2)
 
 
-def _tiles(image_processor: Any, picture: "Image") -> Prepared:  # noqa: ANN401
+def _tiles(image_processor: Any, picture: "Image") -> Prepared:  # noqa: ANN401  transformers' classes are untyped
     pixels = dict(image_processor([[picture]], return_row_col_info=True, return_tensors="pt"))
     rows, columns = (int(pixels.pop(name)[0][0]) for name in ("rows", "cols"))
     return Prepared(pixels, (rows, columns))
@@ -73,7 +73,7 @@ def _expand_tiles(config: "PretrainedConfig", token: str, grid: tuple[int, int])
     return "".join((*rows, "\n" if rows else "", edge, whole, edge))
 
 
-def _square(image_processor: Any, picture: "Image") -> Prepared:  # noqa: ANN401
+def _square(image_processor: Any, picture: "Image") -> Prepared:  # noqa: ANN401  transformers' classes are untyped
     # as one of two: alone in a prompt, a picture would have more tokens than beside a second one
     pixels = dict(image_processor([[picture, picture]], return_tensors="pt"))
     return Prepared(pixels | {name: pixels[name][:1] for name in ("pixel_values", "image_sizes")}, (1, 1))

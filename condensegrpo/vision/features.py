@@ -17,7 +17,7 @@ class PictureFeatures:
     deepstack: tuple[Tensor, ...] = ()  # (T, H) each, added to the hidden states after the first layers (Qwen3-VL)
 
 
-def picture_features(model: Any, pixels: Mapping[str, Tensor]) -> PictureFeatures:  # noqa: ANN401
+def picture_features(model: Any, pixels: Mapping[str, Tensor]) -> PictureFeatures:  # noqa: ANN401  transformers' classes are untyped
     """The features of one picture, by the model's vision tower and projector; differentiable.
 
     Args:
