@@ -58,7 +58,7 @@ def estimate(
     if estimator == "fold_grpo":
         paid_NK = torch.zeros((count, max(turns_N.tolist(), default=0)), dtype=torch.float64)
         if turn_rewards is not None:
-            paid_NK[:, 0] = torch.tensor(turn_rewards, dtype=torch.float64)
+            paid_NK[:, :1] = torch.tensor(turn_rewards, dtype=torch.float64)[:, None]
         options = {"turn_reward_NK": paid_NK} | options
     plugin = ESTIMATORS[estimator] if isinstance(estimator, str) else estimator
     batch = Batch(

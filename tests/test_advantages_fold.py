@@ -21,14 +21,19 @@ def test_a_penalty_reaches_its_own_turn_in_units_of_the_outcome_and_is_clipped_w
     assert unscaled.tolist() == [[0.5, -0.5], [-0.5, 0]]
 
 
-def test_where_all_outcomes_are_equal_penalties_are_not_divided() -> None:
-    found = estimate("fold_grpo", [1, 1], turns=[2, 2], turn_reward_NK=PAID / 4)
-    assert found.tolist() == [[0, -0.25], [-0.25, 0]]
+@pytest.mark.parametrize("scale", ["std", "none"])
+def test_where_all_outcomes_are_equal_there_is_no_signal(scale: str) -> None:
+    found = estimate("fold_grpo", [1, 1], turns=[2, 2], turn_reward_NK=PAID / 4, scale=scale)
+    assert found.tolist() == [[0, 0], [0, 0]]
 
 
-def test_an_outcome_beyond_the_clip_is_as_it_is_on_turns_that_were_paid_nothing() -> None:
+def test_an_outcome_beyond_the_clip_is_itself_the_bound() -> None:
+    # 3 − ½ is beyond 1 already, 1 − ½ is within; a turn of the outcome −1 is lifted by nothing below 0
     found = estimate("fold_grpo", [3, 1], turns=[2, 2], turn_reward_NK=PAID / 2, scale="none")
-    assert found.tolist() == [[1, -1], [-1.5, -1]]
+    assert found.tolist() == [[1, 0.5], [-1.5, -1]]
+    bonus = torch.tensor([[0.5, 0.0], [0.5, -0.5]], dtype=torch.float64)
+    found = estimate("fold_grpo", [3, -1], turns=[2, 2], turn_reward_NK=bonus, scale="none")
+    assert found.tolist() == [[2, 2], [-1.5, -2]]
     with pytest.raises(ValueError, match="wanted low <= high"):
         estimate("fold_grpo", [1, 0], turns=[2, 1], turn_reward_NK=PAID, low=2)
 

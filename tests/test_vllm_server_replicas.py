@@ -89,10 +89,13 @@ def ask(sampler: VllmServerSampler, trajectory: str = "t", prompt: tuple[int, ..
     return asyncio.run(sampler.sample(prompt, SamplingParams(max_tokens=4, trajectory=trajectory)))
 
 
-def ask_all(sampler: VllmServerSampler, count: int) -> list[Generation]:
+def ask_all(sampler: VllmServerSampler, count: int, of: str = "") -> list[Generation]:
+    """A reply for each of so many trajectories, which two calls share unless they are ``of`` different steps."""
+
     async def all_at_once() -> list[Generation]:
         asked = (
-            sampler.sample((3, number), SamplingParams(max_tokens=4, trajectory=str(number))) for number in range(count)
+            sampler.sample((3, number), SamplingParams(max_tokens=4, trajectory=f"{of}{number}"))
+            for number in range(count)
         )
         return await asyncio.gather(*asked)
 
@@ -186,7 +189,8 @@ def test_servers_join_and_leave_a_run_with_the_file_of_their_urls(
         assert len(first.prompts) == 16
         file.write_text(f"{first.url}/\n{second.url}\n{other.url}\n")
         sampler.update_weights(MODEL.named_parameters(), 1)
-        until(lambda: (ask_all(sampler, 16), second.prompts)[1])
+        # a trajectory that began before the server joined stays where it is: each look begins others
+        until(lambda: (ask_all(sampler, 16, of=f"{len(first.prompts)}/"), second.prompts)[1])
         assert (second.label, second.loaded[-1]) == (first.label, first.loaded[-1])
         until(lambda: f"{other.url} did not join the run: checking the model" in caplog.text)
         file.write_text("half a ur")

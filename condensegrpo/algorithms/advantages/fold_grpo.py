@@ -14,7 +14,7 @@ from condensegrpo.algorithms.advantages.groups import Epsilon, Scale, Singleton,
     summary="the outcome, and each turn its own turn rewards in units of the outcome",
     formula="""A_it = N_ε(R^O)_i + Q_it
 Q_it = (clip(R^O_i + r_it, low, high) − R^O_i) / (std_g + ε)     r_it: the turn rewards of turn t
-Q_it =  clip(R^O_i + r_it, low, high) − R^O_i                    where std_g = 0, and with scale="none\"""",
+Q_it = 0                                                         where std_g = 0""",
     sees_turn_rewards=True,
 )
 def fold_grpo(
@@ -31,11 +31,12 @@ def fold_grpo(
 
         A_it = N_ε(R^O)_i + Q_it
         Q_it = (clip(R^O_i + r_it, low, high) − R^O_i) / (std_g + ε)     r_it: the turn rewards of turn t
-        Q_it =  clip(R^O_i + r_it, low, high) − R^O_i                    where std_g = 0, or scale="none"
+        Q_it = 0                                                         where std_g = 0
 
-    and Q = 0 where r = 0. FoldGRPO (https://arxiv.org/abs/2510.11967): (clip(R_i + Q_it, 0, 1) − mean_g) / std_g, which
-    this is for outcomes in [low, high] that differ. The clip keeps a wrong trajectory from being penalised twice.
-    Statistics are of outcomes alone, so that turn rewards move no sibling.
+    and without (std_g + ε) where scale="none". FoldGRPO (https://arxiv.org/abs/2510.11967): for outcomes in [low, high]
+    that differ this is (clip(R_i + Q_it, 0, 1) − mean_g) / std_g. The clip keeps a wrong trajectory from being
+    penalised twice; an outcome beyond low or high is itself the bound. A group without a difference gives no signal, as
+    everywhere here. Statistics are of outcomes alone, so that turn rewards move no sibling.
 
     Biased by: what ``grpo`` is; penalties, which only trajectories with an outcome above ``low`` feel, and which push a
     turn of the best trajectory down for what was perhaps needed.
@@ -58,8 +59,7 @@ def fold_grpo(
         raise ValueError(f"the estimator 'fold_grpo' has low={low} and high={high}, wanted low <= high")
     outcome = against_group("R^O", batch.outcome_N, batch.group_N, scale=scale, singleton=singleton, eps=eps)
     outcome_N1, deviation_N1 = batch.outcome_N[:, None], std(batch.outcome_N, batch.group_N)[:, None]
-    process_NK = (outcome_N1 + turn_reward_NK).clamp(low, high) - outcome_N1
-    if scale == "std":
-        process_NK = torch.where(deviation_N1 > 0, process_NK / (deviation_N1 + eps), process_NK)
-    process_NK = torch.where(turn_reward_NK != 0, process_NK, 0.0)
+    bounded_NK = (outcome_N1 + turn_reward_NK).clamp(outcome_N1.clamp(max=low), outcome_N1.clamp(min=high))
+    scale_N1 = deviation_N1 + eps if scale == "std" else torch.ones_like(deviation_N1)
+    process_NK = torch.where(deviation_N1 > 0, (bounded_NK - outcome_N1) / scale_N1, 0.0)
     return total(outcome, Term("Q", process_NK, {"r": turn_reward_NK}))
