@@ -27,7 +27,9 @@ from condensegrpo.attention.leave_one_out import LeaveOneOut
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.condensers.attention import AttentionCondenser
 from condensegrpo.condensers.summary_model import SummaryModel
-from condensegrpo.core.protocols import AttentionQuery, Problem, TokenAttention, UnitScorer
+from condensegrpo.core.protocols.attention import AttentionQuery, TokenAttention
+from condensegrpo.core.protocols.condenser import UnitScorer
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Generation, SamplingParams, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups, rollout_group

@@ -48,7 +48,10 @@ from condensegrpo.condensers.random_drop import RandomDrop
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.condensers.truncate import Truncate
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols import Condenser, NamedTensors, Problem, Stage, Step
+from condensegrpo.core.protocols.condenser import Condenser, Stage
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.sampler import NamedTensors
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Score, Trajectory
 from condensegrpo.episodes.engine import Engine

@@ -27,7 +27,7 @@ from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import validate, vary
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.protocols import Sampler
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.learner import checkpoint
 from condensegrpo.learner.engine import close_deepspeed

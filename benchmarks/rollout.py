@@ -45,7 +45,8 @@ from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.observation_mask import ObservationMask
-from condensegrpo.core.protocols import Condenser, Sampler
+from condensegrpo.core.protocols.condenser import Condenser
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.episodes.engine import Engine
 
 KEEP = 2  # units that last_k and observation_mask show whole

@@ -15,7 +15,7 @@ import torch
 from rollout_world import World, engine, play, waves
 
 from condensegrpo.assembly.plugins import build_plugin
-from condensegrpo.core.protocols import Sampler
+from condensegrpo.core.protocols.sampler import Sampler
 
 Wave = list[tuple[tuple[int, ...], int]]  # a prompt and the length of its reply, for every trajectory
 KV_GIB = 1.0

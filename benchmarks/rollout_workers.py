@@ -23,7 +23,8 @@ from engine import QUESTION, SAMPLES, WORDS, Chat, Instant
 from tables import show
 
 from condensegrpo.condensers.last_k import LastK
-from condensegrpo.core.protocols import Problem, Sampler
+from condensegrpo.core.protocols.sampler import Sampler
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.engine import Engine

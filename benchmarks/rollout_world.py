@@ -16,7 +16,10 @@ from passes import ModelSize
 
 from condensegrpo.condensers.full import Full
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Condenser, NamedTensors, Problem, Sampler, Step
+from condensegrpo.core.protocols.condenser import Condenser
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.sampler import NamedTensors, Sampler
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups, rollout_group

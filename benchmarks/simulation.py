@@ -19,7 +19,7 @@ import condensegrpo as cg
 from condensegrpo.config.load import named_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.observer import Silent
-from condensegrpo.core.protocols import NamedTensors, Sampler
+from condensegrpo.core.protocols.sampler import NamedTensors, Sampler
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.episodes.toolformats import Tagged
 from condensegrpo.learner.new_model import new_model

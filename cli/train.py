@@ -26,7 +26,7 @@ from condensegrpo.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
-    from condensegrpo.core.protocols import Split
+    from condensegrpo.core.protocols.task import Split
     from condensegrpo.training.run_setup import PreparedRun
 
 SPLITS: tuple["Split", ...] = ("train", "eval")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from condensegrpo.assembly.objects import Parts
     from condensegrpo.config.schema import RunConfig
     from condensegrpo.core.evaluation import Evaluation
-    from condensegrpo.core.protocols import Problem, Split
+    from condensegrpo.core.protocols.task import Problem, Split
     from condensegrpo.display.console import PhaseDisplay
 
 ROLLOUT_STEP = -2  # names the random streams of rollouts apart from those of training and evaluation

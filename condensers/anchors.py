@@ -31,7 +31,8 @@ from condensegrpo.condensers.placeholder import VERBATIM, VERBATIM_LENGTH
 from condensegrpo.condensers.truncate import Truncate
 from condensegrpo.core.account import unit_tokens
 from condensegrpo.core.messages import History, Message, Unit, flatten
-from condensegrpo.core.protocols import Budget, Condensed, EnvironmentTool, Stage
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Stage
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.results import without_meter
 from condensegrpo.core.wording import counted
 

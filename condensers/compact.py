@@ -9,7 +9,8 @@ from annotated_types import Ge
 from condensegrpo.condensers.decisions import decision_tool, decisions
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols import Budget, Condensed, EnvironmentTool
+from condensegrpo.core.protocols.condenser import Budget, Condensed
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.wording import counted
 
 COMPACT = "compact"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from condensegrpo.core.messages import History, Unit
-from condensegrpo.core.protocols import EnvironmentTool
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.results import is_error
 from condensegrpo.core.wording import counted
 

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 
 from condensegrpo.core.errors import SummaryRefused
-from condensegrpo.core.protocols import Written
+from condensegrpo.core.protocols.condenser import Written
 from condensegrpo.core.trajectory import Finish
 
 MAX_BYTES = 4_000_000  # of an answer; more is no summary

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from condensegrpo.core.account import added_tokens
 from condensegrpo.core.messages import History, Unit, flatten
-from condensegrpo.core.protocols import Budget
+from condensegrpo.core.protocols.condenser import Budget
 
 
 def fits(history: History, units: Sequence[Unit], budget: Budget) -> bool:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from condensegrpo.condensers.decisions import decision_tool, decisions, named_turns, reason_of, text_argument
 from condensegrpo.core.messages import History, Unit
-from condensegrpo.core.protocols import Budget, Condensed, EnvironmentTool
+from condensegrpo.core.protocols.condenser import Budget, Condensed
+from condensegrpo.core.protocols.tool import EnvironmentTool
 
 BRANCH, RETURN = "branch", "return"
 

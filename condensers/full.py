@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from condensegrpo.core.messages import History
-from condensegrpo.core.protocols import Budget, Condensed
+from condensegrpo.core.protocols.condenser import Budget, Condensed
 
 
 @dataclass(frozen=True, slots=True)

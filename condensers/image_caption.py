@@ -15,7 +15,7 @@ from condensegrpo.condensers.fit import fits, newest_that_fit
 from condensegrpo.condensers.old_pictures import old_units, reported, rewrite_old_pictures, without_pictures
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import Caption, History, Unit
-from condensegrpo.core.protocols import Budget, Condensed, Request, Written
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, Written
 from condensegrpo.core.trajectory import Finish
 
 INSTRUCTION = "Write one line with what you need later of the pictures of {turns}: they will be omitted."

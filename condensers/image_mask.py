@@ -8,7 +8,7 @@ from annotated_types import Ge
 
 from condensegrpo.condensers.old_pictures import reported, rewrite_old_pictures, without_pictures
 from condensegrpo.core.messages import History
-from condensegrpo.core.protocols import Budget, Condensed
+from condensegrpo.core.protocols.condenser import Budget, Condensed
 
 
 @dataclass(frozen=True, slots=True)

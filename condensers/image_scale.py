@@ -9,7 +9,8 @@ from annotated_types import Ge, Gt, Lt
 
 from condensegrpo.condensers.old_pictures import reported, rewrite_old_pictures, with_pictures
 from condensegrpo.core.messages import History, MediaPart, Message, Rewrites, Unit
-from condensegrpo.core.protocols import Budget, Condensed, MediaStore
+from condensegrpo.core.protocols.condenser import Budget, Condensed
+from condensegrpo.core.protocols.pictures import MediaStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from jinja2 import TemplateError
 
 from condensegrpo.core.errors import SummaryRefused
-from condensegrpo.core.protocols import Written
+from condensegrpo.core.protocols.condenser import Written
 from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueue
 from condensegrpo.core.trajectory import Finish
 

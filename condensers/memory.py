@@ -14,7 +14,8 @@ from annotated_types import Ge
 from condensegrpo.condensers.decisions import decision_tool, decisions, text_argument
 from condensegrpo.condensers.fit import most_by_their_sum, most_that_fit, within
 from condensegrpo.core.messages import History, Unit
-from condensegrpo.core.protocols import Budget, Condensed, EnvironmentTool
+from condensegrpo.core.protocols.condenser import Budget, Condensed
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.wording import counted
 
 WRITE, READ, DELETE = "memory_write", "memory_read", "memory_delete"

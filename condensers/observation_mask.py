@@ -10,7 +10,7 @@ from annotated_types import Ge
 from condensegrpo.condensers.fit import fewest_rewritten
 from condensegrpo.condensers.placeholder import masked
 from condensegrpo.core.messages import History, Message, Rewrites, Unit
-from condensegrpo.core.protocols import Budget, Condensed, Count
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Count
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from operator import is_not
 
 from condensegrpo.condensers.fit import fewest_rewritten
 from condensegrpo.core.messages import History, MediaPart, Message, Part, Rewrites, TextPart, Unit
-from condensegrpo.core.protocols import Budget, Condensed, Count
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Count
 
 PictureOf = Callable[[Unit, Message, MediaPart], Part]  # what is shown for a picture of a message of a unit
 

@@ -5,18 +5,9 @@ from dataclasses import dataclass, replace
 
 from condensegrpo.condensers.fit import fits
 from condensegrpo.core.messages import Caption, History, Message, Summary
-from condensegrpo.core.protocols import (
-    Budget,
-    ChecksRoom,
-    Condensed,
-    Counted,
-    EnvironmentTool,
-    HoldsModel,
-    OffersTools,
-    RanksUnits,
-    Stage,
-    Writes,
-)
+from condensegrpo.core.protocols.condenser import Budget, ChecksRoom, Condensed, Counted, RanksUnits, Stage, Writes
+from condensegrpo.core.protocols.holds_model import HoldsModel
+from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools
 
 
 @dataclass(frozen=True, slots=True)

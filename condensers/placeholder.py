@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols import Count
+from condensegrpo.core.protocols.condenser import Count
 
 VERBATIM, VERBATIM_LENGTH = " verbatim: ", 400  # what ``anchors`` puts behind a placeholder, and most characters of it
 PLACEHOLDER = re.compile(

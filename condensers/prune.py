@@ -14,7 +14,8 @@ from annotated_types import Ge
 from condensegrpo.condensers.decisions import decision_tool, decisions, listed_turns, reason_of, text_argument
 from condensegrpo.core.account import added_tokens
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols import Budget, Condensed, EnvironmentTool
+from condensegrpo.core.protocols.condenser import Budget, Condensed
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.wording import counted
 
 PRUNE = "prune"

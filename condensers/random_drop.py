@@ -11,7 +11,7 @@ from threading import Lock
 
 from condensegrpo.condensers.fit import most_by_their_sum, most_that_fit, within
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols import Budget, Condensed
+from condensegrpo.core.protocols.condenser import Budget, Condensed
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from annotated_types import Ge
 
 from condensegrpo.condensers.decisions import decision_tool, listed_turns
 from condensegrpo.core.messages import History, Unit
-from condensegrpo.core.protocols import Budget, Condensed, EnvironmentTool
+from condensegrpo.core.protocols.condenser import Budget, Condensed
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.results import RECALLED, bare
 
 

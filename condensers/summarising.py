@@ -10,7 +10,7 @@ from condensegrpo.condensers.fit import fits, newest_that_fit
 from condensegrpo.condensers.observation_mask import ObservationMask
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import History, Summary, Unit, flatten
-from condensegrpo.core.protocols import Budget, Condensed, Written
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Written
 from condensegrpo.core.trajectory import Finish
 
 

@@ -19,7 +19,7 @@ from condensegrpo.condensers.summarising import (
 )
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import History, Message, Summary, Unit
-from condensegrpo.core.protocols import Budget, Condensed, Request
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from condensegrpo.condensers.summarising import (
 )
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import History, Message, Summary, flatten
-from condensegrpo.core.protocols import Budget, Condensed, Written
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Written
 from condensegrpo.core.shared_results import SharedResults
 
 CACHED = 4096  # summaries in the cache

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from condensegrpo.condensers.fit import newest_that_fit
 from condensegrpo.core.messages import History
-from condensegrpo.core.protocols import Budget, Condensed
+from condensegrpo.core.protocols.condenser import Budget, Condensed
 
 
 @dataclass(frozen=True, slots=True)

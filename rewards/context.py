@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.protocols.reward import RewardResult
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.matches import Match, Matcher
 from condensegrpo.rewards.verdict import Domain, judge_trajectory

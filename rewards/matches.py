@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from condensegrpo.core.protocols import Problem
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.rewards.mathematics import equal
 from condensegrpo.sandbox.grade import grade_now
 from condensegrpo.sandbox.result import CallOutcome

@@ -4,7 +4,8 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.protocols.reward import RewardResult
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.matches import Match, Matcher, folded_aliases
 from condensegrpo.rewards.verdict import Judgement, judge_trajectory

@@ -3,7 +3,8 @@
 import warnings
 from typing import Literal, NamedTuple
 
-from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.protocols.reward import RewardResult
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.syntax import parsed
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.matches import MAX_CODE, Matcher, code_of

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from condensegrpo.core.protocols import Problem, RewardResult, TurnReward
+from condensegrpo.core.protocols.reward import RewardResult, TurnReward
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.reward_parts import RewardPart
 from condensegrpo.core.trajectory import Trajectory
 

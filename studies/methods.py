@@ -25,7 +25,7 @@ from condensegrpo.assembly.runtime import open_sampler, renderer_for
 from condensegrpo.config.resumed import store_configuration
 from condensegrpo.config.study import Study, load_study
 from condensegrpo.core.observer import Silent
-from condensegrpo.core.protocols import Demonstration
+from condensegrpo.core.protocols.task import Demonstration
 from condensegrpo.display.quiet import quiet_libraries
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.initial_policy import base_policy

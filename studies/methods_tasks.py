@@ -23,7 +23,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from condensegrpo.core.messages import Message, Summary, ToolCall
-from condensegrpo.core.protocols import Environment, Problem, Request, Step
+from condensegrpo.core.protocols.condenser import Request
+from condensegrpo.core.protocols.environment import Environment, Step
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.episodes.toolformats import Malformed, parsed_calls
 from condensegrpo.integrations.gym import action_in
 from condensegrpo.integrations.textworld import TextWorld

@@ -22,7 +22,7 @@ from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core import plugins
 from condensegrpo.core.account import account
 from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
-from condensegrpo.core.protocols import Budget, Condensed, Condenser, Count, Request, Written
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Condenser, Count, Request, Written
 from condensegrpo.core.trajectory import Finish, Span, SpanStatus
 
 Options = dict[str, Any]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from condensegrpo.core.tracking import RunStart, StartedRun
+from condensegrpo.core.protocols.tracker import RunStart, StartedRun
 
 
 class Failing:

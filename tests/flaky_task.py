@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Environment, Problem, Step
+from condensegrpo.core.protocols.environment import Environment, Step
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.tasks.ledger import Ledger
 
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from vision_models import picture
 
 from condensegrpo.core.messages import Message, TextPart
-from condensegrpo.core.protocols import Environment, Problem, Request, Split, Step
+from condensegrpo.core.protocols.condenser import Request
+from condensegrpo.core.protocols.environment import Environment, Step
+from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.trajectory import Trajectory
 
 SIZES = ((24, 40), (40, 24), (32, 32))

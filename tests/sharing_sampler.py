@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from condensegrpo.core.protocols import NamedTensors, Problem
+from condensegrpo.core.protocols.sampler import NamedTensors
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Generation, SamplingParams, Trajectory
 from condensegrpo.learner.deepspeed_import import DeepSpeedEngine
 from condensegrpo.samplers.transformers import TransformersSampler

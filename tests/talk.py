@@ -15,7 +15,11 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.condensers.full import Full
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Condenser, Environment, Problem, Sampler, Step, Tool
+from condensegrpo.core.protocols.condenser import Condenser
+from condensegrpo.core.protocols.environment import Environment, Step
+from condensegrpo.core.protocols.sampler import Sampler
+from condensegrpo.core.protocols.task import Problem
+from condensegrpo.core.protocols.tool import Tool
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode

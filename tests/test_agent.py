@@ -24,7 +24,7 @@ from talk import said as said_ids
 from condensegrpo.algorithms.segments import check, segments
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols import Problem
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import SpanStatus, Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.sandbox.limits import SandboxLimits

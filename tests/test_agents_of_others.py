@@ -14,7 +14,7 @@ from forked import ForkedCommand
 from recipe_world import write
 from talk import agent, engine
 
-from condensegrpo.core.protocols import Problem
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new

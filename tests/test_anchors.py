@@ -8,7 +8,7 @@ from conformance import Case, answered, condense, count, history, statuses, unit
 
 from condensegrpo.condensers.anchors import anchors
 from condensegrpo.core.messages import flatten
-from condensegrpo.core.protocols import Condensed, RanksUnits, Writes
+from condensegrpo.core.protocols.condenser import Condensed, RanksUnits, Writes
 
 MASK = {"name": "observation_mask", "options": {"keep": 1}}
 

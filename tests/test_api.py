@@ -19,7 +19,7 @@ from condensegrpo.assembly.objects import described_objects
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols import Problem, Split
+from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.samplers.scripted import ScriptedSampler

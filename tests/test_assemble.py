@@ -16,7 +16,8 @@ from condensegrpo.assembly.objects import configured
 from condensegrpo.config.load import evaluations, find_config, load_config, shipped, vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError, DataError
-from condensegrpo.core.protocols import Problem, RewardResult, Split
+from condensegrpo.core.protocols.reward import RewardResult
+from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.tasks.answer_environment import AnswerEnvironment
 
 
@@ -294,7 +295,7 @@ class Task:
     def problems(self, split):
         if self.where == "problems":
             return {}["train"]
-        from condensegrpo.core.protocols import Problem
+        from condensegrpo.core.protocols.task import Problem
         return [Problem(id="p1", question="?")]
     def environment(self, problem):
         return self

@@ -14,7 +14,7 @@ from condensegrpo.attention.scripted import ScriptedScorer
 from condensegrpo.condensers.attention import AttentionCondenser, choose_units
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Unit, flatten
-from condensegrpo.core.protocols import Budget, Condensed, UnitScorer
+from condensegrpo.core.protocols.condenser import Budget, Condensed, UnitScorer
 
 NOW = {"smoothing": 0.0, "lookback": 0, "hysteresis": 1.0}  # each turn for itself
 

@@ -13,7 +13,7 @@ from condensegrpo.attention.pages import MIN_TOKENS, pages, split_history
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import History, Message, Unit, flatten
-from condensegrpo.core.protocols import AttentionQuery, TokenAttention
+from condensegrpo.core.protocols.attention import AttentionQuery, TokenAttention
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
 

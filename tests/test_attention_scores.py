@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from condensegrpo.attention.scores import unit_scores
-from condensegrpo.core.protocols import TokenAttention
+from condensegrpo.core.protocols.attention import TokenAttention
 
 
 def attention(question: list[float], blank: list[float]) -> TokenAttention:

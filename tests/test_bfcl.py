@@ -21,7 +21,8 @@ from talk import agent, engine
 from condensegrpo.condensers.observation_mask import ObservationMask
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.core.protocols import Problem, Step
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.toolformats import JSON_FORMATS

@@ -11,7 +11,7 @@ from condensegrpo.assembly.demonstrations import DemonstratedTurn
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.rewards.matches import Matcher
 from condensegrpo.tasks.bfcl_memory import ASKED, BfclMemory, _excerpt
 

@@ -18,7 +18,10 @@ from talk import Counting, agent, counting, engine, ignore, problem, said
 from condensegrpo.condensers.pipeline import Pipeline
 from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols import Budget, Condensed, NamedTensors, Problem, Stage, Step
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Stage
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.sampler import NamedTensors
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
 from condensegrpo.episodes.boundary import Ended, checked_messages, guarded
 from condensegrpo.episodes.engine import Engine

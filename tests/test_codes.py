@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Demonstrates
+from condensegrpo.core.protocols.task import Demonstrates
 from condensegrpo.tasks.codes import Codes, _call
 from condensegrpo.tools.code_book import code_book
 

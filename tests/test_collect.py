@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from talk import Counting, engine, problem, said, shown
 
-from condensegrpo.core.protocols import GroupReward, Problem, Reward
+from condensegrpo.core.protocols.reward import GroupReward, Reward
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.collect import collect

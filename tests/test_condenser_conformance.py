@@ -202,7 +202,7 @@ def test_a_condenser_is_asked_once_a_turn_and_ends(case: Case) -> None:
 OWN = """
 from dataclasses import replace
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Condensed
+from condensegrpo.core.protocols.condenser import Condensed
 
 class Orphans:
     async def condense(self, history, budget, tools):

@@ -18,7 +18,7 @@ from condensegrpo.condensers.truncate import Truncate
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.plugins import installed
-from condensegrpo.core.protocols import Budget, Condensed
+from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.trajectory import Span, SpanStatus
 
 

@@ -16,7 +16,7 @@ from condensegrpo.assembly.model_checks import check_confidence
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.config.load import load_config, vary
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.protocols import Problem
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode

@@ -13,7 +13,7 @@ from recipe_world import GSM8K, HELD_OUT, HELD_OUT_TRIVIA, MBPP, TRIVIA
 from tiny import qwen3, tokenizer
 
 from condensegrpo.core.errors import ConfigError, DataError
-from condensegrpo.core.protocols import Problem, Task
+from condensegrpo.core.protocols.task import Problem, Task
 from condensegrpo.learner.policy import configuration, load_policy, load_tokenizer, save_policy
 from condensegrpo.rewards.outcome import Correct
 from condensegrpo.tasks.gsm8k import Gsm8k

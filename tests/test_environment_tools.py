@@ -24,7 +24,9 @@ from condensegrpo.condensers.last_k import LastK
 from condensegrpo.config.load import load_config
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols import EnvironmentTool, Problem, Step, ToolResult
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem
+from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.settings import ToolLimits

@@ -36,7 +36,9 @@ from condensegrpo.condensers.last_k import LastK
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, ContextOverflow
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols import Budget, Condensed, NamedTensors, Step
+from condensegrpo.core.protocols.condenser import Budget, Condensed
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, SpanStatus, Stop, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode

@@ -23,7 +23,9 @@ from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import HasExpert, Problem, Request, Split, Step
+from condensegrpo.core.protocols.condenser import Request
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import HasExpert, Problem, Split
 from condensegrpo.display.quiet import quiet_libraries
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Trigger

@@ -15,7 +15,9 @@ from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Condenser, Demonstrates, Problem, Step
+from condensegrpo.core.protocols.condenser import Condenser
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Demonstrates, Problem
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.episodes.settings import Trigger

@@ -9,7 +9,8 @@ from builders import trajectory, turn
 from condensegrpo.assembly.parts import build_reward
 from condensegrpo.config.schema import Plugin
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.protocols.reward import RewardResult
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Turn
 from condensegrpo.sandbox.sandbox import Sandbox
 

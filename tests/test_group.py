@@ -18,7 +18,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from condensegrpo.algorithms import segments
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import NamedTensors, Problem, Step
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.sampler import NamedTensors
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import ProblemGroup, problem_groups, rollout_group

@@ -15,7 +15,8 @@ from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.core.errors import ConfigError, DataError, PluginError
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.core.protocols import Demonstration, Step
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Demonstration
 from condensegrpo.episodes.toolcalls import parsed_arguments
 from condensegrpo.rewards.matches import number
 from condensegrpo.tasks.answers import read_answer

@@ -13,7 +13,9 @@ from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Condenser, Demonstration, Problem, Step
+from condensegrpo.core.protocols.condenser import Condenser
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Demonstration, Problem
 from condensegrpo.tasks.drawn import EVAL_SHARE
 from condensegrpo.tasks.ledger import OPERATIONS, Ledger
 

@@ -19,7 +19,7 @@ from condensegrpo.algorithms.segments import segments
 from condensegrpo.algorithms.turn_facts import prompt_digests
 from condensegrpo.core.errors import DataError, LearnerError, PrefixBroken
 from condensegrpo.core.messages import MediaPart, Message, TextPart, Unit
-from condensegrpo.core.protocols import Step
+from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.storage.media import MediaFolder

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from talk import Counting, agent, engine, ignore, last_count, problem, said, shown
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem, Step
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups, rollout_group

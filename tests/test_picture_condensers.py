@@ -16,7 +16,7 @@ from vision_models import image_processor, vision_config, vision_tokenizer
 
 from condensegrpo.condensers.image_caption import INSTRUCTION
 from condensegrpo.core.messages import Caption, History, MediaPart, Message, TextPart, Unit, flatten
-from condensegrpo.core.protocols import Budget, Condensed, Request, Written
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, Written
 from condensegrpo.core.trajectory import Finish, SpanStatus, Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer

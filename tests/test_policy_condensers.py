@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from talk import Counting, problem, tokenizer
 
 from condensegrpo.algorithms.segments import check
-from condensegrpo.core.protocols import Condenser
+from condensegrpo.core.protocols.condenser import Condenser
 from condensegrpo.core.results import without_meter
 from condensegrpo.core.trajectory import SpanStatus, Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode

@@ -402,7 +402,7 @@ def test_a_tokenizer_of_bytes_knows_every_word() -> None:
 
 
 SAME = """
-from condensegrpo.core.protocols import Problem
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.tasks.ledger import Ledger
 
 class Same(Ledger):

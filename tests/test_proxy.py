@@ -24,7 +24,7 @@ from test_openai_sampler import exact
 
 from condensegrpo.algorithms.segments import check
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols import Sampler
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import Generation, SamplingParams, Stop, Trajectory
 from condensegrpo.integrations.proxy import Proxy
 from condensegrpo.samplers.scripted import ScriptedSampler

@@ -13,7 +13,8 @@ from builders import assistant, trajectory, turn, user
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.protocols.reward import RewardResult
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Stop, Trajectory, Turn
 from condensegrpo.rewards import mathematics
 from condensegrpo.rewards.context import InverseMaxContext

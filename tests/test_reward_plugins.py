@@ -10,7 +10,8 @@ from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import ConfigError, PluginError
-from condensegrpo.core.protocols import GroupReward, Problem, RewardResult
+from condensegrpo.core.protocols.reward import GroupReward, RewardResult
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.scoring import score_group
 

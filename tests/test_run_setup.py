@@ -11,7 +11,7 @@ from condensegrpo.config.resumed import store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, LearnerError, RunError
 from condensegrpo.core.observer import Silent
-from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker

@@ -8,7 +8,8 @@ from builders import trajectory, turn
 from condensegrpo.assembly.build import build_components
 from condensegrpo.assembly.components import Components
 from condensegrpo.config.load import evaluations, load_config
-from condensegrpo.core.protocols import Problem, RewardResult
+from condensegrpo.core.protocols.reward import RewardResult
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.sandbox.limits import SandboxLimits
 
 CONFIG = "model: {path: nowhere}\ntask: {name: ledger}\n"

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from condensegrpo.algorithms.turn_facts import result_turn
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import GroupReward, Problem, RewardResult
+from condensegrpo.core.protocols.reward import GroupReward, RewardResult
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Score, Stop, Trajectory, Turn
 from condensegrpo.core.wording import counted
 from condensegrpo.episodes.scoring import score, score_group, with_score

@@ -8,7 +8,9 @@ import pytest
 from PIL import Image
 
 from condensegrpo.core.messages import History, MediaPart, Message, Unit
-from condensegrpo.core.protocols import Problem, Request, Step
+from condensegrpo.core.protocols.condenser import Request
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.tasks.screens import APPS, INSTRUCTION, NO_ACTION, Desktop, Screens
 
 TASK = Screens(apps=2, grid=8, cell=10, scrolled=0.5, eval_problems=16)

@@ -14,7 +14,8 @@ from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem, Step
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.settings import Trigger
 from condensegrpo.tasks.drawn import is_eval_content

@@ -16,7 +16,7 @@ from condensegrpo.cli.sweep import run_sweep
 from condensegrpo.config.load import load_config
 from condensegrpo.config.study import Study, find_study, load_study
 from condensegrpo.core.errors import ConfigError, DataError, RunError
-from condensegrpo.core.protocols import Demonstration
+from condensegrpo.core.protocols.task import Demonstration
 from condensegrpo.training.sweep import (
     RunState,
     StudyRun,

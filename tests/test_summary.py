@@ -31,7 +31,8 @@ from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.account import added_tokens
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Message, Summary, Unit
-from condensegrpo.core.protocols import Budget, Condensed, Request, Step, Written
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, Written
+from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.trajectory import Finish, SamplingParams, SpanStatus, Stop, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode

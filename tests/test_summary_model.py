@@ -24,7 +24,7 @@ from condensegrpo.condensers.summary_model import SummaryModel
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.errors import PluginError, SummaryRefused
 from condensegrpo.core.messages import flatten
-from condensegrpo.core.protocols import Budget, Condensed, Written
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Written
 
 PAST = history(*(answered(turn, f"think {turn}", "o" * 60) for turn in range(4)))  # 23 + 4·75 tokens
 

@@ -13,7 +13,7 @@ from recipe_world import GSM8K, HELD_OUT, HELD_OUT_TRIVIA, MBPP, TRIVIA, write
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import DataError, PluginError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Environment, Step
+from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.rewards.matches import passes_tests
 from condensegrpo.sandbox.sandbox import Sandbox
 from condensegrpo.tasks.answers import AnswerStyle, read_answer

@@ -25,7 +25,7 @@ from condensegrpo.assembly.runtime import renderer_with
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, DataMissing
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.integrations.textworld import TextWorld

@@ -18,8 +18,8 @@ from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
+from condensegrpo.core.protocols.tracker import Artifact, LogsTables, RunStart, StartedRun, StartsRun, Tracker
 from condensegrpo.core.table import Table
-from condensegrpo.core.tracking import Artifact, LogsTables, RunStart, StartedRun, StartsRun, Tracker
 from condensegrpo.storage.files import start_file
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker, read_metrics

@@ -27,7 +27,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.information import curve
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.observer import Observer, Silent
-from condensegrpo.core.protocols import Budget
+from condensegrpo.core.protocols.condenser import Budget
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.display.quiet import quiet_libraries

@@ -32,7 +32,10 @@ from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols import Budget, Condensed, Problem, Reward, Step, Task
+from condensegrpo.core.protocols.condenser import Budget, Condensed
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.reward import Reward
+from condensegrpo.core.protocols.task import Problem, Task
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.thread_call import ABANDONED, MAX_ABANDONED, result_in_thread
 from condensegrpo.core.trajectory import Stop, Trajectory

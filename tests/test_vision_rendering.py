@@ -22,7 +22,8 @@ from vision_models import (
 from condensegrpo.algorithms.segments import segments
 from condensegrpo.core.errors import RolloutError
 from condensegrpo.core.messages import MediaPart, Message, Part, TextPart
-from condensegrpo.core.protocols import EnvironmentTool, Step, ToolResult
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer

@@ -27,7 +27,8 @@ from condensegrpo.vision.processor import load_picture_processor
 TASK = """
 from pathlib import Path
 from condensegrpo.core.messages import MediaPart, Message, TextPart
-from condensegrpo.core.protocols import Problem, Step
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem
 
 HERE = Path(PLACE)
 

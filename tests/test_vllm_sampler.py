@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from condensegrpo.assembly.plugins import build_plugin, check_plugin
 from condensegrpo.core.errors import PluginError, SamplerError
-from condensegrpo.core.protocols import Measures, Sleeps
+from condensegrpo.core.protocols.sampler import Measures, Sleeps
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.vllm.engine import usage_context
 from condensegrpo.storage.run_folder import RunFolder

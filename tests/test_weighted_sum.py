@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError
-from condensegrpo.core.protocols import Problem, Reward, RewardResult, TurnReward
+from condensegrpo.core.protocols.reward import Reward, RewardResult, TurnReward
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.reward_parts import RewardPart
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Stop, Trajectory

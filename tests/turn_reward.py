@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from condensegrpo.core.protocols import Problem
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 
 

@@ -15,7 +15,11 @@ from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.condensers.attention import AttentionCondenser
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols import Attends, Budget, Condensed, Measures, Problem, Sampler, Step
+from condensegrpo.core.protocols.attention import Attends
+from condensegrpo.core.protocols.condenser import Budget, Condensed
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.sampler import Measures, Sampler
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.information import AnswerProbe
 from condensegrpo.episodes.player import LocalPlayer

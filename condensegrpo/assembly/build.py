@@ -25,7 +25,7 @@ from condensegrpo.config.load import evaluations
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols import Condenser, Counted
+from condensegrpo.core.protocols.condenser import Condenser, Counted
 from condensegrpo.episodes.workers.ray_actors import check_ray_installed
 
 BUILT_FROM: Mapping[str, Callable[[RunConfig], object]] = {  # the settings of each part that evaluations may share

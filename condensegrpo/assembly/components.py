@@ -9,7 +9,9 @@ from condensegrpo.assembly.objects import Objects
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.failures import at_definition, is_ctrl_c, message_of
-from condensegrpo.core.protocols import Condenser, GroupReward, Problem, Reward, Split, Task
+from condensegrpo.core.protocols.condenser import Condenser
+from condensegrpo.core.protocols.reward import GroupReward, Reward
+from condensegrpo.core.protocols.task import Problem, Split, Task
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.sandbox.sandbox import Sandbox
 

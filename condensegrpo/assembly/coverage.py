@@ -8,7 +8,7 @@ from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import CheckedDemonstrations
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Demonstrates
+from condensegrpo.core.protocols.task import Demonstrates
 from condensegrpo.episodes.chat_template import tool_text
 from condensegrpo.episodes.render import Renderer
 

@@ -19,7 +19,7 @@ from condensegrpo.core.data_order import indices
 from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.failures import failure_of, is_ctrl_c
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import (
+from condensegrpo.core.protocols.task import (
     Demonstrates,
     Demonstration,
     Expert,

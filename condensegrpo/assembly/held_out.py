@@ -8,7 +8,7 @@ from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import CheckedDemonstrations
 from condensegrpo.core.data_order import indices
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.protocols import Demonstrates, HasExpert, Problem
+from condensegrpo.core.protocols.task import Demonstrates, HasExpert, Problem
 
 Content = tuple[str, str | None, str]
 DEMONSTRATIONS = 500  # of a warm start that are compared, from the first: making one can take a millisecond

@@ -15,7 +15,9 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError, ContextOverflow
 from condensegrpo.core.failures import Failure, message_of
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Budget, ChecksRoom, Closes, Environment, Split
+from condensegrpo.core.protocols.condenser import Budget, ChecksRoom
+from condensegrpo.core.protocols.environment import Closes, Environment
+from condensegrpo.core.protocols.task import Split
 from condensegrpo.core.thread_call import result_in_thread
 from condensegrpo.episodes.boundary import asynchronous, check_environment, checked_messages
 from condensegrpo.episodes.chat_template import first_rendering

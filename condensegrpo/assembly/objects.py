@@ -22,7 +22,11 @@ from condensegrpo.config.load import named_config, vary
 from condensegrpo.config.schema import Plugin, RunConfig, TaskSettings
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.plugins import OBJECT
-from condensegrpo.core.protocols import Condenser, GroupReward, Reward, Sampler, Task, Tool
+from condensegrpo.core.protocols.condenser import Condenser
+from condensegrpo.core.protocols.reward import GroupReward, Reward
+from condensegrpo.core.protocols.sampler import Sampler
+from condensegrpo.core.protocols.task import Task
+from condensegrpo.core.protocols.tool import Tool
 from condensegrpo.core.wording import did_you_mean
 
 Objects = Mapping[str, object]  # by the name that the configuration has for them

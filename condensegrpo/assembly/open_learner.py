@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.protocols import MediaStore
+from condensegrpo.core.protocols.pictures import MediaStore
 from condensegrpo.core.wording import counted
 from condensegrpo.learner.activation_checkpointing import checkpoint_layers, checkpointed_layers
 from condensegrpo.learner.compiled_layers import CompileTrial, compile_layers, try_compiling

@@ -13,17 +13,10 @@ from condensegrpo.config.yaml_tree import parse
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.failures import at_definition
 from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols import (
-    Condenser,
-    EnvironmentTool,
-    GroupReward,
-    OffersTools,
-    Reward,
-    Stage,
-    Task,
-    Tool,
-    TurnReward,
-)
+from condensegrpo.core.protocols.condenser import Condenser, Stage
+from condensegrpo.core.protocols.reward import GroupReward, Reward, TurnReward
+from condensegrpo.core.protocols.task import Task
+from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools, Tool
 from condensegrpo.core.reward_parts import RewardPart
 from condensegrpo.core.signatures import methods_of, return_fault, signature_faults
 from condensegrpo.episodes.boundary import checked_tools

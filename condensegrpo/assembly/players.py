@@ -14,7 +14,8 @@ from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
 from condensegrpo.assembly.scorers import frozen_model
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.failures import Failure
-from condensegrpo.core.protocols import HoldsModel, RepliesToMessages, Sampler
+from condensegrpo.core.protocols.holds_model import HoldsModel
+from condensegrpo.core.protocols.sampler import RepliesToMessages, Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.wording import counted
 from condensegrpo.episodes.collect import OnScored

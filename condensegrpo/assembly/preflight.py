@@ -16,7 +16,10 @@ from condensegrpo.assembly.runtime import renderer_with
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, ModelMissing
 from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols import ChecksTraining, Task, TurnReward, Writes
+from condensegrpo.core.protocols.condenser import Writes
+from condensegrpo.core.protocols.reward import TurnReward
+from condensegrpo.core.protocols.sampler import ChecksTraining
+from condensegrpo.core.protocols.task import Task
 from condensegrpo.core.reward_parts import SumsParts
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.core.wording import counted

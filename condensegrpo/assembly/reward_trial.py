@@ -8,7 +8,8 @@ from condensegrpo.assembly.components import Components
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.failures import Failure, at_definition, message_of
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult, TurnReward
+from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardResult, TurnReward
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.reward_parts import SumsParts
 from condensegrpo.core.thread_call import result_in_thread
 from condensegrpo.core.trajectory import Stop, Trajectory, Turn

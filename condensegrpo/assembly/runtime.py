@@ -15,9 +15,10 @@ from condensegrpo.config.load import longest_request
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols import ExpandsPictures, Measures, RepliesToMessages, Sampler
+from condensegrpo.core.protocols.pictures import ExpandsPictures
+from condensegrpo.core.protocols.sampler import Measures, RepliesToMessages, Sampler
+from condensegrpo.core.protocols.tracker import Tracker
 from condensegrpo.core.signatures import signature_faults
-from condensegrpo.core.tracking import Tracker
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.information import AnswerProbe
 from condensegrpo.episodes.render import Renderer

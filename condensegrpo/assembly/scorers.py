@@ -13,7 +13,9 @@ from condensegrpo.attention.leave_one_out import LeaveOneOut
 from condensegrpo.attention.scorer import AttentionScorer, VersionedAttention
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols import Attends, Condenser, Measures, RanksUnits, Sampler, UnitScorer
+from condensegrpo.core.protocols.attention import Attends
+from condensegrpo.core.protocols.condenser import Condenser, RanksUnits, UnitScorer
+from condensegrpo.core.protocols.sampler import Measures, Sampler
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.policy import check_vocabulary, configuration, end_ids, load_tokenizer, positions
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from condensegrpo.attention.cache import ScoreKey, score_cache
 from condensegrpo.attention.scores import check_text
 from condensegrpo.core.messages import History, flatten
-from condensegrpo.core.protocols import Measures
+from condensegrpo.core.protocols.sampler import Measures
 from condensegrpo.core.shared_results import SharedResults
 from condensegrpo.episodes.render import Renderer
 

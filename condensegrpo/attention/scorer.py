@@ -10,7 +10,7 @@ from condensegrpo.attention.cache import ScoreKey, score_cache
 from condensegrpo.attention.pages import Page, pages, split_history
 from condensegrpo.attention.scores import check_text, unit_scores
 from condensegrpo.core.messages import History
-from condensegrpo.core.protocols import Attends, AttentionQuery
+from condensegrpo.core.protocols.attention import Attends, AttentionQuery
 from condensegrpo.core.shared_results import SharedResults
 from condensegrpo.episodes.render import Renderer
 

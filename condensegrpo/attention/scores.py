@@ -9,7 +9,7 @@ from statistics import fmean
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import History
-from condensegrpo.core.protocols import TokenAttention
+from condensegrpo.core.protocols.attention import TokenAttention
 
 SINKS = 4  # first tokens of a prompt, which draw attention whatever their content
 TOP = 0.2  # share of a unit's tokens whose mean is its score

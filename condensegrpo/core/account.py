@@ -6,7 +6,7 @@ from itertools import groupby
 from operator import attrgetter, eq, itemgetter
 
 from condensegrpo.core.messages import History, Unit
-from condensegrpo.core.protocols import Count
+from condensegrpo.core.protocols.condenser import Count
 from condensegrpo.core.trajectory import Span, SpanStatus
 
 _turn = attrgetter("turn")

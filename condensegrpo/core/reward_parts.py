@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from condensegrpo.core.protocols import Reward, TurnReward
+from condensegrpo.core.protocols.reward import Reward, TurnReward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from condensegrpo.core.errors import ContextOverflow, SamplerError
 from condensegrpo.core.failures import Failure, failure_of
 from condensegrpo.core.messages import Message, Role
 from condensegrpo.core.plugin_task import result_of_task
-from condensegrpo.core.protocols import Environment, EnvironmentTool, Rewritten, Step
+from condensegrpo.core.protocols.environment import Environment, Rewritten, Step
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.signatures import signature_faults
 from condensegrpo.core.trajectory import MAX_REWARD, Stop
 

@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import MediaPart, Message, TextPart, ToolCall
-from condensegrpo.core.protocols import ExpandsPictures
+from condensegrpo.core.protocols.pictures import ExpandsPictures
 from condensegrpo.core.thread_call import result_in_thread
 from condensegrpo.core.wording import counted
 from condensegrpo.episodes.encoding import TextEncoder, unused_characters

@@ -9,7 +9,9 @@ from functools import partial
 from typing import TypeVar
 
 from condensegrpo.core.failures import Failure
-from condensegrpo.core.protocols import Environment, GroupReward, Problem, Reward
+from condensegrpo.core.protocols.environment import Environment
+from condensegrpo.core.protocols.reward import GroupReward, Reward
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.thread_call import awaited_in_thread
 from condensegrpo.core.trajectory import Trajectory

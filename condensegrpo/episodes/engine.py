@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from condensegrpo.core.protocols import Condenser, EnvironmentTool, Expert, Sampler, UnitScorer
+from condensegrpo.core.protocols.condenser import Condenser, UnitScorer
+from condensegrpo.core.protocols.sampler import Sampler
+from condensegrpo.core.protocols.task import Expert
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.episodes.information import AnswerProbe
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Confidence, Limits, Trigger

@@ -17,14 +17,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols import (
-    AnswersCalls,
-    Closes,
-    Environment,
-    OffersTools,
-    Problem,
-    Rewritten,
-)
+from condensegrpo.core.protocols.environment import AnswersCalls, Closes, Environment, Rewritten
+from condensegrpo.core.protocols.task import Problem
+from condensegrpo.core.protocols.tool import OffersTools
 from condensegrpo.core.trajectory import Rejected, Stop, Trajectory, Turn
 from condensegrpo.episodes.boundary import (
     Ended,

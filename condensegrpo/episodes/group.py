@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 
-from condensegrpo.core.protocols import Environment, Problem
+from condensegrpo.core.protocols.environment import Environment
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols import Measures, Problem
+from condensegrpo.core.protocols.sampler import Measures
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import PLACE
 

@@ -4,7 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from condensegrpo.core.protocols import Counted, Environment, GroupReward, Problem, Reward
+from condensegrpo.core.protocols.condenser import Counted
+from condensegrpo.core.protocols.environment import Environment
+from condensegrpo.core.protocols.reward import GroupReward, Reward
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.episodes.collect import OnScored, collect
 from condensegrpo.episodes.engine import Engine

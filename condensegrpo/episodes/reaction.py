@@ -6,15 +6,15 @@ from functools import partial
 
 from condensegrpo.core.failures import Failure, failure_of
 from condensegrpo.core.messages import History, Message, ToolCall
-from condensegrpo.core.protocols import (
+from condensegrpo.core.protocols.environment import (
     AnswersCalls,
     Environment,
     ReadsFinish,
     ReadsHistory,
     Rewritten,
     Step,
-    ToolResult,
 )
+from condensegrpo.core.protocols.tool import ToolResult
 from condensegrpo.core.trajectory import Finish, Stop, Turn
 from condensegrpo.episodes.boundary import (
     Ended,

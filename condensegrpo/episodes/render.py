@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import Message, TextPart
-from condensegrpo.core.protocols import ExpandsPictures
+from condensegrpo.core.protocols.pictures import ExpandsPictures
 from condensegrpo.core.shared_sequence import SharedSequence
 from condensegrpo.episodes.chat_template import RENDER_SECONDS, ChatTemplate, first_rendering, tool_text
 from condensegrpo.episodes.encoding import TextEncoder, unused_characters

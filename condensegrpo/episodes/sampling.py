@@ -6,7 +6,9 @@ from functools import partial
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import Message, Unit
-from condensegrpo.core.protocols import Expert, RepliesToMessages, Request, Sampler
+from condensegrpo.core.protocols.condenser import Request
+from condensegrpo.core.protocols.sampler import RepliesToMessages, Sampler
+from condensegrpo.core.protocols.task import Expert
 from condensegrpo.core.trajectory import Condensation, Finish, Generation, SamplingParams, Stop, Turn
 from condensegrpo.episodes.boundary import Ended, guarded
 from condensegrpo.episodes.engine import Engine

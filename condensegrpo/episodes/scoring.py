@@ -7,7 +7,8 @@ from types import FunctionType
 
 from condensegrpo.core.errors import ScoreError
 from condensegrpo.core.failures import Failure, failure_of
-from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult, TurnReward
+from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardResult, TurnReward
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Score, Stop, Trajectory
 from condensegrpo.core.wording import counted

@@ -10,7 +10,7 @@ from functools import partial
 
 from condensegrpo.core.failures import failure_of
 from condensegrpo.core.messages import History
-from condensegrpo.core.protocols import Request, Write, Writes, Written
+from condensegrpo.core.protocols.condenser import Request, Write, Writes, Written
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.episodes.boundary import Ended
 from condensegrpo.episodes.engine import Engine

@@ -23,7 +23,7 @@ from condensegrpo.assembly.scorers import frozen_scorers, names_of
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import History, Message, Unit, flatten
-from condensegrpo.core.protocols import Budget, Condenser, Count, Writes
+from condensegrpo.core.protocols.condenser import Budget, Condenser, Count, Writes
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.evaluation.comparison import Contender
 from condensegrpo.learner.policy import end_ids, load_tokenizer

@@ -16,7 +16,9 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import Gt, Lt
 
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.core.protocols import EnvironmentTool, Problem, Split, Step
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.episodes.toolformats import parsed_arguments, quoted
 from condensegrpo.integrations.bfcl_simulators import Simulators, json_schema
 from condensegrpo.storage.bfcl import PACKAGE, bfcl_folder, bfcl_rows

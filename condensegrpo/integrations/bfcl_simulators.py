@@ -15,7 +15,7 @@ from decimal import localcontext
 from importlib import import_module
 from typing import Any
 
-from condensegrpo.core.protocols import EnvironmentTool
+from condensegrpo.core.protocols.tool import EnvironmentTool
 
 KINDS = {"string": str, "integer": int, "number": int | float, "boolean": bool, "array": list, "object": dict}
 LARGEST = 10**18  # magnitude of a number

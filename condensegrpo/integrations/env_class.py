@@ -21,7 +21,9 @@ from condensegrpo.core.errors import PluginError
 from condensegrpo.core.failures import at_definition
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.plugins import load_object
-from condensegrpo.core.protocols import EnvironmentTool, Problem, Split, Step, ToolResult
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.episodes.toolcalls import tool_schema
 from condensegrpo.integrations.episode_thread import EpisodeThread
 from condensegrpo.integrations.reset_rows import ResetRows

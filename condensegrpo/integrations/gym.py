@@ -25,7 +25,8 @@ from annotated_types import Ge, Le
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import MediaPart, Message
 from condensegrpo.core.plugins import load_object
-from condensegrpo.core.protocols import Problem, Split, Step
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.integrations.episode_thread import EpisodeThread
 from condensegrpo.tasks.answer_environment import pinned_messages
 from condensegrpo.tasks.drawn import DrawnProblems

@@ -20,7 +20,9 @@ from annotated_types import Gt
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import EnvironmentLost
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols import Environment, EnvironmentTool, Problem, Step
+from condensegrpo.core.protocols.environment import Environment, Step
+from condensegrpo.core.protocols.task import Problem
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.integrations.child_process import ChildProcess
 from condensegrpo.integrations.mcp_client import VERSION, Connection, HttpConnection, Json, ProcessConnection, Refused
 from condensegrpo.integrations.server_address import ServerAddress, check_servers

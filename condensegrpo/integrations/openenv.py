@@ -19,7 +19,9 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le
 
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols import EnvironmentTool, Problem, Split, Step, ToolResult
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.episodes.toolcalls import shortened
 from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, action_in
 from condensegrpo.integrations.mcp import is_tool, text_of

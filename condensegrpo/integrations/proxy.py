@@ -20,7 +20,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
 from condensegrpo.core.credentials import REMOVED, redacted
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem, Split
+from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.integrations.chat import Texts, messages
 from condensegrpo.storage.rows import Row, read_rows, require_columns
 from condensegrpo.tasks.answers import AnswerStyle

@@ -21,7 +21,9 @@ from annotated_types import Ge, Le
 
 from condensegrpo.core.errors import ConfigError, DataError, PluginError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem, Request, Split, Step
+from condensegrpo.core.protocols.condenser import Request
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.integrations.episode_thread import EpisodeThread
 from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, SYSTEM, action_in
 from condensegrpo.integrations.textworld_games import (

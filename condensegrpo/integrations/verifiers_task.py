@@ -23,7 +23,9 @@ from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import EnvironmentLost, PluginError
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols import EnvironmentTool, Problem, Split, Step
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.episodes.toolformats import JSON_FORMATS
 from condensegrpo.integrations.chat import Texts, messages
 from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool, text_of

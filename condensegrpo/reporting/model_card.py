@@ -45,7 +45,8 @@ import asyncio
 
 from condensegrpo.assembly.exported import open_engine
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem, Step
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.episodes.episode import run_episode
 
 

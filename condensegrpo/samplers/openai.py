@@ -20,7 +20,7 @@ from annotated_types import Ge
 from condensegrpo.core.credentials import has_credentials
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.learner.policy import load_tokenizer
 from condensegrpo.samplers.http_client import HttpClient, Json, retried

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 
 Agent = Callable[[tuple[int, ...]], Sequence[int]]  # prompt ids → output ids

@@ -9,7 +9,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from condensegrpo.core.errors import ConfigError, SamplerError
-from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.policy import load_tokenizer
 from condensegrpo.samplers.scripted import ScriptedSampler

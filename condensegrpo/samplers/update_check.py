@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.core.protocols.sampler import NamedTensors
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from zlib import crc32
 
-from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel

@@ -19,7 +19,9 @@ from condensegrpo.config.load import BFLOAT16_CAP
 from condensegrpo.config.schema import Plugin, RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import Environment, HoldsModel, Problem
+from condensegrpo.core.protocols.environment import Environment
+from condensegrpo.core.protocols.holds_model import HoldsModel
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Segment, Trajectory
 from condensegrpo.episodes.collect import OnScored

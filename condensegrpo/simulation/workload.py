@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.core.protocols import Environment, Problem, Split, Step
+from condensegrpo.core.protocols.environment import Environment, Step
+from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Trajectory
 from condensegrpo.episodes.toolformats import Native, Tagged, ToolFormat
 from condensegrpo.learner.new_model import ROLES, new_tokenizer

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from condensegrpo.core.messages import History, Message, ToolCall, Unit
-from condensegrpo.core.protocols import Rewritten, Step
+from condensegrpo.core.protocols.environment import Rewritten, Step
 from condensegrpo.episodes.toolformats import JSON_FORMATS, Native, Tagged, parsed_arguments
 
 AGENT = "agent"  # declares what it rewrote

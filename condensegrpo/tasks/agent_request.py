@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.core.protocols import EnvironmentTool
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.trajectory import Finish
 
 T = TypeVar("T")

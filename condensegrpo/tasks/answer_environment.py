@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from condensegrpo.core.messages import Message, Part
-from condensegrpo.core.protocols import Environment, Problem, Split, Step
+from condensegrpo.core.protocols.environment import Environment, Step
+from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.tasks.answers import AnswerStyle, read_answer
 from condensegrpo.tasks.splits import Splits
 

@@ -22,7 +22,8 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Lt
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem, Request, Split
+from condensegrpo.core.protocols.condenser import Request
+from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.storage.bfcl_memory import MemoryQuestion, contains_answer, read_memory_questions
 from condensegrpo.tasks.answers import read_answer
 from condensegrpo.tasks.notes import NotesEnvironment

@@ -18,7 +18,7 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Demonstration, Problem, Split
+from condensegrpo.core.protocols.task import Demonstration, Problem, Split
 from condensegrpo.episodes.toolformats import Tagged
 from condensegrpo.tasks.answer_environment import AnswerEnvironment, pinned_messages
 from condensegrpo.tasks.answers import is_call_or_answer

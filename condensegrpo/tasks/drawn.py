@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import overload
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem
+from condensegrpo.core.protocols.task import Problem
 
 Draw = Callable[[random.Random, str], Problem]  # a problem with a label
 EVAL_SHARE = 8  # one problem in so many is kept for evaluation, by the hash of its content

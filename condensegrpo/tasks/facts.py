@@ -24,7 +24,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols import Demonstration, Problem, Split, Step
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Demonstration, Problem, Split
 from condensegrpo.tasks.drawn import Tags, drawn_for_training, drawn_held_out
 
 KEYS = ("red", "blue", "green", "black", "white", "gold", "pink", "grey")  # asked for in this order

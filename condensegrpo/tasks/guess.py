@@ -18,7 +18,9 @@ from typing import Annotated, Any
 from annotated_types import Ge
 
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols import EnvironmentTool, Problem, Split, Step, ToolResult
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 
 LATE = 0.1  # what a guess costs beyond those that halving needs
 

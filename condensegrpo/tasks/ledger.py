@@ -29,7 +29,9 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem, Request, Split, Step
+from condensegrpo.core.protocols.condenser import Request
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.tasks.drawn import DrawnProblems, Tags, ends_with_request, is_eval_content
 
 OPERATIONS = ("+1", "+2", "+3", "-1", "-2", "-3")

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.protocols import Problem
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.storage.rows import Row, read_rows, require_columns, require_texts, require_unique
 from condensegrpo.tasks.answer_environment import QuestionTask
 from condensegrpo.tasks.answers import AnswerStyle

@@ -17,7 +17,9 @@ from typing import Annotated, Any
 from annotated_types import Ge, Le
 
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols import EnvironmentTool, Problem, Split, Step
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.tasks.answers import read_answer
 from condensegrpo.tasks.drawn import drawn_for_training, drawn_held_out
 from condensegrpo.tasks.notes import NAMES, NUMBERS, THINGS, content, fact_of, question_of

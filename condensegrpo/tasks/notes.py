@@ -22,7 +22,9 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem, Request, Split, Step
+from condensegrpo.core.protocols.condenser import Request
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.tasks.answers import read_answer
 from condensegrpo.tasks.drawn import drawn_for_training, drawn_held_out, ends_with_request
 

@@ -25,7 +25,9 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from condensegrpo.core.messages import MediaPart, Message
-from condensegrpo.core.protocols import Problem, Request, Split, Step
+from condensegrpo.core.protocols.condenser import Request
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.tasks.drawn import drawn_for_training, drawn_held_out
 from condensegrpo.tasks.screen_pictures import Cell, Symbol, drawn
 

@@ -12,7 +12,8 @@ from annotated_types import Ge, Gt, Lt
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols import Problem, Request
+from condensegrpo.core.protocols.condenser import Request
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.episodes.toolformats import Tagged
 from condensegrpo.storage.rows import Row, read_rows, require_columns, require_texts
 from condensegrpo.tasks.answer_environment import QuestionTask

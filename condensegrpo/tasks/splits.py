@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.protocols import Problem
+from condensegrpo.core.protocols.task import Problem
 
 SHARE = 0.1  # of the questions, held out where there is no evaluation data
 

@@ -33,7 +33,9 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from condensegrpo.core.messages import Message, Summary
-from condensegrpo.core.protocols import Problem, Request, Split, Step
+from condensegrpo.core.protocols.condenser import Request
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.tasks.drawn import Tags, drawn_for_training, drawn_held_out, ends_with_request
 
 NAMES = ("Mira", "Jon", "Ada", "Omar", "Lena", "Theo", "Ruth", "Kofi")  # asked for in this order

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from condensegrpo.core.errors import DataError, DataMissing
 from condensegrpo.core.messages import MediaPart, Part, TextPart
-from condensegrpo.core.protocols import Problem
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.storage.rows import Row, require_columns
 from condensegrpo.tasks.jsonl import Jsonl
 

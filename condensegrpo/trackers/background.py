@@ -12,8 +12,16 @@ from queue import SimpleQueue
 from condensegrpo.core.credentials import redacted
 from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.failures import message_of
+from condensegrpo.core.protocols.tracker import (
+    Artifact,
+    LogsArtifacts,
+    LogsTables,
+    RunStart,
+    StartedRun,
+    StartsRun,
+    Tracker,
+)
 from condensegrpo.core.table import Table
-from condensegrpo.core.tracking import Artifact, LogsArtifacts, LogsTables, RunStart, StartedRun, StartsRun, Tracker
 from condensegrpo.core.wording import counted
 
 CAPACITY = 1000  # calls that wait; a further one is dropped

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from condensegrpo.core.credentials import has_credentials
+from condensegrpo.core.protocols.tracker import Artifact, RunStart, StartedRun
 from condensegrpo.core.table import Table
-from condensegrpo.core.tracking import Artifact, RunStart, StartedRun
 from condensegrpo.trackers.packages import check_package_installed
 
 PARAMETERS = 100  # in one request

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from condensegrpo.core.protocols.tracker import RunStart, StartedRun
 from condensegrpo.core.table import Table, markdown
-from condensegrpo.core.tracking import RunStart, StartedRun
 from condensegrpo.trackers.packages import check_package_installed
 
 

@@ -8,8 +8,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from condensegrpo.core.protocols.tracker import Artifact, RunStart, StartedRun
 from condensegrpo.core.table import Table
-from condensegrpo.core.tracking import Artifact, RunStart, StartedRun
 from condensegrpo.trackers.packages import check_package_installed
 
 

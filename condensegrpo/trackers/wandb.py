@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from condensegrpo.core.protocols.tracker import Artifact, RunStart, StartedRun
 from condensegrpo.core.table import Table
-from condensegrpo.core.tracking import Artifact, RunStart, StartedRun
 from condensegrpo.trackers.packages import check_package_installed
 
 

@@ -12,7 +12,7 @@ from condensegrpo.assembly.runtime import open_sampler, renderer_for
 from condensegrpo.config.resumed import learned_otherwise, store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import Task
+from condensegrpo.core.protocols.task import Task
 from condensegrpo.learner import ranks
 from condensegrpo.learner.atomic_folder import published_folder
 from condensegrpo.learner.new_model import new_model, save_new

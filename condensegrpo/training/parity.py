@@ -20,7 +20,7 @@ from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import validate
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.protocols import Sampler, Sleeps
+from condensegrpo.core.protocols.sampler import Sampler, Sleeps
 from condensegrpo.core.trajectory import Generation, SamplingParams, Segment
 from condensegrpo.learner import ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, measure_logprobs, optimizer_step

@@ -16,7 +16,7 @@ from typing import Self
 from condensegrpo.algorithms.staleness import check_staleness, last_prefetched, sampler_gets_weights
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, RunsCoroutines
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import NamedTensors, Sampler, StagesWeights
+from condensegrpo.core.protocols.sampler import NamedTensors, Sampler, StagesWeights
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, Round, StepBatch, complete_batch
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from condensegrpo.config.resumed import store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import Sampler
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine

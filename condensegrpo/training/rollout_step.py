@@ -16,7 +16,7 @@ from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.runtime import provenance
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.data_order import indices, spare_indices
-from condensegrpo.core.protocols import Problem
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.episodes.group import ProblemGroup, problem_groups
 from condensegrpo.episodes.player import GroupPlayer

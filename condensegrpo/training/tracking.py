@@ -13,7 +13,7 @@ from condensegrpo.core.credentials import without_credentials
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.tracking import Artifact, RunStart, StartedRun
+from condensegrpo.core.protocols.tracker import Artifact, RunStart, StartedRun
 from condensegrpo.evaluation.figures import evaluation_metrics
 from condensegrpo.reporting.run_report import ReportTracker
 from condensegrpo.storage.files import write_atomically

@@ -22,7 +22,7 @@ from condensegrpo.assembly.runtime import open_sampler, open_writer, use_threads
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import TooManyFailed
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import Describes, Sampler, Sleeps
+from condensegrpo.core.protocols.sampler import Describes, Sampler, Sleeps
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.episodes.failures import FailureWatch, failures_of
 from condensegrpo.episodes.player import GroupPlayer

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from condensegrpo.algorithms.objective import ObjectiveFunction
 from condensegrpo.algorithms.packing import PackedBatch
-from condensegrpo.core.protocols import NamedTensors, Sampler, TakesAdapters
+from condensegrpo.core.protocols.sampler import NamedTensors, Sampler, TakesAdapters
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, measure_logprobs, optimizer_step

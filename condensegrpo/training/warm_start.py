@@ -20,7 +20,7 @@ from condensegrpo.assembly.demonstrations import DemonstratedTurn, Demonstration
 from condensegrpo.config.schema import WarmStartSettings
 from condensegrpo.core.errors import Interrupted
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols import Sampler
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.episodes.randomness import stream_seed
 from condensegrpo.episodes.render import Renderer

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from condensegrpo.core.errors import ConfigError, DataError
-from condensegrpo.core.protocols import MediaStore
+from condensegrpo.core.protocols.pictures import MediaStore
 from condensegrpo.vision.families import Family, Prepared, family_of
 from condensegrpo.vision.pictures import open_picture
 

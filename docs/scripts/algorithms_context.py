@@ -12,7 +12,8 @@ from torch import Tensor
 
 from condensegrpo.algorithms.credit import Estimator, Scores
 from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols import GroupReward, Problem, Reward, RewardResult
+from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardResult
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.rewards.context import InverseMaxContext, InverseScaled, LinearPassRate, Multiplicative
 

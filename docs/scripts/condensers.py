@@ -14,7 +14,8 @@ from condensegrpo.attention.scripted import ScriptedScorer
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.account import account
 from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
-from condensegrpo.core.protocols import Budget, EnvironmentTool, OffersTools, Request, Written
+from condensegrpo.core.protocols.condenser import Budget, Request, Written
+from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools
 from condensegrpo.core.trajectory import Finish
 
 WIDTH = 62  # of the left column

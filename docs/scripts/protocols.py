@@ -19,7 +19,8 @@ plug-in inherits nothing: it has the methods. Register one as an entry point (`c
 `path/to/file.py:Name` in the configuration. `condensegrpo plugins` lists the installed ones. The data types are in
 `condensegrpo/core/trajectory.py` and `condensegrpo/core/messages.py`.
 """
-FILES = ("condensegrpo/core/protocols.py", "condensegrpo/core/tracking.py")
+KINDS = "condenser sampler attention pictures environment tool task reward holds_model tracker"
+FILES = tuple(f"condensegrpo/core/protocols/{kind}.py" for kind in KINDS.split())
 
 
 def sections(file: str) -> Iterator[str]:

@@ -23,7 +23,7 @@ from torch import distributed
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, though untyped
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.core.wording import counted
 from condensegrpo.learner.devices import use_new_stream

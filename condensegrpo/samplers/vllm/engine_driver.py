@@ -19,7 +19,7 @@ import torch
 
 from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueue
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.learner.devices import on_this_device, synchronize

@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from annotated_types import Ge
 
-from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.dtypes import DtypeName
 from condensegrpo.learner.policy import trained_steps

@@ -24,7 +24,7 @@ from transformers import AutoConfig
 
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols import NamedTensors
+from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.dtypes import DTYPES, DtypeName
 from condensegrpo.learner.policy import trained_steps

@@ -1,0 +1,84 @@
+"""Environments: the counterpart of the policy in one episode. Standard library only."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from condensegrpo.core.messages import History, Message
+from condensegrpo.core.trajectory import Finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewritten:
+    """The history as the environment has it from now on, such as an agent that edits, drops or adds messages.
+
+    The next prompt is rendered from it and declared as a condensation: it never continues the last one by ids.
+    """
+
+    history: History  # Unit.turn: the number of the reply among those that ``step`` was given, from 0; increasing
+    by: str  # declared in place of the condenser
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """An environment's answer to one reply. ``done`` with neither answer nor outcome is a format error."""
+
+    observations: tuple[Message, ...] = ()
+    done: bool = False
+    answer: str | None = None
+    outcome: float | None = None  # with ``done``: what the episode was worth to the environment, see reward environment
+    turn_rewards: Mapping[str, float] = field(default_factory=dict)
+    new_query: bool = False  # the observations ask a further question: limits per query count from here
+    rewritten: Rewritten | None = None  # None: the history goes on with the reply and the observations
+
+
+class Environment(Protocol):
+    """One episode of one problem; used once. Replies that call tools go to the tools, all others come here.
+
+    Code that blocks the event loop (``time.sleep``, a synchronous request) holds up every episode: put it in
+    ``asyncio.to_thread``. docs/explanation/rollouts.md says what becomes of code that never returns.
+    """
+
+    async def start(self) -> tuple[Message, ...]:
+        """The pinned messages of the history: system message and question."""
+
+    async def step(self, reply: Message) -> Step:
+        """What follows from a reply that called no tool."""
+
+
+@runtime_checkable
+class AnswersCalls(Protocol):
+    """An environment that answers tool calls itself, such as an agent with tools of its own.
+
+    ``step`` is given every reply, with the calls that could be read in ``tool_calls``. Observations of role ``tool``
+    name the call in ``tool_call_id``; they are shown in the tool format, shortened and counted like results of tools.
+    """
+
+    @property
+    def stop_strings(self) -> Sequence[str]:
+        """What ends the next reply, beside the stop strings of the tool format."""
+
+
+@runtime_checkable
+class ReadsHistory(Protocol):
+    """An environment that judges the whole conversation: replies whose calls the tools answered do not come to it."""
+
+    def read_history(self, history: History) -> None:
+        """The history before the reply that ``step`` is given next; condensers leave its units as they were."""
+
+
+@runtime_checkable
+class ReadsFinish(Protocol):
+    """An environment that passes replies on to someone who has to know whether each is whole."""
+
+    def read_finish(self, finish: Finish) -> None:
+        """Why the reply ended that ``step`` is given next. By default one that was cut off ends the episode instead."""
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """An environment that holds something: a process, a file, a connection."""
+
+    async def close(self) -> None:
+        """Free it. Called once, however the episode ended: after ``start`` raised and when it was cancelled too."""

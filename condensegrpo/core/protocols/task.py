@@ -1,0 +1,88 @@
+"""Tasks: problems, the environments that pose them, and how they should be done. Standard library only."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols.condenser import Request
+from condensegrpo.core.protocols.environment import Environment
+
+Split = Literal["train", "eval"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One question with its ground truth."""
+
+    id: str
+    question: str
+    answer: str | None = None  # ground truth
+    data: Mapping[str, Any] = field(default_factory=dict)  # whatever the task's environment and rewards need
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration:
+    """One turn as it should be done, for the warm start: a context and the reply to it."""
+
+    context: tuple[Message, ...]
+    reply: str  # without the stop token, which the renderer adds
+    problem: Problem | None = None  # the training problem that it is a turn of; None: not known
+
+
+class Task(Protocol):
+    """Problems and the environments that pose them."""
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """All problems of a split, in a fixed order. The splits share no problem."""
+
+    def environment(self, problem: Problem) -> Environment:
+        """A fresh episode."""
+
+
+class Expert(Protocol):
+    """Writes the texts of one episode as they should be, in the order of the episode. Used once."""
+
+    def reply(self, context: Sequence[Message]) -> str | None:
+        """The reply to what the policy would be shown, without the stop token, which the renderer adds.
+
+        ``None`` gives the problem up: none of its turns is shown.
+        """
+
+    def write(self, request: Request) -> str:
+        """The text that a condenser asks for, likewise."""
+
+
+@runtime_checkable
+class HasExpert(Protocol):
+    """A task that can play: the warm start shows its turns in the contexts of the run's condenser."""
+
+    def expert(self, problem: Problem) -> Expert:
+        """The expert of an episode of a training problem. Of one problem it always plays the same."""
+
+
+@runtime_checkable
+class HasCorpus(Protocol):
+    """A task that knows its words."""
+
+    def corpus(self) -> Iterable[str]:
+        """Texts that hold every word of the task, what the policy writes included, to build a tokenizer from."""
+
+
+@runtime_checkable
+class JudgesReplies(Protocol):
+    """A task that says more of a sampled reply than whether it is its expert's word for word."""
+
+    def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
+        """Whether a sampled reply is right for this context; ``None``: it commits to nothing that can be judged.
+
+        A context may end with the request of a condenser, see ``Unit.with_instruction``.
+        """
+
+
+@runtime_checkable
+class Demonstrates(JudgesReplies, Protocol):
+    """A task that can show how it is done in contexts that it makes itself, whatever the run's condenser shows."""
+
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
+        """Turns of training problems, without end, in an order fixed by ``seed``."""

@@ -1,0 +1,59 @@
+"""Tools: what a reply may call. Standard library only."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from condensegrpo.core.messages import History, MediaPart
+
+Tool = Callable[..., object]  # a typed function with a docstring, sync or async; what it returns is shown as str(...)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """What a tool of an environment gave back. ``done`` ends the episode when all calls of the reply have returned."""
+
+    text: str  # what the policy reads; shortened like any result
+    media: tuple[MediaPart, ...] = ()  # shown after the text, with their bytes: ``MediaPart.of``
+    done: bool = False
+    answer: str | None = None
+    outcome: float | None = None  # with ``done``: as in ``Step``
+    turn_rewards: Mapping[str, float] = field(default_factory=dict)
+
+
+async def _answered_in_step(arguments: Mapping[str, Any], history: History) -> ToolResult | str:
+    raise RuntimeError("the tool has no call, and its environment is none of AnswersCalls")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentTool:
+    """A tool of one episode, beside those of the run. It is called, limited and counted as they are.
+
+    What it raises is an observation; ``EnvironmentLost`` ends the episode as ``environment_error``.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]  # JSON schema of the arguments: {"type": "object", "properties": …, "required": […]}
+    # arguments; the history before the reply. Not called where the environment is one of ``AnswersCalls``
+    call: Callable[[Mapping[str, Any], History], Awaitable[ToolResult | str]] = _answered_in_step
+
+    @property
+    def schema(self) -> dict[str, object]:
+        """As chat templates and tool formats show it."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+@runtime_checkable
+class OffersTools(Protocol):
+    """An environment with tools of its own, which may keep a state, or a condenser whose view the policy decides.
+
+    The tools of a condenser are offered in every episode of a run and keep nothing: they accept a call, or refuse it by
+    an answer that starts with ``Error:``, and the condenser reads the accepted calls from the history.
+    """
+
+    def tools(self) -> Sequence[EnvironmentTool]:
+        """The tools, by names that no tool of the run has. Those of an environment are read after ``start`` and with a
+        rewritten history.
+        """
