@@ -11,15 +11,16 @@ attention/leave_one_out.py).
 
 import argparse
 import asyncio
+import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from ranks import interval, spearman
+from scipy.stats import spearmanr
 from tables import show
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
@@ -207,10 +208,21 @@ async def compared(
             lost = (await losses(sampler, renderer, past, trajectory.turns[turn].output_ids))[:-1]
             for kind in ("every reply", "last reply") if turn == len(trajectory.turns) - 1 else ("every reply",):
                 for name, given in (("attention", scores[:-1]), ("recency", range(len(lost)))):
-                    value = spearman(given, lost)
-                    if value is not None:
+                    if len(set(given)) > 1 and len(set(lost)) > 1:  # else their ranks have no correlation
+                        value = float(spearmanr(given, lost).statistic)
                         correlations[f"{name}, {kind}"][trajectory.problem_id].append(value)
     return correlations
+
+
+def interval(by_problem: Mapping[str, Sequence[float]], *, draws: int = 2000, seed: int = 0) -> tuple[float, float]:
+    """The 95 % bootstrap interval of the mean, problems drawn whole."""
+    stream = random.Random(seed)
+    problems = list(by_problem.values())
+    means = sorted(
+        statistics.fmean([value for problem in stream.choices(problems, k=len(problems)) for value in problem])
+        for _ in range(draws)
+    )
+    return means[round(0.025 * draws)], means[round(0.975 * draws) - 1]
 
 
 def histories(trajectory: Trajectory) -> list[tuple[int, History]]:

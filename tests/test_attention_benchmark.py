@@ -9,10 +9,9 @@ import attention
 import pytest
 import torch
 import yaml
-from attention import compared, costs, histories, random_model
+from attention import compared, costs, histories, interval, random_model
 from builders import trajectory
 from command import succeed
-from ranks import interval, ranked, spearman
 from talk import END, said, tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -25,26 +24,6 @@ from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-# --- ranks ------------------------------------------------------------------------------------------------------------
-
-
-def test_equal_values_share_the_mean_of_their_ranks() -> None:
-    assert ranked([5, 7, 5]) == [1.5, 3, 1.5]
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "wanted"),
-    [
-        ([1, 2, 3], [10, 30, 20], 0.5),
-        ([1, 2, 3, 4], [1, 10, 100, 1000], 1.0),
-        ([1, 2, 3], [3, 2, 1], -1.0),
-        ([1, 1, 1], [1, 2, 3], None),
-    ],
-)
-def test_spearman_by_hand(left: list[float], right: list[float], wanted: float | None) -> None:
-    assert spearman(left, right) == pytest.approx(wanted)
 
 
 def test_an_interval_draws_problems_whole() -> None:
