@@ -41,6 +41,9 @@ class StandIn:
     adapters: list[str] = field(default_factory=list)  # folders
     models: list[str | None] = field(default_factory=list)  # that requests named
     transfers: list[tuple[str, Any]] = field(default_factory=list)  # steps of weights that come over NCCL
+    placeholder: int = -1  # of pictures; their tokens are three of it
+    pictures: set[str] = field(default_factory=set)  # that it knows by their hashes
+    shown: list[list[tuple[str, int]]] = field(default_factory=list)  # of a request: hashes, and sizes of what was sent
 
     async def health(self, request: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)
@@ -87,6 +90,11 @@ class StandIn:
         self.models.append(asked.get("model"))
         self.ranks.append(request.headers.get("X-data-parallel-rank"))
         await asyncio.sleep(self.seconds)
+        parts = asked.get("content_parts", [])
+        self.shown.append([(part["uuid"], len(part["url"] or "")) for part in parts])
+        if any(part["url"] is None and part["uuid"] not in self.pictures for part in parts):
+            return web.json_response({"error": {"message": "Cache miss for image at index 0"}}, status=400)
+        self.pictures.update(part["uuid"] for part in parts)
         status = self.statuses.pop(0) if self.statuses else 200
         if status != 200:
             return web.json_response({"error": {"message": "a scripted failure"}}, status=status)
@@ -96,7 +104,8 @@ class StandIn:
             "finish_reason": "stop",
             "weight_versions": [{"version": self.label, "start": 0, "end": 2}],
         }
-        return web.json_response({"choices": [choice]})
+        expanded = [token for token in asked["token_ids"] for _ in range(3 if token == self.placeholder else 1)]
+        return web.json_response({"choices": [choice], "prompt_token_ids": expanded})
 
 
 @web.middleware

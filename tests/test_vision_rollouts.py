@@ -1,11 +1,13 @@
 """Pictures through whole rollouts: bytes stored once, hashes to workers and files, faults before a model is loaded."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stand_in_server import TOKEN, StandIn, serving
 from transformers import GenerationConfig
 from vision_models import picture, vision_model
 
@@ -18,8 +20,10 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.samplers.vllm.pictures import PicturePrompts, mismatch
+from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.vision.processor import load_picture_processor
@@ -138,3 +142,39 @@ def test_vllm_is_given_one_placeholder_for_each_picture(world: Path, tmp_path: P
         PicturePrompts(processor).prompt((5, pad, 6), (first,))
     assert mismatch((1, 2), [1, 2]) is None
     assert "vLLM made 3 tokens of it, and it was rendered with 2" in str(mismatch((1, 2), [1, 2, 2]))
+
+
+def test_a_server_is_sent_a_picture_once_and_again_if_it_has_dropped_it(world: Path, tmp_path: Path) -> None:
+    media = MediaFolder(tmp_path / "media")
+    processor = load_picture_processor(str(world / "model"), media)
+    assert processor is not None
+    first, second = (media.write(picture(*size)).sha256 for size in ((24, 8), (8, 24)))
+    one, two = ((5, *processor.picture_ids(first)), (6, *processor.picture_ids(second)))
+    assert len(one) == len(two) == 4
+    with serving(StandIn(shape={}, placeholder=processor.placeholder_id)) as server:
+
+        async def asked(*prompts: tuple[tuple[int, ...], tuple[str, ...]]) -> None:
+            client = ServerClient(server.url, TOKEN, pictures=PicturePrompts(processor))
+            try:
+                for ids, shown in prompts:
+                    await client.generate(ids, SamplingParams(max_tokens=2, media=shown), 5)
+                    server.pictures -= dropped
+            finally:
+                await client.close()
+
+        dropped = set[str]()
+        asyncio.run(asked((one, (first,)), ((*one, *two), (first, second)), ((7,), ())))
+        sizes = {sha256: size for sha256, size in server.shown[1] if size} | dict(server.shown[0])
+        assert server.prompts[:2] == [
+            (5, processor.placeholder_id),
+            (5, processor.placeholder_id, 6, processor.placeholder_id),
+        ]
+        assert server.shown == [[(first, sizes[first])], [(first, 0), (second, sizes[second])], []]
+        dropped = {first}
+        server.shown.clear()
+        asyncio.run(asked((one, (first,)), ((*one, *two), (first, second))))
+        both = [(first, sizes[first]), (second, sizes[second])]
+        assert server.shown == [[(first, sizes[first])], [(first, 0), (second, sizes[second])], both]
+        server.placeholder = -1
+        with pytest.raises(SamplerError, match="vLLM made 2 tokens of it, and it was rendered with 4"):
+            asyncio.run(asked((one, (first,))))

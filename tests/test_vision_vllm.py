@@ -1,4 +1,4 @@
-"""vLLM in this process with pictures: what it samples is what the plain model would.
+"""vLLM with pictures, in this process and as a server: what it samples is what the plain model would.
 
 Its build for CPUs comes without torchvision, which transformers' processors of videos need: of the families, vLLM then
 serves Idefics3 alone.
@@ -11,17 +11,21 @@ import pytest
 from needs_vllm import needs_vllm
 from vision_models import picture, plain_inputs, vision_model
 
+from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.vision.processor import load_picture_processor
 
 
 @needs_vllm
-def test_replies_to_pictures_have_the_log_probabilities_of_the_plain_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("vllm", {"engine": {"kv_cache_gib": 0.25}}), ("vllm_server", {"server": {"kv_cache_gib": 0.25}})],
+)
+def test_replies_to_pictures_have_the_log_probabilities_of_the_plain_model(
+    name: str, options: dict[str, object], tmp_path: Path
+) -> None:
     import torch
-
-    from condensegrpo.samplers.vllm.sampler import VllmSampler
-    from condensegrpo.samplers.vllm.settings import EngineSettings
 
     model, media = vision_model("idefics3", tmp_path, head_size=32), MediaFolder(tmp_path / "media")
     processor = load_picture_processor(str(tmp_path), media)
@@ -32,7 +36,9 @@ def test_replies_to_pictures_have_the_log_probabilities_of_the_plain_model(tmp_p
         ((7, 8, 9), ()),
         ((4, *processor.picture_ids(first), 5, *processor.picture_ids(second), 6), (first, second)),
     ]
-    sampler = VllmSampler(str(tmp_path), max_model_len=256, engine=EngineSettings(kv_cache_gib=0.25), media=media)
+    sampler = build_plugin(
+        "samplers", name, options, {"model_path": str(tmp_path), "max_model_len": 256, "media": media}
+    )
 
     async def sampled() -> list[tuple[float, ...]]:
         replies = await asyncio.gather(
@@ -55,6 +61,6 @@ def test_replies_to_pictures_have_the_log_probabilities_of_the_plain_model(tmp_p
             for parameter in model.parameters():
                 parameter.mul_(1.1)
         sampler.update_weights(model.state_dict().items(), 1)
-        assert asyncio.run(sampled()) != before
+        assert asyncio.run(sampled()) != before  # a server knows the pictures by now
     finally:
         sampler.close()

@@ -1,7 +1,5 @@
 """The pictures of stored trajectories, small: as an inspector shows them. A picture that is not there is not shown."""
 
-import base64
-import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +7,7 @@ from typing import TYPE_CHECKING
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
 from condensegrpo.storage.media import MediaFolder
-from condensegrpo.vision.pictures import open_picture
+from condensegrpo.vision.pictures import open_picture, png_data_url
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -38,7 +36,5 @@ def data_uris(media: MediaFolder, messages: Iterable[Message]) -> dict[str, str]
     for part in {part for message in messages for part in message.media}:
         picture = thumbnail(media, part.sha256, SIDE)
         if picture is not None:
-            file = io.BytesIO()
-            picture.save(file, format="PNG")
-            uris[part.text] = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+            uris[part.text] = png_data_url(picture)
     return uris

@@ -9,7 +9,6 @@ a problem. The action is what the last ``<action>`` tag of a reply holds, or the
 actions are numbered (``Discrete``), it is a number.
 """
 
-import io
 import random
 import re
 import threading
@@ -30,6 +29,7 @@ from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.integrations.episode_thread import EpisodeThread
 from condensegrpo.tasks.answer_environment import pinned_messages
 from condensegrpo.tasks.drawn import DrawnProblems
+from condensegrpo.vision.pictures import as_png
 
 DEFAULT = "gymnasium:make"
 SYSTEM = "Reply with your next action as <action>your action</action>."
@@ -196,6 +196,4 @@ def _is_picture(observation: object) -> bool:
 def _picture(pixels: Any) -> MediaPart:  # noqa: ANN401  an array (H, W, 3) of bytes
     from PIL import Image  # here: most environments are texts
 
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format="PNG")
-    return MediaPart.of(file.getvalue(), "image/png")
+    return MediaPart.of(as_png(Image.fromarray(pixels)), "image/png")

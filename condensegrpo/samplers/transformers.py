@@ -23,11 +23,10 @@ from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueu
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.devices import empty_cache, on_this_device, synchronize, use_new_stream
 from condensegrpo.learner.dtypes import DTYPES, DtypeName
-from condensegrpo.learner.policy import trained_steps
+from condensegrpo.learner.policy import auto_class, trained_steps
 from condensegrpo.samplers.measure import logprobs_of, padded_batches
 from condensegrpo.samplers.update_check import UpdateCheck
 from condensegrpo.storage.media import MediaFolder
-from condensegrpo.vision.families import family_of
 from condensegrpo.vision.processor import load_picture_processor
 
 if TYPE_CHECKING:  # imports transformers, which a dry run does not need
@@ -290,12 +289,10 @@ def _begin_thread(use_device: Callable[[], None]) -> None:
 
 
 def _load(path: str, dtype: torch.dtype, device: str) -> Any:  # noqa: ANN401  transformers' classes are untyped
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
+    from transformers import AutoConfig, GenerationConfig
 
     try:
-        sees = family_of(AutoConfig.from_pretrained(path).model_type) is not None
-        kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-        model = kind.from_pretrained(path, dtype=dtype)
+        model: Any = auto_class(AutoConfig.from_pretrained(path)).from_pretrained(path, dtype=dtype)
     except (OSError, ValueError, SafetensorError) as error:
         raise SamplerError.no_model(path, error) from error
     model.generation_config = GenerationConfig()  # the folder's defaults would change the distribution

@@ -1,5 +1,6 @@
 """The bytes of a picture to pixels, of whatever origin: users' files, web pages, environments."""
 
+import base64
 import io
 import warnings
 from typing import TYPE_CHECKING
@@ -12,6 +13,18 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MOST_BYTES = 64 * 2**20
 MOST_PIXELS = 50_000_000  # a screen of 8k has 33 million; checked before a pixel is decoded
+
+
+def as_png(picture: "Image") -> bytes:
+    """The bytes of a PNG file of a picture."""
+    file = io.BytesIO()
+    picture.save(file, format="PNG")
+    return file.getvalue()
+
+
+def png_data_url(picture: "Image") -> str:
+    """A PNG file of a picture as a ``data:`` URL."""
+    return f"data:image/png;base64,{base64.b64encode(as_png(picture)).decode()}"
 
 
 def open_picture(data: bytes, name: str) -> "Image":

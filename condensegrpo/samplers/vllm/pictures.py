@@ -1,16 +1,16 @@
 """Prompts with pictures as vLLM takes them: one placeholder for each picture, which vLLM expands by its own processor.
 
-vLLM keeps what it made of a picture by the picture's hash, so that a later turn does not process it again. What it
-expanded must be the prompt as rendered: its ids are compared with it, see ``mismatch``.
+vLLM keeps what it made of a picture by the picture's hash, so that a later turn does not process it again, and a server
+is sent it once. What it expanded must be the prompt as rendered: its ids are compared with it, see ``mismatch``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.storage.media import MediaFolder
-from condensegrpo.vision.pictures import open_picture
+from condensegrpo.vision.pictures import open_picture, png_data_url
 from condensegrpo.vision.processor import PictureProcessor, load_picture_processor
 
 if TYPE_CHECKING:
@@ -29,10 +29,33 @@ class PicturePrompts:
     def prompt(self, ids: Sequence[int], media: Sequence[str]) -> dict[str, object]:
         """vLLM's prompt of token ids and pictures.
 
-            1 <|vision_start|> 9 9 9 9 <|vision_end|> 2   ─▶   1 <|vision_start|> 9 <|vision_end|> 2, and the picture
+        Raises:
+            DataError: a picture cannot be opened.
+            SamplerError: as ``unexpanded``.
+        """
+        return {
+            "prompt_token_ids": self.unexpanded(ids, media),
+            "multi_modal_data": {"image": [self._open(picture) for picture in media]},
+            "multi_modal_uuids": {"image": list(media)},
+        }
+
+    def content_parts(self, media: Sequence[str], *, known: Collection[str]) -> list[dict[str, str | None]]:
+        """The pictures of a request to a server: those that it knows by their hashes alone, the others as PNG files.
 
         Raises:
             DataError: a picture cannot be opened.
+        """
+        return [
+            {"type": "image_url", "uuid": sha256, "url": None if sha256 in known else png_data_url(self._open(sha256))}
+            for sha256 in media
+        ]
+
+    def unexpanded(self, ids: Sequence[int], media: Sequence[str]) -> list[int]:
+        """The prompt with one placeholder for each picture.
+
+            1 <|vision_start|> 9 9 9 9 <|vision_end|> 2   ─▶   1 <|vision_start|> 9 <|vision_end|> 2
+
+        Raises:
             SamplerError: the prompt does not show the pictures in this order.
         """
         short, rest = list[int](), tuple(ids)
@@ -41,11 +64,7 @@ class PicturePrompts:
             start = _index(rest, shown)
             short += (*rest[:start], self._processor.placeholder_id)
             rest = rest[start + len(shown) :]
-        return {
-            "prompt_token_ids": [*short, *rest],
-            "multi_modal_data": {"image": [self._open(picture) for picture in media]},
-            "multi_modal_uuids": {"image": list(media)},
-        }
+        return [*short, *rest]
 
     def _opened(self, picture: str) -> "Image":
         return open_picture(self._processor.media.read(picture), picture[:12])

@@ -1,9 +1,10 @@
 """Weights of a model by name and shape, checked before vLLM loads them, and copies that vLLM does not update."""
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from condensegrpo.core.errors import SamplerError
+from condensegrpo.learner.policy import auto_class
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.update_check import UpdateCheck
 from condensegrpo.samplers.vllm.adapters import adapter_check
@@ -27,8 +28,7 @@ class ExpectedWeights:
             config = AutoConfig.from_pretrained(model_path)
             family = family_of(config.model_type)
             with torch.device("meta"):
-                kind = AutoModelForCausalLM if family is None else AutoModelForImageTextToText
-                model: PreTrainedModel = kind.from_config(config)
+                model: PreTrainedModel = auto_class(config).from_config(config)
         except (OSError, ValueError) as error:
             raise SamplerError.no_model(model_path, error) from error
         self._model = model  # on the meta device

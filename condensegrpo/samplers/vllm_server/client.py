@@ -3,7 +3,8 @@
 Every call has a time limit. What it raises: ``samplers/http_client.py``.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
@@ -11,6 +12,7 @@ from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.http_client import Body, HttpClient, Json, reason
 from condensegrpo.samplers.vllm.adapters import NAME as ADAPTERS
+from condensegrpo.samplers.vllm.pictures import PicturePrompts, mismatch
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 
 ENGINE_HEADER = "X-data-parallel-rank"  # vLLM's: the engine that computes a request
@@ -76,8 +78,11 @@ class ServerCalls(Protocol):
 class ServerClient:
     """The calls of one server. Use it, and close it, in one event loop."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, *, pictures: PicturePrompts | None = None) -> None:
+        """``pictures``: makes the prompts that show pictures; None: there are none."""
         self._engines = 1  # until it is described
+        self._pictures = pictures
+        self._sent = set[str]()  # hashes of pictures that it was sent; it may have dropped some
         self._http = HttpClient(
             url,
             token,
@@ -127,13 +132,15 @@ class ServerClient:
             self._http.read("/v1/load_lora_adapter", status, text)
 
     async def renew(self, label: str) -> None:
-        """Drop the prefix cache, which holds keys and values of the old weights, and set the label of the new ones.
+        """Drop what the old weights computed, keys, values and features of pictures, and set the label of the new ones.
 
         Abandoned requests may still run: they must not keep the old blocks alive.
         """
         reset = await self._http.call("POST", "/reset_prefix_cache?reset_running_requests=true", None, SHORT_SECONDS)
         if not reset.get("success"):
             raise SamplerError(f"updating the weights of {self.url}: its prefix cache could not be reset; see its log")
+        if self._pictures is not None:
+            await self._http.call("POST", "/reset_encoder_cache", None, SHORT_SECONDS)
         await self._http.call("POST", "/update_weight_version", {"new_version": label}, SHORT_SECONDS)
 
     async def transfer(self, step: str, body: Body, seconds: float) -> None:
@@ -147,11 +154,51 @@ class ServerClient:
         body = request_body(prompt_ids, params) | ({"model": ADAPTERS} if adapters else {})
         engine = crc32(params.trajectory.encode()) % self._engines
         headers = {} if self._engines == 1 else {ENGINE_HEADER: str(engine)}
-        return reply_of(await self._http.call("POST", "/inference/v1/generate", body, seconds, headers))
+
+        async def answer(further: Json) -> Json:
+            return await self._http.call("POST", "/inference/v1/generate", body | further, seconds, headers)
+
+        if not params.media:
+            return reply_of(await answer({}))
+        return reply_of(await self._shown(self._pictures, prompt_ids, params.media, answer))
 
     async def close(self) -> None:
         """Close the connections."""
         await self._http.close()
+
+    async def _shown(
+        self,
+        pictures: PicturePrompts | None,
+        ids: Sequence[int],
+        media: Sequence[str],
+        answer: Callable[[Json], Awaitable[Json]],
+    ) -> Json:
+        """The answer to a prompt with pictures. The server is sent those that it does not know.
+
+        Raises:
+            SamplerError: the model is not shown any, the server refuses, or it expands the prompt in another way.
+        """
+        if pictures is None:
+            raise SamplerError("sampling a reply to a prompt with pictures: the model is not shown any")
+        prompt: Json = {"token_ids": pictures.unexpanded(ids, media), "return_token_ids": True}
+
+        async def sent(known: Collection[str]) -> Json:
+            parts = await asyncio.to_thread(pictures.content_parts, media, known=known)
+            return await answer(prompt | {"content_parts": parts})
+
+        known = self._sent.intersection(media)
+        try:
+            answered = await sent(known)
+        except ServerUnreachable:
+            raise
+        except SamplerError:  # such as of a picture that the server has dropped
+            if not known:
+                raise
+            answered = await sent(())
+        self._sent.update(media)
+        if fault := mismatch(ids, answered.get("prompt_token_ids") or ()):
+            raise fault
+        return answered
 
     async def _rpc(self, method: str, *arguments: str, seconds: float) -> Json:
         body = {"method": method, "args": arguments, "timeout": seconds}

@@ -15,6 +15,7 @@ import socket
 import tempfile
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,8 +32,10 @@ from condensegrpo.learner.policy import trained_steps
 from condensegrpo.learner.ranks import from_first, gather, rank, world_size
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.adapters import native_rank
+from condensegrpo.samplers.vllm.pictures import picture_prompts
 from condensegrpo.samplers.vllm.request import check_request
 from condensegrpo.samplers.vllm.weights import ExpectedWeights
+from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.samplers.vllm_server.nccl import NcclPublisher
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.process import ServerProcess, check_installed, devices_of
@@ -40,6 +43,7 @@ from condensegrpo.samplers.vllm_server.publish import FolderPublisher, Publisher
 from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE, shape_of
 from condensegrpo.samplers.vllm_server.settings import NCCL, TEMPORARY, RequestSettings, ServedModel, ServerSettings
+from condensegrpo.storage.media import MediaFolder
 
 _LOG = logging.getLogger(__name__)
 SERVER, REQUESTS = ServerSettings(), RequestSettings()
@@ -60,6 +64,7 @@ class VllmServerSampler:
         replicas: Annotated[int, Ge(1)] = 1,
         server: ServerSettings = SERVER,
         requests: RequestSettings = REQUESTS,
+        media: MediaFolder | None = None,
     ) -> None:
         """Start servers or connect to running ones; every server must serve this model.
 
@@ -75,6 +80,7 @@ class VllmServerSampler:
             replicas: number of servers to start.
             server: settings of the servers to start; ``weights`` and ``start_seconds`` apply to running ones too.
             requests: limits of a request.
+            media: where the pictures of prompts are; None: prompts show none.
         """
         self.check_options(urls=urls, urls_file=urls_file, replicas=replicas, server=server)
         self._urls_file = urls_file
@@ -97,8 +103,9 @@ class VllmServerSampler:
         servers = [*((url, None) for url in urls), *((process.url, process) for process in self._processes)]
         try:
             shape = shape_of(AutoConfig.from_pretrained(model_path))
-            opening = self._pool.open(servers, token=token, shape=shape, start_seconds=server.start_seconds)
-            self._loop.run(opening)
+            client = partial(ServerClient, pictures=picture_prompts(model_path, media))
+            seconds = server.start_seconds
+            self._loop.run(self._pool.open(servers, token=token, shape=shape, start_seconds=seconds, client=client))
             self._lora = self._native(lora, dtype, server)  # None: updates bring all weights
             self._publisher = self._open_publisher(server, DTYPES[dtype], first.folder)
             if self._shared and world_size() > 1 and rank() == 0 and isinstance(self._publisher, FolderPublisher):
@@ -143,11 +150,6 @@ class VllmServerSampler:
         if not self._pool.replicas:
             raise SamplerError("sampling a reply: the sampler was closed")
         check_request(prompt_ids, params, room=self._pool.room)
-        if params.media:
-            raise SamplerError(
-                "sampling a reply to a prompt with pictures: vLLM servers are not sent any. Set sampler.name=vllm, or "
-                "transformers."
-            )
         self._in_flight += 1
         try:
             return await self._loop.call(self._pool.sample(prompt_ids, params))

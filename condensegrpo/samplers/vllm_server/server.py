@@ -12,6 +12,7 @@ the name of the token's variable. What starts a server, and needs both, is in ``
 """
 
 import hmac
+import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -50,10 +51,13 @@ def _serve() -> None:
     os.environ[ENGINES_VARIABLE] = engines_of(sys.argv)
     if "--model" in sys.argv:
         from condensegrpo.core.errors import SamplerError
-        from condensegrpo.samplers.vllm.weights import check_head_size
+        from condensegrpo.samplers.vllm.weights import ExpectedWeights, check_head_size
 
+        model = sys.argv[sys.argv.index("--model") + 1]
         try:
-            check_head_size(sys.argv[sys.argv.index("--model") + 1])
+            check_head_size(model)
+            if unused := ExpectedWeights(model).unused_media:
+                sys.argv[1:1] = ["--limit-mm-per-prompt", json.dumps(unused)]
         except SamplerError as error:
             sys.exit(f"error: {error}")
     from vllm.entrypoints.launchers.api_server.entry import main as serve
