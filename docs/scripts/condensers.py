@@ -10,7 +10,6 @@ from itertools import zip_longest
 from pathlib import Path
 
 from condensegrpo.assembly.parts import build_condenser
-from condensegrpo.attention.scripted import ScriptedScorer
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.account import account
 from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
@@ -19,7 +18,6 @@ from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools
 from condensegrpo.core.trajectory import Finish
 
 WIDTH = 62  # of the left column
-SCORES = (0.9, 0.2, 0.1, 0.0)  # of the units, as the question and the last output might look at them
 SUMMARY = "Facts: Mia 0.7312 (a), Ben 0.1184 (b). Done: Mia, Ben. Pending: Zoe. Failed: none. Next: Zoe."
 
 
@@ -60,11 +58,8 @@ EXAMPLE = History(
 MIA, BEN, ZOE, BY_ID = EXAMPLE.units
 
 
-def decided(name: str, *made: tuple[str, Mapping[str, object]] | Unit, shown: int = 9) -> History:
-    """The example with calls of a condenser's tools, answered as an episode answers them.
-
-    ``shown``: the newest units that the policy has in view when it calls.
-    """
+def decided(name: str, *made: tuple[str, Mapping[str, object]] | Unit) -> History:
+    """The example with calls of a condenser's tools, answered as an episode answers them."""
     condenser = build_condenser(CondenserPlugin(name=name))
     offered = condenser.tools() if isinstance(condenser, OffersTools) else ()
     tools: dict[str, EnvironmentTool] = {tool.name: tool for tool in offered}
@@ -72,13 +67,13 @@ def decided(name: str, *made: tuple[str, Mapping[str, object]] | Unit, shown: in
     for each in made:
         turn = len(history.units)
         history = history.add(
-            replace(each, turn=turn) if isinstance(each, Unit) else _called(tools[each[0]], each[1], history, shown)
+            replace(each, turn=turn) if isinstance(each, Unit) else _called(tools[each[0]], each[1], history)
         )
     return history
 
 
-def _called(tool: EnvironmentTool, arguments: Mapping[str, object], history: History, shown: int) -> Unit:
-    answer = asyncio.run(_answer(tool, arguments, replace(history, shown=history.units[:-1][-shown:])))
+def _called(tool: EnvironmentTool, arguments: Mapping[str, object], history: History) -> Unit:
+    answer = asyncio.run(_answer(tool, arguments, replace(history, shown=history.units[:-1])))
     words = ", ".join(str(value) for value in arguments.values())
     call = ToolCall(id="call_0", name=tool.name, arguments=json.dumps(arguments))
     reply = Message(role="assistant", content=f"{tool.name}({words})", tool_calls=(call,))
@@ -98,8 +93,7 @@ async def policy(request: Request) -> Written:
 def drawn(name: str, options: dict[str, object], tokens: int, history: History = EXAMPLE) -> str:
     """The example before and after a condenser, each unit beside what is shown of it."""
     condenser = build_condenser(CondenserPlugin(name=name, options=options))
-    scorer = ScriptedScorer(lambda unit: SCORES[unit.turn])
-    budget = Budget(tokens=tokens, count=count, scorers={"policy": scorer}, write=policy, request_tokens=400)
+    budget = Budget(tokens=tokens, count=count, write=policy, request_tokens=400)
     found = asyncio.run(condenser.condense(history, budget, ()))
     shown = {unit.turn: unit for unit in found.units}
     after = count(flatten(EXAMPLE.pinned, found.units))
@@ -124,31 +118,17 @@ def _short(message: Message) -> str:
     return f"{message.role:9} {text}"
 
 
-def _with_template(name: str, options: dict[str, object], tokens: int, history: History = EXAMPLE) -> Callable[[], str]:
-    def draw() -> str:
-        with tempfile.TemporaryDirectory() as folder:
-            template = Path(folder) / "ask.txt"
-            template.write_text("Sum up.", encoding="utf-8")
-            return drawn(name, {**options, "template": str(template)}, tokens, history)
-
-    return draw
+def _summary() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        template = Path(folder) / "ask.txt"
+        template.write_text("Sum up.", encoding="utf-8")
+        return drawn("summary", {"keep_last": 1, "max_tokens": 40, "template": str(template)}, 150)
 
 
 EXAMPLES: dict[str, Callable[[], str]] = {
     "last_k": lambda: drawn("last_k", {"keep_last": 2}, 300),
     "observation_mask": lambda: drawn("observation_mask", {"keep": 1}, 300),
-    "attention": lambda: drawn("attention", {"lookback": 0}, 130),
-    "summary": _with_template("summary", {"keep_last": 1, "max_tokens": 40}, 150),
-    "pipeline": lambda: drawn(
-        "pipeline",
-        {
-            "stages": [
-                {"name": "observation_mask", "options": {"keep": 1, "drop_oldest": False}},
-                {"name": "last_k", "options": {"keep_last": 9}},
-            ]
-        },
-        110,
-    ),
+    "summary": _summary,
     "anchors": lambda: drawn("anchors", {}, 130),
     "fold": lambda: drawn(
         "fold",
@@ -168,15 +148,8 @@ EXAMPLES: dict[str, Callable[[], str]] = {
         300,
         decided("prune", MIA, BEN, ZOE, ("prune", {"turns": [0, 1], "note": "Mia 0.7312, Ben 0.1184"})),
     ),
-    "compact": _with_template("compact", {"max_tokens": 40}, 300, decided("compact", MIA, BEN, ZOE, ("compact", {}))),
     "memory": lambda: drawn(
         "memory", {}, 160, decided("memory", MIA, ("memory_write", {"name": "Mia", "text": "0.7312"}), BEN, ZOE, BY_ID)
-    ),
-    "recall": lambda: drawn(
-        "pipeline",
-        {"stages": [{"name": "recall", "over": 0}, {"name": "observation_mask", "over": 0, "options": {"keep": 1}}]},
-        300,
-        decided("recall", MIA, BEN, ZOE, ("recall", {"turn": 0}), shown=1),
     ),
 }
 
