@@ -8,6 +8,7 @@ An expert sees what the policy would see. It acts by the same rule under every m
     none     does nothing else
     state    begins every reply with what is known, <note> red:7 </note>
     prune    names the turns in view, but the newest, once ``AFTER`` pages or rooms are in view
+    budget   the same, once its meter shows less room than the next page or room may need
     fold     opens a branch and returns from it after ``AFTER`` pages or rooms
     compact  asks for a summary once ``AFTER`` pages or rooms are in view
     memory   writes what is asked for into the memory once it was read
@@ -31,7 +32,7 @@ from condensegrpo.integrations.gym import action_in
 from condensegrpo.integrations.textworld import TextWorld
 from condensegrpo.tasks.facts import KEYS, REPORT, FactsTask
 
-Method = Literal["none", "state", "prune", "fold", "compact", "memory"]
+Method = Literal["none", "state", "prune", "budget", "fold", "compact", "memory"]
 AFTER = 3  # pages or rooms in view before a decision
 NOTHING = "none"  # what a note says while nothing is known
 NUMBERS, TURNS = 1000, 40  # of tokens and of turns that the vocabulary knows
@@ -39,6 +40,7 @@ NUMBERS, TURNS = 1000, 40  # of tokens and of turns that the vocabulary knows
 _FACT = re.compile(rf"\b(?:{'|'.join(KEYS)}):\d")
 _PAGE = re.compile(r"^p(\d+) ")
 _TURN = re.compile(r"\[turn (\d+)(?:\]|: )")  # the line of a meter
+_LEFT = re.compile(r", (\d+) left")
 _PRUNED = re.compile(r"up to (\d+) omitted, replaced")
 _CALLED = re.compile(r"<call> (\w+)")
 
@@ -95,7 +97,9 @@ class Reads(FactsTask):
 
     def expert(self, problem: Problem) -> "Decider":
         """The reader."""
-        return Decider(self.method, act=self._act, known=lambda context: f"p{_read(context)} {known_fact(context)}")
+        return Decider(
+            self.method, act=self._act, known=lambda context: f"p{_read(context)} {known_fact(context)}", room=60
+        )
 
     def corpus(self) -> Iterable[str]:
         """Every word of the task and of the methods."""
@@ -134,7 +138,7 @@ class Coins(TextWorld):
             lost = not _seen(context) and any("<call> return" in message.text for message in context)
             return "<action> look </action>" if lost else player.reply(context)
 
-        return Decider(self.method, act=act, known=last_command)
+        return Decider(self.method, act=act, known=last_command, room=150)
 
     def corpus(self) -> Iterable[str]:
         """Every word of the games and of the methods."""
@@ -148,6 +152,7 @@ class Decider:
     method: Method
     act: Callable[[Sequence[Message]], str]
     known: Callable[[Sequence[Message]], str]  # of a context, what a note keeps
+    room: int  # tokens that the next page or room may need, with a call
 
     def reply(self, context: Sequence[Message]) -> str:
         """A call, or the action."""
@@ -166,7 +171,9 @@ class Decider:
         calls = [
             match[1] for message in context if message.role == "assistant" for match in _CALLED.finditer(message.text)
         ]
-        if self.method == "prune" and len(seen) >= AFTER:
+        left = next((int(n) for message in reversed(context) for n in _LEFT.findall(message.text)), self.room)
+        due = len(seen) >= AFTER if self.method == "prune" else self.method == "budget" and left < self.room
+        if due and len(seen) > 1 and seen[-1] is context[-1]:
             turns = sorted({int(turn) for m in context for turn in (*_TURN.findall(m.text), *_PRUNED.findall(m.text))})
             return f"prune {' '.join(map(str, turns[:-1]))} : {known}"
         if self.method == "compact" and len(seen) >= AFTER:
@@ -224,7 +231,7 @@ def last_command(context: Sequence[Message]) -> str:
 
 def words_of_methods() -> Iterator[str]:
     """What methods write and what condensers show."""
-    yield "none state prune fold compact memory calls"
+    yield "none state prune budget fold compact memory calls"
     yield f"<note> {NOTHING} </note> <call> prune branch return compact memory_write : on ok Error: </call> note"
     yield "[Your notes] fact: [turn , tool result observation omitted: tokens]"
     yield "turns turn up to omitted, replaced by your note above:"

@@ -90,13 +90,13 @@ def test_the_arms_of_a_seed_start_from_one_policy_and_each_run_is_timed(tmp_path
     ]
     arms = {arm: STUDY.arms[arm] for arm in ("full", "memact")}
     study = STUDY.model_copy(update={"arms": arms, "overrides": small, "predictions": []})
-    loaded("methods", folder="studies").main(study, [0], tmp_path)
+    loaded("methods", folder="studies").main(study, [10], tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "cpu.jsonl").read_text().splitlines()]
-    assert [line["run"] for line in lines] == ["warm-seed0", "full-seed0", "memact-seed0"]
+    assert [line["run"] for line in lines] == ["warm-seed10", "full-seed10", "memact-seed10"]
     assert all(line["seconds"] > 0 for line in lines)
     warm = [(tmp_path / f"{run['run']}/origin/warm/model.safetensors").read_bytes() for run in lines]
     assert warm[0] == warm[1] == warm[2]
-    assert all(run.finished for run in runs_of(study, tmp_path) if run.seed == 0)
+    assert all(run.finished for run in runs_of(study, tmp_path) if run.seed == 10)
 
 
 def played(study: Study, arm: str, folder: Path) -> tuple[set[str], list[tuple[str, str | None]]]:
