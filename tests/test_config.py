@@ -1,8 +1,6 @@
 """The configuration: files and overrides in, checked values out, and errors that help."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -273,14 +271,6 @@ def test_shipped_configurations_are_not_tabs_and_anchors_but_plain_yaml() -> Non
         assert tree["name"] == Path(name).name
         assert "extends" in tree or set(tree) >= {"model", "task"}
         assert set(layered(find_config(name))) >= {"name", "model", "task"}
-
-
-def test_the_page_of_all_keys_is_up_to_date() -> None:
-    root = Path(__file__).parent.parent
-    made = subprocess.run(
-        [sys.executable, root / "docs/scripts/configuration.py"], capture_output=True, text=True, check=True
-    )
-    assert (root / "docs/reference/configuration.md").read_text(encoding="utf-8") == made.stdout
 
 
 def test_the_page_on_resuming_says_of_every_key_what_a_change_needs(small: Path) -> None:

@@ -54,6 +54,11 @@ def test_the_page_of_the_protocols_has_every_file_and_every_protocol() -> None:
     assert [name for name in protocols if f"`{name}`" not in page] == []
 
 
+def test_the_page_of_all_keys_is_up_to_date() -> None:
+    page = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
+    assert schema().filled(page, RunConfig) == page
+
+
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
 def test_every_file_that_a_page_outside_of_the_site_links_exists(name: str) -> None:
     links = re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", (ROOT / name).read_text(encoding="utf-8"))
@@ -63,7 +68,7 @@ def test_every_file_that_a_page_outside_of_the_site_links_exists(name: str) -> N
 
 @cache
 def schema() -> ModuleType:
-    """The script that writes the page of all keys."""
+    """The script that writes the pages of all keys."""
     spec = importlib.util.spec_from_file_location("configuration_page", ROOT / "docs" / "scripts" / "configuration.py")
     assert spec is not None
     assert spec.loader is not None
