@@ -11,9 +11,8 @@ from annotated_types import Ge, Gt, Le
 from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rewards.matches import Match, Matcher
-from condensegrpo.rewards.verdict import Domain, judge_trajectory
-from condensegrpo.sandbox.sandbox import Sandbox
+from condensegrpo.rewards.matches import Match
+from condensegrpo.rewards.verdict import Domain, JudgingReward, judge_trajectory
 
 Measure = Literal["max", "sum", "last"]
 
@@ -32,15 +31,11 @@ def context_tokens(trajectory: Trajectory, measure: Measure) -> int:
 
 
 @dataclass(kw_only=True, eq=False)
-class ContextReward:
+class ContextReward(JudgingReward):
     """Options of the rewards that depend on the context C of a trajectory, in tokens by ``measure``."""
 
     measure: Measure = "max"
     match: Match = "exact"
-    sandbox: Sandbox | None = None
-
-    def __post_init__(self) -> None:
-        self._matcher = Matcher(self.match, self.sandbox)
 
     def context(self, trajectory: Trajectory) -> int:
         """C, at least 1."""

@@ -15,34 +15,25 @@ from annotated_types import Ge, MinLen
 from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rewards.matches import Match, Matcher
-from condensegrpo.rewards.verdict import judge_trajectory
-from condensegrpo.sandbox.sandbox import Sandbox
+from condensegrpo.rewards.verdict import JudgingReward, judge_trajectory
 
 Fields = Annotated[Sequence[Annotated[Sequence[str], MinLen(1)]], MinLen(1)]  # names of tags
 REASON_THEN_ACT = (("reasoning",), ("tool", "answer"))
 
 
-class Format:
+@dataclass(kw_only=True, eq=False)
+class Format(JudgingReward):
     """1 for a trajectory that ended with an answer and has no blank reply, else 0.
 
     Whether the answer is right is reported, not paid; a problem without ground truth is then an error, unless
     ``match`` is None.
     """
 
-    def __init__(
-        self,
-        *,
-        min_reply_chars: Annotated[int, Ge(1)] = 1,
-        match: Match | None = "exact",
-        sandbox: Sandbox | None = None,
-    ) -> None:
-        self._min_reply_chars = min_reply_chars
-        self._matcher = None if match is None else Matcher(match, sandbox)
+    min_reply_chars: Annotated[int, Ge(1)] = 1
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        verdict = judge_trajectory(trajectory, problem, self._matcher, min_reply_chars=self._min_reply_chars)
+        verdict = judge_trajectory(trajectory, problem, self._matcher, min_reply_chars=self.min_reply_chars)
         return verdict.pays("format", float(verdict.format_valid))
 
 

@@ -1,5 +1,6 @@
 """Rewards of the outcome: whether the answer is right, what the environment pays, whether tool calls worked."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge
@@ -7,16 +8,15 @@ from annotated_types import Ge
 from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rewards.matches import Match, Matcher, folded_aliases
-from condensegrpo.rewards.verdict import Judgement, judge_trajectory
-from condensegrpo.sandbox.sandbox import Sandbox
+from condensegrpo.rewards.matches import Match, folded_aliases
+from condensegrpo.rewards.verdict import Judgement, JudgingReward, judge_trajectory
 
 
-class Correct:
+@dataclass(kw_only=True, eq=False)
+class Correct(JudgingReward):
     """1 for a right answer in a well-formed trajectory, else 0."""
 
-    def __init__(self, *, match: Match = "exact", sandbox: Sandbox | None = None) -> None:
-        self._matcher = Matcher(match, sandbox)
+    match: Match = "exact"
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
@@ -24,20 +24,18 @@ class Correct:
         return verdict.pays("correct", verdict.correct)
 
 
-class Answered:
+@dataclass(kw_only=True, eq=False)
+class Answered(JudgingReward):
     """``right`` for a right answer, ``wrong`` for another one, 0 without an answer or with a blank reply."""
 
-    def __init__(
-        self, *, right: float = 1.0, wrong: float = 0.1, match: Match = "number", sandbox: Sandbox | None = None
-    ) -> None:
-        self._right = right
-        self._wrong = wrong
-        self._matcher = Matcher(match, sandbox)
+    right: float = 1.0
+    wrong: float = 0.1
+    match: Match = "number"
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
         verdict = judge_trajectory(trajectory, problem, self._matcher)
-        answer_worth = self._right if verdict.correct else self._wrong
+        answer_worth = self.right if verdict.correct else self.wrong
         return verdict.pays("answered", answer_worth if verdict.format_valid else 0.0)
 
 
@@ -66,6 +64,7 @@ def _answer(trajectory: Trajectory) -> str | None:
     return str(trajectory.answer).lower().strip() if answered else None
 
 
+@dataclass(kw_only=True, eq=False)
 class EnvironmentOutcome:
     """The outcome with which the environment ended the episode, or ``missing`` where it did not.
 
@@ -73,37 +72,29 @@ class EnvironmentOutcome:
     if the outcome is at least 1, and well formed if there is one.
     """
 
-    def __init__(self, *, missing: float = 0.0) -> None:
-        self._missing = missing
+    missing: float = 0.0
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
         outcome = trajectory.outcome
-        total = self._missing if outcome is None else outcome
+        total = self.missing if outcome is None else outcome
         verdict = Judgement(format_valid=outcome is not None, correct=float(outcome is not None and outcome >= 1))
         return verdict.pays("environment", total)
 
 
-class ToolCalls:
+@dataclass(kw_only=True, eq=False)
+class ToolCalls(JudgingReward):
     """``weight`` times successes/attempts over all turns; 0 for a trajectory that called no tool.
 
     Whether the answer is right is reported, not paid; a problem without ground truth is then an error, unless
     ``match`` is None.
     """
 
-    def __init__(
-        self,
-        *,
-        weight: Annotated[float, Ge(0)] = 1.0,
-        match: Match | None = "exact",
-        sandbox: Sandbox | None = None,
-    ) -> None:
-        self._weight = weight
-        self._matcher = None if match is None else Matcher(match, sandbox)
+    weight: Annotated[float, Ge(0)] = 1.0
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
         attempts = sum(turn.tool_attempts for turn in trajectory.turns)
         successes = sum(turn.tool_successes for turn in trajectory.turns)
-        total = self._weight * successes / attempts if attempts else 0.0
+        total = self.weight * successes / attempts if attempts else 0.0
         return judge_trajectory(trajectory, problem, self._matcher).pays("tool_calls", total)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Gt
@@ -33,6 +34,7 @@ class ToolExecution:
         return tuple(successes / attempts if attempts else 0.0 for successes in successes_K)
 
 
+@dataclass(kw_only=True, eq=False)
 class CodeExecution:
     """share·(good calls of this turn)/(valid calls of the trajectory) + each·(good calls of this turn): a turn reward.
 
@@ -42,15 +44,14 @@ class CodeExecution:
         valid 1, 0, 1; good 1, 0, 0; share 0.3, each 0.05   ─▶   0.2, 0, 0
     """
 
-    def __init__(self, *, share: Annotated[float, Ge(0)] = 0.3, each: Annotated[float, Ge(0)] = 0.05) -> None:
-        self._share = share
-        self._each = each
+    share: Annotated[float, Ge(0)] = 0.3
+    each: Annotated[float, Ge(0)] = 0.05
 
     def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> tuple[float, ...]:
         """One number a turn."""
         valid = sum(map(valid_calls, trajectory.turns))
         good_K = map(good_calls, trajectory.turns)
-        return tuple(self._share * good / valid + self._each * good if valid else 0.0 for good in good_K)
+        return tuple(self.share * good / valid + self.each * good if valid else 0.0 for good in good_K)
 
 
 class AnswerInResults:
@@ -75,6 +76,7 @@ class AnswerInResults:
         return tuple(paid_K)
 
 
+@dataclass(kw_only=True, eq=False)
 class AnswerInformation:
     """The gain of information about the ground truth from a turn's context to the next one's, bounded.
 
@@ -87,8 +89,7 @@ class AnswerInformation:
         I −9.0 −4.0 −4.5  ─▶  5.0 −0.5 0
     """
 
-    def __init__(self, *, bound: Annotated[float, Gt(0)] = 10.0) -> None:
-        self._bound = bound
+    bound: Annotated[float, Gt(0)] = 10.0
 
     def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> Sequence[float]:
         """One number a turn.
@@ -105,7 +106,7 @@ class AnswerInformation:
         paid, last = [0.0] * len(measured), None
         for turn, value in enumerate(measured):
             if value is not None and last is not None:
-                paid[turn - 1] = min(max(value - last, -self._bound), self._bound)
+                paid[turn - 1] = min(max(value - last, -self.bound), self.bound)
             last = last if value is None else value
         return paid
 
@@ -124,6 +125,7 @@ class FailedCalls:
         return tuple(-float(turn.tool_successes < turn.tool_attempts) for turn in trajectory.turns)
 
 
+@dataclass(kw_only=True, eq=False)
 class MainLine:
     """−1 for every turn of the main line whose context and reply exceed share·budget tokens, else 0: a turn reward.
 
@@ -135,8 +137,8 @@ class MainLine:
     tokens 300 520 560 700 720 610   ─▶   0, −1, 0, 0, 0, −1
     """
 
-    def __init__(self, *, budget: Annotated[int, Ge(1)], share: Annotated[float, Gt(0)] = 0.5) -> None:
-        self._most = share * budget
+    budget: Annotated[int, Ge(1)]
+    share: Annotated[float, Gt(0)] = 0.5
 
     def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> tuple[float, ...]:
         """One number a turn."""
@@ -147,7 +149,7 @@ class MainLine:
             for turn in range(branch.opened, last if branch.closed is None else branch.closed + 1)
         }
         acts = ((index, turn) for index, turn in enumerate(trajectory.turns) if turn.kind == "act")
-        long = {index for index, turn in acts if len(turn.prompt_ids) + len(turn.output_ids) > self._most}
+        long = {index for index, turn in acts if len(turn.prompt_ids) + len(turn.output_ids) > self.share * self.budget}
         return tuple(-float(index in long - exempt) for index in range(last))
 
 

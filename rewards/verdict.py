@@ -1,13 +1,15 @@
 """The two judgements that every reward is built on: is the trajectory well formed, is its answer right."""
 
 import warnings
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.syntax import parsed
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rewards.matches import MAX_CODE, Matcher, code_of
+from condensegrpo.rewards.matches import MAX_CODE, Match, Matcher, code_of
+from condensegrpo.sandbox.sandbox import Sandbox
 
 Domain = Literal["general", "math", "coding"]
 MAX_VALUE = 300  # characters of an answer in the domain math: a value and no essay
@@ -22,6 +24,17 @@ class Judgement(NamedTuple):
     def pays(self, name: str, total: float) -> RewardResult:
         """The result of a reward that pays ``total``, its only component, and reports this judgement."""
         return RewardResult(total=total, components={name: total}, format_valid=self.format_valid, correct=self.correct)
+
+
+@dataclass(kw_only=True, eq=False)
+class JudgingReward:
+    """Options of the rewards that judge whether the answer is right; with ``match`` None, no answer is."""
+
+    match: Match | None = "exact"
+    sandbox: Sandbox | None = None
+
+    def __post_init__(self) -> None:
+        self._matcher = None if self.match is None else Matcher(self.match, self.sandbox)
 
 
 def judge_trajectory(
