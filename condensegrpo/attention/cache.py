@@ -1,11 +1,16 @@
 """The cache of scorers: scores by the content of a history, the longest prompt and the version of the weights."""
 
-from typing import NamedTuple
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
 from condensegrpo.core.messages import History
 from condensegrpo.core.shared_results import SharedResults
 
 CACHED = 4096  # histories whose scores are kept
+Compute = Callable[[History], Coroutine[Any, Any, tuple[float, ...]]]
 
 
 class ScoreKey(NamedTuple):
@@ -21,6 +26,15 @@ class ScoreKey(NamedTuple):
         return hash((len(self.history.units), newest, self.tokens, self.version))
 
 
-def score_cache() -> SharedResults[ScoreKey, tuple[float, ...]]:
-    """An empty cache."""
-    return SharedResults(CACHED)
+@dataclass(slots=True, eq=False)
+class ScoreCache:
+    """Computes the scores of a history once, also for callers that need them at the same time."""
+
+    _results: SharedResults[ScoreKey, tuple[float, ...]] = field(default_factory=lambda: SharedResults(CACHED))
+
+    async def scores(
+        self, histories: Sequence[History], tokens: int, version: int, compute: Compute
+    ) -> Sequence[Sequence[float]]:
+        """The scores of every unit of each history, by weights of a version and prompts of at most ``tokens``."""
+        keys = [ScoreKey(history, tokens, version) for history in histories]
+        return await asyncio.gather(*(self._results.get(key, partial(compute, key.history)) for key in keys))

@@ -6,14 +6,12 @@ It costs one pass per unit: for tests and analysis. Scores are cached by history
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
-from condensegrpo.attention.cache import ScoreKey, score_cache
+from condensegrpo.attention.cache import ScoreCache
 from condensegrpo.attention.scores import check_text
 from condensegrpo.core.messages import History, flatten
 from condensegrpo.core.protocols.sampler import Measures
-from condensegrpo.core.shared_results import SharedResults
 from condensegrpo.episodes.render import Renderer
 
 
@@ -31,17 +29,14 @@ class LeaveOneOut:
 
     model: VersionedMeasures
     renderer: Renderer  # with that model's tokenizer and chat template
-    _cache: SharedResults[ScoreKey, tuple[float, ...]] = field(default_factory=score_cache, init=False)
+    _cache: ScoreCache = field(default_factory=ScoreCache, init=False)
 
     async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
         """What the newest reply loses without each unit, in nats, at least 0; 0 for the newest unit itself.
 
         Prompts are measured whole; ``tokens`` is ignored.
         """
-        version = self.model.version
-        return await asyncio.gather(
-            *(self._cache.get(ScoreKey(history, 0, version), partial(self._measured, history)) for history in histories)
-        )
+        return await self._cache.scores(histories, 0, self.model.version, self._measured)
 
     async def _measured(self, history: History) -> tuple[float, ...]:
         if not history.units:
@@ -62,11 +57,11 @@ async def losses(model: Measures, renderer: Renderer, history: History, output_i
     """
 
     async def logprob(units: Sequence[int]) -> float:
-        shown = flatten(history.pinned, [history.units[place] for place in units])
+        shown = flatten(history.pinned, [history.units[index] for index in units])
         return sum(await model.measure(renderer.prompt(shown), output_ids))
 
-    places = range(len(history.units))
+    every = range(len(history.units))
     with_all, *without = await asyncio.gather(
-        logprob(places), *(logprob([place for place in places if place != left_out]) for left_out in places)
+        logprob(every), *(logprob([index for index in every if index != left_out]) for left_out in every)
     )
     return [with_all - reduced for reduced in without]

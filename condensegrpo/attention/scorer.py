@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from condensegrpo.attention.cache import ScoreKey, score_cache
+from condensegrpo.attention.cache import ScoreCache
 from condensegrpo.attention.pages import Page, pages, split_history
 from condensegrpo.attention.scores import check_text, unit_scores
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols.attention import Attends, AttentionQuery
-from condensegrpo.core.shared_results import SharedResults
 from condensegrpo.episodes.render import Renderer
 
 CALIBRATION = "N/A"  # question without content, for calibration
@@ -38,7 +37,7 @@ class AttentionScorer:
     layers: Sequence[int] = ()  # whose attention is captured, from 0 on; none: up to three from the middle to the end
     window: int = WINDOW  # most query tokens, at least 2
     _calibration: tuple[int, ...] = field(init=False)
-    _cache: SharedResults[ScoreKey, tuple[float, ...]] = field(default_factory=score_cache, init=False)
+    _cache: ScoreCache = field(default_factory=ScoreCache, init=False)
 
     def __post_init__(self) -> None:
         self._calibration = self.renderer.text_ids(CALIBRATION)
@@ -49,15 +48,9 @@ class AttentionScorer:
         Raises:
             SamplerError: the model cannot compute them.
         """
-        version = self.model.version
-        return await asyncio.gather(
-            *(
-                self._cache.get(ScoreKey(history, tokens, version), partial(self._read, history, tokens))
-                for history in histories
-            )
-        )
+        return await self._cache.scores(histories, tokens, self.model.version, partial(self._read, tokens=tokens))
 
-    async def _read(self, history: History, tokens: int) -> tuple[float, ...]:
+    async def _read(self, history: History, *, tokens: int) -> tuple[float, ...]:
         if len(history.units) < 2:
             return (0.0,) * len(history.units)
         check_text(history)
