@@ -12,17 +12,18 @@ The notebook is outside of the context: no condenser can drop it. It needs no do
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
-from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.messages import History
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool
+from condensegrpo.tasks.answer_environment import pinned_messages
 from condensegrpo.tasks.answers import read_answer
 from condensegrpo.tasks.drawn import drawn_for_training, drawn_held_out
-from condensegrpo.tasks.notes import NAMES, NUMBERS, THINGS, content, fact_of, question_of
+from condensegrpo.tasks.notes import NAMES, NUMBERS, THINGS, NotesEnvironment, content, fact_of, question_of
 
 INSTRUCTION = (
     "You will get messages, one at a time, and then a question about one of them. Earlier messages may be left out: "
@@ -57,7 +58,9 @@ class Notebook:
 
     def environment(self, problem: Problem) -> "NotebookEnvironment":
         """A fresh episode with an empty notebook."""
-        return NotebookEnvironment(messages=tuple(problem.data["messages"]))
+        first, *later = problem.data["messages"]
+        pinned = pinned_messages(system=INSTRUCTION, question=first)
+        return NotebookEnvironment(pinned=pinned, messages=tuple(later), answer=partial(read_answer, style="last"))
 
     def _draw(self, rng: random.Random, label: str) -> Problem:
         facts = [(name, rng.choice(THINGS), rng.choice(NUMBERS)) for name in rng.sample(NAMES, self.facts)]
@@ -68,16 +71,10 @@ class Notebook:
 
 
 @dataclass(slots=True, kw_only=True)
-class NotebookEnvironment:
+class NotebookEnvironment(NotesEnvironment):
     """Says the next message after each reply that calls no tool; the last is the question."""
 
-    messages: tuple[str, ...]
     _pages: dict[str, str] = field(default_factory=dict, init=False)
-    _said: int = field(default=1, init=False)
-
-    async def start(self) -> tuple[Message, ...]:
-        """The instruction, and the first message."""
-        return (Message(role="system", content=INSTRUCTION), Message(role="user", content=self.messages[0]))
 
     def tools(self) -> Sequence[EnvironmentTool]:
         """The tools ``write`` and ``read``."""
@@ -87,13 +84,6 @@ class NotebookEnvironment:
             EnvironmentTool(name="write", description="Writes a page.", parameters=write, call=self._write),
             EnvironmentTool(name="read", description="Reads a page.", parameters=read, call=self._read),
         ]
-
-    async def step(self, reply: Message) -> Step:
-        """The next message; after the question, the end."""
-        if self._said == len(self.messages):
-            return Step(done=True, answer=read_answer(reply.text, "last"))
-        self._said += 1
-        return Step(observations=(Message(role="user", content=self.messages[self._said - 1]),))
 
     async def _write(self, arguments: Mapping[str, Any], history: History) -> str:
         self._pages[str(arguments["page"])] = str(arguments["text"])
