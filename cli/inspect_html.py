@@ -10,10 +10,10 @@ import typer
 
 from condensegrpo.cli.inspect_choice import Choice
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import counted, ranges
 from condensegrpo.display.console import waiting_for
 from condensegrpo.inspection import views
-from condensegrpo.inspection.batches import TrajectoryBatch, ranges, trajectory_files
+from condensegrpo.inspection.batches import TrajectoryBatch, trajectory_files
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.inspector_page import write_inspector
 from condensegrpo.inspection.records import IndexedTrajectory, LinePlace

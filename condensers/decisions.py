@@ -11,7 +11,7 @@ from typing import NamedTuple
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.results import is_error
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import counted, ranges
 
 
 class Decision(NamedTuple):
@@ -93,15 +93,4 @@ def reason_of(verb: str, made: Sequence[tuple[Sequence[int], str]]) -> str:
 
 def named_turns(turns: Sequence[int]) -> str:
     """Turns in a sentence: turn 2; turns 2–4, 7."""
-    return f"{'turn' if len(turns) == 1 else 'turns'} {listed_turns(turns)}"
-
-
-def listed_turns(turns: Sequence[int]) -> str:
-    """Turns for a person to read: 2, 3, 4, 7  ─▶  2–4, 7; none  ─▶  none."""
-    runs: list[list[int]] = []
-    for turn in sorted(turns):
-        if runs and turn == runs[-1][-1] + 1:
-            runs[-1].append(turn)
-        else:
-            runs.append([turn])
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs) or "none"
+    return f"{'turn' if len(turns) == 1 else 'turns'} {ranges(turns)}"

@@ -11,12 +11,12 @@ from typing import Annotated, NamedTuple
 
 from annotated_types import Ge
 
-from condensegrpo.condensers.decisions import decision_tool, decisions, listed_turns, reason_of, text_argument
+from condensegrpo.condensers.decisions import decision_tool, decisions, reason_of, text_argument
 from condensegrpo.core.account import added_tokens
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.protocols.tool import EnvironmentTool
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import counted, ranges
 
 PRUNE = "prune"
 
@@ -68,7 +68,7 @@ class Prune:
         turns = _turns(arguments)
         unknown = turns - units.keys()
         if unknown:
-            raise ValueError(f"there is no turn {listed_turns([*unknown])}; the turns so far: {listed_turns([*units])}")
+            raise ValueError(f"there is no turn {ranges(unknown)}; the turns so far: {ranges(units)}")
         view = history.raw_units if history.shown is None else (*history.shown, history.raw_units[-1])
         calls = prunings(history.raw_units)
         gone = {turn for call in calls for turn in call.turns}
@@ -78,7 +78,7 @@ class Prune:
         omitted = turns - visible
         if omitted:
             raise ValueError(
-                f"turn {listed_turns([*omitted])} is not in your context any more; in it are {listed_turns([*visible])}"
+                f"turn {ranges(omitted)} is not in your context any more; in it are {ranges(visible) or 'none'}"
             )
         if arguments.get("note") is not None:
             raw = {turn: "".join(message.text for message in units[turn].messages) for turn in turns}
@@ -86,7 +86,7 @@ class Prune:
             longest, note = min(self.note_chars, replaced - 1), text_argument(arguments, "note")
             if len(note) > longest:
                 raise ValueError(f"the note has {len(note)} characters, and at most {longest} are allowed here")
-        return f"{counted(len(turns), 'turn', 'turns')} left your context: {listed_turns([*turns])}"
+        return f"{counted(len(turns), 'turn', 'turns')} left your context: {ranges(turns)}"
 
 
 def prunings(units: Sequence[Unit]) -> tuple[Pruned, ...]:

@@ -6,11 +6,12 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from condensegrpo.condensers.decisions import decision_tool, listed_turns
+from condensegrpo.condensers.decisions import decision_tool
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.results import RECALLED, bare
+from condensegrpo.core.wording import ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Recall:
         turn = arguments.get("turn")
         units = {unit.turn: unit for unit in history.raw_units}
         if type(turn) is not int or turn not in units:
-            raise ValueError(f"there is no turn {turn!r:.40}; the turns so far: {listed_turns([*units])}")
+            raise ValueError(f"there is no turn {turn!r:.40}; the turns so far: {ranges(units)}")
         view = history.raw_units if history.shown is None else (*history.shown, history.raw_units[-1])
         if any(unit.turn == turn and _shows(unit, units[turn]) for unit in view):
             raise ValueError(f"turn {turn} is in your context; read it there")

@@ -22,7 +22,7 @@ from condensegrpo.core.trajectory import Rejected, Score, Stop
 from condensegrpo.display.neutral import excerpt, neutral, one_line
 from condensegrpo.display.theme import BAD, GOOD, PLAIN_WIDTH, console, signed_style
 from condensegrpo.display.token_view import Glosses, token_grid
-from condensegrpo.inspection.batches import choose, ranges, read_batch
+from condensegrpo.inspection.batches import choose, read_batch
 from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.panes import TokenTexts, TokenView, turns
@@ -724,11 +724,6 @@ def test_a_narrow_terminal_keeps_every_figure(demo: Path) -> None:
     assert [line.split()[1:4] for line in narrower if "0.000…0.500" in line] == [["p10", "2", "0.50"]]
     assert [line.split()[-1] for line in narrower if "p10/0" in line and "+1.00" in line] == ["answered"]
     assert all(len(line) <= 60 and line == line.rstrip() for line in narrower)
-
-
-def test_numbers_in_a_row_are_written_as_ranges() -> None:
-    assert ranges([1, 2, 3, 7, 9, 10]) == "1–3, 7, 9–10"
-    assert ranges([4]) == "4"
 
 
 def test_markup_is_never_parsed() -> None:

@@ -1,6 +1,6 @@
 """Numbers in messages agree with their nouns."""
 
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import counted, ranges
 
 
 def test_nouns_agree_with_their_numbers() -> None:
@@ -8,3 +8,8 @@ def test_nouns_agree_with_their_numbers() -> None:
     assert counted(0, "result") == "0 results"
     assert counted(2, "micro-batch", "micro-batches") == "2 micro-batches"
     assert (counted(1.0, "second"), counted(0.5, "second")) == ("1 second", "0.5 seconds")
+
+
+def test_numbers_in_a_row_are_written_as_ranges() -> None:
+    assert ranges([7, 1, 2, 3, 10, 9]) == "1–3, 7, 9–10"
+    assert ranges([4]) == "4"

@@ -1,7 +1,7 @@
 """Numbers and suggestions in messages. Standard library only."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 def counted(number: float, singular: str, plural: str = "") -> str:
@@ -18,3 +18,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """
     nearest = difflib.get_close_matches(name, list(known), n=1)
     return f"Did you mean {nearest[0]!r}? " if nearest else ""
+
+
+def ranges(numbers: Collection[int]) -> str:
+    """``1–4, 6`` for 1, 2, 3, 4, 6, in any order."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)

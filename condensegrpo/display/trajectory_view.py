@@ -10,13 +10,12 @@ from rich.text import Text
 
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Condensation, SpanStatus
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import counted, ranges
 from condensegrpo.display import context_bar, theme
 from condensegrpo.display.inspect_tables import verdict
 from condensegrpo.display.neutral import excerpt, one_line
 from condensegrpo.display.pictures import TerminalPicture
 from condensegrpo.display.token_view import token_grid
-from condensegrpo.inspection.batches import ranges
 from condensegrpo.inspection.context_view import newest_messages
 from condensegrpo.inspection.panes import TurnView
 from condensegrpo.inspection.records import IndexedTrajectory

@@ -1,13 +1,14 @@
 """The trajectory files of a run or folder: the batch of a step, an evaluation, or one file by itself."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensegrpo.core.errors import CondenseError, ConfigError, RunError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.wording import ranges
 from condensegrpo.storage.credit import Credit, read_credit
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
 from condensegrpo.storage.trajectories import Provenance, read_trajectories
@@ -158,17 +159,6 @@ def tokenizer_files(batch: TrajectoryBatch) -> Iterator[Path]:
         yield Path(batch.provenance.model) / "tokenizer.json"
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """``1–4, 6`` for 1, 2, 3, 4, 6."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
-
-
 def step_of(trajectory: str | None, group: str | None) -> int | None:
     """The step that the id of a trajectory or a group begins with (6/12/3, 6/12), if any."""
     match = re.fullmatch(r"(\d+)/\d+/\d+", trajectory or "") or re.fullmatch(r"(\d+)/\d+", group or "")
@@ -189,7 +179,7 @@ def _evaluation_of(folder: Path, files: tuple[Path, ...], number: int | None, na
     named = [file for file in at_step if name is None or file.name == evaluation_file(name)]
     if not named:
         found = ", ".join(dict.fromkeys(file.stem for file in at_step or files)) or "none"
-        taken = ranges(sorted({int(step[1]) for step in steps.values() if step}))
+        taken = ranges({int(step[1]) for step in steps.values() if step})
         described = f"evaluation {name}" if name else "evaluation"
         raise RunError(
             f"reading {folder}: there is no {described}{'' if number is None else f' after step {number}'}. There are: "
