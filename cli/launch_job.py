@@ -115,7 +115,7 @@ class Machines:
         """Check that a configuration can use these machines.
 
         Raises:
-            ConfigError: no GPU is left to learn, servers lack a GPU, or the problems do not divide over the ranks.
+            ConfigError: no GPU is left to learn, servers lack a GPU, or as ``check_ranks``.
         """
         machines = f"{counted(self.nodes, 'node')} with {counted(self.gpus, 'GPU')} each"
         if self.server_nodes >= self.nodes or self.server_gpus >= max(1, self.gpus):
@@ -129,13 +129,9 @@ class Machines:
                 f"{self.server_gpus}. A node of servers has one on each of its GPUs: choose one of the options, and "
                 f"--gpus of 1 or more."
             )
-        ranks = self.learning_nodes * self.ranks_per_node
-        if config.train.problems_per_step % ranks:
-            raise ConfigError(
-                f"sharing out train.problems_per_step={config.train.problems_per_step}: it does not divide over "
-                f"{counted(ranks, 'rank')} ({self.learning_nodes} × {self.ranks_per_node}), and every rank rolls out "
-                f"whole groups. Choose a multiple of {ranks}, or other machines."
-            )
+        from condensegrpo.config.checks import check_ranks
+
+        check_ranks(config, self.learning_nodes * self.ranks_per_node)
 
 
 def cloud_name(name: str) -> str:

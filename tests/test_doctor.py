@@ -251,7 +251,7 @@ def test_a_run_that_a_change_makes_fit_is_given_the_change(tmp_path: Path) -> No
 
 def test_ranks_that_do_not_divide_the_problems_of_a_step_are_a_problem(tmp_path: Path) -> None:
     config = load_config(Path(config_with(tmp_path, CONFIG)), ["train.problems_per_step=8"])
-    assert "train.problems_per_step=8 does not divide" in memory_finding(config, (GIB,) * 3, 0).found
+    assert "train.problems_per_step: found 8, which does not divide" in memory_finding(config, (GIB,) * 3, 0).found
 
 
 def test_what_tools_read_is_looked_for_and_java_only_for_lucene(tmp_path: Path) -> None:

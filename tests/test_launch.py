@@ -143,7 +143,7 @@ def test_the_last_nodes_of_a_job_sample_and_the_others_learn(tmp_path: Path, clu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("slurm", *GPU, "--nodes", 5), "48: it does not divide over 40 ranks"),
+        (("slurm", *GPU, "--nodes", 5), "found 48, which does not divide over 40 ranks"),
         (("slurm", *GPU, "--server-gpus", 8), "leave none to learn"),
         (("slurm", *GPU, "--server-gpus", 5), "wanted a multiple of 3"),
         (("slurm", *GPU, "--nodes", 2, "--server-nodes", 1, "--server-gpus", 4), "choose one of the options"),

@@ -21,6 +21,25 @@ def check_figures(config: RunConfig) -> None:
     _check_whole_distribution(config)
 
 
+def check_ranks(config: RunConfig, ranks: int) -> None:
+    """Check that the problems of a step divide over so many ranks, and these into groups that share rows.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    problems, sharing = config.train.problems_per_step, config.learner.sequence_parallel
+    if problems % ranks:
+        raise ConfigError(
+            f"checking train.problems_per_step: found {problems}, which does not divide over {ranks} ranks, and every "
+            f"rank rolls out whole groups. Choose a multiple of {ranks}, or another number of ranks."
+        )
+    if ranks % sharing:
+        raise ConfigError(
+            f"checking learner.sequence_parallel: found {sharing}, which does not divide the number of ranks, {ranks}. "
+            f"Start a multiple of {sharing} ranks, or set a divisor of {ranks}."
+        )
+
+
 def _check_anchors(config: RunConfig) -> None:
     anchors = config.algorithm.advantage.context_anchors
     if anchors is not None and not 0 < anchors[0] < anchors[1]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 
+from condensegrpo.config.checks import check_ranks
 from condensegrpo.config.load import vary
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.activation_checkpointing import checkpointed_layers
 from condensegrpo.planning import formulas, zero
 from condensegrpo.planning.architecture import Architecture, architecture
@@ -91,9 +91,9 @@ def plan(config: RunConfig, model: Architecture, *, ranks: int, device: Device, 
             as few layers are computed again as it allows; on a GPU of unknown memory all are.
 
     Raises:
-        ConfigError: the problems of a step do not divide over the ranks.
+        ConfigError: as ``check_ranks``.
     """
-    _check_divides(config, ranks)
+    check_ranks(config, ranks)
     setting, layers = config.learner.checkpoint_activations, model.decoder.layers
     run = PlannedRun(
         config=config,
@@ -151,19 +151,6 @@ def _learning_fits(
 ) -> bool:
     phases = _phases(replace(run, checkpointed=checkpointed), sampler, learner)
     return next(phase.bytes for phase in phases if phase.name == "learning") <= room
-
-
-def _check_divides(config: RunConfig, ranks: int) -> None:
-    if config.train.problems_per_step % ranks:
-        raise ConfigError(
-            f"planning for {ranks} ranks: train.problems_per_step={config.train.problems_per_step} does not divide "
-            f"over them. Choose a multiple, or another --ranks."
-        )
-    if ranks % config.learner.sequence_parallel:
-        raise ConfigError(
-            f"planning for {ranks} ranks: learner.sequence_parallel={config.learner.sequence_parallel} ranks compute a "
-            f"micro-batch together, and do not divide them. Set a divisor, or another --ranks."
-        )
 
 
 def _tokens(run: PlannedRun) -> Tokens:

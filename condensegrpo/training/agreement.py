@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 from condensegrpo.assembly.components import Components
+from condensegrpo.config.checks import check_ranks
 from condensegrpo.config.resumed import differences
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.learner import ranks
-from condensegrpo.learner.sequence_parallel import check_groups
 from condensegrpo.storage.files import TEMPORARY, write_error
 
 HIDDEN_SECONDS = 3.0  # for which a new file may be hidden from another node
@@ -20,17 +20,11 @@ def check_agreement(components: Components, folder: Path) -> None:
     """Check that this many ranks can run this configuration in this folder. Every rank must call it.
 
     Raises:
-        ConfigError: the problems do not divide over the ranks, or those not into groups that share rows, or the ranks
-            have different configurations.
+        ConfigError: as ``check_ranks``, or the ranks have different configurations.
         RunError: a rank does not see the folder.
     """
-    config, size = components.config, ranks.world_size()
-    if config.train.problems_per_step % size:
-        raise ConfigError(
-            f"checking train.problems_per_step: {config.train.problems_per_step} problems do not divide over {size} "
-            f"ranks; choose a multiple, so that every rank rolls out whole groups."
-        )
-    check_groups(config.learner.sequence_parallel)
+    config = components.config
+    check_ranks(config, ranks.world_size())
     check_equal(config, {split: len(components.problems(split)) for split in ("train", "eval")})
     check_shared(folder)
 
