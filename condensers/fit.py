@@ -2,10 +2,11 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from operator import is_not
 
 from condensegrpo.core.account import added_tokens
 from condensegrpo.core.messages import History, Unit, flatten
-from condensegrpo.core.protocols.condenser import Budget
+from condensegrpo.core.protocols.condenser import Budget, Condensed
 
 
 def fits(history: History, units: Sequence[Unit], budget: Budget) -> bool:
@@ -78,3 +79,12 @@ def most_by_their_sum(history: History, units: Iterable[Unit], budget: Budget) -
 def within(history: History, units: Sequence[Unit], budget: Budget) -> bool:
     """Whether a prompt of the pinned messages and these units is within the budget, by one count of all."""
     return budget.count(flatten(history.pinned, units)) <= budget.tokens
+
+
+def reported(units: Sequence[Unit], shown: tuple[Unit, ...], rewritten: str) -> Condensed:
+    """The rewritten units that are shown of some, with the reason: ``masked the results of 2 of 5 units``."""
+    dropped = len(units) - len(shown)
+    changed = sum(map(is_not, shown, units[dropped:]))
+    parts = [f"{rewritten} of {changed} of {len(units)} units"] if changed else []
+    parts += [f"dropped the {dropped} oldest"] if dropped else []
+    return Condensed(units=shown, reason=", ".join(parts))

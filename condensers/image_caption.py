@@ -12,17 +12,17 @@ from typing import Annotated
 from annotated_types import Ge
 
 from condensegrpo.condensers.fit import fits, newest_that_fit
-from condensegrpo.condensers.old_pictures import old_units, reported, rewrite_old_pictures, without_pictures
+from condensegrpo.condensers.old_pictures import OldPictures, without_pictures
+from condensegrpo.condensers.summarising import finished_text
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import Caption, History, Unit
 from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, Written
-from condensegrpo.core.trajectory import Finish
 
 INSTRUCTION = "Write one line with what you need later of the pictures of {turns}: they will be omitted."
 
 
-@dataclass(frozen=True, slots=True)
-class ImageCaption:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageCaption(OldPictures):
     """Replaces old pictures by a line, as ``image_mask``, and asks the policy before for a text that stays after it.
 
     One text is asked for in a turn, about all pictures that become old in it. A text that was cut off, is empty or is
@@ -30,8 +30,6 @@ class ImageCaption:
     request does not fit. Pictures that are omitted early because of the budget get no text then.
     """
 
-    keep: Annotated[int, Ge(0)] = 1
-    keep_first: Annotated[int, Ge(0)] = 0
     max_tokens: Annotated[int, Ge(1)] = 64  # of a text; never more than a reply may have
 
     @property
@@ -42,7 +40,7 @@ class ImageCaption:
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The units with lines and captions for old pictures."""
         described = history.captions[-1].turn if history.captions else -1
-        old = old_units(history.units, keep=self.keep, keep_first=self.keep_first)
+        old = self.old_units(history.units)
         leaving = tuple(unit for unit in old if unit.turn > described)
         captions, rejected = tuple[Caption, ...](), tuple[str, ...]()
         if leaving and budget.write is not None:
@@ -54,15 +52,14 @@ class ImageCaption:
                     rejected = (str(refusal),)
             captions = (Caption(turn=leaving[-1].turn, text=text),)
         captioned = history.with_captions(captions)
-        units = rewrite_old_pictures(
+        condensed = self.rewritten(
             history,
             lambda units: _described(captioned, units, budget),
             budget,
-            keep=self.keep,
-            keep_first=self.keep_first,
+            "described the pictures",
             drop_oldest=True,
         )
-        return replace(reported(history.units, units, "described"), captions=captions, rejected=rejected)
+        return replace(condensed, captions=captions, rejected=rejected)
 
     def _request(
         self, history: History, earlier: tuple[Unit, ...], leaving: tuple[Unit, ...], budget: Budget
@@ -99,11 +96,7 @@ def _usable(written: Written, unit: Unit, history: History, budget: Budget) -> s
     Raises:
         SummaryRefused: it was cut off, is empty, or is not shorter than what it replaces.
     """
-    if written.finish is not Finish.STOP:
-        raise SummaryRefused("it was cut off by its length")
-    text = " ".join(written.text.rpartition("</think>")[2].split())
-    if not text or "<think>" in text:
-        raise SummaryRefused("it is empty")
+    text = " ".join(finished_text(written).split())
     (line,) = without_pictures(history, (unit,), budget.count)
     before, after = (budget.count((*history.pinned, *shown.messages)) for shown in (unit, _captioned(line, text)))
     if after >= before:

@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Gt, Lt
 
-from condensegrpo.condensers.old_pictures import reported, rewrite_old_pictures, with_pictures
+from condensegrpo.condensers.old_pictures import OldPictures, with_pictures
 from condensegrpo.core.messages import History, MediaPart, Message, Rewrites, Unit
 from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.protocols.pictures import MediaStore
 
 
-@dataclass(frozen=True, slots=True)
-class ImageScale:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageScale(OldPictures):
     """Shows old pictures with ``scale`` times their width and height; replies and all texts stay.
 
     Which are old is as in ``image_mask``. A smaller picture is a PNG file of its own, stored like any other; whether it
@@ -23,8 +23,6 @@ class ImageScale:
     """
 
     scale: Annotated[float, Gt(0), Lt(1)] = 0.5
-    keep: Annotated[int, Ge(0)] = 1
-    keep_first: Annotated[int, Ge(0)] = 0
     drop_oldest: bool = True  # False: only scale, for a pipeline whose later stage fits the budget
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
@@ -40,15 +38,13 @@ class ImageScale:
             return _scaled(budget.media, picture, self.scale)
 
         scaled = history.rewrites.setdefault((ImageScale, self.scale), Rewrites())
-        units = rewrite_old_pictures(
+        return self.rewritten(
             history,
             lambda units: scaled.of(units, lambda unit: with_pictures(unit, smaller)),
             budget,
-            keep=self.keep,
-            keep_first=self.keep_first,
+            "scaled the pictures",
             drop_oldest=self.drop_oldest,
         )
-        return reported(history.units, units, "scaled")
 
 
 def _scaled(media: MediaStore, picture: MediaPart, scale: float) -> MediaPart:

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import is_not
 from typing import Annotated
 
 from annotated_types import Ge
 
-from condensegrpo.condensers.fit import fewest_rewritten
+from condensegrpo.condensers.fit import fewest_rewritten, reported
 from condensegrpo.condensers.placeholder import masked
 from condensegrpo.core.messages import History, Message, Rewrites, Unit
 from condensegrpo.core.protocols.condenser import Budget, Condensed, Count
@@ -37,7 +36,7 @@ class ObservationMask:
             return (*masks[:oldest], *units[oldest:])
 
         kept = fewest_rewritten(history, shown, range(required, most + 1), budget, drop_oldest=self.drop_oldest)
-        return Condensed(units=kept, reason=_reason(units, kept))
+        return reported(units, kept, "masked the results")
 
     def masked(self, history: History, count: Count) -> tuple[Unit, ...]:
         """All units, with placeholders for the results of all but the newest ``keep``, whatever the budget."""
@@ -55,11 +54,3 @@ class ObservationMask:
 
         results = tuple(result if keeps(result) else masked(history, unit, result, count) for result in unit.results)
         return unit if results == unit.results else replace(unit, results=results)
-
-
-def _reason(units: Sequence[Unit], shown: Sequence[Unit]) -> str:
-    dropped = len(units) - len(shown)
-    changed = sum(map(is_not, shown, units[dropped:]))
-    parts = [f"masked the results of {changed} of {len(units)} units"] if changed else []
-    parts += [f"dropped the {dropped} oldest"] if dropped else []
-    return ", ".join(parts)

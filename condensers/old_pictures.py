@@ -1,10 +1,12 @@
 """Shared by the condensers of pictures: which pictures are old, what replaces them, and how many tokens they have."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from operator import is_not
+from dataclasses import dataclass, replace
+from typing import Annotated
 
-from condensegrpo.condensers.fit import fewest_rewritten
+from annotated_types import Ge
+
+from condensegrpo.condensers.fit import fewest_rewritten, reported
 from condensegrpo.core.messages import History, MediaPart, Message, Part, Rewrites, TextPart, Unit
 from condensegrpo.core.protocols.condenser import Budget, Condensed, Count
 
@@ -45,54 +47,50 @@ def without_pictures(history: History, units: tuple[Unit, ...], count: Count) ->
     return made.of(units, lambda unit: with_pictures(unit, line))
 
 
-def rewrite_old_pictures(
-    history: History,
-    rewrite: Callable[[tuple[Unit, ...]], tuple[Unit, ...]],
-    budget: Budget,
-    *,
-    keep: int,
-    keep_first: int,
-    drop_oldest: bool,
-) -> tuple[Unit, ...]:
-    """All units, with the old ones that show pictures rewritten; if that is over budget, see ``fewest_rewritten``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldPictures:
+    """The options that say which pictures are old; pictures of all other units stay."""
 
-    Args:
-        rewrite: the first units of the history as they are shown when their pictures are old.
-        keep: so many of the newest units that show a picture are not old.
-        keep_first: nor are so many of the oldest. Over budget they are rewritten too, the oldest first, and never the
-            newest unit of the history.
-        drop_oldest: drop the oldest units if that is not enough.
-    """
-    units = history.units
-    old, young = _by_age(units, keep=keep, keep_first=keep_first)
-    order = [*old, *(index for index in young if index < len(units) - 1)]
-    rewritten = rewrite(units[: max(order, default=-1) + 1])
+    keep: Annotated[int, Ge(0)] = 1  # of the units that show a picture, so many of the newest stay
+    keep_first: Annotated[int, Ge(0)] = 0  # and so many of the oldest
 
-    def shown(number: int) -> tuple[Unit, ...]:
-        chosen = set(order[:number])
-        return tuple(rewritten[index] if index in chosen else unit for index, unit in enumerate(units))
+    def old_units(self, units: Sequence[Unit]) -> tuple[Unit, ...]:
+        """The units whose pictures are old."""
+        return tuple(units[index] for index in self._by_age(units)[0])
 
-    numbers = range(len(old), len(order) + 1)
-    return fewest_rewritten(history, shown, numbers, budget, drop_oldest=drop_oldest)
+    def rewritten(
+        self,
+        history: History,
+        rewrite: Callable[[tuple[Unit, ...]], tuple[Unit, ...]],
+        budget: Budget,
+        reason: str,
+        *,
+        drop_oldest: bool,
+    ) -> Condensed:
+        """All units, with the old ones that show pictures rewritten; if that is over budget, see ``fewest_rewritten``.
 
+        Over budget the others are rewritten too, the oldest first, and never the newest unit of the history.
 
-def old_units(units: Sequence[Unit], *, keep: int, keep_first: int) -> tuple[Unit, ...]:
-    """The units whose pictures are old, see ``rewrite_old_pictures``."""
-    return tuple(units[index] for index in _by_age(units, keep=keep, keep_first=keep_first)[0])
+        Args:
+            rewrite: the first units of the history as they are shown when their pictures are old.
+            reason: what it does, see ``fit.reported``.
+            drop_oldest: drop the oldest units if that is not enough.
+        """
+        units = history.units
+        old, young = self._by_age(units)
+        order = [*old, *(index for index in young if index < len(units) - 1)]
+        rewritten = rewrite(units[: max(order, default=-1) + 1])
 
+        def shown(number: int) -> tuple[Unit, ...]:
+            chosen = set(order[:number])
+            return tuple(rewritten[index] if index in chosen else unit for index, unit in enumerate(units))
 
-def reported(units: Sequence[Unit], shown: tuple[Unit, ...], verb: str) -> Condensed:
-    """The rewritten units, with what was done to them."""
-    dropped = len(units) - len(shown)
-    changed = sum(map(is_not, shown, units[dropped:]))
-    parts = [f"{verb} the pictures of {changed} of {len(units)} units"] if changed else []
-    parts += [f"dropped the {dropped} oldest"] if dropped else []
-    return Condensed(units=shown, reason=", ".join(parts))
+        numbers = range(len(old), len(order) + 1)
+        return reported(units, fewest_rewritten(history, shown, numbers, budget, drop_oldest=drop_oldest), reason)
 
-
-def _by_age(units: Sequence[Unit], *, keep: int, keep_first: int) -> tuple[list[int], list[int]]:
-    """The indices of units that show pictures: those that are old, and the others."""
-    pictured = [index for index, unit in enumerate(units) if any(message.media for message in unit.results)]
-    start = min(keep_first, len(pictured))
-    end = max(len(pictured) - keep, start)
-    return pictured[start:end], [*pictured[:start], *pictured[end:]]
+    def _by_age(self, units: Sequence[Unit]) -> tuple[list[int], list[int]]:
+        """The indices of units that show pictures: those that are old, and the others."""
+        pictured = [index for index, unit in enumerate(units) if any(message.media for message in unit.results)]
+        start = min(self.keep_first, len(pictured))
+        end = max(len(pictured) - self.keep, start)
+        return pictured[start:end], [*pictured[:start], *pictured[end:]]

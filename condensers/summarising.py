@@ -69,17 +69,27 @@ def summary_plan(history: History, budget: Budget, *, keep_last: int, room: int,
     return SummaryPlan(covered=covered, kept=kept)
 
 
-def usable(written: Written, plan: SummaryPlan, history: History, budget: Budget) -> Summary:
-    """The summary in a text, without the thinking before it. Special tokens in it are text.
+def finished_text(written: Written) -> str:
+    """A text without the thinking before it.
 
     Raises:
-        SummaryRefused: it was cut off, is empty, is not shorter than what it replaces, or does not fit.
+        SummaryRefused: it was cut off, or is empty.
     """
     if written.finish is not Finish.STOP:
         raise SummaryRefused("it was cut off by its length")
     text = written.text.rpartition("</think>")[2].strip()
     if not text or "<think>" in text:
         raise SummaryRefused("it is empty")
+    return text
+
+
+def usable(written: Written, plan: SummaryPlan, history: History, budget: Budget) -> Summary:
+    """The summary in a text, without the thinking before it. Special tokens in it are text.
+
+    Raises:
+        SummaryRefused: it was cut off, is empty, is not shorter than what it replaces, or does not fit.
+    """
+    text = finished_text(written)
     before = budget.count(flatten(history.pinned, plan.view))
     covered = before - budget.count(flatten(history.pinned, plan.kept))
     summary = Summary(text=text, through=plan.covered[-1].turn, tokens=covered)
