@@ -17,7 +17,7 @@ the wrapped condenser drops 0 and 1 and masks the result of 2, of five units
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from operator import attrgetter
@@ -32,7 +32,6 @@ from condensegrpo.condensers.truncate import Truncate
 from condensegrpo.core.account import unit_tokens
 from condensegrpo.core.messages import History, Message, Unit, flatten
 from condensegrpo.core.protocols.condenser import Budget, Condensed, Stage
-from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.results import without_meter
 from condensegrpo.core.wording import counted
 
@@ -63,7 +62,7 @@ class Lost(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Anchors:
+class Anchors(Pipeline):
     """Keeps numbers, paths, errors, quotes, URLs and names of what its stages drop or mask, verbatim, beside them.
 
     Anchors of dropped units are listed in one unit where the newest of them stood, and those of a masked result
@@ -73,32 +72,10 @@ class Anchors:
     stages: Sequence[Stage] = (Stage(name="truncate", condenser=Truncate()),)  # as of a pipeline
     share: Annotated[float, Gt(0), Lt(1)] = 0.25  # of the budget, for anchors; the stages get the rest
     kinds: Sequence[Kind] = KINDS
-    pipeline: Pipeline = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "pipeline", Pipeline(self.stages))  # frozen
-
-    def tools(self) -> Sequence[EnvironmentTool]:
-        """The tools that its stages offer the policy."""
-        return self.pipeline.tools()
-
-    @property
-    def writes(self) -> int:
-        """Texts that its stages may request from the policy in one call."""
-        return self.pipeline.writes
 
     def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
         """Refuse a budget that one of its stages refuses."""
-        self.pipeline.check_room(pinned, self._less(budget))
-
-    def counts(self) -> Mapping[str, float]:
-        """The counts of its stages."""
-        return self.pipeline.counts()
-
-    @property
-    def scorers(self) -> Sequence[str]:
-        """The scorers of its stages."""
-        return self.pipeline.scorers
+        Pipeline.check_room(self, pinned, self._less(budget))
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The units of its stages and the anchors of what they left out.
@@ -111,14 +88,14 @@ class Anchors:
         rest = tuple(unit for unit in view if unit is not listed)
         whole = fits(history, view, budget)
         past = history if listed is None else history.with_units(rest)
-        condensed = await self.pipeline.condense(past, budget if whole else self._less(budget), tools)
+        condensed = await Pipeline.condense(self, past, budget if whole else self._less(budget), tools)
         if condensed.units == rest:
             return replace(condensed, units=view) if whole else condensed
         answer, used = self._with_anchors(history, condensed, budget)
         if used is None or whole or self.writes:
             return answer
         ample = replace(budget, tokens=budget.tokens - used)  # the anchors need less than half of their share
-        return self._with_anchors(history, await self.pipeline.condense(past, ample, tools), budget)[0]
+        return self._with_anchors(history, await Pipeline.condense(self, past, ample, tools), budget)[0]
 
     def _with_anchors(self, history: History, condensed: Condensed, budget: Budget) -> tuple[Condensed, int | None]:
         """An answer of the stages with the anchors that fit; their tokens, if they leave half of their share.

@@ -8,7 +8,7 @@ from annotated_types import Ge
 
 from condensegrpo.condensers.decisions import decision_tool, decisions
 from condensegrpo.condensers.summary import PolicySummary
-from condensegrpo.core.messages import History, Message
+from condensegrpo.core.messages import History
 from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.wording import counted
@@ -17,43 +17,24 @@ COMPACT = "compact"
 
 
 @dataclass(frozen=True, slots=True)
-class Compact:
+class Compact(PolicySummary):
     """Requests a summary, as ``summary`` does, after the policy called ``compact()``, and keeps it until the next one.
 
     A call needs ``min_turns`` turns since the last summary: otherwise a policy could do nothing but write summaries.
     The budget plays no part unless ``over_budget`` is set.
     """
 
-    keep_last: Annotated[int, Ge(1)] = 1  # newest units that stay verbatim, that of the call among them
-    max_tokens: Annotated[int, Ge(1)] = 256  # as of ``summary``
-    attempts: Annotated[int, Ge(1)] = 2  # as of ``summary``
-    template: str | None = None  # as of ``summary``
+    always: bool = field(default=False, init=False)  # the policy says when
     min_turns: Annotated[int, Ge(1)] = 2  # since the last summary, before the turn of the call
     over_budget: bool = False  # request a summary too where the history is over budget, though the policy did not call
-    on_request: PolicySummary = field(init=False)
-    when_full: PolicySummary = field(init=False)
-
-    def __post_init__(self) -> None:
-        for name, always in (("on_request", True), ("when_full", False)):
-            summary = PolicySummary(self.keep_last, self.max_tokens, always, self.attempts, self.template)
-            object.__setattr__(self, name, summary)  # frozen
-
-    @property
-    def writes(self) -> int:
-        """Texts that one call may request."""
-        return self.on_request.writes
-
-    def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
-        """As of ``summary``."""
-        self.on_request.check_room(pinned, budget)
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The newest units behind a new summary if the policy called for one; else the units behind the last."""
         if any(decisions(history.raw_units[-1:], COMPACT)):
-            condensed = await self.on_request.condense(history, budget, tools)
+            condensed = await self.summarise(history, budget, tools, always=True)
             return replace(condensed, reason=f"{condensed.reason or 'nothing to summarise'}, as the policy asked")
         if self.over_budget:
-            return await self.when_full.condense(history, budget, tools)
+            return await self.summarise(history, budget, tools, always=False)
         return Condensed(units=history.current_units)
 
     def tools(self) -> Sequence[EnvironmentTool]:

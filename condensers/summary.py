@@ -64,8 +64,14 @@ class PolicySummary:
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The newest units behind a summary; the units unchanged if they are within the budget."""
+        return await self.summarise(history, budget, tools, always=self.always)
+
+    async def summarise(
+        self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]], *, always: bool
+    ) -> Condensed:
+        """As ``condense``; with ``always`` whenever a unit is new."""
         room = self._longest(budget)
-        plan = summary_plan(history, budget, keep_last=self.keep_last, room=room, always=self.always)
+        plan = summary_plan(history, budget, keep_last=self.keep_last, room=room, always=always)
         if plan is None or budget.write is None:
             return await without_summary(history, budget, tools, why="")
         request = self._request(plan, history, budget)
