@@ -137,11 +137,11 @@ def retention(
         baseline: dict[str, list[float]] = {}
         for method in entrants:
             values, used = {}, []
-            for question, history, own in zip(data.questions, histories, orders[method.name], strict=True):
+            for question, history, ordered in zip(data.questions, histories, orders[method.name], strict=True):
                 pinned = count(history.pinned)
                 total = count(history.messages) - pinned
                 limit = Budget(tokens=pinned + int(total * budget), count=count, scorers=scorers)
-                shown = [_filled(order, history, limit) for order in own]
+                shown = [_filled(order, history, limit) for order in ordered]
                 if method.condenser is not None:
                     shown = [asyncio.run(method.condenser.condense(history, limit, ())).units]
                 values[question.id] = [float(contains_answer(question.answers, _text(units), match)) for units in shown]

@@ -155,24 +155,15 @@ class TokenTexts:
         return text
 
 
-def raw(line: bytes, turn: int | None = None) -> str:
-    """The stored JSON of a turn, indented; without a turn, that of the trajectory without its turns and messages.
+def raw(line: bytes, turn: int) -> str:
+    """The stored JSON of a turn, indented, with lists of numbers on one line.
 
     Raises:
         DataError: it is no line of a trajectory, as when the file was replaced.
     """
     try:
-        record = json.loads(line)
-        trajectory = record["trajectory"]
-        if turn is not None:
-            return _indented(trajectory["turns"][turn])
+        stored = json.loads(line)["trajectory"]["turns"][turn]
     except (ValueError, LookupError, TypeError) as error:
         raise DataError("reading a turn: its file was replaced. Open its step again.") from error
-    head = {name: value for name, value in trajectory.items() if name not in ("turns", "messages")}
-    return _indented(record | {"trajectory": head})
-
-
-def _indented(value: object) -> str:
-    """JSON with lists of numbers on one line."""
     numbers = re.compile(r"\[\s+(-?[\d][^\[\]{}\"a-z]*?)\s+\]")
-    return numbers.sub(lambda match: f"[{' '.join(match[1].split())}]", json.dumps(value, indent=2))
+    return numbers.sub(lambda match: f"[{' '.join(match[1].split())}]", json.dumps(stored, indent=2))

@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeVar
 from condensegrpo.core.errors import TrajectoryFileError
 from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import SpanStatus
 from condensegrpo.core.wording import counted
+from condensegrpo.inspection.context_view import context_views
 from condensegrpo.storage.codec import decode
 from condensegrpo.storage.credit import Credit, read_credit
 from condensegrpo.storage.run_folder import RunFolder
@@ -98,7 +98,7 @@ def spread(items: Sequence[T], most: int) -> tuple[T, ...]:
     stride = 1
     while len(items) > most * stride:
         stride *= 2
-    return tuple(item for place, item in enumerate(items) if place % stride == 0 or place == len(items) - 1)
+    return tuple(item for index, item in enumerate(items) if index % stride == 0 or index == len(items) - 1)
 
 
 def _samples(run: RunFolder, file: Path) -> SampleSet | None:
@@ -124,7 +124,7 @@ def _samples(run: RunFolder, file: Path) -> SampleSet | None:
 
 def _chosen(candidates: Sequence[_Candidate]) -> Iterable[tuple[str, _Candidate]]:
     """A correct one, one that is not, and that of the largest context, if there are."""
-    wanted = (
+    preferences = (
         ("the first correct", [each for each in candidates if each.figures.correct >= 1]),
         ("the first not correct", [each for each in candidates if each.figures.correct < 1]),
         ("the largest context", sorted(candidates, key=lambda each: -each.figures.context_tokens)),
@@ -132,7 +132,7 @@ def _chosen(candidates: Sequence[_Candidate]) -> Iterable[tuple[str, _Candidate]
         ("another", list(candidates)),
     )
     taken: dict[str, tuple[str, _Candidate]] = {}
-    for reason, some in wanted:
+    for reason, some in preferences:
         free = [each for each in some if each.figures.id not in taken]
         if free and len(taken) < 3:
             taken[free[0].figures.id] = (reason, free[0])
@@ -186,21 +186,19 @@ def _sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> Sam
 
 
 def _turns(scored: ScoredTrajectory, credit: Credit | None) -> Iterator[SampleTurn]:
-    statuses: dict[int, SpanStatus] = {}  # what the prompt shows of each earlier turn
-    for index, turn in enumerate(scored.trajectory.turns):
-        declared = turn.condensation
-        if declared is not None:
-            statuses = {earlier: span.status for span in declared.spans for earlier in span.turns}
-            tokens = f"{declared.tokens_before} → {counted(declared.tokens_after, 'token', 'tokens')}"
-        elif index:
-            statuses[index - 1] = SpanStatus.KEPT
+    views = context_views(scored.trajectory, budget=0)
+    for index, (turn, view) in enumerate(zip(scored.trajectory.turns, views, strict=True)):
+        condensed = ""
+        if declared := turn.condensation:
+            tokens = counted(declared.tokens_after, "token")
+            condensed = f"{declared.condenser}: {declared.tokens_before} → {tokens}"
         yield SampleTurn(
             turn=index,
             kind=turn.kind,
             context_tokens=len(turn.prompt_ids),
             output_tokens=len(turn.output_ids),
-            condensed="" if declared is None else f"{declared.condenser}: {tokens}",
-            strip="".join(statuses[earlier][0] if earlier in statuses else "-" for earlier in range(index)),
+            condensed=condensed,
+            strip=view.strip,
             advantage=credit.advantages[index] if credit and index < len(credit.advantages) else None,
             reply=_short(turn.reply.text),
             observations=tuple(_short(message.text) for message in turn.observations),

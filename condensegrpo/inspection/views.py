@@ -107,13 +107,11 @@ def select(
     return Matches(tuple(kept), count)
 
 
-def find(
-    index: Index, batch: TrajectoryBatch | None, *, where: str | None, sort: str | None, most: int = MOST
-) -> Matches:
+def find(index: Index, batch: TrajectoryBatch | None, *, where: str | None, sort: str | None) -> Matches:
     """As ``select`` among the trajectories of a batch, or of all; only the fields that it asks for are read."""
     known = index.field_names()
     names = fields_in(where, sort, known)
-    kept, count = _matching(index.fields(names, batch), known, where, sort, most)
+    kept, count = _matching(index.fields(names, batch), known, where, sort, MOST)
     return Matches(tuple(record for key in kept if (record := index.record_of(key)) is not None), count)
 
 

@@ -84,7 +84,7 @@ def _episode(sample: LoggedSample) -> LoggedEpisode:
     graded = {name: _grade(score.value) for name, score in scores.items()}
     grades = {name: grade for name, grade in graded.items() if grade is not None}
     spoken = messages(sample.messages, "user", sample.attachments)
-    replies = [place for place, message in enumerate(spoken) if message.role == "assistant"]
+    replies = [index for index, message in enumerate(spoken) if message.role == "assistant"]
     begin = replies[0] if replies else len(spoken)
     if not isinstance(sample.input, str):  # it may hold replies; solvers add system messages
         begin = len(sample.input) + _system(sample.messages) - _system(sample.input)
@@ -138,7 +138,7 @@ def _samples(file: Path) -> tuple[LoggedSample, ...]:
 
 
 def _epoch(member: zipfile.ZipInfo) -> tuple[int, str]:
-    """The place of a sample: samples/ID_epoch_N.json by N, then by id."""
+    """The order of a sample: samples/ID_epoch_N.json by N, then by id."""
     name, _, epoch = member.filename.removesuffix(".json").rpartition("_epoch_")
     return int(epoch) if epoch.isdecimal() else 0, name
 

@@ -74,14 +74,14 @@ def _fault(error: Exception) -> str:
 
 def _imported(episodes: Iterable[LoggedEpisode], note: str) -> Iterator[ImportedTrajectory]:
     """The trajectories of some episodes: those of one problem in one step are a group."""
-    places = dict[tuple[int, str], int]()  # of the groups, by step and problem
+    indices = dict[tuple[int, str], int]()  # of the groups, by step and problem
     groups, samples = Counter[int](), Counter[str]()
     for episode in episodes:
         key = (episode.step, episode.problem)
-        if key not in places:
-            places[key] = groups[episode.step]
+        if key not in indices:
+            indices[key] = groups[episode.step]
             groups[episode.step] += 1
-        group = f"{episode.step}/{places[key]}"
+        group = f"{episode.step}/{indices[key]}"
         scored = _scored(episode, group, samples[group], note)
         samples[group] += 1
         advantages = None if episode.advantage is None else (episode.advantage,) * len(scored.trajectory.turns)
@@ -90,18 +90,18 @@ def _imported(episodes: Iterable[LoggedEpisode], note: str) -> Iterator[Imported
 
 def _scored(episode: LoggedEpisode, group: str, sample: int, note: str) -> ScoredTrajectory:
     turns = tuple(_turns(episode))
-    asked = next((message.text for message in reversed(episode.prompt) if message.role == "user"), None)
-    said = turns[-1].reply.text if turns and episode.stop.gives_answer else None
+    question = next((message.text for message in reversed(episode.prompt) if message.role == "user"), None)
+    last_reply = turns[-1].reply.text if turns and episode.stop.gives_answer else None
     trajectory = Trajectory(
         id=f"{group}/{sample}",
         problem_id=_problem_id(episode.problem),
         group_id=group,
         sample=sample,
-        question=asked,
+        question=question,
         ground_truth=episode.ground_truth,
         turns=turns,
         stop=episode.stop,
-        answer=episode.answer or said,
+        answer=episode.answer or last_reply,
         seconds=episode.seconds,
         detail="; ".join(text for text in (episode.detail, note) if text),
     )
@@ -127,8 +127,8 @@ def _problem_id(problem: str) -> str:
 def _turns(episode: LoggedEpisode) -> Iterator[Turn]:
     """A turn for every reply of the completion, with what followed it."""
     messages = (*episode.prompt, *episode.completion)
-    places = [at for at in range(len(episode.prompt), len(messages)) if messages[at].role == "assistant"]
-    for at, end in pairwise([*places, len(messages)]):
+    replies = [at for at in range(len(episode.prompt), len(messages)) if messages[at].role == "assistant"]
+    for at, end in pairwise([*replies, len(messages)]):
         results = messages[at + 1 : end]
         attempts = len(messages[at].tool_calls)
         failed = sum(message.text.startswith("Error") for message in results if message.role == "tool")

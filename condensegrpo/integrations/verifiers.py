@@ -62,7 +62,7 @@ class TraceNode:
     """A message of the graph."""
 
     message: LoggedMessage
-    parent: int | None = None  # the place of the message before it
+    parent: int | None = None  # the index of the message before it
     sampled: bool = False  # by the model
 
 
@@ -88,10 +88,10 @@ class SavedTrace:
     @property
     def path(self) -> tuple[TraceNode, ...]:
         """The conversation of the last message; what was compacted, and what subagents said, stands in others."""
-        place, path = len(self.nodes) - 1 if self.nodes else None, list[TraceNode]()
-        while place is not None:
-            path.append(self.nodes[place])
-            place = self.nodes[place].parent
+        index, path = len(self.nodes) - 1 if self.nodes else None, list[TraceNode]()
+        while index is not None:
+            path.append(self.nodes[index])
+            index = self.nodes[index].parent
         return tuple(reversed(path))
 
 
@@ -131,7 +131,7 @@ def _of_rollout(row: SavedRollout) -> LoggedEpisode:
 
 def _of_trace(trace: SavedTrace) -> LoggedEpisode:
     path, data = trace.path, trace.task.data
-    begin = next((place for place, node in enumerate(path) if node.sampled), len(path))
+    begin = next((index for index, node in enumerate(path) if node.sampled), len(path))
     known = {
         name: reward for name, reward in trace.rewards.items() if reward is not None and math.isfinite(reward.score)
     }

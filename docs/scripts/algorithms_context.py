@@ -59,7 +59,7 @@ class Batch(NamedTuple):
 def even_group(rate: float) -> Batch:
     """One group of exactly that pass rate; the contexts of the right lie evenly on a logarithmic axis."""
     right = round(rate * SIBLINGS)
-    contexts = [round(LOW * (HIGH / LOW) ** ((place + 0.5) / right)) for place in range(right)]
+    contexts = [round(LOW * (HIGH / LOW) ** ((index + 0.5) / right)) for index in range(right)]
     wrong = SIBLINGS - right
     return _batch([1.0] * right + [0.0] * wrong, contexts + [LOW] * wrong, [0] * SIBLINGS)
 
@@ -71,7 +71,7 @@ def drawn_groups(chance: float, *, low: int = LOW, high: int = HIGH) -> Batch:
     return _batch(
         [right for right, _ in pairs],
         [round(tokens) for _, tokens in pairs],
-        [place // OF for place in range(len(pairs))],
+        [index // OF for index in range(len(pairs))],
     )
 
 
@@ -96,14 +96,14 @@ def pressure_table() -> str:
         for chance in NARROW
     ]
     rows = []
-    for told, batch in batches:
+    for setting, batch in batches:
         cells = []
         for advantage_N in (under_inverse(batch), under_efficient(batch)):
             down_D = pushed_down(batch, advantage_N)
             size = number(down_D.mean().item(), 2) if len(down_D) else "–"
             share = percent(len(down_D) / batch.correct_N.sum().item())
             cells += [share, size, percent(of_context(batch, advantage_N))]
-        rows.append([told, *cells])
+        rows.append([setting, *cells])
     head = [f"({panel}) {column}" for panel in "ab" for column in ("A < 0", "mean of those", "ΣA² of context")]
     return table(["setting", *head], rows)
 

@@ -16,7 +16,7 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Score, Stop, Trajectory
 
 
-class Told(NamedTuple):
+class Act(NamedTuple):
     """A turn of the example."""
 
     prompt: str  # which context it was given; one letter is one and the same prompt
@@ -26,14 +26,14 @@ class Told(NamedTuple):
     result: bool = False  # whether a tool result answered it
 
 
-GROUP: Mapping[str, tuple[float, tuple[Told, ...]]] = {  # name → correctness, turns
-    "a": (1.0, (Told("Q", 100, 20, 1.0, True), Told("X", 200, 10, 1.0, True), Told("Y", 800, 10, 0.0))),
-    "b": (1.0, (Told("Q", 100, 20, 0.0), Told("X", 200, 20, 1.0, True))),
+GROUP: Mapping[str, tuple[float, tuple[Act, ...]]] = {  # name → correctness, turns
+    "a": (1.0, (Act("Q", 100, 20, 1.0, True), Act("X", 200, 10, 1.0, True), Act("Y", 800, 10, 0.0))),
+    "b": (1.0, (Act("Q", 100, 20, 0.0), Act("X", 200, 20, 1.0, True))),
     "c": (
         0.0,
-        (Told("Q", 100, 30, 0.0), Told("V", 300, 20, 1.0, True), Told("V", 300, 20, 0.0), Told("W", 600, 30, 0.0)),
+        (Act("Q", 100, 30, 0.0), Act("V", 300, 20, 1.0, True), Act("V", 300, 20, 0.0), Act("W", 600, 30, 0.0)),
     ),
-    "d": (0.0, (Told("Q", 100, 20, 0.0),)),
+    "d": (0.0, (Act("Q", 100, 20, 0.0),)),
 }
 ANCHORS = {"context_low": 100.0, "context_high": 1600.0}
 MAX_TOKENS = 100.0  # L of trajectory_constant
@@ -53,7 +53,7 @@ OPTIONS: tuple[tuple[str, Mapping[str, float]], ...] = (
 
 def example() -> tuple[ScoredTrajectory, ...]:
     """The group as trajectories, as a rollout would leave them."""
-    return tuple(_told(name, right, turns) for name, (right, turns) in GROUP.items())
+    return tuple(_scored(name, right, turns) for name, (right, turns) in GROUP.items())
 
 
 def group_table() -> str:
@@ -61,10 +61,10 @@ def group_table() -> str:
     scored, scores = example(), scores_of(example())
     columns = (scores.total_N, scores.turn_N, scores.turns_N, scores.result_turn_N, scores.context_N)
     rows = []
-    for place, (name, (_, turns)) in enumerate(GROUP.items()):
-        tokens = ", ".join(str(count) for count in turn_tokens(scored)[place].tolist() if count)
+    for index, (name, (_, turns)) in enumerate(GROUP.items()):
+        tokens = ", ".join(str(count) for count in turn_tokens(scored)[index].tolist() if count)
         prompts = ", ".join(f"{turn.prompt} {turn.context}" for turn in turns)
-        rows.append([name, *(number(float(column[place]), 0) for column in columns), prompts, tokens])
+        rows.append([name, *(number(float(column[index]), 0) for column in columns), prompts, tokens])
     head = ["", "R^O", "R^T", "turns", "result turn", "C", "prompt of each turn, tokens", "sampled tokens"]
     return table(head, rows)
 
@@ -72,10 +72,10 @@ def group_table() -> str:
 def advantage_table() -> str:
     """The advantage of every turn under every estimator, and one of them whitened."""
     scored, scores = example(), scores_of(example())
-    found = {name: example_advantages(name, scores) for name in declared("estimators")}
+    advantages = {name: example_advantages(name, scores) for name in declared("estimators")}
     tokens_NK = turn_tokens(scored)
-    rows = [[f"`{name}`", *_turn_by_turn(advantage_NK, scores)] for name, advantage_NK in found.items()]
-    whitened_NK = whiten(found["grpo"], tokens_NK, moments=moments(found["grpo"], tokens_NK))
+    rows = [[f"`{name}`", *_turn_by_turn(advantage_NK, scores)] for name, advantage_NK in advantages.items()]
+    whitened_NK = whiten(advantages["grpo"], tokens_NK, moments=moments(advantages["grpo"], tokens_NK))
     rows.append(["`grpo`, whitened", *_turn_by_turn(whitened_NK, scores)])
     return table(["estimator", *GROUP], rows)
 
@@ -106,8 +106,8 @@ def loss_table() -> str:
     for name, options in OPTIONS:
         ratio, *good = first_token(name, options, TOKEN_ADVANTAGE)
         _, *bad = first_token(name, options, -TOKEN_ADVANTAGE)
-        told = "".join(f", `{option}` {value}" for option, value in options.items())
-        rows.append([f"`{name}`{told}", *map(number, (ratio, *good, *bad))])
+        given = "".join(f", `{option}` {value}" for option, value in options.items())
+        rows.append([f"`{name}`{given}", *map(number, (ratio, *good, *bad))])
     return table(["loss", "ratio", "A = 0.866: l", "∂/∂logp", "A = −0.866: l", "∂/∂logp"], rows)
 
 
@@ -116,9 +116,9 @@ def first_token(name: str, options: Mapping[str, float], advantage: float) -> tu
     logp_T = torch.tensor(LEARNS, dtype=torch.float64, requires_grad=True)
     old_T = torch.tensor(OLD, dtype=torch.float64)
     advantage_T, turn_T = torch.full_like(old_T, advantage), torch.zeros(2).long()
-    found = load("losses", name)(logp_T, old_T, advantage_T, turn_T=turn_T, **options)
-    (gradient_T,) = torch.autograd.grad(found.loss_T.sum(), logp_T)
-    return found.ratio_T[0].item(), found.loss_T[0].item(), gradient_T[0].item()
+    losses = load("losses", name)(logp_T, old_T, advantage_T, turn_T=turn_T, **options)
+    (gradient_T,) = torch.autograd.grad(losses.loss_T.sum(), logp_T)
+    return losses.ratio_T[0].item(), losses.loss_T[0].item(), gradient_T[0].item()
 
 
 def kl_table() -> str:
@@ -137,11 +137,11 @@ def importance_table() -> str:
     old_T, sampler_T = (torch.tensor(column, dtype=torch.float64) for column in (OLD, SAMPLER))
     rows = []
     for level in ("token", "turn"):
-        found = [
+        corrections = [
             importance(old_T, sampler_T, torch.zeros(2).long(), cap=CAP, level=level, mode=mode)
             for mode in ("truncate", "mask")
         ]
-        columns = (found[0].ratio_T, *(one.weight_T for one in found))
+        columns = (corrections[0].ratio_T, *(correction.weight_T for correction in corrections))
         rows.append([f"`{level}`", *(", ".join(map(number, column.tolist())) for column in columns)])
     return table(["level", "ratios", "`truncate`", "`mask`"], rows)
 
@@ -171,12 +171,12 @@ def _turn_by_turn(value_NK: Tensor, scores: Scores, digits: int = 3) -> list[str
     """The values of every trajectory's turns; one value where all turns have it."""
     cells = []
     for value_K, turns in zip(value_NK.tolist(), scores.turns_N.tolist(), strict=True):
-        told = [number(value, digits) for value in value_K[:turns]]
-        cells.append(told[0] if len(set(told)) == 1 else ", ".join(told))
+        numbers = [number(value, digits) for value in value_K[:turns]]
+        cells.append(numbers[0] if len(set(numbers)) == 1 else ", ".join(numbers))
     return cells
 
 
-def _told(name: str, right: float, turns: Sequence[Told]) -> ScoredTrajectory:
+def _scored(name: str, right: float, turns: Sequence[Act]) -> ScoredTrajectory:
     made = tuple(turn_of((ord(turn.prompt),) * turn.context, turn.output, result=turn.result) for turn in turns)
     trajectory = Trajectory(
         id=name, problem_id="p", group_id="g", sample=0, turns=made, stop=Stop.ANSWERED, answer="yes", seconds=0.0

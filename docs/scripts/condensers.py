@@ -39,9 +39,9 @@ def looked_up(turn: int, thought: str, call: str, words: str) -> Unit:
     )
 
 
-def page(found: str) -> str:
+def page(result: str) -> str:
     """A search result of 40 words, of which two matter."""
-    return " ".join([found, *["…"] * 38])
+    return " ".join([result, *["…"] * 38])
 
 
 EXAMPLE = History(
@@ -94,17 +94,17 @@ def drawn(name: str, options: dict[str, object], tokens: int, history: History =
     """The example before and after a condenser, each unit beside what is shown of it."""
     condenser = build_condenser(CondenserPlugin(name=name, options=options))
     budget = Budget(tokens=tokens, count=count, write=policy, request_tokens=400)
-    found = asyncio.run(condenser.condense(history, budget, ()))
-    shown = {unit.turn: unit for unit in found.units}
-    after = count(flatten(EXAMPLE.pinned, found.units))
+    condensed = asyncio.run(condenser.condense(history, budget, ()))
+    shown = {unit.turn: unit for unit in condensed.units}
+    after = count(flatten(EXAMPLE.pinned, condensed.units))
     lines = [f"{f'{count(history.messages)} tokens':{WIDTH}}   {after} tokens, of {tokens} allowed"]
     lines += [f"{message.role:9} {message.text:{WIDTH - 10}}   {message.text}" for message in EXAMPLE.pinned]
-    summarised = history if found.summary is None else history.with_summary(found.summary)
-    spans = account(summarised, found.units, count)
+    summarised = history if condensed.summary is None else history.with_summary(condensed.summary)
+    spans = account(summarised, condensed.units, count)
     statuses = {turn: span.status.value for span in spans for turn in span.turns}
     for unit in history.units:
         lines += _unit(unit, shown.get(unit.turn), statuses[unit.turn])
-    return "\n".join(line.rstrip() for line in (*lines, f"reason: {found.reason}" if found.reason else "reason: none"))
+    return "\n".join(line.rstrip() for line in (*lines, f"reason: {condensed.reason or 'none'}"))
 
 
 def _unit(unit: Unit, shown: Unit | None, status: str) -> list[str]:
@@ -154,5 +154,5 @@ EXAMPLES: dict[str, Callable[[], str]] = {
 }
 
 if __name__ == "__main__":
-    for one in sys.argv[1:] or EXAMPLES:
-        print(f"```text\n{EXAMPLES[one]()}\n```\n")
+    for name in sys.argv[1:] or EXAMPLES:
+        print(f"```text\n{EXAMPLES[name]()}\n```\n")

@@ -55,10 +55,10 @@ def described(kind: type) -> dict[str, str]:
         source = textwrap.dedent(inspect.getsource(base))
         lines = source.splitlines()
         body = ast.parse(source).body[0].body  # type: ignore[attr-defined]  # a class of the source
-        for place, node in enumerate(body):
+        for index, node in enumerate(body):
             if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
                 continue
-            after = body[place + 1] if place + 1 < len(body) else None
+            after = body[index + 1] if index + 1 < len(body) else None
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 texts[node.target.id] = inspect.cleandoc(str(after.value.value))
             else:
@@ -205,7 +205,7 @@ def _meaning_of(key: Key) -> str:
         if not about and is_section(kind):
             about = (inspect.getdoc(kind) or "").partition("\n\n")[0]
     text = " ".join(about.split()).replace("``", "`").replace("|", "\\|")
-    text = "`".join(part if place % 2 else part.replace("<", "&lt;") for place, part in enumerate(text.split("`")))
+    text = "`".join(part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(text.split("`")))
     return f"{text} {', '.join(dict.fromkeys(filter(None, map(range_of, key.bounds))))}".strip()
 
 
