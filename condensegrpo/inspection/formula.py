@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from condensegrpo.core.wording import counted
 from condensegrpo.inspection.batches import TrajectoryBatch, config_of, credit_file
-from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.panes import TurnView
 from condensegrpo.inspection.records import Group, IndexedTrajectory
 from condensegrpo.storage.credit import Credit, read_credit
@@ -41,8 +40,8 @@ class CreditLine(NamedTuple):
 class CreditFormulas:
     """The steps from reward to weight of the turns of one batch."""
 
-    def __init__(self, index: Index, batch: TrajectoryBatch) -> None:
-        self._index, self._batch = index, batch
+    def __init__(self, batch: TrajectoryBatch) -> None:
+        self._batch = batch
 
     @cached_property
     def _config(self) -> "RunConfig | None":

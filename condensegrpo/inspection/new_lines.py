@@ -66,8 +66,8 @@ def read_new_lines(path: Path, known: KnownFile) -> Iterator[NewLines]:
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            seen = known._replace(size=status.st_size, modified=status.st_mtime_ns)
-            if seen == known:
+            current = known._replace(size=status.st_size, modified=status.st_mtime_ns)
+            if current == known:
                 return
             replaces = not _grew(file, status.st_size, known)
             known = KnownFile() if replaces else known

@@ -26,7 +26,7 @@ class TrajectoryReader:
 
     def __init__(self, index: Index, batch: TrajectoryBatch) -> None:
         self._index, self.batch = index, batch
-        self.formulas = CreditFormulas(index, batch)
+        self.formulas = CreditFormulas(batch)
 
     @cached_property
     def texts(self) -> TokenTexts:

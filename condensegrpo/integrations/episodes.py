@@ -40,5 +40,5 @@ class LoggedEpisode:
 
 def numbers(values: Mapping[str, object] | None) -> dict[str, float]:
     """The finite numbers among some values, by name."""
-    found = {name: float(value) for name, value in (values or {}).items() if isinstance(value, int | float)}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    floats = {name: float(value) for name, value in (values or {}).items() if isinstance(value, int | float)}
+    return {name: value for name, value in floats.items() if math.isfinite(value)}

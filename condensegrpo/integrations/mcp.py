@@ -273,9 +273,9 @@ async def _listed(name: str, server: McpServer, connection: Connection) -> tuple
     if server.tools is None:
         return tuple(listed)
     by_name = {tool["name"]: tool for tool in listed}
-    if missing := [wanted for wanted in server.tools if wanted not in by_name]:
+    if missing := [chosen for chosen in server.tools if chosen not in by_name]:
         raise ValueError(f"the MCP server {name} has no tool {missing[0]!r}, its tools are: {', '.join(by_name)}")
-    return tuple(by_name[wanted] for wanted in server.tools)
+    return tuple(by_name[chosen] for chosen in server.tools)
 
 
 def is_tool(value: object, schema: str) -> TypeGuard[Json]:

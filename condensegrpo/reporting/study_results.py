@@ -201,4 +201,4 @@ def _evaluated(folder: RunFolder) -> Iterator[dict[str, float]]:
 
 
 def _means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    return {problem: fmean(own) for problem, own in values.items()}
+    return {problem: fmean(of_problem) for problem, of_problem in values.items()}

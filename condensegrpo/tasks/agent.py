@@ -228,9 +228,9 @@ class AgentEpisode:
     async def _ran(self, command: Command, log: Path, environment: Mapping[str, str]) -> int:
         values = {"{question}": self.problem.question, "{id}": self.problem.id}
         arguments = [re.sub(r"\{question\}|\{id\}", lambda name: values[name[0]], argument) for argument in command]
-        own = {name: os.environ[name] for name in self.task.variables}
+        variables = {**{name: os.environ[name] for name in self.task.variables}, **environment}
         return await run_program(
-            arguments, folder=log.parent / "work", environment={**own, **environment}, limits=self.task.limits, log=log
+            arguments, folder=log.parent / "work", environment=variables, limits=self.task.limits, log=log
         )
 
     def _text(self, file: Path) -> str:

@@ -54,9 +54,9 @@ class Conversation:
             if self._format is not None:
                 thought, end, rest = text.rpartition("</think>")
                 before = thought + end + rest.partition(self._format.opening)[0]
-            own = tuple(replace(call, id=f"call_{number}_{index}") for index, call in enumerate(reply.tool_calls))
-            sent = Message(role="assistant", content=before.strip(), tool_calls=own)
-            for call, sampled in zip(own, reply.tool_calls, strict=True):
+            named = tuple(replace(call, id=f"call_{number}_{index}") for index, call in enumerate(reply.tool_calls))
+            sent = Message(role="assistant", content=before.strip(), tool_calls=named)
+            for call, sampled in zip(named, reply.tool_calls, strict=True):
                 self._by_call[call.id] = (number, sampled)
         self._replies.append(_Reply(sampled=reply, sent=sent))
         self._by_request[_digests(messages)[-1]].append(number)
@@ -90,12 +90,12 @@ class Conversation:
 
     def _number(self, message: Message, before: int, last: int) -> int | None:
         """Which reply a message is, of those after ``last``; None: none of them."""
-        asked = [number for number in self._by_request[before] if number > last]
-        for number in reversed(asked):
+        candidates = [number for number in self._by_request[before] if number > last]
+        for number in reversed(candidates):
             if _same_text(message, self._replies[number].sent):
                 return number
-        if asked:
-            return asked[-1]
+        if candidates:
+            return candidates[-1]
         for call in message.tool_calls:
             if call.id in self._by_call and self._by_call[call.id][0] > last:
                 return self._by_call[call.id][0]
@@ -142,8 +142,8 @@ class Conversation:
         form = self._format or Native()
         calls = (form.call(call.name, _arguments(call)) for call in message.tool_calls)
         known = (self._by_call.get(call.id, (0, call))[1].id for call in message.tool_calls)
-        own = (replace(call, id=known_id) for call, known_id in zip(message.tool_calls, known, strict=True))
-        return replace(message, content="\n".join((message.text, *calls)).strip(), tool_calls=tuple(own))
+        renamed = (replace(call, id=known_id) for call, known_id in zip(message.tool_calls, known, strict=True))
+        return replace(message, content="\n".join((message.text, *calls)).strip(), tool_calls=tuple(renamed))
 
 
 def _digests(messages: Sequence[Message]) -> list[int]:

@@ -45,8 +45,8 @@ class AnswerEnvironment:
 
 def pinned_messages(*, system: str, question: str | tuple[Part, ...]) -> tuple[Message, ...]:
     """The pinned messages."""
-    asked = Message(role="user", content=question)
-    return (Message(role="system", content=system), asked) if system else (asked,)
+    posed = Message(role="user", content=question)
+    return (Message(role="system", content=system), posed) if system else (posed,)
 
 
 class QuestionTask:

@@ -87,11 +87,11 @@ class BfclMemory:
 
     def _problem(self, question: MemoryQuestion, said: Sequence[str]) -> Problem | None:
         """The question with some neighbouring messages; None if no message has its answer."""
-        asked = set(question.question.casefold().split())
+        question_words = set(question.question.casefold().split())
         indices = [index for index, text in enumerate(said) if contains_answer(question.answers, text)]
         if not indices:
             return None
-        index = max(indices, key=lambda index: len(asked & set(said[index].casefold().split())))
+        index = max(indices, key=lambda index: len(question_words & set(said[index].casefold().split())))
         before = random.Random(question.id).randrange(self.messages)
         first = max(min(index - before, len(said) - self.messages), 0)
         return Problem(

@@ -55,21 +55,21 @@ class Codes:
         problems, rng = self.problems("train"), random.Random(f"codes demonstrations {seed}")
         while True:
             problem = problems[rng.randrange(len(problems))]
-            asked, guess = pinned_messages(system=SYSTEM, question=problem.question), str(rng.randrange(10))
+            pinned, guess = pinned_messages(system=SYSTEM, question=problem.question), str(rng.randrange(10))
             if rng.random() < 0.5:
                 reply = _call(problem.question) if rng.random() < self.calling else _answer(guess)
-                yield Demonstration(context=asked, reply=reply, problem=problem)
+                yield Demonstration(context=pinned, reply=reply, problem=problem)
                 continue
             result = TAGGED.result("call_0", TOOL, str(problem.answer))
-            context = (*asked, Message(role="assistant", content=_call(problem.question)), result)
+            context = (*pinned, Message(role="assistant", content=_call(problem.question)), result)
             reply = _answer(str(problem.answer) if rng.random() < self.reading else guess)
             yield Demonstration(context=context, reply=reply, problem=problem)
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a reply is one call with the code that is asked for, or one answer."""
         calls = TAGGED.parse(reply)
-        asked = next(message.text for message in context if message.role == "user")
-        return is_call_or_answer(TAGGED, reply, tool=TOOL, argument="query") and (not calls or reply == _call(asked))
+        question = next(message.text for message in context if message.role == "user")
+        return is_call_or_answer(TAGGED, reply, tool=TOOL, argument="query") and (not calls or reply == _call(question))
 
     def corpus(self) -> Iterable[str]:
         """Every word of the task."""

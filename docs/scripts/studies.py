@@ -102,9 +102,9 @@ def _rows(evaluation: Json, baseline: str) -> Iterator[tuple[str, ...]]:
             difference = "–"
             if each := compared.get(name):
                 theirs = _column(by_arm[baseline]["by_seed"][figure])
-                found = difference_interval(column, theirs, paired=each["paired"], share=share)
-                found = Interval(*each["difference"]) if share and "difference" in each else found
-                difference = f"{found:+.3f}{', paired' if each['paired'] else ''}"
+                interval = difference_interval(column, theirs, paired=each["paired"], share=share)
+                interval = Interval(*each["difference"]) if share and "difference" in each else interval
+                difference = f"{interval:+.3f}{', paired' if each['paired'] else ''}"
             digits = ", ".join(f"{value:.4g}" for value in values.values())
             bounds = f"{new.low:.2f} … {new.high:.2f}" if new else "–"
             yield evaluation["name"], f"`{name}`", figure, digits, f"{mean:.3f}", bounds, difference
