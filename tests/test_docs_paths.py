@@ -35,7 +35,7 @@ def test_every_path_that_a_page_names_exists(page: Path) -> None:
 def test_the_table_of_where_to_change_what_has_a_path_in_every_row() -> None:
     page = ROOT / "docs" / "how-to" / "change-the-code.md"
     table = page.read_text(encoding="utf-8").split("## Where to change what", 1)[1].split("\n## ", 1)[0]
-    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and "| open |" not in line]
     assert len(rows) >= 20
     assert [row for row in rows if not PATH.search(row)] == []
 

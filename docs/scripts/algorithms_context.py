@@ -1,4 +1,4 @@
-"""Context in reward and advantage: tables and plot of docs/reference/estimators.md."""
+"""Context in reward and advantage: tables and plot of docs/reference/rewards.md."""
 
 import random
 from collections.abc import Mapping, Sequence
