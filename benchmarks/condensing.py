@@ -9,7 +9,6 @@ prompts: equal digests mean equal condensations.
 """
 
 import argparse
-import asyncio
 import hashlib
 import random
 import tempfile
@@ -19,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from engine import ANSWER, QUESTION, REPLY, WORDS, Chat, Instant
+from engine import ANSWER, REPLY, SAMPLES, WORDS, Instant, play, questions
 from tables import show
 from transformers import GenerationConfig
 
@@ -29,10 +28,8 @@ from condensegrpo.condensers.attention import AttentionCondenser
 from condensegrpo.condensers.summary_model import SummaryModel
 from condensegrpo.core.protocols.attention import AttentionQuery, TokenAttention
 from condensegrpo.core.protocols.condenser import UnitScorer
-from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Generation, SamplingParams, Trajectory
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Limits, ToolLimits
 from condensegrpo.episodes.toolcalls import Toolbox
@@ -43,7 +40,6 @@ from condensegrpo.learner.settings import NewModel
 from condensegrpo.samplers.transformers import TransformersSampler
 
 NAMES = ("attention", "leave_one_out", "summary_model")
-SAMPLES = 8  # trajectories of a problem
 BUDGET = 7 * (REPLY + ANSWER + 9)  # tokens of a context: about seven turns
 
 
@@ -111,7 +107,6 @@ def played(name: str, folder: Path, *, problems: int, turns: int, alike: bool) -
         toolbox=Toolbox({}, format=Native(), limits=ToolLimits(seconds=10.0)),
         limits=Limits(max_turns=turns, max_context_tokens=BUDGET, max_output_tokens=2 * REPLY, turn_seconds=600),
     )
-    asked = [Problem(id=str(number), question=" ".join(draw.choices(WORDS, k=QUESTION))) for number in range(problems)]
     digests: list[str] = []
 
     async def record(trajectory: Trajectory) -> None:
@@ -120,19 +115,9 @@ def played(name: str, folder: Path, *, problems: int, turns: int, alike: bool) -
         prompts = [list(turn.prompt_ids) for turn in trajectory.turns]
         digests.append(f"{trajectory.id} {hashlib.sha256(repr(prompts).encode()).hexdigest()}")
 
-    async def play() -> None:
-        await rollout_group(
-            problem_groups(asked, 1),
-            samples=SAMPLES,
-            environment=lambda problem: Chat(problem, turns),
-            engine=engine,
-            run_seed=0,
-            step=1,
-            on_finish=record,
-        )
-
+    asked = questions(draw, problems)
     began = time.process_time()
-    asyncio.run(play())
+    play(engine, asked, record)
     cpu = time.process_time() - began
     if isinstance(condenser, SummaryModel):
         calls.calls = int(condenser.counts()["calls"])

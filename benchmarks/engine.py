@@ -29,7 +29,7 @@ import statistics
 import tempfile
 import tracemalloc
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -184,10 +184,6 @@ def played(cell: Cell, file: Path, ended: Callable[[Trajectory], object] | None 
         toolbox=toolbox,
         limits=Limits(max_turns=cell.turns, max_context_tokens=budget, max_output_tokens=64),
     )
-    problems = [
-        Problem(id=str(number), question=" ".join(draw.choices(WORDS, k=QUESTION)))
-        for number in range(cell.trajectories // SAMPLES)
-    ]
 
     async def record(trajectory: Trajectory) -> None:
         acts = sum(turn.kind == "act" for turn in trajectory.turns)
@@ -200,18 +196,29 @@ def played(cell: Cell, file: Path, ended: Callable[[Trajectory], object] | None 
         score = Score(total=0.0, components={}, format_valid=True, correct=0.0, context_tokens=0)
         write_trajectory(file, ScoredTrajectory.of(trajectory, score))
 
-    async def play() -> None:  # returns nothing: asyncio.run() makes the repr of a result, however large
+    play(engine, questions(draw, cell.trajectories // SAMPLES), record)
+
+
+def questions(draw: random.Random, count: int) -> tuple[Problem, ...]:
+    """Problems of random words."""
+    return tuple(Problem(id=str(number), question=" ".join(draw.choices(WORDS, k=QUESTION))) for number in range(count))
+
+
+def play(engine: Engine, problems: Sequence[Problem], record: Callable[[Trajectory], Awaitable[None]]) -> None:
+    """Play ``SAMPLES`` chats about each problem; ``record`` is called with each trajectory."""
+
+    async def play_all() -> None:  # returns nothing: asyncio.run() makes the repr of a result, however large
         await rollout_group(
             problem_groups(problems, 1),
             samples=SAMPLES,
-            environment=lambda problem: Chat(problem, cell.turns),
+            environment=lambda problem: Chat(problem, engine.limits.max_turns),
             engine=engine,
             run_seed=0,
             step=1,
             on_finish=record,
         )
 
-    asyncio.run(play())
+    asyncio.run(play_all())
 
 
 # --- a cell in a process of its own

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,9 +41,10 @@ from passes import (
     whole_batch,
     without_padding,
 )
+from sides import Side
 from tables import show
 from trl_pass import MISSING, missing, trl_trie
-from worker import Clock, Job, Reading, Worker
+from worker import Clock, Job, Reading, prepared
 from workloads import LENGTHS, QUICK_LENGTHS, Kind, Workload, workload
 
 # fp32 sums in another order; bf16 has 8 bits of mantissa
@@ -154,26 +156,25 @@ def measure(
     """Run the variants in turns."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{number}.pt" for number in range(len(bench.variants))]
-        workers = [
-            Worker(
-                Job(
-                    prepare=variant.prepare,
-                    rows=load.apart if variant.apart else load.rows,
-                    size=size,
-                    budget=budget,
-                    threads=options.threads,
-                    clock=options.clock,
-                    seed=options.seed,
-                    gradient=path,
-                )
+        jobs = [
+            Job(
+                prepare=variant.prepare,
+                rows=load.apart if variant.apart else load.rows,
+                size=size,
+                budget=budget,
+                threads=options.threads,
+                clock=options.clock,
+                seed=options.seed,
+                gradient=path,
             )
             for variant, path in zip(bench.variants, paths, strict=True)
         ]
+        workers = [Side(partial(prepared, job), "fork" if budget.device == "cpu" else "spawn") for job in jobs]
         readings: list[list[Reading]] = [[] for _ in workers]
         for turn in range(options.rounds):
             for variant, worker, timed in zip(bench.variants, workers, readings, strict=True):
                 if not variant.slow or turn < options.slow_rounds:
-                    timed.append(worker.compute())
+                    timed.append(worker.run())
                     print(f"round {turn}: {variant.name}: {timed[-1].seconds:.2f} s", file=sys.stderr)
         for worker in workers:
             worker.close()

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -26,18 +27,9 @@ from typing import NamedTuple
 import torch
 from devices import check_device, mfu, peak_of
 from flops import sampling_flops
-from rollout_sides import (
-    Reading,
-    Setting,
-    Side,
-    bare,
-    syncs_transformers,
-    syncs_vllm,
-    weights_of,
-    with_transformers,
-    with_vllm,
-)
+from rollout_sides import Reading, Setting, bare, syncs, through_engine, timed_side, weights_of
 from rollout_world import NO_LIMIT, Size, World, chatter, engine, make_model, new_tokens, play, processed
+from sides import Side
 from tables import show
 from trl_rollout import MISSING, missing, with_trl
 
@@ -50,6 +42,7 @@ from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.episodes.engine import Engine
 
 KEEP = 2  # units that last_k and observation_mask show whole
+WITH_VLLM, WITH_TRANSFORMERS = (partial(through_engine, name) for name in ("vllm", "transformers"))
 
 
 class Bound(NamedTuple):
@@ -86,9 +79,9 @@ def overhead(options: argparse.Namespace, folder: Path) -> list[Part]:
 
 def _overhead(options: argparse.Namespace, setting: Setting, size: Size) -> Part:
     world = setting.world
-    sides = {"engine on vLLM": Side(with_vllm, setting), "bare LLM.generate": Side(bare, setting)}
+    sides = {"engine on vLLM": timed_side(WITH_VLLM, setting), "bare LLM.generate": timed_side(bare, setting)}
     if options.transformers:
-        sides["engine on transformers"] = Side(with_transformers, setting)
+        sides["engine on transformers"] = timed_side(WITH_TRANSFORMERS, setting)
     recorded = sides["engine on vLLM"].run(True).found
     readings = _in_turns(sides, options.rounds, {"bare LLM.generate": recorded})
     base = readings["bare LLM.generate"]
@@ -147,13 +140,13 @@ def loops(options: argparse.Namespace, folder: Path) -> list[Part]:
 
 
 def _loops(options: argparse.Namespace, setting: Setting) -> Part:
-    sides = {"engine on transformers": Side(with_transformers, setting)}
+    sides = {"engine on transformers": timed_side(WITH_TRANSFORMERS, setting)}
     if find_spec("vllm"):
-        sides["engine on vLLM"] = Side(with_vllm, setting)
+        sides["engine on vLLM"] = timed_side(WITH_VLLM, setting)
     if missing():
         print(MISSING)
     else:
-        sides["TRL"] = Side(with_trl, setting)
+        sides["TRL"] = timed_side(with_trl, setting)
     readings = _in_turns(sides, options.rounds, {})
     base, tokens = readings[list(sides)[-1]], sum(map(sum, setting.world.lengths()))
     if not missing() and {reading.found for reading in base} != {tokens}:
@@ -278,10 +271,9 @@ def sync(options: argparse.Namespace, folder: Path) -> list[Part]:
     setting = Setting(
         folder=folder, world=World(trajectories=1, turns=1, reply=(1, 1)), dtype=options.dtype, threads=options.threads
     )
-    starts = {"transformers": syncs_transformers} | ({"vllm": syncs_vllm} if find_spec("vllm") else {})
     lines, bounds = [], []
-    for name, start in starts.items():
-        side = Side(start, setting)
+    for name in ("transformers", *(["vllm"] if find_spec("vllm") else [])):
+        side = timed_side(partial(syncs, name), setting)
         side.run(0)
         readings = [side.run(version) for version in range(1, options.rounds + 3)]
         side.close()

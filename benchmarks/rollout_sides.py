@@ -1,18 +1,15 @@
-"""The sides that the rollout benchmark compares, each in a process of its own; they take turns.
+"""The sides that the rollout benchmark compares; they report the time of each run, by the clock and in CPU seconds."""
 
-A side loads once and then runs on request; it reports the time of each run, by the clock and in CPU seconds.
-"""
-
-import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from rollout_world import World, engine, play, waves
+from sides import Run, Side
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.protocols.sampler import Sampler
@@ -29,9 +26,6 @@ class Reading(NamedTuple):
     found: Any  # what the run gives besides
 
 
-Run = Callable[[Any], Any]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What every side is made of."""
@@ -43,60 +37,38 @@ class Setting:
     longest: int = 4096  # tokens of a prompt and its reply
 
 
-class Side:
-    """A process that runs one side on request."""
-
-    def __init__(self, start: Callable[[Setting], Run], setting: Setting) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, start, setting), daemon=True)
-        self._process.start()
-        other.close()
-
-    def run(self, given: object = None) -> Reading:
-        """One run.
-
-        Raises:
-            RuntimeError: it failed; with what it said.
-        """
-        self._pipe.send((given,))
-        try:
-            received = self._pipe.recv()
-        except EOFError as error:
-            raise RuntimeError("a side of the benchmark died; what it said is above") from error
-        if isinstance(received, Exception):
-            raise RuntimeError(f"a side of the benchmark failed: {received}") from received
-        reading: Reading = received
-        return reading
-
-    def close(self) -> None:
-        """End the process."""
-        self._pipe.send(None)
-        self._process.join()
+def timed_side(start: Callable[[Setting], Run], setting: Setting) -> Side:
+    """A process that runs one side on request, and returns a ``Reading``."""
+    return Side(partial(_timed, start, setting))
 
 
-def _serve(pipe: Connection, start: Callable[[Setting], Run], setting: Setting) -> None:
+def _timed(start: Callable[[Setting], Run], setting: Setting) -> Callable[[object], Reading]:
     torch.set_num_threads(setting.threads)
-    run: Run | None = None
-    while (message := pipe.recv()) is not None:
-        try:
-            run = run or start(setting)
-            began = time.monotonic(), time.process_time()
-            result = run(message[0])
-            pipe.send(Reading(time.monotonic() - began[0], time.process_time() - began[1], result))
-        except Exception as error:  # the boundary to the other process
-            pipe.send(error)
+    run = start(setting)
+
+    def timed(given: object) -> Reading:
+        began = time.monotonic(), time.process_time()
+        found = run(given)
+        return Reading(time.monotonic() - began[0], time.process_time() - began[1], found)
+
+    return timed
 
 
-def through_engine(setting: Setting, sampler_name: str) -> Run:
-    """The trajectory engine; a run returns its turns, wave by wave, if ``record`` is set."""
+def opened_sampler(setting: Setting, name: str) -> Sampler:
+    """A sampler of the policy."""
     options: dict[str, object] = {"model_path": str(setting.folder), "dtype": setting.dtype}
-    if sampler_name == "vllm":
+    if name == "vllm":
         options |= {
             "max_model_len": setting.longest,
             "engine": {"kv_cache_gib": None if torch.cuda.is_available() else KV_GIB},
         }
-    sampler: Sampler = build_plugin("samplers", sampler_name, options)
+    sampler: Sampler = build_plugin("samplers", name, options)
+    return sampler
+
+
+def through_engine(sampler_name: str, setting: Setting) -> Run:
+    """The trajectory engine; a run returns its turns, wave by wave, if ``record`` is set."""
+    sampler = opened_sampler(setting, sampler_name)
     parts = engine(setting.folder, sampler, setting.world)
     weights = weights_of(setting.folder)
 
@@ -106,16 +78,6 @@ def through_engine(setting: Setting, sampler_name: str) -> Run:
         return waves(trajectories) if record else None
 
     return run
-
-
-def with_vllm(setting: Setting) -> Run:
-    """The engine on vLLM."""
-    return through_engine(setting, "vllm")
-
-
-def with_transformers(setting: Setting) -> Run:
-    """The engine on transformers."""
-    return through_engine(setting, "transformers")
 
 
 def bare(setting: Setting) -> Run:
@@ -162,15 +124,9 @@ def bare(setting: Setting) -> Run:
     return run
 
 
-def syncs(setting: Setting, sampler_name: str) -> Run:
+def syncs(sampler_name: str, setting: Setting) -> Run:
     """New weights for a sampler, on request."""
-    options: dict[str, object] = {"model_path": str(setting.folder), "dtype": setting.dtype}
-    if sampler_name == "vllm":
-        options |= {
-            "max_model_len": setting.longest,
-            "engine": {"kv_cache_gib": None if torch.cuda.is_available() else KV_GIB},
-        }
-    sampler: Sampler = build_plugin("samplers", sampler_name, options)
+    sampler = opened_sampler(setting, sampler_name)
     weights = weights_of(setting.folder)
 
     def run(version: object) -> int:
@@ -178,16 +134,6 @@ def syncs(setting: Setting, sampler_name: str) -> Run:
         return sum(tensor.numel() for _, tensor in weights)
 
     return run
-
-
-def syncs_vllm(setting: Setting) -> Run:
-    """New weights for vLLM."""
-    return syncs(setting, "vllm")
-
-
-def syncs_transformers(setting: Setting) -> Run:
-    """New weights for transformers."""
-    return syncs(setting, "transformers")
 
 
 def weights_of(folder: Path) -> list[tuple[str, torch.Tensor]]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from engine import QUESTION, SAMPLES, WORDS, Chat, Instant
+from engine import SAMPLES, WORDS, Chat, Instant, questions
 from tables import show
 
 from condensegrpo.condensers.last_k import LastK
@@ -123,16 +123,6 @@ def open_world(settings: object, sampler: RemoteSampler) -> LocalPlayer:
     return player(settings, sampler)
 
 
-def groups(trajectories: int) -> tuple[ProblemGroup, ...]:
-    """The batch."""
-    draw = random.Random(0)
-    problems = [
-        Problem(id=str(number), question=" ".join(draw.choices(WORDS, k=QUESTION)))
-        for number in range(trajectories // SAMPLES)
-    ]
-    return problem_groups(problems, STREAM[1])
-
-
 async def played(
     world: World, batch: Sequence[ProblemGroup], sampler: Sampler, pool: WorkerPool, workers: int
 ) -> tuple[ScoredTrajectory, ...]:
@@ -174,7 +164,7 @@ def measured(
 def benchmark(numbers: Sequence[int], world: World, *, trajectories: int, rounds: int) -> None:
     """Measure and print."""
     Instant.__module__ = "condensegrpo"  # as the package's own samplers, which need no task and thread of their own
-    batch = groups(trajectories)
+    batch = problem_groups(questions(random.Random(0), trajectories // SAMPLES), STREAM[1])
     sampler = Instant([renderer().reply_ids(text) for text in calls()])
     pool, known = (
         WorkerPool(ProcessHost("rollout_workers:open_worlds"), sampler, model=lambda name: sampler),

@@ -43,6 +43,7 @@ from condensegrpo.storage.trackers import read_metrics
 
 LIMITS = {"max_turns": 3, "max_context_tokens": 640, "max_output_tokens": 96}
 PROBLEMS, SAMPLES, TOOL = 4, 4, "look_up"
+STEPS = 4  # of a case; compared are all but the first, and but the last that nothing is sampled beside
 EVEN, UNEVEN = 0.0, 0.7  # sigma of the lengths of replies and the seconds of tools
 
 
@@ -56,11 +57,6 @@ class Case:
     sigma: float = EVEN
     tool_seconds: float = 8.0
     calibrates: bool = False
-
-    @property
-    def steps(self) -> int:
-        """Steps that are compared: all but the first, and but the last that nothing is sampled beside."""
-        return 4
 
     @property
     def workload(self) -> Workload:
@@ -151,7 +147,7 @@ def configuration(case: Case, name: str, runs: Path) -> RunConfig:
             "rollout.tools={use: [], format: tagged, seconds: 120}",
             f"rollout.staleness={case.staleness}",
             "evaluate={problems: 1, variants: {}}",
-            f"train.steps={case.steps + case.staleness}",
+            f"train.steps={STEPS + case.staleness}",
             f"train.problems_per_step={PROBLEMS}",
             f"train.samples_per_problem={SAMPLES}",
             *("train.eval_every=0", "train.save_every=0"),
@@ -204,7 +200,7 @@ def measured(case: Case, name: str, runs: Path) -> list[dict[str, float]]:
                 tools=[stand_in_tool(TOOL, case.workload, config.seed)],
             )
     lines = [line for line in read_metrics(folder / "metrics.jsonl") if "seconds" in line]
-    return [line for line in lines if 2 <= line["step"] <= case.steps]
+    return [line for line in lines if 2 <= line["step"] <= STEPS]
 
 
 def predicted(case: Case, name: str, runs: Path, cluster: Cluster) -> float:
@@ -213,7 +209,7 @@ def predicted(case: Case, name: str, runs: Path, cluster: Cluster) -> float:
     config = config.model_copy(
         update={"rollout": config.rollout.model_copy(update={"tools": replace(config.rollout.tools, use=(TOOL,))})}
     )
-    of_case = cluster.model_copy(update={"servers": case.servers, "workload": case.workload, "steps": case.steps})
+    of_case = cluster.model_copy(update={"servers": case.servers, "workload": case.workload, "steps": STEPS})
     return fmean(step.seconds for step in simulate(config, of_case, Silent()).steps[1:])
 
 

@@ -12,8 +12,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from rollout_sides import Run, Setting
+from rollout_sides import Setting
 from rollout_world import WORDS
+from sides import Run
 from torch import Tensor
 from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList
 

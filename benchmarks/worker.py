@@ -1,17 +1,9 @@
-"""A process that computes one pass over and over when it is told to, so that its memory is nobody else's.
+"""Computes one pass over and over in a process of its own, so that its memory is nobody else's."""
 
-    parent ─ True ─▶ worker: computes once ─▶ Reading ─▶ parent            False ends it
-
-All workers of a workload live at the same time and take turns, so that whatever disturbs the machine disturbs all.
-"""
-
-import multiprocessing
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -47,40 +39,8 @@ class Job:
     gradient: Path  # where the first gradient is written
 
 
-class Worker:
-    """The parent's end of a worker."""
-
-    def __init__(self, job: Job) -> None:
-        # A fork is ready at once; CUDA does not survive one.
-        on_cpu = job.budget.device == "cpu"
-        context = multiprocessing.get_context("fork") if on_cpu else multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(job, theirs), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def compute(self) -> Reading:
-        """Have the pass computed once."""
-        self.pipe.send(True)
-        try:
-            reading: Reading = self.pipe.recv()
-        except EOFError as error:
-            self.process.join()
-            code = self.process.exitcode
-            raise RuntimeError(
-                f"computing a pass: its process ended with exit code {code}, wanted a reading. What it printed says "
-                f"why; -9 is a lack of memory: leave that pass out with --workloads, or use fewer --questions."
-            ) from error
-        return reading
-
-    def close(self) -> None:
-        """End the process."""
-        self.pipe.send(False)  # a closed pipe would not do: workers forked later hold its end as well
-        self.process.join()
-
-
-def serve(job: Job, pipe: Connection) -> None:
-    """Load, compute once on a small part to warm up, then once for each message."""
+def prepared(job: Job) -> Callable[[object], Reading]:
+    """Load, and compute once on a small part to warm up. Returns what computes the pass once."""
     torch.set_num_threads(job.threads)
     torch.set_num_interop_threads(1)
     on_cpu = job.budget.device == "cpu"
@@ -91,14 +51,16 @@ def serve(job: Job, pipe: Connection) -> None:
     model.zero_grad()
     loaded = resident(on_cpu)
     forget_peak(on_cpu)
-    largest = 0
-    for count in _messages(pipe):
+
+    def compute(_: object) -> Reading:
         seconds, norm = _timed(job, step)
-        largest = max(largest, peak(on_cpu) - loaded)
-        if count == 0 and norm is None:
+        reading = Reading(seconds, peak(on_cpu) - loaded, norm)
+        if norm is None and not job.gradient.exists():
             _write_gradient(model, job.gradient)
         model.zero_grad()
-        pipe.send(Reading(seconds, largest, norm))
+        return reading
+
+    return compute
 
 
 def resident(on_cpu: bool) -> int:
@@ -122,15 +84,6 @@ def forget_peak(on_cpu: bool) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident set size
     else:
         torch.cuda.reset_peak_memory_stats()
-
-
-def _messages(pipe: Connection) -> Iterator[int]:
-    """Counts the messages until one says that it is enough; also where the parent is gone."""
-    count = 0
-    with suppress(EOFError):
-        while pipe.recv():
-            yield count
-            count += 1
 
 
 def _timed(job: Job, step: Step) -> tuple[float, float | None]:
