@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 
 from condensegrpo.algorithms.packing import PackedBatch, lay_out
 from condensegrpo.core.trajectory import Segment
-from condensegrpo.learner.head import Predicted
 from condensegrpo.learner.logprobs import TrainedLogprobs
 
 
@@ -27,9 +26,9 @@ def collate(segments: Sequence[Segment]) -> PackedBatch:
     return lay_out([(segment,) for segment in segments])
 
 
-def computed(module: TrainedLogprobs, batch: PackedBatch, temperature: float, *options: bool, **objective: Any) -> Any:
+def computed(module: TrainedLogprobs, batch: PackedBatch, temperature: float, **objective: Any) -> Any:
     """The forward pass of a micro-batch on the CPU."""
-    return module(module.place(batch), temperature, *options, **objective)
+    return module(module.place(batch), temperature, **objective)
 
 
 def hidden_and_bytes(module: TrainedLogprobs, batch: PackedBatch) -> tuple[Tensor, int]:
@@ -54,4 +53,4 @@ def trained_logprobs(model: PreTrainedModel, batch: PackedBatch, *, temperature:
 
     rows  [5 6 7]  [8 9]      trained: 7 and 9      ->   log π(7|5 6), log π(9|8)
     """
-    return cast(Predicted, computed(TrainedLogprobs(model), batch, temperature)).logp_T
+    return cast(Tensor, computed(TrainedLogprobs(model), batch, temperature))

@@ -32,7 +32,7 @@ def gradients(policy: PreTrainedModel, *, checkpointed: int) -> tuple[dict[str, 
     torch.manual_seed(7)
     with dropping(policy):
         hidden, kept = hidden_and_bytes(module, BATCH)
-        surrogate_step(module.head(hidden, BATCH.target, 0.9).logp_T, BATCH).backward()
+        surrogate_step(module.head(hidden, BATCH.target, 0.9), BATCH).backward()
     assert not policy.training
     return {name: tensor.grad for name, tensor in trained_weights(policy).items()}, kept
 

@@ -281,7 +281,7 @@ def test_a_head_that_does_more_than_multiply_takes_the_long_way_and_is_right(
     objective = counting(CLIPPED, seen)
     computed(module, batch, 1.0, objective=PerToken(objective)).loss.backward()
     assert seen == [len(batch.target)]
-    logp_T = computed(apart, batch, 1.0).logp_T
+    logp_T = computed(apart, batch, 1.0)
     (batch.weights * CLIPPED(logp_T, batch).loss_T).sum().backward()
     for name, wanted in gradients_of(apart.policy).items():
         torch.testing.assert_close(gradients_of(module.policy)[name], wanted, rtol=1e-5, atol=1e-6)
@@ -326,11 +326,11 @@ def test_what_is_measured_before_an_update_is_bit_for_bit_what_the_update_sees(d
     """So that ratios of unchanged weights are 1 and divergences 0, and not nearly so."""
     batch, module = collate(rows(40)), TrainedLogprobs(qwen3().to(dtype))
     with torch.no_grad():
-        measured_T = computed(module, batch, 0.9).logp_T
+        measured_T = computed(module, batch, 0.9)
     found = computed(module, replace(batch, old=measured_T), 0.9, objective=PerToken(CLIPPED))
     assert measured_T.dtype == torch.float32
     assert len(measured_T) > fused_head.CPU_TILE
     assert torch.equal(found.statistics["ratio"], torch.ones(len(measured_T)))
     assert torch.equal(found.statistics["entropy"], -measured_T)
-    near = computed(module, batch, 0.9).logp_T.detach()  # with gradient, chunk by chunk
+    near = computed(module, batch, 0.9).detach()  # with gradient, chunk by chunk
     torch.testing.assert_close(measured_T, near, rtol=1e-5, atol=1e-5)

@@ -69,10 +69,10 @@ def test_rows_see_only_themselves_however_they_are_laid_out(way: Callable[[Train
     model, some = qwen3(), [segment([5, 6, 7, 8], [2, 3]), segment([9, 10], [1]), segment([11, 12, 13], [1, 2])]
     batch, module = collate(some), TrainedLogprobs(model)
     way(module)
-    found = computed(module, batch, 1.0).logp_T
+    found = computed(module, batch, 1.0)
     torch.testing.assert_close(found, torch.cat([plain_logprobs(model, row) for row in some]), rtol=1e-5, atol=1e-5)
     other = collate([segment([1, 2, 3, 4], [2, 3]), *some[1:]])  # another first row changes nothing after it
-    changed = computed(module, other, 1.0).logp_T
+    changed = computed(module, other, 1.0)
     torch.testing.assert_close(changed[2:], found[2:], rtol=1e-6, atol=1e-6)
     assert (changed[:2] - found[:2]).abs().min() > 1e-3
 
@@ -140,12 +140,12 @@ def test_a_dummy_gives_every_parameter_a_gradient_of_exactly_zero() -> None:
 def test_chunks_equal_the_whole_and_are_recomputed_in_backward() -> None:
     model, batch = llama(), collate(rows(5))
     module = TrainedLogprobs(model)
-    whole = computed(module, batch, 0.7).logp_T
+    whole = computed(module, batch, 0.7)
     wanted = gradients(model, whole.sum())
     calls: list[int] = []
     handle = model.get_output_embeddings().register_forward_hook(lambda _, __, output: calls.append(len(output)))
     module.head.chunk_tokens = 4
-    chunked = computed(module, batch, 0.7).logp_T
+    chunked = computed(module, batch, 0.7)
     chunks = [4] * (len(whole) // 4) + [len(whole) % 4] * (len(whole) % 4 > 0)
     assert calls == chunks
     found = gradients(model, chunked.sum())
@@ -200,7 +200,7 @@ def test_a_model_that_calls_its_sizes_by_other_names_gives_what_its_full_logits_
         assert module.computes_trees == (attention == "sdpa")
         if module.computes_trees:
             way(module)
-        torch.testing.assert_close(computed(module, batch, 1.0).logp_T, wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(computed(module, batch, 1.0), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("logit_scale", [0.25, 0.997])

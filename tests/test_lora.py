@@ -256,7 +256,7 @@ def test_dropout_is_active_in_the_optimisers_passes_and_nowhere_else() -> None:
     seen = []
     for _ in range(2):
         with dropping(learner.module):
-            seen.append(computed(learner.module, batch, 1.0).logp_T.detach())
+            seen.append(computed(learner.module, batch, 1.0).detach())
     assert not torch.equal(seen[0], still)
     assert not torch.equal(seen[0], seen[1])
     assert [part.training for part in policy.modules() if part.training] == []

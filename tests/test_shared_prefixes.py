@@ -88,7 +88,7 @@ def gradients(model: PreTrainedModel, batches: Sequence[PackedBatch]) -> dict[st
     model.zero_grad()
     module = TrainedLogprobs(model)
     for batch in batches:
-        loss(computed(module, batch, 1.0).logp_T, batch).backward()
+        loss(computed(module, batch, 1.0), batch).backward()
     return {name: tensor.grad.clone() for name, tensor in model.named_parameters() if tensor.grad is not None}
 
 
@@ -131,16 +131,16 @@ def test_log_probabilities_are_those_of_the_rows() -> None:
     wanted = torch.cat([plain_logprobs(model, row) for row in rows])
     batch = lay_out([tuple(rows[:9]), tuple(rows[9:10]), tuple(rows[10:])])
     assert batch.token_ids.numel() < sum(len(row.token_ids) for row in rows) / 2
-    torch.testing.assert_close(computed(TrainedLogprobs(model), batch, 1.0).logp_T, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(computed(TrainedLogprobs(model), batch, 1.0), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_sibling_s_tokens_change_nothing_for_the_others() -> None:
     model = qwen3()
     first, second = segment([3, 4, 5, 6, 7], [3, 4]), segment([3, 4, 8, 9, 10], [3, 4])
     module = TrainedLogprobs(model)
-    found = computed(module, lay_out([(first, second)]), 1.0).logp_T
+    found = computed(module, lay_out([(first, second)]), 1.0)
     other = replace(first, token_ids=(3, 4, 11, 12, 13))
-    changed = computed(module, lay_out([(other, second)]), 1.0).logp_T
+    changed = computed(module, lay_out([(other, second)]), 1.0)
     torch.testing.assert_close(changed[2:], found[2:], rtol=1e-6, atol=1e-6)
     assert (changed[:2] - found[:2]).abs().min() > 1e-3
 
@@ -151,7 +151,7 @@ def test_in_bfloat16_a_tree_is_as_near_to_its_rows_as_the_precision() -> None:
     module.check()
     assert module.without_trees is None
     wanted = torch.cat([plain_logprobs(model, row) for row in rows])
-    found = computed(module, lay_out([tuple(rows)]), 1.0).logp_T
+    found = computed(module, lay_out([tuple(rows)]), 1.0)
     exact = torch.cat([plain_logprobs(qwen3(), row) for row in rows])
     assert (found - exact).abs().mean() <= 1.5 * (wanted - exact).abs().mean()
 
@@ -187,7 +187,7 @@ def test_models_that_look_back_by_index_take_plain_rows_and_say_why(
     assert reason in str(module.without_trees)
     (batch,) = micro_batches(blocks(rows, max_tokens=999, share=module.computes_trees), max_tokens=999)
     assert max(len(row.token_ids) for row in rows) > 4 + 1  # the window is felt
-    found = computed(module, batch, 1.0).logp_T
+    found = computed(module, batch, 1.0)
     assert found.sum().item() == pytest.approx(sum(plain_logprobs(model, row).sum().item() for row in rows), rel=1e-5)
 
 
@@ -211,7 +211,7 @@ def test_eager_attention_takes_plain_rows_and_gives_what_they_give() -> None:
     module.check()
     assert "eager attention knows no trees" in str(module.without_trees)
     wanted = torch.cat([plain_logprobs(model, row) for row in rows])
-    torch.testing.assert_close(computed(module, collate(rows), 1.0).logp_T, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(computed(module, collate(rows), 1.0), wanted, rtol=1e-5, atol=1e-5)
     with pytest.raises(LearnerError, match=r"takes plain rows only .* Pack its rows with share=False"):
         computed(module, lay_out([tuple(rows)]), 1.0)
 

@@ -187,7 +187,7 @@ def measure_logprobs(
         for index in range(rounds):
             batch = batches[index] if index < len(batches) else dummy()
             batch = engine.module.place(batch, engine.device, blank=blank)
-            logps.append(engine(batch, temperature).logp_T)
+            logps.append(engine(batch, temperature))
     return tuple(logps[: len(batches)])
 
 

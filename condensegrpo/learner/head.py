@@ -1,12 +1,12 @@
 """The LM head on some positions, without a [tokens × vocabulary] tensor.
 
-    hidden states (T, H) ─▶ LM head, chunk by chunk ─▶ log π (T,), and the entropy (T,) on request
+    hidden states (T, H) ─▶ LM head, chunk by chunk ─▶ log π (T,)
                                                    └─▶ Σ w·l where an objective is given, in one pass if it allows
 
 Legend: T trained tokens, _t those of a chunk, H hidden size, V vocabulary.
 """
 
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,6 @@ from condensegrpo.algorithms.objective import MicroBatchLoss, SummedLoss
 from condensegrpo.learner import fused_head
 
 CHUNK_LOGITS = 2**25  # logits that exist at a time: 128 MB in fp32
-
-
-class Predicted(NamedTuple):
-    """The model's predictions of the trained tokens."""
-
-    logp_T: Tensor  # float32, nats, with gradient
-    entropy_T: Tensor | None = None  # float32, nats, of the whole distribution; no gradient. None: not requested
 
 
 class ChunkedHead(nn.Module):
@@ -41,42 +34,26 @@ class ChunkedHead(nn.Module):
         self.chunk_tokens = max(1, CHUNK_LOGITS // vocabulary)
 
     def forward(
-        self,
-        hidden: Tensor,
-        target: Tensor,
-        temperature: float,
-        entropy: bool = False,
-        loss: MicroBatchLoss | None = None,
-    ) -> Predicted | SummedLoss:
+        self, hidden: Tensor, target: Tensor, temperature: float, loss: MicroBatchLoss | None = None
+    ) -> Tensor | SummedLoss:
         """The log-probabilities of ``target`` (T,) after ``hidden`` (T, H) at ``temperature``, or a loss of them.
 
         Args:
-            entropy: whether to compute the entropy too; it costs a second product with the head's weight, forward only.
             loss: the loss of the log-probabilities; None: they are returned.
 
         Returns:
-            The loss if there is a ``loss``, and else the log-probabilities.
+            The loss if there is a ``loss``, and else the log-probabilities: float32 (T,), nats, with gradient.
         """
         if loss is None:
-            return self._predicted(hidden, target, temperature, entropy)
+            return self._chunked(hidden, target, temperature)
         if loss.divisible and self._only_multiplies():
             weight, tile = cast(Tensor, self.lm_head.weight), fused_head.tile_tokens(hidden.device)
             return fused_head.summed(hidden, weight, target, temperature=temperature, loss=loss, tile=tile)
-        return loss(self._predicted(hidden, target, temperature, entropy=False).logp_T)
+        return loss(self._chunked(hidden, target, temperature))
 
     def _only_multiplies(self) -> bool:
         """Whether logits are hidden states times a weight and nothing else: no bias, no adapter, no softcap."""
         return type(self.lm_head) is nn.Linear and self.lm_head.bias is None and self.softcap is None
-
-    def _predicted(self, hidden: Tensor, target: Tensor, temperature: float, entropy: bool) -> Predicted:
-        logp_T = self._chunked(hidden, target, temperature)
-        if not entropy:
-            return Predicted(logp_T)
-        with torch.no_grad():
-            chunks = torch.split(hidden, self.chunk_tokens)
-            every_p = ((self.logits(hidden_t) / temperature).softmax(dim=-1) for hidden_t in chunks)
-            # −Σ p·log p; a token of probability 0 adds nothing
-            return Predicted(logp_T, torch.cat([torch.special.entr(p_tV).sum(dim=-1) for p_tV in every_p]))
 
     def _chunked(self, hidden: Tensor, target: Tensor, temperature: float) -> Tensor:
         if not torch.is_grad_enabled() and self._only_multiplies():  # the bits of the one pass: ratios of exactly 1

@@ -21,7 +21,7 @@ from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.attention_kernels import Heads, Kernels, kernels_on
 from condensegrpo.learner.device_batch import DeviceBatch, on_device
-from condensegrpo.learner.head import ChunkedHead, Predicted
+from condensegrpo.learner.head import ChunkedHead
 from condensegrpo.learner.padded_rows import pad_rows
 from condensegrpo.learner.pictures import BatchPictures, ShownPictures, decoder_inputs, tower
 from condensegrpo.learner.sequence_parallel import RankGroup, rank_group
@@ -72,32 +72,25 @@ class TrainedLogprobs(nn.Module):
         )
 
     def forward(
-        self,
-        batch: DeviceBatch,
-        temperature: float,
-        entropy: bool = False,
-        objective: ObjectiveFunction | None = None,
-    ) -> Predicted | SummedLoss:
+        self, batch: DeviceBatch, temperature: float, objective: ObjectiveFunction | None = None
+    ) -> Tensor | SummedLoss:
         """Log π (T,) of the trained tokens of a micro-batch that ``place`` put on the device.
 
         Nothing here waits for the device.
 
         Args:
             temperature: that the tokens were sampled at.
-            entropy: whether to compute the exact entropy of the distributions too.
             objective: of the log-probabilities; if given, the result is the loss of the tokens that this rank predicts.
         """
         hidden, target = self.hidden(batch), batch.predicted_here.target
         loss = None if objective is None else MicroBatchLoss(objective, batch.columns)
         if self.group is None or batch.which is None:
-            return cast(Predicted | SummedLoss, self.head(hidden, target, temperature, entropy, loss))
+            return cast(Tensor | SummedLoss, self.head(hidden, target, temperature, loss))
         if loss is not None:
             loss = self.group.loss_part(loss, batch.which)
-            return cast(SummedLoss, self.head(hidden, target, temperature, entropy, loss))
-        predicted: Predicted = self.head(hidden, target, temperature, entropy)
-        gather = partial(self.group.together, which=batch.which, total=len(batch.columns.target))
-        entropy_T = None if predicted.entropy_T is None else gather(predicted.entropy_T)
-        return Predicted(gather(predicted.logp_T), entropy_T)
+            return cast(SummedLoss, self.head(hidden, target, temperature, loss))
+        logp_T: Tensor = self.head(hidden, target, temperature)
+        return self.group.together(logp_T, batch.which, total=len(batch.columns.target))
 
     @property
     def config(self) -> PretrainedConfig:

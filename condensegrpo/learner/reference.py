@@ -56,7 +56,7 @@ def against_copy(
     """
     home = next(reference.parameters()).device
     reference.to(device)
-    logps = [reference(reference.place(batch, torch.device(device)), temperature).logp_T for batch in batches]
+    logps = [reference(reference.place(batch, torch.device(device)), temperature) for batch in batches]
     reference.to(home)
     return _with_reference(batches, logps)
 
