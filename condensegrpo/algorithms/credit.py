@@ -55,15 +55,7 @@ class Estimator:
         batch = Batch(self.outcome(scores), scores.turn_N, scores.group_N, scores.turns_N, scores.result_turn_N)
         estimate = self.plugin(batch, **columns, **self.options)
         spread = partial(_spread, act_NK=scores.act_NK)
-        terms = tuple(
-            term._replace(
-                value_NK=spread(term.value_NK),
-                numbers={name: spread(number) for name, number in term.numbers.items()},
-                applies_NK=None if term.applies_NK is None else spread(term.applies_NK),
-            )
-            for term in estimate.terms
-        )
-        return Estimate(spread(estimate.advantage_NK), terms)
+        return Estimate(spread(estimate.advantage_NK), tuple(term.mapped(spread) for term in estimate.terms))
 
     def outcome(self, scores: Scores) -> Tensor:
         """The outcome that it compares within a group, float (N,): the total reward, penalties subtracted or as 0."""

@@ -13,7 +13,8 @@ trainer supplies; all others are options, whose annotations say which values are
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -56,6 +57,14 @@ class Term(NamedTuple):
     def added(self) -> Tensor:
         """The value, and 0 at turns that do not have the term."""
         return self.value_NK if self.applies_NK is None else torch.where(self.applies_NK, self.value_NK, 0.0)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The term with each of its tensors changed."""
+        return self._replace(
+            value_NK=change(self.value_NK),
+            numbers={name: change(number) for name, number in self.numbers.items()},
+            applies_NK=None if self.applies_NK is None else change(self.applies_NK),
+        )
 
 
 class Estimate(NamedTuple):
@@ -133,7 +142,8 @@ class EstimatorPlugin:
         estimate = returned if isinstance(returned, Estimate) else Estimate(returned)
         advantage = estimate.advantage_NK
         table = finished(advantage if advantage.dim() == 2 else advantage[:, None], batch.turns_N, like=batch.outcome_N)
-        return Estimate(table, tuple(_at_turns(term, table.shape[1]) for term in estimate.terms))
+        at_turns = partial(_at_turns, turns=table.shape[1])
+        return Estimate(table, tuple(term.mapped(at_turns) for term in estimate.terms))
 
 
 def estimator(
@@ -160,17 +170,9 @@ def estimator(
     )
 
 
-def _at_turns(term: Term, turns: int) -> Term:
-    """The term with each tensor as (N,), one number for all turns, or as (N, turns)."""
-
-    def at_turns(value: Tensor) -> Tensor:
-        return value.expand(-1, turns) if value.dim() == 2 else value
-
-    return term._replace(
-        value_NK=at_turns(term.value_NK),
-        numbers={name: at_turns(number) for name, number in term.numbers.items()},
-        applies_NK=None if term.applies_NK is None else at_turns(term.applies_NK),
-    )
+def _at_turns(value: Tensor, turns: int) -> Tensor:
+    """A tensor of a term as (N,), one number for all turns, or as (N, turns)."""
+    return value.expand(-1, turns) if value.dim() == 2 else value
 
 
 def _keywords(function: Callable[..., object]) -> Sequence[str]:
