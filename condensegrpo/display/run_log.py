@@ -12,7 +12,7 @@ from condensegrpo.core.observer import Observer
 from condensegrpo.core.wording import counted
 from condensegrpo.display.neutral import neutral
 from condensegrpo.display.step_table import WIDTH, StepTable
-from condensegrpo.storage.files import write_error
+from condensegrpo.storage.files import writing
 
 if TYPE_CHECKING:
     from condensegrpo.core.evaluation import Evaluation
@@ -43,10 +43,8 @@ class RunLog(Observer):
     def record(self, text: str) -> None:
         """Write some lines."""
         now = timestamp()
-        try:
+        with writing(Path(self._file.name)):
             self._file.write("".join(f"{now}  {line}\n" for line in neutral(text).split("\n")).encode())
-        except OSError as error:
-            raise write_error(Path(self._file.name), error) from error
 
     def say(self, text: str) -> None:
         """Write what happened."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from condensegrpo.core.errors import DataError, RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.storage.codec import decode
-from condensegrpo.storage.files import read_lines, write_atomically, write_error
+from condensegrpo.storage.files import read_lines, write_atomically, writing
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
 
 Correct = Mapping[str, list[float]]  # problem → the correctness of its samples
@@ -65,12 +65,10 @@ def new_name(run: RunFolder, step: int) -> Iterator[str]:
         RunError: the folder cannot be written.
     """
     number = 1
-    try:
+    with writing(run.evaluation_folder):
         run.evaluation(step, "eval-1").parent.mkdir(parents=True, exist_ok=True)
         while not _reserved(file := run.evaluation(step, f"eval-{number}").with_suffix(".json")):
             number += 1
-    except OSError as error:
-        raise write_error(run.evaluation_folder, error) from error
     try:
         yield file.stem
     finally:

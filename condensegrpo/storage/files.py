@@ -25,20 +25,17 @@ def append_line(path: Path, line: str) -> None:
     Raises:
         RunError: the disk is full or the file cannot be written.
     """
-    try:
-        with path.open("ab+", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # ranks append to one file: half a line of another rank is not cut off
-            end = _end_of_last_line(file.fileno())
-            if end < os.fstat(file.fileno()).st_size:
+    with writing(path), path.open("ab+", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # ranks append to one file: half a line of another rank is not cut off
+        end = _end_of_last_line(file.fileno())
+        if end < os.fstat(file.fileno()).st_size:
+            file.truncate(end)
+        try:
+            _write_all(file.fileno(), f"{line}\n".encode())
+        except OSError:
+            with suppress(OSError):  # not every file can be truncated; report the first error
                 file.truncate(end)
-            try:
-                _write_all(file.fileno(), f"{line}\n".encode())
-            except OSError:
-                with suppress(OSError):  # not every file can be truncated; report the first error
-                    file.truncate(end)
-                raise
-    except OSError as error:
-        raise write_error(path, error) from error
+            raise
 
 
 def start_file(path: Path) -> None:
@@ -47,11 +44,9 @@ def start_file(path: Path) -> None:
     Raises:
         RunError: the disk is full or the folder cannot be written.
     """
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-    except OSError as error:
-        raise write_error(path, error) from error
 
 
 def make_folder(path: Path) -> None:
@@ -60,10 +55,8 @@ def make_folder(path: Path) -> None:
     Raises:
         RunError: it cannot be made.
     """
-    try:
+    with writing(path):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise write_error(path, error) from error
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -72,10 +65,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Raises:
         RunError: the disk is full or the file cannot be written.
     """
-    try:
+    with writing(path):
         replace_file(path, content)
-    except OSError as error:
-        raise write_error(path, error) from error
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
@@ -136,11 +127,11 @@ def shared_lock(path: Path) -> Iterator[None]:
         yield
 
 
-def is_locked(path: Path) -> bool:
-    """Whether a process holds a lock of a file."""
+def is_locked(path: Path, kind: int = fcntl.LOCK_EX) -> bool:
+    """Whether a process holds a lock of a file that excludes one of this kind: any lock, or with LOCK_SH its own."""
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:  # no such file, or a file system without locks
@@ -148,14 +139,18 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def write_error(path: Path, error: OSError) -> RunError:
-    """The error for a file or folder that cannot be written, with what to do."""
-    if error.errno in DISK_FULL:
-        return RunError(
-            f"writing {path}: {error.strerror}. Free some space (or raise the quota), then go on with "
-            f"`condensegrpo train --resume RUN`; what was written before is whole."
-        )
-    return RunError(f"writing {path}: {error.strerror}. Check the folder and its permissions.")
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A block that writes a file or folder: an error of the system becomes a ``RunError`` that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise RunError(
+                f"writing {path}: {error.strerror}. Free some space (or raise the quota), then go on with "
+                f"`condensegrpo train --resume RUN`; what was written before is whole."
+            ) from error
+        raise RunError(f"writing {path}: {error.strerror}. Check the folder and its permissions.") from error
 
 
 def _end_of_last_line(descriptor: int) -> int:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from condensegrpo.core.errors import RunError
-from condensegrpo.storage.files import TEMPORARY, write_atomically, write_error
+from condensegrpo.storage.files import TEMPORARY, write_atomically, writing
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 
@@ -26,10 +26,8 @@ def new_run(path: Path, configuration: str, *, overwrite: bool) -> Iterator[RunF
     Raises:
         RunError: the name is taken, the run of this name is in use, or the folder cannot be written.
     """
-    try:
+    with writing(path):
         _make_room(path, overwrite=overwrite)
-    except OSError as error:
-        raise write_error(path, error) from error
     run = RunFolder.create(path)
     try:
         with run.locked():

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Self
 
 from condensegrpo.core.errors import RunError
-from condensegrpo.storage.files import TEMPORARY, write_atomically, write_error
+from condensegrpo.storage.files import TEMPORARY, is_locked, write_atomically, writing
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.trackers import read_metrics
 
@@ -49,15 +49,13 @@ class RunFolder:
         Raises:
             RunError: the folder is not empty or cannot be made.
         """
-        try:
+        with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
                 raise RunError(f"creating the run folder {path}: the folder is not empty. Give another folder.")
             run = cls(path)
             for folder in (run.trajectory_folder, run.credit_folder, run.checkpoints):
                 folder.mkdir()
-        except OSError as error:
-            raise write_error(path, error) from error
         return run
 
     @classmethod
@@ -130,14 +128,7 @@ class RunFolder:
     @property
     def in_use(self) -> bool:
         """Whether a process holds the lock."""
-        try:
-            with (self.path / "lock").open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:  # it was never locked, or its file system has no locks
-            pass
-        return False
+        return is_locked(self.path / "lock", fcntl.LOCK_SH)
 
     def trajectories(self, step: int) -> Path:
         """The trajectories sampled for one optimiser step."""
@@ -168,7 +159,7 @@ class RunFolder:
 
     def truncate_after(self, step: int) -> None:
         """Remove what was written after ``step``, so that a resumed run writes it again and nothing is there twice."""
-        try:
+        with writing(self.path):
             for folder in (self.trajectory_folder, self.credit_folder):
                 for file in folder.glob("*.jsonl"):
                     match = _STEP_FILE.fullmatch(file.name)
@@ -178,21 +169,17 @@ class RunFolder:
                 match = _STEP_FOLDER.fullmatch(evaluated.name)
                 if match and int(match[1]) > step:
                     shutil.rmtree(evaluated)
-        except OSError as error:
-            raise write_error(self.path, error) from error
         lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.is_file() else []
         kept = [line for line, read in zip(lines, read_metrics(self.metrics), strict=False) if read["step"] <= step]
         write_atomically(self.metrics, "".join(f"{line}\n" for line in kept))
 
     def remove_leftovers(self) -> None:
         """Remove what killed processes were writing. Only while the folder is locked."""
-        try:
+        with writing(self.path):
             patterns = ("*", "credit/*", "checkpoints/*", "origin/*")
             for path in (path for pattern in patterns for path in self.path.glob(pattern)):
                 if TEMPORARY in path.name:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-        except OSError as error:
-            raise write_error(self.path, error) from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -201,10 +188,8 @@ class RunFolder:
         Raises:
             RunError: another process holds it; the message names that process and its host.
         """
-        try:
+        with writing(self.path):
             file = (self.path / "lock").open("a+", encoding="utf-8")
-        except OSError as error:
-            raise write_error(self.path, error) from error
         with file:  # never unlinked: a second process could then lock a file that a third one cannot see
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,7 +11,7 @@ from condensegrpo.config.resumed import differences
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.learner import ranks
-from condensegrpo.storage.files import TEMPORARY, write_error
+from condensegrpo.storage.files import TEMPORARY, writing
 
 HIDDEN_SECONDS = 3.0  # for which a new file may be hidden from another node
 
@@ -55,10 +55,8 @@ def check_shared(folder: Path) -> None:
         return
     mark = folder / f".shared{TEMPORARY}{ranks.from_first(secrets.token_hex(8))}"
     if ranks.rank() == 0:
-        try:
+        with writing(mark):
             mark.touch()
-        except OSError as error:
-            raise write_error(mark, error) from error
     ranks.barrier()
     blind = "" if _appears(mark) else f"rank {ranks.rank()} on {socket.gethostname()}"
     all_blind = [rank for rank in ranks.gather(blind) if rank]
