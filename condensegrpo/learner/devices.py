@@ -17,7 +17,7 @@ set_allocator: Any = torch._C._accelerator_setAllocatorSettings  # likewise
 def on_this_device() -> Callable[[], None]:
     """A function for the start of another thread: it makes the current device of this thread that thread's device."""
     if not gpu.is_available():
-        return _nothing
+        return lambda: None
     return partial(gpu.set_device, gpu.current_device())
 
 
@@ -76,7 +76,3 @@ def upload(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 def _part(memory: Tensor, like: Tensor) -> Tensor:
     """The first bytes of some memory as a tensor of the type and shape of another."""
     return memory[: like.nbytes].view(like.dtype).view(like.shape)
-
-
-def _nothing() -> None:
-    pass

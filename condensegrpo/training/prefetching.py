@@ -80,7 +80,7 @@ class RolloutPrefetcher:
         if on_demand or sampler_gets_weights(step - 1, self._staleness):
             for later in range(step + 1, last_prefetched(step, staleness=self._staleness, steps=self._steps) + 1):
                 if not self._begun(later):
-                    self._begin(later, _report_nothing)
+                    self._begin(later, lambda: None)
         batch = self._complete_batches.pop(step)
         check_staleness((scored.trajectory for scored in batch.trajectories), step=step, staleness=self._staleness)
         return batch
@@ -153,7 +153,3 @@ class RolloutPrefetcher:
         finally:
             if holds_turn:
                 self._turn.release()
-
-
-def _report_nothing() -> None:
-    pass

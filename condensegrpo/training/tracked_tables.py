@@ -1,6 +1,7 @@
 """What trackers show as tables: evaluations with intervals, and a sample of trajectories."""
 
 from collections.abc import Sequence
+from itertools import starmap
 from pathlib import Path
 
 from condensegrpo.core.evaluation import Evaluation
@@ -8,6 +9,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.table import Table
 from condensegrpo.core.trajectory import Trajectory, Turn
+from condensegrpo.episodes.toolcalls import shortened
 from condensegrpo.evaluation.figures import evaluation_metrics, metric_prefix
 from condensegrpo.storage.trajectories import sample_trajectories
 
@@ -51,8 +53,8 @@ def _row(scored: ScoredTrajectory) -> tuple[str | int | float | None, ...]:
         figures.stop.value,
         figures.turns,
         figures.context_tokens,
-        _shortened("\n\n".join(_context(number, turn) for number, turn in enumerate(trajectory.turns))),
-        _shortened("\n".join(_spans(trajectory))),
+        shortened("\n\n".join(starmap(_context, enumerate(trajectory.turns))), CHARACTERS),
+        shortened("\n".join(_spans(trajectory)), CHARACTERS),
     )
 
 
@@ -77,10 +79,3 @@ def _spans(trajectory: Trajectory) -> list[str]:
             tokens = f"{declared.tokens_before} → {declared.tokens_after} tokens"
             lines.append(f"turn {number}, {declared.condenser}: {tokens}; {spans}")
     return lines
-
-
-def _shortened(text: str) -> str:
-    half = CHARACTERS // 2
-    return (
-        text if len(text) <= CHARACTERS else f"{text[:half]}\n[… {len(text) - 2 * half} characters …]\n{text[-half:]}"
-    )
