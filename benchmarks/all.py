@@ -35,14 +35,14 @@ where it is above 0 other processes ran, and wall-clock seconds say little.
 PACKAGES = ("condensegrpo", "torch", "transformers", "deepspeed")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Benchmark:
     """One section of the page."""
 
     name: str  # a file of this folder
-    question: str
-    options: tuple[str, ...] = ()  # of the short form
     page: str  # of docs/results, which has the long form and what follows from it
+    question: str
+    options: str = ""  # of the short form, as in a shell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,58 +59,34 @@ class Result:
 
 
 BENCHMARKS = (
-    Benchmark(name="sandbox", question="What does a sandboxed call cost?", page="sandbox-and-tools.md"),
+    Benchmark("sandbox", "sandbox-and-tools.md", "What does a sandboxed call cost?"),
     Benchmark(
-        name="adapter_rounding",
-        question="How much of an update by adapters reaches the sampler in bfloat16?",
-        page="samplers.md",
+        "adapter_rounding", "samplers.md", "How much of an update by adapters reaches the sampler in bfloat16?"
     ),
     Benchmark(
-        name="attention",
-        question="What does reading attention add to a pass?",
-        options=("cost", "--lengths", "512", "1024", "2048", "--repeats", "3"),
-        page="attention.md",
+        "attention", "attention.md", "What does reading attention add to a pass?",
+        "cost --lengths 512 1024 2048 --repeats 3",
+    ),
+    Benchmark("condensing", "rollouts.md", "What does a condenser cost that needs a model?", "--problems 4"),
+    Benchmark("engine", "engine.md", "What does a turn cost beside the model?", "--quick"),
+    Benchmark(
+        "rollout", "rollouts.md", "How do the tokens that a trajectory processes grow with its turns?",
+        "--parts turns --sampler scripted",
+    ),
+    Benchmark("rollout_workers", "rollouts.md", "What do worker processes gain where tools compute?", "--rounds 2"),
+    Benchmark(
+        "plan", "memory-prediction.md", "How far is `condensegrpo plan` from the measured peak of memory?",
+        "--only 'ZeRO 0' 'bfloat16, ZeRO 1' 'LoRA, KL'",
     ),
     Benchmark(
-        name="condensing",
-        question="What does a condenser cost that needs a model?",
-        options=("--problems", "4"),
-        page="rollouts.md",
+        "inspector", "inspector.md", "How fast does `condensegrpo inspect` open a large run?",
+        "--trajectories 5000 --out .bench/inspector",
     ),
     Benchmark(
-        name="engine", question="What does a turn cost beside the model?", options=("--quick",), page="engine.md"
+        "learner", "learner.md", "How fast is an optimiser step, against other ways and its own limit?",
+        "--workloads append-32k --rounds 1",
     ),
-    Benchmark(
-        name="rollout",
-        question="How do the tokens that a trajectory processes grow with its turns?",
-        options=("--parts", "turns", "--sampler", "scripted"),
-        page="rollouts.md",
-    ),
-    Benchmark(
-        name="rollout_workers",
-        question="What do worker processes gain where tools compute?",
-        options=("--rounds", "2"),
-        page="rollouts.md",
-    ),
-    Benchmark(
-        name="plan",
-        question="How far is `condensegrpo plan` from the measured peak of memory?",
-        options=("--only", "ZeRO 0", "bfloat16, ZeRO 1", "LoRA, KL"),
-        page="memory-prediction.md",
-    ),
-    Benchmark(
-        name="inspector",
-        question="How fast does `condensegrpo inspect` open a large run?",
-        options=("--trajectories", "5000", "--out", ".bench/inspector"),
-        page="inspector.md",
-    ),
-    Benchmark(
-        name="learner",
-        question="How fast is an optimiser step, against other ways and its own limit?",
-        options=("--workloads", "append-32k", "--rounds", "1"),
-        page="learner.md",
-    ),
-)
+)  # fmt: skip
 
 
 def machine() -> str:
@@ -134,7 +110,7 @@ def result_of(benchmark: Benchmark, folder: Path) -> Result | None:
 
 def command_of(benchmark: Benchmark) -> list[str]:
     """As it is typed in the repository."""
-    return ["python", f"benchmarks/{benchmark.name}.py", *benchmark.options]
+    return ["python", f"benchmarks/{benchmark.name}.py", *shlex.split(benchmark.options)]
 
 
 def measure(benchmark: Benchmark, folder: Path) -> Result:
@@ -198,8 +174,8 @@ def main(arguments: Sequence[str] | None = None, benchmarks: Sequence[Benchmark]
     chosen = [benchmark for benchmark in benchmarks if not options.only or benchmark.name in options.only]
     for number, benchmark in enumerate(chosen, start=1):
         known = result_of(benchmark, options.out)
-        asked = shlex.join(command_of(benchmark)), machine(), versions()
-        if known and not options.again and (known.command, known.machine, known.versions) == asked:
+        current = shlex.join(command_of(benchmark)), machine(), versions()
+        if known and not options.again and (known.command, known.machine, known.versions) == current:
             print(f"{number}/{len(chosen)} {benchmark.name}: measured on {known.began}")
             continue
         print(f"{number}/{len(chosen)} {benchmark.name} …", flush=True)

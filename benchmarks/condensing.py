@@ -115,9 +115,9 @@ def played(name: str, folder: Path, *, problems: int, turns: int, alike: bool) -
         prompts = [list(turn.prompt_ids) for turn in trajectory.turns]
         digests.append(f"{trajectory.id} {hashlib.sha256(repr(prompts).encode()).hexdigest()}")
 
-    asked = questions(draw, problems)
+    drawn = questions(draw, problems)
     began = time.process_time()
-    play(engine, asked, record)
+    play(engine, drawn, record)
     cpu = time.process_time() - began
     if isinstance(condenser, SummaryModel):
         calls.calls = int(condenser.counts()["calls"])

@@ -93,7 +93,7 @@ class Bound(NamedTuple):
     over: Variant
     under: Variant
     at_least: bool  # or at most
-    wanted: float
+    goal: float
     memory: bool = False  # of peak memory, not of time
 
 
@@ -185,13 +185,13 @@ def measure(
         ]
 
 
-def difference(wanted: Sequence[torch.Tensor], path: Path, norm: float | None) -> float:
-    """How far a gradient is from the wanted one: by its largest entry, or by its norm where only that is known."""
+def difference(expected: Sequence[torch.Tensor], path: Path, norm: float | None) -> float:
+    """How far a gradient is from the expected one: by its largest entry, or by its norm where only that is known."""
     if norm is not None:
-        own = float(torch.nn.utils.get_total_norm(wanted))  # rounded as the learner's own
-        return abs(norm - own) / own
-    largest = max(float(grad.abs().max()) for grad in wanted)
-    differences = [(entries - grad).abs().max() for entries, grad in zip(torch.load(path), wanted, strict=True)]
+        expected_norm = float(torch.nn.utils.get_total_norm(expected))  # rounded as the learner's
+        return abs(norm - expected_norm) / expected_norm
+    largest = max(float(grad.abs().max()) for grad in expected)
+    differences = [(entries - grad).abs().max() for entries, grad in zip(torch.load(path), expected, strict=True)]
     return float(torch.stack(differences).max()) / largest  # a NaN stays one
 
 
@@ -248,9 +248,9 @@ def bounds_table(bench: Bench, measured: Mapping[Variant, Measured]) -> tuple[li
     lines = []
     for bound in bench.bounds:
         measurement = found_of(bound, measured)
-        met = measurement >= bound.wanted if bound.at_least else measurement <= bound.wanted
-        wanted = f"{'≥' if bound.at_least else '≤'} {bound.wanted:g}"
-        lines.append([bound.what, wanted, f"{measurement:.2f}", "yes" if met else "no"])
+        met = measurement >= bound.goal if bound.at_least else measurement <= bound.goal
+        goal = f"{'≥' if bound.at_least else '≤'} {bound.goal:g}"
+        lines.append([bound.what, goal, f"{measurement:.2f}", "yes" if met else "no"])
     return ["to reach", "wanted", "found", "met"], lines
 
 

@@ -85,10 +85,10 @@ async def judged(sandbox: Sandbox, solutions: Sequence[Solution], codes: Sequenc
 
 async def main() -> int:
     """Judge and print."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("data")
-    asked.add_argument("--isolation", default="auto")
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data")
+    parser.add_argument("--isolation", default="auto")
+    given = parser.parse_args()
     warnings.simplefilter("ignore")  # of solutions that write '\w'
     solutions = [read_solution(row) for row in read_rows(given.data, split="train")]
     plain = [passes_plainly(solution) for solution in solutions]

@@ -74,15 +74,15 @@ def made_up(folder: Path, rng: random.Random) -> tuple[Path, list[str]]:
         for number in range(PASSAGES):
             words = rng.choices(range(VOCABULARY), cum_weights=weights, k=WORDS)
             file.write(json.dumps({"title": f"t{number}", "text": " ".join(f"w{word}" for word in words)}) + "\n")
-    asked = [rng.choices(range(VOCABULARY), cum_weights=weights, k=6) for _ in range(CALLS // 4)]
-    return path, [" ".join(f"w{word}" for word in words) for words in asked]
+    chosen = [rng.choices(range(VOCABULARY), cum_weights=weights, k=6) for _ in range(CALLS // 4)]
+    return path, [" ".join(f"w{word}" for word in words) for words in chosen]
 
 
 def main() -> None:
     """Measure and print."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("corpus")
-    corpus = asked.parse_args().corpus
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus")
+    corpus = parser.parse_args().corpus
     rng = random.Random(0)
     print(f"load of the machine {os.getloadavg()[0]:.1f}")
     print(f"calculator: {timed(calculator, expressions(rng))}")

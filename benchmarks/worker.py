@@ -1,6 +1,5 @@
 """Computes one pass over and over in a process of its own, so that its memory is nobody else's."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch import nn
 
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.dtypes import DTYPES
+from condensegrpo.planning.measured import Meter
 
 Clock = Literal["cpu", "wall"]
 
@@ -43,47 +43,23 @@ def prepared(job: Job) -> Callable[[object], Reading]:
     """Load, and compute once on a small part to warm up. Returns what computes the pass once."""
     torch.set_num_threads(job.threads)
     torch.set_num_interop_threads(1)
-    on_cpu = job.budget.device == "cpu"
     model = job.size.build(seed=job.seed, dtype=DTYPES[job.budget.dtype])
     model.to(device=job.budget.device)
     step = job.prepare(model, job.budget, job.rows)
     step([min(job.rows, key=lambda row: len(row.token_ids))])
     model.zero_grad()
-    loaded = resident(on_cpu)
-    forget_peak(on_cpu)
+    meter = Meter()
 
     def compute(_: object) -> Reading:
         seconds, norm = _timed(job, step)
-        reading = Reading(seconds, peak(on_cpu) - loaded, norm)
+        meter.ends("pass")
+        reading = Reading(seconds, meter.peaks["pass"], norm)
         if norm is None and not job.gradient.exists():
             _write_gradient(model, job.gradient)
         model.zero_grad()
         return reading
 
     return compute
-
-
-def resident(on_cpu: bool) -> int:
-    """Bytes that the process holds: of memory on a CPU, of the GPU's otherwise."""
-    if not on_cpu:
-        return torch.cuda.memory_allocated()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def peak(on_cpu: bool) -> int:
-    """The most bytes that the process held since ``forget_peak``."""
-    if not on_cpu:
-        return torch.cuda.max_memory_allocated()
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-
-
-def forget_peak(on_cpu: bool) -> None:
-    """Count the peak anew from here."""
-    if on_cpu:
-        Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident set size
-    else:
-        torch.cuda.reset_peak_memory_stats()
 
 
 def _timed(job: Job, step: Step) -> tuple[float, float | None]:
