@@ -215,11 +215,11 @@ def _fault(error: ValidationError, annotation: object) -> str:
         keys = f". {did_you_mean(str(key), known)}Its keys are: {', '.join(known)}" if known else ""
         return f"{within} has no key {key!r}{keys}"
     path = "".join(f"[{part!r}]" for part in first["loc"] if len(faults) == 1)
-    wanted = dict.fromkeys(_wanted(fault["msg"]) for fault in faults)
-    return f"{path} is {first['input']!r:.200}, wanted {' or '.join(wanted)}"
+    expected = dict.fromkeys(_expectation(fault["msg"]) for fault in faults)
+    return f"{path} is {first['input']!r:.200}, wanted {' or '.join(expected)}"
 
 
-def _wanted(message: str) -> str:
+def _expectation(message: str) -> str:
     """What pydantic's message asks for, shorter: "Input should be greater than or equal to 0" is "at least 0"."""
     for long, short in SHORTER.items():
         message = message.replace(long, short)

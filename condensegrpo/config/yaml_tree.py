@@ -266,9 +266,9 @@ def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic'
         return f"{key}: found {value!r}, wanted a mapping of keys"
     message = fault["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
     if message.startswith("Input should be "):
-        wanted = message.removeprefix("Input should be ").replace("greater than or equal to", "at least")
-        wanted = wanted.replace("less than or equal to", "at most").replace("a valid tuple", "a list")
-        return f"{key}: found {value!r}, wanted {wanted}"
+        expected = message.removeprefix("Input should be ").replace("greater than or equal to", "at least")
+        expected = expected.replace("less than or equal to", "at most").replace("a valid tuple", "a list")
+        return f"{key}: found {value!r}, wanted {expected}"
     return f"{key}: found {value!r}; {message}"
 
 

@@ -104,20 +104,20 @@ def collect(
         earlier ones are untouched.
     """
     target, policy, stage = folder / f"step_{step:06d}", fingerprint(engine), int(engine.zero_optimization_stage())
-    temporary = _place_aside(target)
+    temporary = _temporary_beside(target)
     device = devices.gpu.get_rng_state() if devices.gpu.is_available() else None  # of this rank's device alone
-    own: dict[str, object] = {
+    rank_states: dict[str, object] = {
         _RNG.format(rank()): {"python": random.getstate(), "torch": torch.get_rng_state(), "device": device},
         _TRAIN.format(rank()): training_state(engine),
     }
     if copied:
-        own = {name: InMemory(value) for name, value in own.items()}
+        rank_states = {name: InMemory(value) for name, value in rank_states.items()}
 
     def write() -> Path:
         files, error = HashedFiles(temporary), None
         try:
             with write_errors(temporary):
-                _write_own(files, own, extra)
+                _write_rank(files, rank_states, extra)
         except CondenseError as caught:
             error = caught
         outcomes = gather((error, files.digests), "saving")
@@ -138,10 +138,10 @@ def collect(
     return write
 
 
-def _write_own(files: HashedFiles, own: Mapping[str, object], extra: Callable[[Path], None] | None) -> None:
+def _write_rank(files: HashedFiles, rank_states: Mapping[str, object], extra: Callable[[Path], None] | None) -> None:
     """Write the files of this rank."""
     files.folder.mkdir(parents=True, exist_ok=True)
-    for name, value in own.items():
+    for name, value in rank_states.items():
         files.save(name, value)
     if extra is not None:
         apart = files.folder / f"{TEMPORARY}{rank()}"
@@ -242,10 +242,10 @@ def verify(checkpoint: Path, part: str = "") -> Manifest:
     """
     manifest = _complete(checkpoint)
     hashes = {name: value for name, value in manifest.hashes.items() if name.startswith(part)}
-    for name, wanted in hashes.items():
+    for name, expected in hashes.items():
         digest = sha256_of(checkpoint / name)
-        if digest != wanted:
-            raise _damaged(checkpoint, name, f"its SHA-256 begins {digest[:12]}", f"wanted {wanted[:12]}")
+        if digest != expected:
+            raise _damaged(checkpoint, name, f"its SHA-256 begins {digest[:12]}", f"wanted {expected[:12]}")
     return manifest
 
 
@@ -292,7 +292,7 @@ def prune(folder: Path, keep: int) -> None:
             ) from error
 
 
-def _place_aside(target: Path) -> Path:
+def _temporary_beside(target: Path) -> Path:
     """The path that all ranks write the checkpoint to before it is published: the same on every rank, still free."""
     if rank() == 0:
         remove_leftover(temporary_name(target, os.getpid()))

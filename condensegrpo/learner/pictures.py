@@ -32,19 +32,19 @@ class ShownPictures(NamedTuple):
     """The pictures of a micro-batch, and where they go."""
 
     pixels: Mapping[str, Tensor]  # arguments of the model's ``get_image_features``, of all pictures together
-    places: Tensor  # (P,) int64, indices in R·L, ascending
+    indices: Tensor  # (P,) int64, indices in R·L, ascending
     features: Tensor  # (P,) int64, indices in F
     total: int  # F
 
     @property
     def tensors(self) -> list[Tensor]:
         """All of them, for an upload."""
-        return [*self.pixels.values(), self.places, self.features]
+        return [*self.pixels.values(), self.indices, self.features]
 
     def of_uploaded(self, *tensors: Tensor) -> "ShownPictures":
         """The same with these ``tensors``."""
-        *pixels, places, features = tensors
-        return ShownPictures(dict(zip(self.pixels, pixels, strict=True)), places, features, self.total)
+        *pixels, indices, features = tensors
+        return ShownPictures(dict(zip(self.pixels, pixels, strict=True)), indices, features, self.total)
 
 
 class PicturePositions(NamedTuple):
@@ -100,8 +100,8 @@ class BatchPictures:
             blank: a picture to compute where no token shows one, since other ranks compute some.
         """
         picture, index = _parts(token_ids.flatten())
-        places = (picture >= 0).nonzero()[:, 0]
-        numbers = sorted(set(picture[places].tolist()))
+        indices = (picture >= 0).nonzero()[:, 0]
+        numbers = sorted(set(picture[indices].tolist()))
         hashes = [pictures[number] for number in numbers] or ([] if blank is None else [blank])
         if not hashes:
             return None
@@ -110,7 +110,7 @@ class BatchPictures:
             first[number] = total
             total += sum(token < 0 for token in self._named(pictures[number]).named)
         pixels = self.processor.family.joined([self.processor.pixels(sha256) for sha256 in hashes])
-        return ShownPictures(pixels, places, first[picture[places]] + index[places], total)
+        return ShownPictures(pixels, indices, first[picture[indices]] + index[indices], total)
 
     def _name(self, sha256: str) -> NamedPicture:
         placeholder_id = self.processor.placeholder_id
@@ -152,7 +152,7 @@ def decoder_inputs(
     """
     with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
         found = picture_features(policy, shown.pixels)
-    if len(shown.places) and len(found.embeddings) != shown.total:
+    if len(shown.indices) and len(found.embeddings) != shown.total:
         raise LearnerError(
             f"computing the pictures of a micro-batch: the vision tower gives {len(found.embeddings)} features and the "
             f"pictures have {shown.total} tokens. Use the image processor that the model was trained with."
@@ -161,11 +161,11 @@ def decoder_inputs(
     features, *deepstack = (
         level.index_select(0, shown.features).to(embeddings.dtype) for level in (found.embeddings, *found.deepstack)
     )
-    placed = embeddings.flatten(0, 1).index_copy(0, shown.places, features).view_as(embeddings)
+    placed = embeddings.flatten(0, 1).index_copy(0, shown.indices, features).view_as(embeddings)
     if not deepstack:
         return {"inputs_embeds": placed}
     mask = torch.zeros(token_ids.numel(), dtype=torch.bool, device=token_ids.device)
-    mask = mask.index_fill(0, shown.places, value=True).view_as(token_ids)
+    mask = mask.index_fill(0, shown.indices, value=True).view_as(token_ids)
     return {"inputs_embeds": placed, "visual_pos_masks": mask, "deepstack_visual_embeds": deepstack}
 
 

@@ -60,10 +60,10 @@ def success_interval(values: Values) -> Interval:
         ValueError: there is no problem, one has no sample, or a value is not in [0, 1].
     """
     _check(values)
-    sizes = [len(own) for own in values.values()]
+    sizes = [len(of_problem) for of_problem in values.values()]
     samples, clusters = sum(sizes), len(sizes)
-    mean = math.fsum(value for own in values.values() for value in own) / samples
-    square = math.fsum(math.fsum(value - mean for value in own) ** 2 for own in values.values())
+    mean = math.fsum(value for of_problem in values.values() for value in of_problem) / samples
+    square = math.fsum(math.fsum(value - mean for value in of_problem) ** 2 for of_problem in values.values())
     variance = clusters / max(clusters - 1, 1) * square / samples**2
     fewest = samples**2 / sum(size**2 for size in sizes)
     return Interval(mean, *_wilson(mean, variance, clusters=clusters, fewest=fewest, samples=samples))

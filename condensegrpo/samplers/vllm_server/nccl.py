@@ -65,11 +65,11 @@ def join_nccl(meeting: Mapping[str, object]) -> Wire:
     """
     from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
-    return _OwnStream(trainer_init(dict(meeting)), torch.cuda.Stream())  # type: ignore[no-untyped-call]  # torch's
+    return _OnSeparateStream(trainer_init(dict(meeting)), torch.cuda.Stream())  # type: ignore[no-untyped-call]  # torch's
 
 
 @dataclass(frozen=True)
-class _OwnStream:
+class _OnSeparateStream:
     """vLLM's communicator on a stream of its own: what the learner computes and gathers meanwhile does not wait."""
 
     communicator: Any  # vLLM's PyNcclCommunicator, untyped
