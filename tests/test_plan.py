@@ -153,7 +153,7 @@ def test_requests_are_trajectories_that_run_at_the_same_time() -> None:
 
 
 def test_problems_that_do_not_divide_are_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"planning for 3 ranks: train.problems_per_step=2"):
+    with pytest.raises(ConfigError, match=r"problems_per_step: found 2, which does not divide over 3 ranks"):
         planned(ranks=3)
 
 
@@ -354,7 +354,7 @@ def test_ranks_that_share_a_row_have_a_part_of_its_tokens() -> None:
     assert part(shared, "learning", "activations") == part(whole, "learning", "activations") / 2
     own = part(whole, "learning", "a layer, computed again") // 2
     assert part(shared, "learning", "a layer, computed again") == own + 100 * 4 * 16
-    with pytest.raises(ConfigError, match="sequence_parallel=2 ranks compute"):
+    with pytest.raises(ConfigError, match="sequence_parallel: found 2, which does not divide the number of ranks, 1"):
         planned("learner.sequence_parallel=2")
 
 
@@ -632,7 +632,7 @@ def test_json_holds_what_the_table_shows() -> None:
         (("quickstart", "--device-memory", "lots"), "reading --device-memory 'lots'"),
         (("quickstart", "no.such=1"), "unknown key"),
         (("nowhere.yaml",), "there is no such file"),
-        (("quickstart", "--ranks", "7"), "planning for 7 ranks"),
+        (("quickstart", "--ranks", "7"), "does not divide over 7 ranks"),
     ],
 )
 def test_what_is_wrong_exits_with_2(arguments: tuple[str, ...], message: str) -> None:
