@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import socket
 import sys
 import tempfile
 import time
@@ -30,6 +31,7 @@ from condensegrpo.episodes.episode import run_episode
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.tasks.agent import Agent
+from condensegrpo.tasks.agent_endpoint import AgentEndpoint
 from condensegrpo.tasks.agent_request import RequestRefused, read_request
 
 UP = {
@@ -568,6 +570,21 @@ def listening() -> set[int]:
     """The ports at which this process accepts connections."""
     sockets = psutil.Process().net_connections(kind="tcp")
     return {each.laddr.port for each in sockets if each.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.parametrize("cycles", range(5))  # of the event loop, from a connection to the end of the endpoint
+def test_a_connection_that_is_accepted_as_the_endpoint_closes_is_closed(cycles: int) -> None:
+    """Its destructor would warn: asyncio's server loses a connection that has no transport yet."""
+
+    async def scenario() -> None:
+        inbox = await AgentEndpoint.opened(1)
+        with socket.create_connection(("127.0.0.1", int(re.findall(r":(\d+)/", inbox.url)[0]))):
+            for _ in range(cycles):
+                await asyncio.sleep(0)
+            await inbox.close()
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(scenario())
 
 
 def test_thirty_two_agents_that_crash_flood_hang_and_call_after_their_end_leave_nothing(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import secrets
+import socket
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -105,7 +106,7 @@ class AgentEndpoint:
     def __init__(self) -> None:
         self._inboxes = dict[str, Inbox]()
         self._opening = asyncio.Lock()
-        self._runner: web.AppRunner | None = None
+        self._serving: tuple[web.AppRunner, socket.socket] | None = None  # the socket listens
         self.port = 0
 
     @classmethod
@@ -128,21 +129,26 @@ class AgentEndpoint:
         if self._inboxes:
             return
         _ENDPOINTS.pop(asyncio.get_running_loop(), None)
-        if self._runner is not None:
-            runner, self._runner = self._runner, None
+        if self._serving is not None:
+            (runner, listening), self._serving = self._serving, None
+            # closing a server leaks a connection that was accepted in this cycle of the loop (CPython issue 109564)
+            asyncio.get_running_loop().remove_reader(listening)
+            await asyncio.sleep(0)
             await runner.cleanup()
 
     async def _open(self) -> Self:
         async with self._opening:
-            if self._runner is not None:
+            if self._serving is not None:
                 return self
             runner = await chat_runner(self._complete, self._models)
+            listening = socket.create_server(("127.0.0.1", 0))
             try:
-                await web.TCPSite(runner, "127.0.0.1", 0).start()
+                await web.SockSite(runner, listening).start()
             except BaseException:
+                listening.close()
                 await runner.cleanup()
                 raise
-            self._runner, (_, self.port) = runner, runner.addresses[0]
+            self._serving, self.port = (runner, listening), listening.getsockname()[1]
         return self
 
     async def _models(self, request: web.Request) -> web.Response:
