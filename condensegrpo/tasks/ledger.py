@@ -24,6 +24,7 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated
 
 from annotated_types import Ge, Le
@@ -249,7 +250,8 @@ def _draw(rng: random.Random, length: int) -> tuple[int, tuple[str, ...]]:
     return rng.randrange(10), tuple(rng.choices(OPERATIONS, k=length))
 
 
-def _held_out(length: int, count: int) -> list[tuple[int, tuple[str, ...]]]:
+@cache  # up to 100,000 hashes, and a run makes its task several times
+def _held_out(length: int, count: int) -> tuple[tuple[int, tuple[str, ...]], ...]:
     """``count`` different held-out problems of one length, always the same ones."""
     rng = random.Random(f"ledger eval {length}")
     if 10 * len(OPERATIONS) ** length <= _ENUMERABLE:
@@ -260,13 +262,13 @@ def _held_out(length: int, count: int) -> list[tuple[int, tuple[str, ...]]]:
                 f"holding out {count} different problems of {length} operations: only {len(rows)} exist; "
                 f"lower eval_problems or raise min_ops"
             )
-        return rng.sample(rows, count)
+        return tuple(rng.sample(rows, count))
     chosen: dict[tuple[int, tuple[str, ...]], None] = {}  # more than 10,000 exist
     while len(chosen) < count:
         row = _draw(rng, length)
         if is_eval_content(_name(*row)):
             chosen[row] = None
-    return list(chosen)
+    return tuple(chosen)
 
 
 def _name(start: int, operations: Sequence[str]) -> str:
