@@ -98,12 +98,12 @@ def test_the_deepest_and_longest_expressions_are_bounded() -> None:
 
 
 def test_no_power_takes_long_or_has_many_digits() -> None:
-    started = time.monotonic()
+    started = time.process_time()
     for expression in ("9" * 190 + "**9", "9**9**9**9**9", "(9**99)**99", "*".join(["9**999"] * 28), "2**(2**4000)"):
         with pytest.raises(ValueError, match="more than 4096 bits"):
             calculator(expression)
     assert len(calculator("-".join(["2**-4000"] * 20))) < 1300
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 @settings(deadline=None, max_examples=200)

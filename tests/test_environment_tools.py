@@ -241,7 +241,7 @@ def test_five_hundred_episodes_leave_nothing_behind() -> None:
     assert asyncio.run(episodes()) == 0
     assert sorted(closed) == sorted(made)
     gc.collect()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while threading.active_count() > threads and time.monotonic() < deadline:
         time.sleep(0.05)
     assert threading.active_count() <= threads

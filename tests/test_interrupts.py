@@ -44,7 +44,7 @@ def test_ctrl_c_twice_leaves_at_once_also_while_a_call_of_c_holds_the_interprete
         assert process.wait(timeout=1.0) == -signal.SIGINT
     finally:
         process.kill()  # else it would hold a processor for as long as the machine runs
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + 60
     while left := {pid for pid in children if Path(f"/proc/{pid}").exists()}:
         assert time.monotonic() < deadline, left
         time.sleep(0.02)

@@ -193,9 +193,9 @@ def test_a_megabyte_in_one_call_is_read() -> None:
 
 
 def test_a_megabyte_of_opening_tags_is_read_in_no_time() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(reasons('<tool_call>{"name": "' * 50_000)) == MAX_CALLS + 1
-    assert time.perf_counter() - start < 5  # quadratic reading takes minutes
+    assert time.process_time() - start < 5  # quadratic reading takes minutes
 
 
 def test_a_thousand_calls_are_cut_at_the_limit_and_said_so() -> None:
