@@ -1,6 +1,6 @@
 """Predicted against measured: the steps of real runs on this machine, and of the same runs in the simulation.
 
-    python benchmarks/simulation.py RUNS_FOLDER [CASE ...]
+    python benchmarks/simulation.py RUNS_FOLDER [CASE ...]      # such as "vllm, uneven"; runs in the folder are reused
 
 Sampler, learner, threads and processes of a run are real. Task, tools, reward and the texts of replies are the
 simulation's stand-ins, so that both have the same lengths: the real model samples as many tokens as the stand-in for
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 import condensegrpo as cg
 from condensegrpo.config.load import named_config
@@ -28,7 +28,7 @@ from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.samplers.vllm.sampler import VllmSampler
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 from condensegrpo.samplers.vllm_server.settings import ServerSettings
-from condensegrpo.simulation.cluster import Cluster, EngineTimes, LearnerTimes, Spread, Transfer, Workload
+from condensegrpo.simulation.cluster import Cluster, EngineTimes, Spread, Workload
 from condensegrpo.simulation.hardware import ServerTimes
 from condensegrpo.simulation.simulate import simulate
 from condensegrpo.simulation.workload import (
@@ -78,6 +78,8 @@ CASES = {
     "vllm, uneven": Case(sampler="vllm", sigma=UNEVEN),
     "server, staleness 1, uneven": Case(sampler="vllm_server", staleness=1, sigma=UNEVEN),
     "two servers, staleness 1": Case(sampler="vllm_server", servers=2, staleness=1),
+    "vllm, staleness 1": Case(sampler="vllm", staleness=1),
+    "embedded, slow tools": Case(sampler="transformers", tool_seconds=20.0),
 }
 
 
@@ -220,12 +222,8 @@ def calibrated(case: Case, name: str, runs: Path, lines: Sequence[dict[str, floa
         return Cluster(
             servers=case.servers,
             learner_gpus=1,
+            measured=str(runs / configuration(case, name, runs).name),
             server=ServerTimes(step_seconds=step_seconds),
-            learning=LearnerTimes(
-                step_seconds=0.0,
-                token_seconds=median(line["seconds/learn"] / line["tokens/computed"] for line in lines),
-            ),
-            weights=Transfer(measured=median(line["seconds/sync"] for line in lines)),
             engine=EngineTimes(turn_seconds=0.002, processes=1),
         )
 
@@ -243,7 +241,7 @@ def main() -> None:
     clusters: dict[bool, Cluster] = {}
     print("| run | measured s/step | predicted | error |\n|---|---|---|---|")
     for name, case in CASES.items():
-        if chosen and name not in chosen:
+        if chosen and name not in chosen and not case.calibrates:
             continue
         lines = measured(case, name, folder)
         if case.calibrates:

@@ -48,21 +48,20 @@ def simulate(
     with PhaseDisplay(theme.console(sys.stderr)) as display:
         display.phase("loading torch and transformers", None)
         from condensegrpo.config.load import named_config
-        from condensegrpo.core.observer import Silent
         from condensegrpo.display.quiet import quiet_libraries
         from condensegrpo.simulation.cluster import read_cluster
         from condensegrpo.simulation.simulate import simulate as simulated
 
         quiet_libraries()
         points = list(_points(sweep or ()))
-        display.phase("simulating", len(points))
         for point in points:
             of_config = [f"{SHORT[key]}={value}" for key, value in point.items() if key in SHORT]
             of_cluster = [f"{key}={value}" for key, value in point.items() if key not in SHORT]
             loaded = named_config(config, [*(overrides or ()), *of_config])
             chosen = read_cluster(cluster, [*(sets or ()), *of_cluster])
-            results.append((point, simulated(loaded, chosen, Silent())))
-            display.advance()
+            results.append((point, simulated(loaded, chosen, display)))
+            if len(points) > 1:  # what a long sweep has found so far stands, should it be interrupted
+                display.say(_line(*results[-1]))
         if plot is not None:
             from condensegrpo.simulation.plot import plot_sweep
 
@@ -73,8 +72,20 @@ def simulate(
     theme.console().print(_table(results))
     for point, result in results:
         if result.failed:
-            name = ", ".join(f"{key}={value}" for key, value in point.items()) or "the run"
-            theme.console().print(f"{name}: {result.failed} trajectories ended with an error", style=theme.WARN)
+            theme.console().print(f"{_name(point)}: {result.failed} trajectories ended with an error", style=theme.WARN)
+
+
+def _line(point: dict[str, str], result: "Simulation") -> str:
+    """A point of a sweep, as it ends."""
+    figures = _as_json(point, result)
+    values = (
+        f"{COLUMNS[name][0]} {COLUMNS[name][1].format(value)}" for name, value in figures.items() if name in COLUMNS
+    )
+    return f"{_name(point)}: {', '.join(values)}"
+
+
+def _name(point: dict[str, str]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in point.items()) or "the run"
 
 
 def _points(sweep: Sequence[str]) -> Iterator[dict[str, str]]:

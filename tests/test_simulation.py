@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,6 +20,7 @@ from condensegrpo.config.load import validate
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, RunError, ServerUnreachable
 from condensegrpo.core.observer import Silent
+from condensegrpo.core.plugin_task import result_of_task
 from condensegrpo.core.trajectory import SamplingParams, Segment, TrainedTurn
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
@@ -88,6 +90,18 @@ def test_the_clock_jumps_to_the_next_timer_and_stands_between_calls() -> None:
     assert clock.now == 10.0
     assert later.result() == "later"
     assert order == [("sooner", 10.0), ("later", 3600.0)]
+    clock.close()
+
+
+def test_plug_ins_run_in_the_thread_of_the_clock() -> None:
+    async def name() -> str:
+        return threading.current_thread().name
+
+    async def plug_in() -> object:
+        return await result_of_task(name(), name="a plug-in", step_seconds=1.0, seconds=None)
+
+    clock = VirtualClock()
+    assert clock.run(plug_in()) == threading.current_thread().name
     clock.close()
 
 
@@ -232,6 +246,19 @@ def test_a_lost_server_costs_time_and_no_trajectory() -> None:
     assert simulation.servers[State.LOST] == 0.0  # it came back before the steps that count
 
 
+def test_a_lost_server_costs_its_share_and_no_more() -> None:
+    # a step of decoding takes 10 ms for each reply: 16 replies at a time on 4 servers take 3 · 50 · 0.04 s, on 2 twice
+    each = {"step_seconds": 1e-6, "sequence_seconds": 0.01}
+    even = {**BY_HAND, "servers": 4, "steps": 1, "server": each, "workload": {**LENGTHS, "tool_seconds": {"mean": 0}}}
+    losses = [{"server": index, "at": 0.0, "seconds": 1000.0} for index in (1, 3)]
+    all_there, half = (
+        simulate(config(), Cluster.model_validate({**even, "losses": lost}), Silent()) for lost in ((), losses)
+    )
+    assert all_there.steps[0].sampling == pytest.approx(6.0, rel=0.05)
+    assert half.steps[0].sampling == pytest.approx(12.0, rel=0.05)
+    assert half.failed == 0
+
+
 def test_trajectories_spread_evenly_over_servers_and_stay_with_theirs() -> None:
     clock, servers = VirtualClock(), list[SimulatedServer]()
     mark = policy().tokenizer.encode(" ###", add_special_tokens=False)
@@ -347,6 +374,19 @@ def test_a_run_folder_without_trajectories_is_refused(tmp_path: Path) -> None:
         simulate(config(), cluster, Silent())
 
 
+def test_a_run_gives_the_seconds_of_a_learned_token_and_of_an_update(tmp_path: Path) -> None:
+    measured = Cluster.model_validate({**BY_HAND, "measured": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"reading measured: found no step with seconds/learn, seconds/sync"):
+        plan_cluster(measured, config())
+    times = ((6.0, 9.0), (2.0, 3.0), (2.0, 1.0))
+    steps = [
+        {"step": 1, "tokens/computed": 1000, "seconds/learn": learn, "seconds/sync": sync} for learn, sync in times
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(step)}\n" for step in steps), encoding="utf-8")
+    plan = plan_cluster(measured, config())
+    assert (plan.learning_seconds(0.0, 500), plan.load_seconds) == (1.0, 3.0)
+
+
 def test_recorded_trajectories_give_turns_and_lengths_of_replies(tmp_path: Path) -> None:
     file = RunFolder(tmp_path).trajectories(1)
     file.parent.mkdir()
@@ -389,5 +429,9 @@ def test_the_command_prints_a_sweep_as_json(tmp_path: Path) -> None:
         {"servers": servers, "staleness": staleness} for servers in ("1", "2") for staleness in ("0", "1")
     ]
     assert picture.stat().st_size > 0
+    ended = [line for line in done.stderr.split("\n") if "s/step" in line]
+    assert [line.partition(": ")[0] for line in ended] == [
+        f"servers={servers}, staleness={staleness}" for servers in (1, 2) for staleness in (0, 1)
+    ]
     wrong = run("simulate", "search_mt_grpo", "--sweep", "servers")
     assert (wrong.returncode, "reading --sweep" in wrong.stderr) == (2, True)

@@ -6,6 +6,7 @@ What a task or an environment returns is checked here: a wrong type would otherw
 import asyncio
 import inspect
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Self, SupportsFloat, TypeVar, get_args
 
@@ -127,7 +128,7 @@ def checked_messages(value: object, call: str) -> tuple[Message, ...]:
 
 
 def check_environment(value: object) -> None:
-    """Check what a task returned for an environment.
+    """Check what a task returned for an environment; the signatures of a class once.
 
     Raises:
         TypeError: it has no ``start`` or no ``step``, or one of them cannot be called as the protocol says.
@@ -137,8 +138,11 @@ def check_environment(value: object) -> None:
             f"environment() returned {_short(value)}, wanted an object with start() and step(), as in "
             f"return AnswerEnvironment(question=problem.question)"
         )
+    if type(value) in _CHECKED:
+        return
     if faults := [*signature_faults(value, Environment)]:
         raise TypeError(f"environment() returned a {type(value).__name__}, whose {faults[0]}")
+    _CHECKED.add(type(value))
 
 
 def checked_tools(value: object) -> tuple[EnvironmentTool, ...]:
@@ -196,6 +200,9 @@ def checked_end(answer: str | None, outcome: float | None, call: str) -> tuple[s
             f"most, or None"
         )
     return answer, float(outcome)
+
+
+_CHECKED = weakref.WeakSet[type]()  # classes of environments
 
 
 def _short(value: object) -> str:

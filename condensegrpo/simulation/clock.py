@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from condensegrpo.core.errors import RunError
+from condensegrpo.core.plugin_task import run_without_limits
 
 T = TypeVar("T")
 STALL_SECONDS = 60.0  # of real time, that a thread of a plug-in may take while no timer is set
@@ -26,6 +27,7 @@ class VirtualClock:
 
     def __init__(self) -> None:
         self.loop = _VirtualLoop()
+        run_without_limits(self.loop)
         self._closed = False
 
     @property

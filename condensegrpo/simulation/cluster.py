@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import exp
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Annotated, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le
@@ -25,6 +26,8 @@ from condensegrpo.simulation.hardware import (
     server_times,
     weight_bytes,
 )
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import read_metrics
 
 Preset = TypeVar("Preset")
 
@@ -139,6 +142,8 @@ class Cluster(Section):
     efficiency: Efficiency = Efficiency()
     server: ServerTimes | None = None
     """Measured times of a server; null: by GPU and model."""
+    measured: str | None = None
+    """A run folder: learning and weights take the seconds of its steps, for each computed token and each update."""
     learning: LearnerTimes = LearnerTimes()
     weights: Transfer = Transfer()
     engine: EngineTimes = EngineTimes()
@@ -203,8 +208,11 @@ def plan_cluster(cluster: Cluster, config: RunConfig) -> ClusterPlan:
     """What a cluster file leaves open, and whether it fits together and to a configuration.
 
     Raises:
-        ConfigError: unknown hardware, fewer GPUs than servers and learner take, a model or lengths that do not fit.
+        ConfigError: unknown hardware, fewer GPUs than servers and learner take, a model or lengths that do not fit, a
+            run folder without timings.
     """
+    if cluster.measured is not None:
+        cluster = _with_times_of(cluster, Path(cluster.measured))
     gpu, decoder = _known("gpu", cluster.gpu, GPUS), _known("model", cluster.model, MODELS)
     servers, learner_gpus = _shares(cluster)
     size = cluster.tensor_parallel
@@ -222,6 +230,24 @@ def plan_cluster(cluster: Cluster, config: RunConfig) -> ClusterPlan:
         times=times,
         engine_processes=cluster.engine.processes or learner_gpus,
     )
+
+
+def _with_times_of(cluster: Cluster, folder: Path) -> Cluster:
+    """A cluster whose learner and transfer take what the steps of a run took, by their medians."""
+    names = {"seconds/learn", "seconds/sync", "tokens/computed"}
+    lines = [line for line in read_metrics(RunFolder(folder).metrics) if names <= line.keys()]
+    if not lines:
+        raise ConfigError(
+            f"reading measured: found no step with {', '.join(sorted(names))} in {folder}. Name the folder of a run "
+            f"that has trained, or remove the key."
+        )
+    token_seconds = median(line["seconds/learn"] / max(line["tokens/computed"], 1.0) for line in lines)
+    sync = median(line["seconds/sync"] for line in lines)
+    times = {
+        "learning": LearnerTimes(step_seconds=0.0, token_seconds=token_seconds),
+        "weights": Transfer(measured=sync),
+    }
+    return cluster.model_copy(update=times)
 
 
 def _known(key: str, name: str, known: dict[str, Preset]) -> Preset:

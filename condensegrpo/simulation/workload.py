@@ -1,14 +1,16 @@
 """Stand-ins of a run's parts: task, environment, tools, reward and policy, with the lengths and times of a workload.
 
-Their texts are in a tokenizer of their own, in which a filler word is a token: only numbers of tokens count. Texts
-differ as those of a run do, so that prefixes are shared where they would be: by the prompts of a problem, and by the
-turns of a trajectory.
+Their texts are in a tokenizer of their own, in which a character of a filler is a token: only numbers of tokens count.
+Texts differ as those of a run do, so that prefixes are shared where they would be: by the prompts of a problem, and by
+the turns of a trajectory.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from random import Random
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerFast
 
@@ -21,17 +23,19 @@ from condensegrpo.episodes.toolformats import Native, Tagged, ToolFormat
 from condensegrpo.learner.new_model import ROLES, new_tokenizer
 from condensegrpo.simulation.cluster import Workload
 
-FILLER, END_OF_INPUT = " so", " ###"  # END_OF_INPUT ends every text that a reply follows
+FILLER = " ZZZZZZZ"  # a token a character: no pair of them is in the corpus, and long words are cheap to tokenise
+END_OF_INPUT = " ###"  # ends every text that a reply follows
 ANSWER = "<answer>1</answer>"
 NUMBER = "0" * 8  # in the text of a call, in place of the reply's own number: what a tool takes depends on it alone
 INPUT_TAIL = 64  # tokens that may follow END_OF_INPUT in a prompt for a reply: tags, a meter, the chat template
 VOCABULARY = 1024
+T = TypeVar("T")
 Lengths = Sequence[int]  # of the replies of an episode, in tokens
 
 
 def stand_in_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     """A tokenizer for fillers, numbers and ``texts``."""
-    corpus = [*texts, *ROLES, ANSWER, (FILLER + END_OF_INPUT) * 4]
+    corpus = [*texts, *ROLES, ANSWER, END_OF_INPUT * 4]
     return new_tokenizer(corpus * 4, kind="bpe", vocab_size=VOCABULARY)
 
 
@@ -72,7 +76,11 @@ def stand_in_tool(name: str, workload: Workload, seed: int) -> Callable[..., obj
 
 def filled(tokens: int) -> str:
     """A text of about so many tokens that a reply follows."""
-    return FILLER * max(tokens - 1, 1) + END_OF_INPUT
+    return "".join(_repeated(FILLER, max(tokens - 1, 1))) + END_OF_INPUT
+
+
+def _repeated(part: Sequence[T], length: int) -> Sequence[T]:
+    return tuple(islice(cycle(part), length))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,7 +150,7 @@ class StandInPolicy:
     _replies: dict[str, list[int]] = field(default_factory=dict)  # of each trajectory: the seeds of its replies so far
 
     def __post_init__(self) -> None:
-        (self._filler,), (self._mark,) = self._ids(FILLER), self._ids(END_OF_INPUT)
+        self._filler, (self._mark,) = self._ids(FILLER), self._ids(END_OF_INPUT)
         self._digits = [self._ids(str(digit))[0] for digit in range(10)]
         self._answer = self._ids(ANSWER)
         before, _, after = self.call.partition(NUMBER)
@@ -184,7 +192,7 @@ class StandInPolicy:
         before, after = self._call
         end = self._answer if answers else (*before, *number, *after) if calls and self.call else ()
         fillers = max(length - len(number) - len(end) - 1, 0)
-        ids = (*number, *(self._filler,) * fillers, *end, params.stop_ids[0])[: params.max_tokens]
+        ids = (*number, *_repeated(self._filler, fillers), *end, params.stop_ids[0])[: params.max_tokens]
         finish = Finish.STOP if ids[-1] == params.stop_ids[0] else Finish.LENGTH
         return Generation(token_ids=ids, logprobs=(-0.5,) * len(ids), finish=finish)
 
