@@ -57,8 +57,9 @@ def test_the_table_of_an_arm_is_that_of_its_seeds(
     names = ("context_tokens", "prompt_tokens", "prompt_tokens_uncached", "output_tokens", "calls", "refetches")
 
     def run(before: float, after: float, tokens: float) -> dict[str, object]:
-        figures = {**dict.fromkeys(names, tokens), "lost_facts": 0.5}
-        return {"before": {"success": before, **figures}, "after": {"success": after, **figures}, "cpu_seconds": tokens}
+        figures = {**dict.fromkeys([*names, "summaries"], tokens), "lost_facts": 0.5}
+        training = {"steps": 3, "sampled_tokens": 1600, "training_success": 0.5, "cpu_seconds": tokens}
+        return {"before": {"success": before, **figures}, "after": {"success": after, **figures}, **training}
 
     arms = {arm: {} for arm in STUDY.arms} | {
         "full": {"0": run(0.1, 0.4, 100), "1": run(0.3, 0.6, 100)},
@@ -69,7 +70,7 @@ def test_the_table_of_an_arm_is_that_of_its_seeds(
     monkeypatch.setattr(script, "RESULTS", tmp_path)
     table = script.tables("methods_reads")
     # 0.5 0.7: 0.6 ± 12.706·0.1, cut to [0, 1]; paired differences 0.1 0.1
-    assert "| `mem1` | 2 | 0.10 | 0.60 [0.00, 1.00] | 0.50, 0.70 | +0.10 [+0.10, +0.10] | 20 | 20 | 20 | 20 |" in table
+    assert "| `mem1` | 3 | 2 | 0.10 | 0.60 [0.00, 1.00] | 0.50, 0.70 | +0.10 [+0.10, +0.10] | 0.50 | 20 | 20 |" in table
     assert "Not finished: x." in table
 
 

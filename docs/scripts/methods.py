@@ -1,4 +1,4 @@
-"""Collects the runs of a study of methods, and writes its tables and its picture from the committed results:
+"""Collects the runs of a study of methods, or writes its tables and its picture from the committed results:
 
     python docs/scripts/methods.py collect methods_reads runs/methods_reads
     python docs/scripts/methods.py docs/results/methods.md
@@ -7,9 +7,9 @@ A table stands between ``<!-- methods NAME -->`` and ``<!-- end of methods -->``
 run of a seed starts from the same policy (``studies/methods.py``), so that differences are paired by seed.
 """
 
+import argparse
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -24,6 +24,7 @@ from condensegrpo.metrics.refetches import fetches
 from condensegrpo.metrics.seeds import Matrix, difference_interval, mean_interval
 from condensegrpo.reporting.plots import arm_style, bars, settings
 from condensegrpo.reporting.study_results import predictions_table
+from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.sweep import StudyRun, runs_of
 
@@ -32,20 +33,26 @@ RESULTS = ROOT / "docs/results/methods"
 PICTURE = ROOT / "docs/images/methods.svg"
 TABLE = re.compile(r"(<!-- methods (\w+) -->\n).*?(<!-- end of methods -->)", re.DOTALL)
 Json = Mapping[str, Any]
-HEADS = ("arm", "seeds", "success before", "after, mean [95 %]", "by seed", "after − `full` [95 %], paired",
-         "largest context", "read in all", "of it without a prefix cache", "output", "calls", "refetches", "lost facts",
-         "CPU s")  # fmt: skip
+LAST = 5  # steps of training whose success is shown
+HEADS = ("arm", "steps", "sampled, thousands", "success before", "after, mean [95 %]", "by seed",
+         "after − `full` [95 %], paired", "in training", "largest context", "read in all",
+         "of it without a prefix cache", "output", "calls", "refetches", "lost facts", "CPU s")  # fmt: skip
 
 
 def main() -> None:
     """Collect one study, or rewrite the page and the picture."""
-    if sys.argv[1] == "collect":
-        name, out = sys.argv[2], Path(sys.argv[3])
-        found = collected(load_study(ROOT / f"studies/{name}.yaml"), out)
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        return
-    page = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="+", help="a page, or: collect STUDY FOLDER")
+    match parser.parse_args().words:
+        case ["collect", name, out]:
+            found = collected(load_study(ROOT / f"studies/{name}.yaml"), Path(out))
+            RESULTS.mkdir(exist_ok=True)
+            (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            return
+        case [name]:
+            page = Path(name)
+        case words:
+            parser.error(f"wanted PAGE, or collect STUDY FOLDER, found {' '.join(words)}")
     page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
     draw()
 
@@ -62,6 +69,7 @@ def collected(study: Study, out: Path) -> dict[str, Any]:
         arms[run.arm][str(run.seed)] = {
             "before": figures(run, 0),
             "after": figures(run, run.config.train.steps),
+            **training(run),
             "cpu_seconds": round(seconds[run.name], 1),
         }
     warm = {name: value for name, value in sorted(seconds.items()) if name.startswith("warm-")}
@@ -74,16 +82,29 @@ def collected(study: Study, out: Path) -> dict[str, Any]:
     }
 
 
+def training(run: StudyRun) -> dict[str, float]:
+    """Steps, tokens sampled in all of them, and the success of the last ones."""
+    train = run.config.train
+    lines = [line for line in read_metrics(run.folder.metrics) if "seconds/rollout" in line]
+    trajectories = train.problems_per_step * train.samples_per_problem
+    return {
+        "steps": train.steps,
+        "sampled_tokens": round(sum(line["output_tokens"] for line in lines) * trajectories),
+        "training_success": _mean(line["success"] for line in lines[-LAST:]),
+    }
+
+
 def figures(run: StudyRun, step: int) -> dict[str, float]:
     """Means over the problems of an evaluation."""
     scored = read_trajectories(run.folder.evaluation(step, "held-out")).trajectories
-    names = ("context_tokens", "prompt_tokens", "prompt_tokens_uncached", "output_tokens")
+    names = ("context_tokens", "prompt_tokens", "prompt_tokens_uncached", "output_tokens", "condensations", "summaries")
     means = {
         "success": _mean(each.figures.correct for each in scored),
         "calls": _mean(each.figures.turns for each in scored),
     }
     means |= {name: _mean(getattr(each.figures, name) for each in scored) for name in names}
     means["turns"] = _mean(each.figures.replies for each in scored)
+    means["accepted_calls"] = _mean(each.figures.tool_successes for each in scored)
     means["refetches"] = _mean(fetches(each.trajectory).refetches for each in scored)
     means["lost_facts"] = _mean(each.figures.lost_fact for each in scored)
     return means | _stops(scored)
@@ -156,16 +177,20 @@ def _row(results: Json, arm: str) -> tuple[str, ...] | None:
         difference = f"{difference_interval(*sides, paired=True):+.2f}"
     found = f"{mean_interval(after):.2f}" if len(seeds) > 1 else f"{after.mean():.2f}"
 
+    runs = [results["arms"][arm][seed] for seed in seeds]
+
     def mean(figure: str, digits: int) -> str:
         return f"{_column(results, arm, 'after', figure, seeds).mean():.{digits}f}"
 
     return (
         f"`{arm}`",
-        str(len(seeds)),
+        f"{runs[0]['steps']}",
+        f"{fmean(run['sampled_tokens'] for run in runs) / 1000:.0f}",
         f"{_column(results, arm, 'before', 'success', seeds).mean():.2f}",
         found,
         ", ".join(f"{value:.2f}" for value in after[:, 0]),
         difference,
+        f"{fmean(run['training_success'] for run in runs):.2f}",
         mean("context_tokens", 0),
         mean("prompt_tokens", 0),
         mean("prompt_tokens_uncached", 0),
@@ -173,7 +198,7 @@ def _row(results: Json, arm: str) -> tuple[str, ...] | None:
         mean("calls", 1),
         mean("refetches", 2),
         mean("lost_facts", 2),
-        f"{fmean(results['arms'][arm][seed]['cpu_seconds'] for seed in seeds):.0f}",
+        f"{fmean(run['cpu_seconds'] for run in runs):.0f}",
     )
 
 
