@@ -137,6 +137,15 @@ def test_a_prefix_cache_saves_what_a_prompt_has_in_common_with_the_one_before() 
     assert (found["calls"], found["prompt_tokens"], found["prompt_tokens_uncached"]) == (2.5, 11.0, 8.5)
 
 
+def test_a_picture_behind_equal_ids_is_not_in_a_prefix_cache() -> None:
+    shown = [((1, 8, 8, 2), ("a",), (1,)), ((1, 8, 8, 2, 8, 8), ("a", "b"), (1, 4)), ((1, 8, 8, 2), ("b",), (1,))]
+    turns = [
+        replace(turn(1, 1), prompt_ids=shared_ids(ids), media=media, picture_starts=starts)
+        for ids, media, starts in shown
+    ]
+    assert scored(*turns, correct=1, total=1).figures.prompt_tokens_uncached == 4 + 2 + 3
+
+
 def test_a_trajectory_is_truncated_if_a_budget_of_tokens_was_used_up() -> None:
     stops = {stop for stop in Stop if scored(turn(1, 1), correct=0, total=0, stop=stop).figures.truncated}
     assert stops == {Stop.OUTPUT_LENGTH, Stop.CONTEXT_OVERFLOW}

@@ -10,8 +10,13 @@ import pytest
 import torch
 from vision_models import FAMILIES, picture, plain_inputs, vision_model
 
+from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.messages import History, MediaPart, Message, TextPart, Unit
+from condensegrpo.core.protocols.attention import AttentionQuery, TokenAttention
 from condensegrpo.core.trajectory import Generation, SamplingParams
+from condensegrpo.episodes.render import Renderer
+from condensegrpo.learner.policy import load_tokenizer
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.vision.processor import PictureProcessor, load_picture_processor
@@ -46,6 +51,15 @@ class World:
             logits = self.model(**plain_inputs(self.processor, (*ids, *reply), media)).logits[0]
         logp = (logits[len(ids) - 1 : -1] / temperature).log_softmax(dim=-1)
         return logp[range(len(reply)), list(reply)].tolist()
+
+    def attention(self, ids: Sequence[int], media: Sequence[str]) -> torch.Tensor:
+        """(L, L) as the plain model gives it out, the mean over the first two layers and all heads."""
+        self.model.set_attn_implementation("eager")
+        with torch.no_grad():
+            given = plain_inputs(self.processor, ids, media)
+            found = self.model(**given, output_attentions=True, use_cache=False).attentions
+        self.model.set_attn_implementation("sdpa")
+        return torch.stack([layer[0].mean(dim=0) for layer in found[:2]]).mean(dim=0)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -139,4 +153,56 @@ def test_a_text_model_refuses_pictures(tmp_path: Path) -> None:
     sampler = TransformersSampler(str(tmp_path), device="cpu", media=MediaFolder(tmp_path / "media"))
     with pytest.raises(SamplerError, match="models of type 'qwen3' are not shown any"):
         sampled(sampler, ((1, 2), params(1, ("f" * 64,))))
+    sampler.close()
+
+
+def test_attention_to_pictures_is_that_of_output_attentions_and_the_sampler_goes_on(world: World) -> None:
+    (ids, media), (text, _) = world.prompt(4, -1, 6, -3, 7), world.prompt(4, 5, 6)
+    question, calibration, place = (8, 9), (10,), len(ids) - 1
+    one = AttentionQuery(
+        prompt_ids=ids,
+        positions=(place,),
+        question_ids=question,
+        calibration_ids=calibration,
+        layers=(0, 1),
+        media=media,
+    )
+    other = replace(one, prompt_ids=text, positions=(2,), media=())
+    sampler = world.sampler()
+    request = (ids, params(1, media))
+    before = sampled(sampler, request)
+
+    async def attended() -> list[TokenAttention]:
+        return await asyncio.gather(sampler.attend(one), sampler.attend(other))
+
+    for query, found in zip((one, other), asyncio.run(attended()), strict=True):
+        asked = world.attention((*query.prompt_ids, *question), query.media)
+        end = len(query.prompt_ids)
+        expected = (asked[query.positions[0]] + asked[end:].mean(dim=0)) / 2
+        assert found.question == pytest.approx(expected[:end].tolist(), abs=1e-5)
+        blank = world.attention((*query.prompt_ids, *calibration), query.media)[end:].mean(dim=0)
+        assert found.calibration == pytest.approx(blank[:end].tolist(), abs=1e-5)
+    assert sampled(sampler, request) == before
+    sampler.close()
+
+
+def test_a_unit_is_scored_by_the_patches_of_its_picture(world: World) -> None:
+    def shown(turn: int, number: int) -> Unit:
+        part = MediaPart(sha256=world.pictures[number], type="image/png")
+        seen = Message(role="user", content=(TextPart(text="look "), part))
+        return Unit(turn=turn, reply=Message(role="assistant", content="say"), results=(seen,))
+
+    sampler = world.sampler()
+    renderer = Renderer(load_tokenizer(str(world.folder)), pictures=world.processor)
+
+    def scores(*numbers: int, tokens: int = 1000) -> Sequence[float]:
+        units = tuple(shown(turn, number) for turn, number in enumerate(numbers))
+        past = History(pinned=(Message(role="user", content="what is there ?"),), units=units)
+        return asyncio.run(AttentionScorer(sampler, renderer, layers=(0, 1)).score([past], tokens))[0]
+
+    found, other = scores(0, 2, 0), scores(0, 3, 0)  # another picture behind equal ids
+    assert len(found) == 3
+    assert found[1] != other[1]
+    in_pages = scores(0, 2, 0, tokens=60)
+    assert [score > 0 for score in in_pages] == [True, True, False]
     sampler.close()

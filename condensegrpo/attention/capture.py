@@ -21,7 +21,7 @@ Legend: B attention queries, L tokens of the longest, W most query tokens of one
 size.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -35,16 +35,21 @@ from transformers.masking_utils import sdpa_mask
 from condensegrpo.core.protocols.attention import AttentionQuery, TokenAttention
 
 NAME = "sdpa_captured"  # of this attention function in transformers' registry
-SUPPORTED = (  # model types whose captured attention is compared with output_attentions in tests/test_capture.py
+# model types whose captured attention is compared with output_attentions in tests/test_capture.py, and of models that
+# see in tests/test_vision_sampling.py
+SUPPORTED = (
     "gemma2",
     "gemma3_text",
     "llama",
     "mistral",
     "qwen2",
+    "qwen2_5_vl_text",
     "qwen3",
+    "qwen3_vl_text",
 )
 CHUNK = 256  # queries of the prompt computed at once where a window or a soft cap rules out sdpa
 PROMPT, QUESTION, CALIBRATION, PADDING = range(4)  # the branch of a token
+DecoderInputs = Callable[[Tensor, Tensor], Mapping[str, Any]]
 
 
 class QueryRows(NamedTuple):
@@ -95,12 +100,15 @@ def check_layers(layers: Collection[int], count: int) -> None:
 
 
 @torch.no_grad()
-def attend(model: PreTrainedModel, queries: Sequence[AttentionQuery]) -> tuple[TokenAttention, ...]:
+def attend(
+    model: PreTrainedModel, queries: Sequence[AttentionQuery], inputs: DecoderInputs | None = None
+) -> tuple[TokenAttention, ...]:
     """The attention of each attention query.
 
     Args:
         model: in evaluation mode; its attention function is replaced during the call.
         queries: all with the same layers.
+        inputs: makes the decoder's arguments of ids and positions (B, L), with pictures in place; None: they show none.
 
     Raises:
         ValueError: the model's type is not supported, or it has no such layer.
@@ -110,19 +118,20 @@ def attend(model: PreTrainedModel, queries: Sequence[AttentionQuery]) -> tuple[T
     layers = frozenset(queries[0].layers or default_layers(config.num_hidden_layers))
     check_layers(layers, config.num_hidden_layers)
     capture = Capture(rows=query_rows(queries, device=model.device), layers=layers)
-    implementation = model.config._attn_implementation
-    model.set_attn_implementation(NAME)
+    rows, decoder = capture.rows, model.get_decoder()
+    given = inputs(rows.ids, rows.position) if inputs else {"input_ids": rows.ids, "position_ids": rows.position}
+    implementation = decoder.config._attn_implementation
+    decoder.set_attn_implementation(NAME)
     try:
-        model.base_model(
-            input_ids=capture.rows.ids,
-            position_ids=capture.rows.position,
+        decoder(
+            **given,
             # a mask of four dimensions keeps transformers from making one of L × L
             attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=model.device),
             use_cache=False,
             capture=capture,
         )
     finally:
-        model.set_attn_implementation(implementation)
+        decoder.set_attn_implementation(implementation)
     mean_B2L = torch.stack(capture.attention).mean(dim=0).cpu()
     return tuple(
         TokenAttention(

@@ -22,15 +22,23 @@ class UnitTokens(NamedTuple):
     ids: tuple[int, ...]
     content: tuple[int, ...]  # indices in ids of the content of its messages
     reply: tuple[int, ...]  # indices of its reply's content
+    pictures: tuple[tuple[str, range], ...] = ()  # hashes, and indices in ids
+
+    @property
+    def media(self) -> tuple[str, ...]:
+        """The hashes of its pictures."""
+        return tuple(sha256 for sha256, _ in self.pictures)
 
     def truncated(self, room: int) -> "UnitTokens":
-        """Its first ``room`` tokens."""
+        """Its first ``room`` tokens; fewer where a picture would be cut."""
         if len(self.ids) <= room:
             return self
+        room = min([place.start for _, place in self.pictures if place.stop > room], default=room)
         return UnitTokens(
             self.ids[:room],
             tuple(index for index in self.content if index < room),
             tuple(index for index in self.reply if index < room),
+            tuple(shown for shown in self.pictures if shown[1].stop <= room),
         )
 
 
@@ -41,6 +49,7 @@ class Page(NamedTuple):
     numbers: tuple[int, ...]  # of units in the history; the newest is on every page and is not listed
     units: tuple[tuple[int, ...], ...]  # indices in ids of the units' contents, one tuple per number
     last_output: tuple[int, ...]  # indices in ids of the newest unit's reply
+    media: tuple[str, ...]  # the hashes of its pictures, in order
 
 
 class HistoryTokens(NamedTuple):
@@ -49,25 +58,31 @@ class HistoryTokens(NamedTuple):
     pinned: tuple[int, ...]
     units: tuple[UnitTokens, ...]
     end: tuple[int, ...]  # tokens of the template after the last message
+    pinned_media: tuple[str, ...] = ()  # the hashes of the pictures of the pinned messages
 
 
 def split_history(history: History, located: Located) -> HistoryTokens:
     """The prompt of a history, split where a message ends: the template's introduction of a message belongs to it."""
     after = last = max((place.stop for place in located.places[: len(history.pinned)]), default=0)
     message = len(history.pinned)
+    pinned_media = tuple(part.sha256 for pinned in history.pinned for part in pinned.media)
+    places = iter(located.pictures[len(pinned_media) :])
     units = []
     for unit in history.units:
         contents = located.places[message : message + len(unit.messages)]
+        shown = [(part.sha256, next(places)) for each in unit.messages for part in each.media]
         end = max(last, *(place.stop for place in contents))
+        content = {index - last for place in (*contents, *(place for _, place in shown)) for index in place}
         units.append(
             UnitTokens(
                 located.ids[last:end],
-                tuple(index - last for content in contents for index in content),
+                tuple(sorted(content)),  # a template may show a picture before what it says of the message
                 tuple(index - last for index in contents[0]),
+                tuple((sha256, range(place.start - last, place.stop - last)) for sha256, place in shown),
             )
         )
         last, message = end, message + len(contents)
-    return HistoryTokens(located.ids[:after], tuple(units), located.ids[last:])
+    return HistoryTokens(located.ids[:after], tuple(units), located.ids[last:], pinned_media)
 
 
 def pages(tokens: HistoryTokens, room: int) -> Iterator[Page]:
@@ -91,9 +106,11 @@ def pages(tokens: HistoryTokens, room: int) -> Iterator[Page]:
 
 
 def _page(tokens: HistoryTokens, older: Sequence[UnitTokens], numbers: range, newest: UnitTokens) -> Page:
-    ids, units = list(tokens.pinned), []
+    ids, units, media = list(tokens.pinned), [], [*tokens.pinned_media]
     for number in numbers:
         units.append(tuple(len(ids) + index for index in older[number].content))
         ids += older[number].ids
+        media += older[number].media
     last_output = tuple(len(ids) + index for index in newest.reply)
-    return Page((*ids, *newest.ids, *tokens.end), tuple(numbers), tuple(units), last_output)
+    shown = (*media, *newest.media)
+    return Page((*ids, *newest.ids, *tokens.end), tuple(numbers), tuple(units), last_output, shown)

@@ -53,7 +53,8 @@ class AttentionScorer:
     async def _read(self, history: History, *, tokens: int) -> tuple[float, ...]:
         if len(history.units) < 2:
             return (0.0,) * len(history.units)
-        check_text(history)
+        if self.renderer.pictures is None:
+            check_text(history)
         question = self._question(history)
         room = tokens - max(len(question), len(self._calibration))
         parts = list(pages(split_history(history, self.renderer.located(history.messages)), room))
@@ -73,4 +74,5 @@ class AttentionScorer:
             question_ids=question,
             calibration_ids=self._calibration,
             layers=tuple(self.layers),
+            media=page.media,
         )

@@ -9,9 +9,9 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from condensegrpo.core.information import curve, lost
-from condensegrpo.core.shared_sequence import common_prefix
 from condensegrpo.core.trajectory import Score, Stop, Trajectory
 
 TRUNCATED = frozenset({Stop.OUTPUT_LENGTH, Stop.CONTEXT_OVERFLOW})  # stops because a token budget was used up
@@ -85,9 +85,7 @@ def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryFigures:
         format_valid=score.format_valid,
         context_tokens=score.context_tokens,
         prompt_tokens=sum(map(len, prompts)),
-        prompt_tokens_uncached=sum(
-            len(prompt) - common_prefix(last, prompt) for last, prompt in zip([(), *prompts], prompts, strict=False)
-        ),
+        prompt_tokens_uncached=sum(map(len, prompts)) - sum(turn.cached_ids(last) for last, turn in pairwise(turns)),
         output_tokens=trajectory.output_tokens,
         turns=len(turns),
         replies=trajectory.replies,

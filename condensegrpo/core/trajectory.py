@@ -12,7 +12,7 @@ from typing import Literal, Self
 
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message
-from condensegrpo.core.shared_sequence import shared
+from condensegrpo.core.shared_sequence import common_prefix, shared
 
 MAX_REWARD = 1e100  # magnitude of a reward: squared differences, summed over a group, stay far from 1e308
 
@@ -143,6 +143,7 @@ class Turn:
     answer_logprob: float | None = None  # nats, log π(ground truth | prompt); None: not measured
     draft: Draft | None = None  # of the answer, at this prompt; taken if the trajectory stopped as confident here
     media: tuple[str, ...] = ()  # the hashes of the media in prompt_ids, in order: their placeholder ids are all equal
+    picture_starts: tuple[int, ...] = ()  # index in prompt_ids of the first token of each of the media
     picture_tokens: int = 0  # of prompt_ids, those that stand for pictures
 
     def __post_init__(self) -> None:
@@ -159,6 +160,12 @@ class Turn:
     def is_text(self) -> bool:
         """Whether the sampler returned a text: the ids are those of the run's tokenizer, maybe not the sampled ones."""
         return bool(self.output_ids) and not self.logprobs
+
+    def cached_ids(self, last: Self) -> int:
+        """How many ids its prompt begins with as that of another turn; with another picture an id is another one."""
+        alike = common_prefix(last.media, self.media)
+        starts = self.picture_starts[alike : alike + 1] if alike < len(last.media) else ()
+        return min([common_prefix(last.prompt_ids, self.prompt_ids), *starts])
 
     def added_ids(self, last: Self) -> tuple[int, ...] | None:
         """What the prompt adds to another turn's prompt and output; None: it does not continue them.

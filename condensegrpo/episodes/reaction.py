@@ -74,6 +74,7 @@ class Reaction:
             answer_logprob=information,
             draft=None if draft is None else draft.draft,
             media=sampled.prompt.media,
+            picture_starts=sampled.picture_starts,
             picture_tokens=sampled.picture_tokens,
         )
 

@@ -38,6 +38,7 @@ class Located(NamedTuple):
 
     ids: tuple[int, ...]  # (P,) ending in the generation prompt
     places: tuple[range, ...]  # one a message; everything else is the template's
+    pictures: tuple[range, ...] = ()  # see ``Renderer.picture_places``
 
 
 class _RendererSettings(NamedTuple):
@@ -180,7 +181,20 @@ class Renderer:
             start = at.get(2 * index, last)  # reasoning that is left out may take the beginning with it
             last = at.get(2 * index + 1, start)
             places.append(range(start, last))
-        return Located(ids=tuple(ids), places=tuple(places))
+        media = [part.sha256 for message in messages for part in message.media]
+        return Located(ids=tuple(ids), places=tuple(places), pictures=self.picture_places(ids, media))
+
+    def picture_places(self, ids: Sequence[int], media: Sequence[str]) -> tuple[range, ...]:
+        """Where each picture of a prompt is in its ids: from the first to the last of its placeholders."""
+        pictures, places = self.pictures, list[range]()
+        if pictures is None or not media:
+            return ()
+        indices = [index for index, token in enumerate(ids) if token == pictures.placeholder_id]
+        for sha256 in media:
+            count = pictures.expansion(sha256).count(pictures.placeholder)
+            places.append(range(indices[0], indices[count - 1] + 1))
+            del indices[:count]
+        return tuple(places)
 
     def continuation(
         self, context: Sequence[Message], reply: Message, observations: Sequence[Message], output_ids: Sequence[int]

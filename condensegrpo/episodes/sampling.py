@@ -36,6 +36,7 @@ class Sampled:
     text: str
     version: int  # of the policy at the request
     frozen: bool = False  # by the engine's writer
+    picture_starts: tuple[int, ...] = ()  # where the pictures begin in the prompt's ids
     picture_tokens: int = 0  # of the prompt's ids, those that stand for pictures
 
     def turn(self) -> Turn:
@@ -50,6 +51,7 @@ class Sampled:
             context=self.prompt.context,
             reply=Message(role="assistant", content=self.text),
             media=self.prompt.media,
+            picture_starts=self.picture_starts,
             picture_tokens=self.picture_tokens,
         )
 
@@ -128,16 +130,15 @@ async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sa
     else:
         generation = await generated(sampler, prompt.ids, params)
     text = engine.renderer.text(generation.token_ids)
-    placeholders = 0
-    if engine.renderer.pictures is not None and prompt.media:
-        placeholders = tuple(prompt.ids).count(engine.renderer.pictures.placeholder_id)
+    pictures, ids = engine.renderer.pictures, tuple(prompt.ids) if prompt.media else ()
     return Sampled(
         prompt=prompt,
         generation=generation,
         text=text,
         version=version,
         frozen=writer is not None,
-        picture_tokens=placeholders,
+        picture_starts=tuple(place.start for place in engine.renderer.picture_places(ids, prompt.media)),
+        picture_tokens=0 if pictures is None else ids.count(pictures.placeholder_id),
     )
 
 

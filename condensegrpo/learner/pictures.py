@@ -22,7 +22,7 @@ from condensegrpo.algorithms.pictures import INDEX_BITS, NamedPicture, named_pic
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.policy import sees
-from condensegrpo.vision.features import picture_features, three_axes
+from condensegrpo.vision.features import decoder_arguments, picture_features, three_axes
 from condensegrpo.vision.processor import PictureProcessor
 
 PICTURES_KEPT = 4096  # whose names and positions are kept: about 100 bytes a token
@@ -157,16 +157,8 @@ def decoder_inputs(
             f"computing the pictures of a micro-batch: the vision tower gives {len(found.embeddings)} features and the "
             f"pictures have {shown.total} tokens. Use the image processor that the model was trained with."
         )
-    embeddings: Tensor = policy.get_input_embeddings()(token_ids)
-    features, *deepstack = (
-        level.index_select(0, shown.features).to(embeddings.dtype) for level in (found.embeddings, *found.deepstack)
-    )
-    placed = embeddings.flatten(0, 1).index_copy(0, shown.indices, features).view_as(embeddings)
-    if not deepstack:
-        return {"inputs_embeds": placed}
-    mask = torch.zeros(token_ids.numel(), dtype=torch.bool, device=token_ids.device)
-    mask = mask.index_fill(0, shown.indices, value=True).view_as(token_ids)
-    return {"inputs_embeds": placed, "visual_pos_masks": mask, "deepstack_visual_embeds": deepstack}
+    levels = [level.index_select(0, shown.features) for level in (found.embeddings, *found.deepstack)]
+    return decoder_arguments(policy.get_input_embeddings()(token_ids), shown.indices, levels)
 
 
 def _parts(token_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from condensegrpo.core.errors import DataError, SamplerError
 from condensegrpo.samplers.packed_attention import Chunk, Pass
-from condensegrpo.vision.features import PictureFeatures, picture_features, three_axes
+from condensegrpo.vision.features import PictureFeatures, decoder_arguments, picture_features, three_axes
 from condensegrpo.vision.processor import PictureProcessor
 
 KEPT = 1 << 16  # cells of pictures whose features are kept: of 50 screens in Qwen2.5-VL
@@ -68,39 +68,41 @@ class Sight:
 
     def forward(self, packed: Pass, chunks: Sequence[tuple[SeenPrompt | None, Chunk]]) -> Tensor:
         """The logits behind the last token of every chunk (B, V); see ``ContinuousBatch``."""
-        embeddings = self._model.get_input_embeddings()(packed.ids)
-        axes = packed.position.repeat(3, 1)[:, None] if self._processor.family.three_axes else None  # (3, 1, N)
-        where, shown, first = list[int](), list[PictureFeatures](), 0
-        for seen, chunk in chunks:
-            end = chunk.start + len(chunk.ids)
-            if seen is not None:
-                cells = seen.placeholders(chunk.start, end)
-                where += [first + index - chunk.start for index in cells]
-                shown += self._of(seen, before=len(seen.placeholders(0, chunk.start)), count=len(cells))
-                if axes is not None and seen.axes is not None:
-                    axes[:, 0, first : first + len(chunk.ids)] = _axes(seen.axes, chunk.start, end).to(axes.device)
-            first += len(chunk.ids)
-        deepstack: dict[str, object] = {}
-        if where:
-            embeddings[0, where] = torch.cat([each.embeddings for each in shown]).to(embeddings.dtype)
-            if shown[0].deepstack:
-                mask = torch.zeros_like(packed.ids, dtype=torch.bool)
-                mask[0, where] = True
-                levels = zip(*(each.deepstack for each in shown), strict=True)
-                deepstack = {
-                    "visual_pos_masks": mask,
-                    "deepstack_visual_embeds": [torch.cat(level) for level in levels],
-                }
+        runs = [(seen, chunk.start, len(chunk.ids)) for seen, chunk in chunks]
         hidden = self._model.get_decoder()(
-            inputs_embeds=embeddings,
-            position_ids=packed.position if axes is None else axes,
+            **self.inputs(packed.ids, packed.position, runs),
             attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ids.device),
             use_cache=False,
             packed=packed,
-            **deepstack,
         ).last_hidden_state
         logits: Tensor = self._model.get_output_embeddings()(hidden[0, packed.last])
         return logits
+
+    def inputs(
+        self, ids: Tensor, position: Tensor, runs: Sequence[tuple[SeenPrompt | None, int, int]]
+    ) -> dict[str, Any]:
+        """The decoder's arguments for ids (R, L) at their positions, with the features of pictures in place.
+
+        Args:
+            runs: of consecutive tokens: their prompt, the index of the first in it, and how many they are.
+        """
+        axes = position.repeat(3, 1, 1) if self._processor.family.three_axes else None  # (3, R, L)
+        where, shown, first = list[int](), list[PictureFeatures](), 0
+        for seen, start, count in runs:
+            if seen is not None:
+                cells = seen.placeholders(start, start + count)
+                where += [first + index - start for index in cells]
+                shown += self._of(seen, before=len(seen.placeholders(0, start)), count=len(cells))
+                if axes is not None and seen.axes is not None:
+                    run = slice(first, first + count)
+                    axes.view(3, -1)[:, run] = _axes(seen.axes.to(axes.device), position.flatten()[run])
+            first += count
+        embeddings = self._model.get_input_embeddings()(ids)
+        positions = {"position_ids": position if axes is None else axes}
+        if not where:
+            return {"inputs_embeds": embeddings, **positions}
+        levels = map(torch.cat, zip(*((each.embeddings, *each.deepstack) for each in shown), strict=True))
+        return decoder_arguments(embeddings, torch.tensor(where, device=ids.device), [*levels]) | positions
 
     def clear(self) -> None:
         """Forget all features: the weights change."""
@@ -132,11 +134,10 @@ class Sight:
         return self._features[picture]
 
 
-def _axes(axes: Tensor, start: int, end: int) -> Tensor:
-    """The positions (3, end − start) of tokens of a prompt, or after it: those of its reply follow its last one."""
+def _axes(axes: Tensor, position: Tensor) -> Tensor:
+    """The positions (3, N) of tokens on three axes, of those on one: what follows a prompt follows its last one."""
     known = axes.shape[1]
-    after = int(axes.max()) + 1 - known + torch.arange(max(start, known), max(end, known))
-    return torch.cat([axes[:, start:end], after.expand(3, -1)], dim=1)
+    return torch.where(position < known, axes[:, position.clamp(max=known - 1)], position + axes.max() + 1 - known)
 
 
 def _name(picture: str) -> int:

@@ -37,6 +37,7 @@ MAX_BATCH = 256  # replies under way at once, and trajectories whose keys and va
 MAX_TOKENS = 32768  # of prompts, padded to the longest, that are processed at once
 
 _Prompt = tuple[tuple[int, ...], SamplingParams, "SeenPrompt | None"]
+_Query = tuple[AttentionQuery, "SeenPrompt | None"]
 _Pair = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and output ids
 
 
@@ -81,7 +82,7 @@ class TransformersSampler:
         self._measured: RequestQueue[_Pair, Sequence[float]] = batches(
             drive=self._measure, failure=partial(_failure, "measuring a batch of {} replies")
         )
-        self._attention: RequestQueue[AttentionQuery, TokenAttention] = batches(
+        self._attention: RequestQueue[_Query, TokenAttention] = batches(
             drive=self._attend, failure=partial(_failure, "capturing attention in a batch of {} queries")
         )
         self._sight = self._opened_sight(media)  # None: there are no pictures
@@ -130,7 +131,7 @@ class TransformersSampler:
         self._check(
             query.prompt_ids, SamplingParams(max_tokens=max(len(query.question_ids), len(query.calibration_ids)))
         )
-        return await self._attention.submit(query)
+        return await self._attention.submit((query, await self._seen(query.prompt_ids, query.media)))
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
         """Copy the learner's weights by name, in place, one tensor at a time, and drop all keys and values.
@@ -254,19 +255,27 @@ class TransformersSampler:
         ]
         return zip(batch, rows, strict=True)
 
-    def _attend(
-        self, batch: Sequence[QueuedRequest[AttentionQuery, TokenAttention]]
-    ) -> Outcomes[AttentionQuery, TokenAttention]:
+    def _attend(self, batch: Sequence[QueuedRequest[_Query, TokenAttention]]) -> Outcomes[_Query, TokenAttention]:
         """Driver: one batch, in passes that fit. Queries with the same layers share a pass."""
         from condensegrpo.attention.capture import attend
 
-        queries = [request.value for request in batch]
+        def attended(queries: Sequence[_Query]) -> Sequence[TokenAttention]:
+            asked, prompts = zip(*queries, strict=True)
+            sight = self._sight
+            if sight is None:
+                return attend(self._model, asked)
+            return attend(
+                self._model,
+                asked,
+                lambda ids, position: sight.inputs(ids, position, [(seen, 0, ids.shape[1]) for seen in prompts]),
+            )
+
         attentions = [
             attention
-            for _, alike in groupby(queries, key=lambda query: query.layers)
+            for _, alike in groupby([request.value for request in batch], key=lambda value: value[0].layers)
             for same in [list(alike)]
-            for part in padded_batches([query.length for query in same], MAX_TOKENS)
-            for attention in attend(self._model, same[part])
+            for part in padded_batches([query.length for query, _ in same], MAX_TOKENS)
+            for attention in attended(same[part])
         ]
         return zip(batch, attentions, strict=True)
 

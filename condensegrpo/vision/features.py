@@ -32,6 +32,23 @@ def picture_features(model: Any, pixels: Mapping[str, Tensor]) -> PictureFeature
     )
 
 
+def decoder_arguments(embeddings: Tensor, places: Tensor, levels: Sequence[Tensor]) -> dict[str, Any]:
+    """What the decoder of a model computes instead of token ids: embeddings, with features of pictures in place.
+
+    Args:
+        embeddings: (R, L, H) of all tokens.
+        places: (F,) int64, the indices of the placeholders among the R·L tokens.
+        levels: (F, H) each: what takes the place of their embeddings, then what is added after the first layers.
+    """
+    features, *deepstack = (level.to(embeddings.dtype) for level in levels)
+    placed = embeddings.flatten(0, 1).index_copy(0, places, features).view_as(embeddings)
+    if not deepstack:
+        return {"inputs_embeds": placed}
+    shown = torch.zeros(placed.shape[:2].numel(), dtype=torch.bool, device=places.device)
+    shown = shown.index_fill(0, places, value=True).view(placed.shape[:2])
+    return {"inputs_embeds": placed, "visual_pos_masks": shown, "deepstack_visual_embeds": deepstack}
+
+
 def three_axes(
     ids: Sequence[int], *, placeholder_id: int, grids: Sequence[tuple[int, int]], merge: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -13,6 +13,7 @@ class AttentionQuery:
     question_ids: tuple[int, ...]  # after the prompt: the question once more; at least one
     calibration_ids: tuple[int, ...]  # after the prompt, without sight of the question: no content; at least one
     layers: tuple[int, ...] = ()  # counted from 0; (): a few from the middle to near the end
+    media: tuple[str, ...] = ()  # the hashes of the pictures in the prompt, in order
 
     def __post_init__(self) -> None:
         if not self.prompt_ids or not self.question_ids or not self.calibration_ids:
