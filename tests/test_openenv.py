@@ -1,7 +1,10 @@
 """The task ``openenv`` against real servers of the package ``openenv``, which has an environment of its own."""
 
+import asyncio
+import base64
 import contextlib
 import gc
+import io
 import json
 import os
 import re
@@ -19,12 +22,14 @@ import psutil
 import pytest
 from aiohttp import web
 from command import ROOT
+from PIL import Image
 from scripted_training import train_on_replies
 from talk import add, agent, engine, play_all
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.background_loop import BackgroundLoop
-from condensegrpo.core.errors import PluginError
+from condensegrpo.core.errors import DataError, PluginError
+from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Stop, Trajectory
 
 PYTHON = Path(sys.prefix) / "others" / "openenv" / "bin" / "python"
@@ -50,6 +55,10 @@ class Seen(Observation):
     number: int = 0
 
 
+class Screen(Seen):
+    screen: list | str
+
+
 class Orders(Environment):
     """Does what it is told."""
 
@@ -69,6 +78,8 @@ class Orders(Environment):
             os._exit(3)
         if name == "secret":
             rest = ",".join(sorted(name for name in os.environ if name.startswith("SHOP_")))
+        if name == "show":
+            return Screen(text="a screen", screen=rest if rest else [[[255, 0, 0], [0, 0, 255]]])
         text = "x" * (int(rest) << 20) if name == "large" else rest
         return Seen(text=text, number=action.number, reward=0.25, done=name == "end")
 
@@ -248,6 +259,31 @@ def test_a_reply_fills_a_field_of_the_action_and_rewards_are_the_outcome(
     assert [message.text for message in first] == ["Obey.", "say one;<action> say two </action>;end\nhi 7"]
     (again,) = play(task(tmp_path, ["say one;end"], orders, action={"number": 3}, outcome="last"))
     assert (again.outcome, observed(again)) == (0.25, ['{"text": "one", "number": 3}'])
+
+
+def test_fields_of_an_observation_are_shown_as_pictures(tmp_path: Path, orders: dict[str, Any]) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (3, 2)).save(file, "PNG")
+    played = task(tmp_path, ["none"], orders, pictures=["screen"])
+
+    async def shown(*replies: str) -> list[Message]:
+        episode = played.environment(played.problems("train")[0])
+        await episode.start()
+        try:
+            steps = [await episode.step(Message(role="assistant", content=reply)) for reply in replies]
+        finally:
+            await episode.close()
+        return [step.observations[0] for step in steps]
+
+    data = base64.b64encode(file.getvalue()).decode()
+    plain, rows, encoded = asyncio.run(shown("say hello", "show", f"show data:image/png;base64,{data}"))
+    assert (plain.text, plain.media) == ('{"text": "hello", "number": 0}', ())
+    assert rows.words == encoded.words == '{"text": "a screen", "number": 0}'
+    pixels = Image.open(io.BytesIO(rows.media[0].data or b""))
+    assert (pixels.size, pixels.getpixel((1, 0))) == ((2, 1), (0, 0, 255))
+    assert (encoded.media[0].data, encoded.media[0].type) == (file.getvalue(), "image/png")
+    with pytest.raises(DataError, match="the field screen of an observation"):
+        asyncio.run(shown("show bm90IGEgcGljdHVyZQ=="))
 
 
 def test_an_action_that_the_server_refuses_is_no_step_and_an_environment_that_raises_ends_the_episode(

@@ -149,7 +149,7 @@ class GymEpisode:
             if mode == "ansi":
                 return _COLOURED.sub(r"[\1]", self._environment.render())
             observation = self._environment.render() if mode == "rgb_array" else observation
-        return (_picture(observation),) if _is_picture(observation) else str(observation)
+        return (picture_of(observation),) if _is_picture(observation) else str(observation)
 
 
 class TextArenaGame:
@@ -193,7 +193,8 @@ def _is_picture(observation: object) -> bool:
     return isinstance(observation, numpy.ndarray) and observation.dtype == numpy.uint8 and observation.shape[2:] == (3,)
 
 
-def _picture(pixels: Any) -> MediaPart:  # noqa: ANN401  an array (H, W, 3) of bytes
+def picture_of(pixels: Any) -> MediaPart:  # noqa: ANN401  an array (H, W, 3) of bytes
+    """The part that shows an array of pixels."""
     from PIL import Image  # here: most environments are texts
 
     return MediaPart.of(as_png(Image.fromarray(pixels)), "image/png")

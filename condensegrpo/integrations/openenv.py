@@ -16,14 +16,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
+import numpy
 from annotated_types import Ge, Gt, Le
 
-from condensegrpo.core.messages import History, Message
+from condensegrpo.core.messages import History, MediaPart, Message
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.episodes.toolcalls import shortened
-from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, action_in
+from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, action_in, picture_of
 from condensegrpo.integrations.mcp import is_tool, text_of
 from condensegrpo.integrations.mcp_client import Json, Refused
 from condensegrpo.integrations.openenv_client import InvalidAction
@@ -32,6 +33,7 @@ from condensegrpo.integrations.reset_rows import ResetRows
 from condensegrpo.integrations.server_address import check_servers
 from condensegrpo.tasks.answers import read_answer
 from condensegrpo.tasks.drawn import DrawnProblems
+from condensegrpo.vision.pictures import from_base64, part_of_file
 
 CALL = {"type", "tool_name", "arguments"}  # the fields of an action that calls a tool
 METADATA = "metadata"  # a field of every action, and since 0.10 of every observation
@@ -53,7 +55,8 @@ class OpenEnv(ResetRows):
     eval_arguments: Mapping[str, Any] | None = None  # those that differ in evaluation
     action_field: str = ""  # that a reply fills; empty: the only one that the server requires
     action: Mapping[str, Any] | None = None  # the other fields of every action
-    show: tuple[str, ...] = ()  # fields of observations that the policy reads; (): all but the metadata
+    show: tuple[str, ...] = ()  # fields of observations that the policy reads; (): all but metadata and pictures
+    pictures: tuple[str, ...] = ()  # fields of observations that the policy sees, after what it reads
     outcome: Literal["sum", "last"] = "sum"  # of the rewards, paid by the reward ``environment``
     system: str = ""  # the system message; empty for none
     train_problems: Annotated[int, Ge(1)] = 100_000  # seeds, from FIRST_TRAINING_SEED on
@@ -117,9 +120,18 @@ class OpenEnv(ResetRows):
             raise ValueError(
                 f"task.options.show names {missing[0]!r}, the observation has the fields {', '.join(observation)}"
             )
-        shown = {name: observation[name] for name in self.show or observation if self.show or name != METADATA}
+        unread = {METADATA, *self.pictures}
+        shown = {name: observation[name] for name in self.show or observation if self.show or name not in unread}
         only = next(iter(shown.values())) if len(shown) == 1 else shown
         return shortened(_as_text(only) if shown else "", MAX_CHARS)
+
+    def pictures_of_observation(self, observation: Json) -> tuple[MediaPart, ...]:
+        """What the policy sees of an observation: of each field of ``pictures`` that has a value, its picture.
+
+        Raises:
+            ValueError: a value is no picture.
+        """
+        return tuple(_picture(observation[name], name) for name in self.pictures if observation.get(name))
 
     def outcome_of(self, rewards: Sequence[float]) -> float | None:
         """What an episode was worth; None: the environment gave no reward."""
@@ -159,7 +171,9 @@ class OpenEnvEpisode:
             self._tools = [*self._offered(server.name, listed)]
         text = task.text_of_observation(observation)
         first = task.first_messages(row, f"\n{text}" if text and row.get(task.prompt) else text)
-        return (*([Message(role="system", content=task.system)] if task.system else []), *first)
+        *before, last = first
+        last = last.showing(task.pictures_of_observation(observation))
+        return (*([Message(role="system", content=task.system)] if task.system else []), *before, last)
 
     def tools(self) -> Sequence[EnvironmentTool]:
         """The tools of the environment, if it has some."""
@@ -177,7 +191,8 @@ class OpenEnvEpisode:
             return Step(observations=(Message(role="user", content=f"Error: {error}"),))
         if session.done:
             return Step(done=True, outcome=outcome_of(session.rewards) or 0.0)
-        return Step(observations=(Message(role="user", content=self._task.text_of_observation(observation)),))
+        seen = Message(role="user", content=self._task.text_of_observation(observation))
+        return Step(observations=(seen.showing(self._task.pictures_of_observation(observation)),))
 
     async def close(self) -> None:
         """End the session."""
@@ -193,12 +208,15 @@ class OpenEnvEpisode:
 
     async def _use(self, name: str, arguments: Mapping[str, Any], history: History) -> ToolResult:
         session, call = self._place.session, {"type": "call_tool", "tool_name": name, "arguments": dict(arguments)}
+        text, media = "", tuple[MediaPart, ...]()
         try:
-            text = "" if session.done else self._text_of_result(await self._pool.call(self._place.step(call)))
+            if not session.done:
+                observation = await self._pool.call(self._place.step(call))
+                text, media = self._text_of_result(observation), self._task.pictures_of_observation(observation)
         except Refused as error:
             text = f"Error: {error}"
         outcome = self._task.outcome_of(session.rewards) or 0.0
-        return ToolResult(text=text, done=session.done, outcome=outcome if session.done else None)
+        return ToolResult(text=text, media=media, done=session.done, outcome=outcome if session.done else None)
 
     def _text_of_result(self, observation: Json) -> str:
         """What the policy reads of a tool's result."""
@@ -222,6 +240,17 @@ class OpenEnvEpisode:
                 parameters=tool["input_schema"],
                 call=partial(self._use, tool["name"]),
             )
+
+
+def _picture(value: object, name: str) -> MediaPart:
+    """A picture as servers send it: rows of pixels of three numbers from 0 to 255, a file in base64, or a data URI."""
+    if isinstance(value, str):
+        doing = f"reading the field {name} of an observation"
+        return part_of_file(from_base64(value, doing), doing)
+    pixels = numpy.array(value, dtype=numpy.uint8)
+    if pixels.shape[2:] != (3,):
+        raise ValueError(f"the field {name} of an observation has the shape {pixels.shape}, wanted rows × columns × 3")
+    return picture_of(pixels)
 
 
 def _as_text(value: object) -> str:

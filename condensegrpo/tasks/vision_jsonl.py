@@ -4,8 +4,6 @@
 {"question": "Is <image> left of <image>?", "pictures": ["a.jpg", "data:image/png;base64,iVBOR…"], "answer": "no"}
 """
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,15 +13,9 @@ from condensegrpo.core.messages import MediaPart, Part, TextPart
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.storage.rows import Row, require_columns
 from condensegrpo.tasks.jsonl import Jsonl
+from condensegrpo.vision.pictures import from_base64, part_of_file
 
 MARK = "<image>"
-TYPES = {  # by the first bytes of a file
-    b"\x89PNG": "image/png",
-    b"\xff\xd8\xff": "image/jpeg",
-    b"RIFF": "image/webp",
-    b"GIF8": "image/gif",
-    b"BM": "image/bmp",
-}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -78,20 +70,13 @@ def _located(value: object, folder: Path, doing: str) -> bytes | Path:
     if not isinstance(value, str) or not value:
         raise DataError(f"{doing} has the picture {value!r:.80}, wanted a path, base64 or a data URI")
     if value.startswith("data:"):
-        return _decoded(value.partition(",")[2], doing)
+        return from_base64(value, doing)
     file = folder / Path(value).expanduser() if len(value) < 4096 else folder
     if file.is_file():
         return file
     if len(value) > 64 and not Path(value[:64]).suffix:
-        return _decoded(value, doing)
+        return from_base64(value, doing)
     raise DataMissing(f"{doing} names the picture {value!r:.80}: there is no such file (looked for {file})")
-
-
-def _decoded(text: str, doing: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise DataError(f"{doing} has a picture that is no base64: {error}. It begins with {text[:40]!r}") from error
 
 
 def _part(value: bytes | Path, doing: str) -> MediaPart:
@@ -100,10 +85,7 @@ def _part(value: bytes | Path, doing: str) -> MediaPart:
         data = value.read_bytes() if isinstance(value, Path) else value
     except OSError as error:
         raise DataError(f"{doing}:{name}: {error.strerror}") from error
-    kind = next((kind for start, kind in TYPES.items() if data.startswith(start)), None)
-    if kind is None:
-        raise DataError(f"{doing}:{name} begins with {data[:8]!r}, wanted one of {', '.join(TYPES.values())}")
-    return MediaPart.of(data, kind)
+    return part_of_file(data, f"{doing}:{name}")
 
 
 def _marked(question: str, shown: Sequence[MediaPart]) -> tuple[Part, ...]:

@@ -1,18 +1,51 @@
 """The bytes of a picture to pixels, of whatever origin: users' files, web pages, environments."""
 
 import base64
+import binascii
 import io
 import warnings
 from typing import TYPE_CHECKING
 
 from condensegrpo.core.errors import DataError
+from condensegrpo.core.messages import MediaPart
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+TYPES = {  # by the first bytes of a file
+    b"\x89PNG": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"RIFF": "image/webp",
+    b"GIF8": "image/gif",
+    b"BM": "image/bmp",
+}
 MOST_BYTES = 64 * 2**20
 MOST_PIXELS = 50_000_000  # a screen of 8k has 33 million; checked before a pixel is decoded
+
+
+def part_of_file(data: bytes, doing: str) -> MediaPart:
+    """The part that shows the picture in the bytes of a file, whose type its first bytes say.
+
+    Raises:
+        DataError: it is of no known format.
+    """
+    kind = next((kind for start, kind in TYPES.items() if data.startswith(start)), None)
+    if kind is None:
+        raise DataError(f"{doing} begins with {data[:8]!r}, wanted one of {', '.join(TYPES.values())}")
+    return MediaPart.of(data, kind)
+
+
+def from_base64(text: str, doing: str) -> bytes:
+    """The bytes in base64, or in a data URI.
+
+    Raises:
+        DataError: it is neither.
+    """
+    try:
+        return base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text, validate=True)
+    except binascii.Error as error:
+        raise DataError(f"{doing} has a picture that is no base64: {error}. It begins with {text[:40]!r}") from error
 
 
 def as_png(picture: "Image") -> bytes:
