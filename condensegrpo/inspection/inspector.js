@@ -142,11 +142,9 @@ function marked(whole, loosely = false) {
   return [...parts, text.slice(end)];
 }
 
-const PICTURE = /(\[image\/[a-z]+ [0-9a-f]{12}\])/;
-
 /** A message's text, marked, with its pictures in their places. */
 function contentOf(text) {
-  return text.split(PICTURE).flatMap((part) => (data.pictures[part] ? [h("img", { src: data.pictures[part], alt: part, title: part })] : marked(part)));
+  return withPictures(text, data.pictures, marked);
 }
 
 function shortened(text, most) {

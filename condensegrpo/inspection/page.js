@@ -62,6 +62,13 @@ function setAddress(settings) {
   history.replaceState(null, "", `${location.pathname}${location.search}${text ? `#${text}` : ""}`);
 }
 
+const PICTURE = /(\[image\/[a-z]+ [0-9a-f]{12}\])/;
+
+/** A text with the pictures that the page holds in their places; `written` makes the nodes of the rest. */
+function withPictures(text, pictures, written = (part) => [part]) {
+  return text.split(PICTURE).flatMap((part) => (pictures[part] ? [h("img", { src: pictures[part], alt: part, title: part })] : written(part)));
+}
+
 /** A command with a button that copies it. */
 function command(text) {
   const done = h("button", { type: "button", class: "quiet", onclick: copy }, "copy");

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 from condensegrpo.core.errors import TrajectoryFileError
 from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.core.wording import counted
 from condensegrpo.inspection.context_view import context_views
 from condensegrpo.storage.codec import decode
@@ -53,6 +54,11 @@ class SampleTrajectory:
     ground_truth: str | None
     answer: str | None
     turns: tuple[SampleTurn, ...]  # numbers missing between them were left out
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What may name pictures."""
+        return (self.question or "", *(text for turn in self.turns for text in turn.observations))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,11 +184,17 @@ def _sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> Sam
         chosen=reason,
         figures=scored.figures,
         detail=_short(trajectory.detail),
-        question=_known(trajectory.question),
+        question=_known(_with_pictures(trajectory)),
         ground_truth=_known(trajectory.ground_truth),
         answer=_known(trajectory.answer),
         turns=tuple(shown),
     )
+
+
+def _with_pictures(trajectory: Trajectory) -> str | None:
+    """The question, and after it what stands for the pictures that the first prompt shows."""
+    shown = [part.text for turn in trajectory.turns[:1] for message in turn.context for part in message.media]
+    return " ".join([trajectory.question or "", *shown]) if shown else trajectory.question
 
 
 def _turns(scored: ScoredTrajectory, credit: Credit | None) -> Iterator[SampleTurn]:

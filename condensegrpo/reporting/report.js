@@ -284,7 +284,7 @@ function sample(trajectory, open) {
   const parts = [figures.id, `score ${digits(figures.total)}`, counted(figures.replies, "turn", "turns"), `largest context ${counted(figures.context_tokens, "token", "tokens")}, ${digits(figures.prompt_tokens)} read in all`, figures.stop.replaceAll("_", " ")];
   const texts = [["question", trajectory.question], ["ground truth", trajectory.ground_truth], ["answer", trajectory.answer]].filter(([, text]) => text !== null);
   const node = h("details", { class: "sample", open, ontoggle: fillTurns },
-    h("summary", {}, verdict, h("span", { class: "dim" }, trajectory.chosen), parts.map((text) => h("span", {}, text)), h("span", { class: "asked" }, texts.map(([name, text]) => `${name}: ${text}`).join(" · "))));
+    h("summary", {}, verdict, h("span", { class: "dim" }, trajectory.chosen), parts.map((text) => h("span", {}, text)), h("span", { class: "asked" }, withPictures(texts.map(([name, text]) => `${name}: ${text}`).join(" · "), data.pictures))));
   function fillTurns() { // only when it is opened: long trajectories are many elements
     if (!node.open || node.children.length > 1) return;
     const failure = trajectory.detail && h("div", { class: "turn" }, h("div", { class: "about" }, "failure"), h("pre", { class: "bad" }, trajectory.detail));
@@ -303,7 +303,7 @@ function turn(each) {
   const strip = each.strip && h("div", { class: "strip" }, [...each.strip].map((letter, index) => h("i", { class: letters[letter][0], title: `turn ${index}: ${letters[letter][1]}` })));
   return h("div", { class: "turn" },
     h("div", { class: "about" }, h("div", {}, `turn ${each.turn}${each.kind === "act" ? "" : `, ${each.kind}`}`), `context ${digits(each.context_tokens)}, reply ${digits(each.output_tokens)}`, each.advantage !== null && h("div", {}, `advantage ${each.advantage > 0 ? "+" : ""}${digits(each.advantage)}`), each.condensed && h("div", {}, each.condensed), strip),
-    h("div", {}, h("pre", {}, each.reply), each.observations.map((text) => h("pre", { class: "observed" }, text))));
+    h("div", {}, h("pre", {}, each.reply), each.observations.map((text) => h("pre", { class: "observed" }, withPictures(text, data.pictures)))));
 }
 
 function figures() {

@@ -19,6 +19,7 @@ from condensegrpo.config.yaml_tree import leaves, read_yaml
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import counted
 from condensegrpo.inspection.page import page, typed_path
+from condensegrpo.inspection.pictures import pictures_named
 from condensegrpo.inspection.samples import SampleReader, SampleSet
 from condensegrpo.reporting.curves import PANELS, SHARES, Metrics, Series, series, variants
 from condensegrpo.storage.environment import ENVIRONMENT
@@ -26,6 +27,7 @@ from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 
+MOST_PICTURES = 100  # on a page, of the newest trajectories: 20 kB each for a screen
 MOST_POINTS = 2000  # of a curve; of longer ones every second, third … point and the last
 SHARE_OF_TIME = 0.01  # of a run that writing its page may take
 Pairs = tuple[tuple[str, str], ...]
@@ -63,6 +65,7 @@ class RunReport:
     diagrams: tuple[Diagram, ...]
     changes: tuple[ChangeNote, ...]
     samples: tuple[SampleSet, ...]
+    pictures: Mapping[str, str]  # data URIs of small pictures, by what stands for them in a text
     configuration: Pairs
     environment: Pairs
 
@@ -139,6 +142,8 @@ def run_report(run: RunFolder, reader: SampleReader) -> RunReport:
     for key in sorted({key for line in metrics for key in line} - {"step"}):
         steps, values = _thinned(series(metrics, key))
         curves[key] = grids.setdefault(steps, len(grids)), tuple(map(_rounded, values))
+    samples = reader.read()
+    newest = (text for each in reversed(samples) for sample in each.trajectories for text in sample.texts)
     return RunReport(
         name=run.path.resolve().name,
         state=_state(metrics, dict(configuration).get("train.steps")),
@@ -152,7 +157,8 @@ def run_report(run: RunFolder, reader: SampleReader) -> RunReport:
             ChangeNote(first_step=change.first_step, text=str(change), learned=change.learned)
             for change in recorded_changes(run)
         ),
-        samples=reader.read(),
+        samples=samples,
+        pictures=pictures_named(newest, run.media, most=MOST_PICTURES),
         configuration=configuration,
         environment=_settings(run.path / ENVIRONMENT),
     )
