@@ -132,7 +132,9 @@ def test_no_tensor_of_length_by_length_is_made() -> None:
 def test_an_unverified_model_type_is_refused_by_name() -> None:
     config = AutoConfig.for_model("gpt2", n_layer=1, n_head=2, n_embd=8, vocab_size=WORDS)
     network = AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(ValueError, match=r"of type 'gpt2': verified are gemma2, .*qwen3, qwen3_vl_text\. Name a frozen model"):
+    with pytest.raises(
+        ValueError, match=r"of type 'gpt2': verified are gemma2, .*qwen3, qwen3_vl_text\. Name a frozen model"
+    ):
         attend(network, QUERIES)
 
 

@@ -13,7 +13,9 @@ from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 from condensegrpo.learner.new_vision import IMAGE, seeing_tokenizer
 from condensegrpo.learner.settings import NewModel, NewPictures
+from condensegrpo.reporting.model_card import write_card
 from condensegrpo.storage.media import MediaFolder
+from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.tasks.screens import Screens
 from condensegrpo.vision.features import picture_features
 from condensegrpo.vision.processor import load_picture_processor
@@ -120,3 +122,7 @@ def test_a_run_learns_from_pictures_and_notes(tmp_path: Path) -> None:
     turns = [turn for rollout in run.rollouts(1) for turn in rollout.trajectory.turns]
     assert {sha256 for turn in turns for sha256 in turn.media} <= media
     assert all(len(turn.media) <= 1 for turn in turns)
+    write_card(RunFolder(run.path), tmp_path, 1, part="adapter", name="eyes", licence=None)
+    card = (tmp_path / "README.md").read_text()
+    assert "base = AutoModelForImageTextToText.from_pretrained(" in card
+    assert "pipeline_tag: image-text-to-text" in card

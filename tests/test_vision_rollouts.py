@@ -175,6 +175,9 @@ def test_a_server_is_sent_a_picture_once_and_again_if_it_has_dropped_it(world: P
         asyncio.run(asked((one, (first,)), ((*one, *two), (first, second))))
         both = [(first, sizes[first]), (second, sizes[second])]
         assert server.shown == [[(first, sizes[first])], [(first, 0), (second, sizes[second])], both]
+        server.statuses = [400]  # such as of more pictures than it takes in a prompt
+        with pytest.raises(SamplerError, match="400: a scripted failure"):
+            asyncio.run(asked((one, (first,))))
         server.placeholder = -1
         with pytest.raises(SamplerError, match="vLLM made 2 tokens of it, and it was rendered with 4"):
             asyncio.run(asked((one, (first,))))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from condensegrpo.assembly.exported import CONDENSER, exported_settings
 from condensegrpo.config.resumed import config_at, recorded_changes
@@ -11,10 +11,14 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import dump
 from condensegrpo.core.table import Cell, Table, markdown
 from condensegrpo.evaluation.figures import evaluations_in
+from condensegrpo.learner.policy import auto_class, configuration, sees
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import sample_trajectories
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 Part = Literal["model", "adapter"]
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -72,9 +76,9 @@ above (`open_engine(".", ["sampler.name=vllm"])` samples with vLLM).
 ADAPTER_USE = """\
 ```python
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import {model_class}
 
-base = AutoModelForCausalLM.from_pretrained({base!r})
+base = {model_class}.from_pretrained({base!r})
 model = PeftModel.from_pretrained(base, ".")
 ```
 
@@ -95,8 +99,12 @@ def write_card(run: RunFolder, target: Path, step: int, *, part: Part, name: str
     write_atomically(target / CONDENSER, exported_settings(config))
     evaluation = evaluation_table(read_metrics(run.metrics), step)
     of_step = [row for row in evaluation.rows if row[1] == step]
-    base = base_model(config)
+    base, trained = (
+        base_model(config),
+        _configuration(target if part == "model" else next(run.checkpoints.glob("*/model"))),
+    )
     changes = [str(change) for change in recorded_changes(run) if change.learned and change.first_step <= step]
+    kind = "image-text-to-text" if trained and sees(trained) else "text-generation"
     text = CARD.format(
         name=name,
         steps=step,
@@ -105,10 +113,17 @@ def write_card(run: RunFolder, target: Path, step: int, *, part: Part, name: str
         changes="".join(f"Changed while it was trained: {change}\n\n" for change in changes),
         evaluation=(markdown(evaluation) if evaluation.rows else "")
         + ("" if of_step else "\nThe policy of this step was not evaluated.\n"),
-        use=_adapter_use(config, base) if part == "adapter" else MODEL_USE.format_map(_example(run, step)),
+        use=_adapter_use(config, base, auto_class(trained).__name__ if trained else "AutoModelForCausalLM")
+        if part == "adapter"
+        else MODEL_USE.format_map(_example(run, step)),
         licence=_licence_text(base, licence),
     )
-    write_atomically(target / "README.md", f"---\n{_metadata(config, of_step, part, name, licence)}\n---\n{text}")
+    write_atomically(target / "README.md", f"---\n{_metadata(config, of_step, part, name, licence, kind)}\n---\n{text}")
+
+
+def _configuration(model: Path) -> "PretrainedConfig | None":
+    """Of the model in a folder; None: it is not there."""
+    return configuration(str(model)) if (model / "config.json").is_file() else None
 
 
 def evaluation_table(metrics: Sequence[Mapping[str, float]], step: int) -> Table:
@@ -158,12 +173,13 @@ def _training(config: RunConfig, step: int) -> Table:
     return Table(columns=("", "trained with"), rows=rows)
 
 
-def _adapter_use(config: RunConfig, base: str | None) -> str:
+def _adapter_use(config: RunConfig, base: str | None, model_class: str) -> str:
     warmed = config.warm_start.steps > 0
     origin = (
         "The base is the policy after the warm start, in the folder `origin/warm` of the run.\n\n" if warmed else ""
     )
-    return ADAPTER_USE.format(base="path/to/the/base" if warmed or base is None else base, origin=origin)
+    named = "path/to/the/base" if warmed or base is None else base
+    return ADAPTER_USE.format(base=named, origin=origin, model_class=model_class)
 
 
 def _example(run: RunFolder, step: int) -> dict[str, str]:
@@ -177,14 +193,14 @@ def _example(run: RunFolder, step: int) -> dict[str, str]:
 
 
 def _metadata(
-    config: RunConfig, evaluated: Sequence[Sequence[Cell]], part: Part, name: str, licence: str | None
+    config: RunConfig, evaluated: Sequence[Sequence[Cell]], part: Part, name: str, licence: str | None, kind: str
 ) -> str:
     """The YAML that the Hub reads, with the rows of the exported step; what is not known is left out."""
     data, base = config.task.data, base_model(config)
     condenser = config.condenser.name.rpartition(":")[2]
     results = [
         {
-            "task": {"type": "text-generation"},
+            "task": {"type": kind},
             "dataset": {"name": f"{config.task.name}, {row[0]}", "type": data or config.task.name},
             "metrics": [{"type": "success", "value": float(str(row[2]).split()[0]), "name": f"success {row[2]}"}],
         }
@@ -192,7 +208,7 @@ def _metadata(
     ]
     tree = {
         "library_name": "peft" if part == "adapter" else "transformers",
-        "pipeline_tag": "text-generation",
+        "pipeline_tag": kind,
         "base_model": base,
         "datasets": [data] if data and HUB_ID.fullmatch(data) and not Path(data).exists() else None,
         "license": licence,
