@@ -22,7 +22,7 @@ def serve():
     time.sleep(600)
 
 process_guard.STOP_SECONDS = 1
-process_guard.guarded(serve, watched=sys.argv[1])
+process_guard.guarded(serve, watched=sys.argv[1], left=sys.argv[2])
 """
 
 Guard = subprocess.Popen[str]
@@ -40,10 +40,11 @@ Guard = subprocess.Popen[str]
 def test_no_process_of_a_server_outlives_the_others(
     end: Callable[[Guard, int, int], None], code: int, tmp_path: Path
 ) -> None:
-    weights = tmp_path / "weights"
+    weights, sockets = tmp_path / "weights", tmp_path / "sockets"
     weights.mkdir()
+    sockets.mkdir()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(weights)], text=True, **pipes) as guard:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(weights), str(sockets)], text=True, **pipes) as guard:
         assert guard.stdin is not None
         assert guard.stdout is not None
         server, child = sorted(int(guard.stdout.readline()) for _ in range(2))
@@ -52,6 +53,7 @@ def test_no_process_of_a_server_outlives_the_others(
         assert guard.wait(20) == code
         assert guard.stdout.read() == ""  # at its end: the last process that could write to it has ended
         assert weights.exists() != guard.stdin.closed
+        assert sockets.exists() == (code == -signal.SIGKILL)  # of the guard itself
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from typing import NoReturn
 STOP_SECONDS = 15  # between SIGTERM and SIGKILL
 
 
-def guarded(serve: Callable[[], None], *, watched: str | None = None) -> NoReturn:
+def guarded(serve: Callable[[], None], *, watched: str | None = None, left: str | None = None) -> NoReturn:
     """Run a server in a process of its own, and end its process group when it, this process or the run ends.
 
     SIGINT and SIGTERM are passed to the server, which has ``STOP_SECONDS`` to end. Call it before threads are started:
@@ -32,6 +32,7 @@ def guarded(serve: Callable[[], None], *, watched: str | None = None) -> NoRetur
         watched: a folder that is removed when standard input closes, which also ends the server: the run that started
             it holds the other end of that pipe, so that a killed run leaves neither processes nor weights in memory
             behind. None: standard input is not read; empty: there is no such folder.
+        left: a folder that is removed once all have ended.
     """
     lifeline, held = os.pipe()
     server = os.fork()
@@ -65,6 +66,8 @@ def guarded(serve: Callable[[], None], *, watched: str | None = None) -> NoRetur
     os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)  # its number stays taken until ``waitpid``
     end_group()
     code = os.waitstatus_to_exitcode(os.waitpid(server, 0)[1])
+    if left is not None:
+        shutil.rmtree(left, ignore_errors=True)
     os._exit(code if code >= 0 else 128 - code)  # the thread that reads standard input does not delay the end
 
 

@@ -15,6 +15,7 @@ import hmac
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,12 +40,15 @@ Application = Callable[[Event, Receive, Send], Awaitable[None]]
 
 def main() -> None:
     """Serve until a signal ends the process."""
-    watched = None
+    watched, left = None, None
     if "--watched" in sys.argv:
         index = sys.argv.index("--watched")
         watched = sys.argv[index + 1]
         del sys.argv[index : index + 2]
-    guarded(_serve, watched=watched)
+    else:
+        left = tempfile.mkdtemp(prefix="condensegrpo-server-")
+    os.environ.setdefault("VLLM_RPC_BASE_PATH", watched or left or "")  # its sockets, which a killed engine leaves
+    guarded(_serve, watched=watched, left=left)
 
 
 def _serve() -> None:
