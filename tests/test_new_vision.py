@@ -126,3 +126,11 @@ def test_a_run_learns_from_pictures_and_notes(tmp_path: Path) -> None:
     card = (tmp_path / "README.md").read_text()
     assert "base = AutoModelForImageTextToText.from_pretrained(" in card
     assert "pipeline_tag: image-text-to-text" in card
+
+
+def test_positions_begin_as_a_row_plus_a_column(tokenizer: PreTrainedTokenizerFast) -> None:
+    weight = new_model(tokenizer, NEW, seed=3).model.vision_model.embeddings.position_embedding.weight.detach()
+    positions = weight.view(6, 6, 16)
+    steps_right = positions[:, 1:] - positions[:, :-1]
+    assert torch.allclose(steps_right, steps_right[:1].expand_as(steps_right), atol=1e-6)
+    assert not torch.allclose(positions[1], positions[0])

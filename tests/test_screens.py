@@ -63,10 +63,10 @@ def test_the_expert_solves_every_problem() -> None:
 
 def test_an_episode_of_the_expert() -> None:
     problem = next(each for each in TASK.problems("eval") if each.data["below"] == ["files"])
-    codes, layout = problem.data["codes"], problem.data["layout"]
+    codes, layout, requested = problem.data["codes"], problem.data["layout"], problem.data["requested"]
 
     def click(name: str) -> str:
-        return "click({}, {})".format(*(10 * place + 5 for place in layout[name]))
+        return "{} click({}, {})".format(name, *(10 * place + 5 for place in layout[name]))
 
     def spaced(name: str) -> str:
         return " ".join(codes[name])
@@ -76,9 +76,9 @@ def test_an_episode_of_the_expert() -> None:
         "look()",
         click("mail"),
         f"mail {spaced('mail')} {click('files')}",
-        "scroll(down)",
-        f"files {spaced('files')} {click('form')}",
-        f"type( {spaced(problem.data['requested'])} )",
+        f"mail {spaced('mail')} files scroll(down)",
+        f"mail {spaced('mail')} files {spaced('files')} {click('form')}",
+        f"{requested} {spaced(requested)} type( {spaced(requested)} )",
         click("ok"),
         f"answer( {spaced('receipt')} )",
     ]

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from condensegrpo.learner.new_vision import save_image_processor, seeing_config
+from condensegrpo.learner.new_vision import initialise_patches, save_image_processor, seeing_config
 from condensegrpo.learner.policy import auto_class, sees
 from condensegrpo.learner.settings import NewModel
 
@@ -85,7 +85,10 @@ def new_model(tokenizer: PreTrainedTokenizerFast, new: NewModel, *, seed: int) -
         part.eos_token_id, part.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return auto_class(config).from_config(config).to(torch.float32)
+        model = auto_class(config).from_config(config).to(torch.float32)
+        if new.pictures is not None:
+            initialise_patches(model)
+        return model
 
 
 def new_config(new: NewModel, *, vocab_size: int) -> "PretrainedConfig":
@@ -116,7 +119,8 @@ def save_new(folder: Path, tokenizer: PreTrainedTokenizerFast, model: "PreTraine
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
     if sees(model.config):
-        save_image_processor(folder, size=model.config.vision_config.image_size)
+        vision = model.config.vision_config
+        save_image_processor(folder, size=vision.image_size, patch=vision.patch_size)
 
 
 def _words(corpus: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -26,8 +26,8 @@ def drawn(grid: int, cell: int, symbols: tuple[tuple[Cell, Symbol], ...]) -> byt
         draw.line([(0, line), (side, line)], fill=LINE)
     for (column, row), (text, ink, paper) in symbols:
         left, top = column * cell, row * cell
-        draw.rectangle((left, top, left + cell - 1, top + cell - 1), fill=paper, outline=ink)
-        font = ImageFont.load_default(size=cell * (0.75 if len(text) == 1 else 0.55))
+        draw.rectangle((left, top, left + cell - 1, top + cell - 1), fill=paper)
+        font = ImageFont.load_default(size=cell * (1.3 if len(text) == 1 else 0.7))
         draw.text((left + cell / 2, top + cell / 2), text, fill=ink, font=font, anchor="mm")
     file = io.BytesIO()
     picture.save(file, format="PNG")

@@ -3,12 +3,12 @@
 One episode with two apps (what a picture shows on the left, replies on the right):
 
     instruction                                       ─▶  look()
-    the desktop: icons of mail, files and form        ─▶  click(35, 91)
-    the page of mail, with the code 4 7               ─▶  mail 4 7 click(77, 63)
-    the page of files, with a mark: more below        ─▶  scroll(down)
-    the rest of that page, with the code 1 9          ─▶  files 1 9 click(63, 21)
-    the form, which asks for the code of mail         ─▶  type( 4 7 )
-    the form with 4 7 in its field                    ─▶  click(21, 105)
+    the desktop: icons of mail, files and form        ─▶  mail click(35, 91)
+    the page of mail, with the code 4 7               ─▶  mail 4 7 files click(77, 63)
+    the page of files, with a mark: more below        ─▶  mail 4 7 files scroll(down)
+    the rest of that page, with the code 1 9          ─▶  mail 4 7 files 1 9 form click(63, 21)
+    the form, which asks for the code of mail         ─▶  mail 4 7 type( 4 7 )
+    the form with 4 7 in its field                    ─▶  ok click(21, 105)
     the receipt, with the number 8 2                  ─▶  answer( 8 2 )
 
 Codes are visible in one picture each, and which one the form asks for is visible only there: whoever does not see old
@@ -34,11 +34,10 @@ from condensegrpo.tasks.screen_pictures import Cell, Symbol, drawn
 APPS = ("mail", "files", "clock", "notes", "shop", "games")
 COLOURS = ("#c0392b", "#2471a3", "#1e8449", "#b9770e", "#7d3c98", "#117864")  # of the apps
 DARK, LIGHT = "#1c2833", "#fdfefe"
-FORM, RECEIPT, DESKTOP = "form", "receipt", "desktop"
+FORM, OK, RECEIPT, DESKTOP = "form", "ok", "receipt", "desktop"
 INSTRUCTION = (
-    "You see a desktop in pictures, and old pictures may be omitted. Each app shows a code. The form asks for the code "
-    "of an app: type it, click OK and answer with the number of the receipt. Reply with notes of what you need later, "
-    "then one action: look() click(x, y) type( text ) scroll(down) scroll(up) answer( text )"
+    "Apps show codes. The form asks for one: type it, click OK, answer with that of the receipt. Old pictures are "
+    "omitted: reply with notes, then look() click(x, y) type( text ) scroll(down) scroll(up) answer( text )"
 )
 NO_ACTION = "There is no action at the end of the reply."
 DIGITS = "0123456789"
@@ -87,7 +86,7 @@ class Screens:
     def corpus(self) -> Iterable[str]:
         """Every word of the task, and the words of placeholders."""
         places = " ".join(f"click({self._centre(index)}, {self._centre(index)})" for index in range(self.grid))
-        yield f"{INSTRUCTION} {NO_ACTION} {' '.join(APPS)} type( answer( ) {' '.join(DIGITS)} {places}"
+        yield f"{INSTRUCTION} {NO_ACTION} {' '.join(APPS)} {FORM} {OK} type( answer( ) {' '.join(DIGITS)} {places}"
         yield f"[picture of turn omitted: tokens] none {' '.join(map(str, range(self.grid * self.grid + 100)))}"
 
     def _desktop(self, problem: Problem) -> "Desktop":
@@ -105,7 +104,7 @@ class Screens:
         """A random problem, held out or not."""
         names = APPS[: self.apps]
         free = [(column, row) for row in range(1, self.grid) for column in range(self.grid)]
-        layout = dict(zip((*names, FORM, "ok"), rng.sample(free, self.apps + 2), strict=True))
+        layout = dict(zip((*names, FORM, OK), rng.sample(free, self.apps + 2), strict=True))
         layout["text"] = (rng.randint(1, self.grid - self.digits), 0)
         numbers = rng.sample(range(10**self.digits), self.apps + 1)
         codes = [f"{number:0{self.digits}}" for number in numbers]
@@ -143,9 +142,9 @@ class Desktop:
         """Click on a pixel: icons open their pages, and OK sends the form."""
         cell = (x // self.cell, y // self.cell)
         target = next((name for name, at in self.layout.items() if at == cell and name != "text"), None)
-        if target == "ok" and self.page == FORM and self.typed == self.codes[self.requested]:
+        if target == OK and self.page == FORM and self.typed == self.codes[self.requested]:
             self.page = RECEIPT
-        elif target is not None and target != "ok":
+        elif target is not None and target != OK:
             self.page, self.lower, self.typed = target, False, ""
 
     def type(self, text: str) -> None:
@@ -174,7 +173,7 @@ class Desktop:
             shown |= self._titled(self.page, "+" if hidden else self.codes[self.page])
         elif self.page == FORM:
             shown |= self._titled(self.requested, self.typed)
-            shown[self.layout["ok"]] = ("OK", LIGHT, DARK)
+            shown[self.layout[OK]] = ("OK", LIGHT, DARK)
         elif self.page == RECEIPT:
             shown |= self._titled("", self.codes[RECEIPT])
         return drawn(self.grid, self.cell, tuple(sorted(shown.items())))
@@ -220,7 +219,7 @@ class ScreensEnvironment:
 
 
 class ScreensExpert:
-    """Visits the apps in their order and notes each code once; a caption or summary repeats all of them."""
+    """Visits the apps in their order. A reply repeats all notes, as older ones may be dropped, and names its target."""
 
     def __init__(self, desktop: Desktop) -> None:
         self._desktop = desktop
@@ -238,21 +237,26 @@ class ScreensExpert:
     def _plan(self) -> Iterator[str]:
         desktop = self._desktop
         yield "look()"
-        note = ""
         for app in (name for name in APPS if name in desktop.codes):
-            yield f"{note}{self._click(app)}"
+            yield self._click(app)
             if app in desktop.below:
-                yield "scroll(down)"
-            note = f"{app} {_spaced(desktop.codes[app])} "
-            self._notes.append(note.strip())
-        yield f"{note}{self._click(FORM)}"
-        yield f"type( {_spaced(desktop.codes[desktop.requested])} )"
-        yield self._click("ok")
+                yield self._noted(f"{app} scroll(down)")
+            self._notes.append(f"{app} {_spaced(desktop.codes[app])}")
+        yield self._click(FORM)
+        code = _spaced(desktop.codes[desktop.requested])
+        yield f"{desktop.requested} {code} type( {code} )"
+        yield self._target(OK)
         yield f"answer( {_spaced(desktop.codes[RECEIPT])} )"
 
     def _click(self, name: str) -> str:
+        return self._noted(self._target(name))
+
+    def _target(self, name: str) -> str:
         x, y = self._desktop.centre(name)
-        return f"click({x}, {y})"
+        return f"{name} click({x}, {y})"
+
+    def _noted(self, action: str) -> str:
+        return " ".join((*self._notes, action))
 
 
 def _spaced(code: str) -> str:
