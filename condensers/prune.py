@@ -68,7 +68,7 @@ class Prune:
         turns = _turns(arguments)
         unknown = turns - units.keys()
         if unknown:
-            raise ValueError(f"there is no turn {ranges(unknown)}; the turns so far: {ranges(units)}")
+            raise ValueError(f"there is no turn {ranges(unknown)}; the turns so far: {ranges(units) or 'none'}")
         view = history.raw_units if history.shown is None else (*history.shown, history.raw_units[-1])
         calls = prunings(history.raw_units)
         gone = {turn for call in calls for turn in call.turns}

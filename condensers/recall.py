@@ -37,7 +37,7 @@ class Recall:
         turn = arguments.get("turn")
         units = {unit.turn: unit for unit in history.raw_units}
         if type(turn) is not int or turn not in units:
-            raise ValueError(f"there is no turn {turn!r:.40}; the turns so far: {ranges(units)}")
+            raise ValueError(f"there is no turn {turn!r:.40}; the turns so far: {ranges(units) or 'none'}")
         view = history.raw_units if history.shown is None else (*history.shown, history.raw_units[-1])
         if any(unit.turn == turn and _shows(unit, units[turn]) for unit in view):
             raise ValueError(f"turn {turn} is in your context; read it there")

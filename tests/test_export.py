@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from typer.testing import CliRunner
 
+from condensegrpo.assembly.exported import open_engine
 from condensegrpo.cli.app import app
 from condensegrpo.config.load import dump_config, find_config, load_config
 from condensegrpo.core.errors import CheckpointError, RunError
@@ -196,6 +197,11 @@ def test_the_program_in_the_card_plays_an_episode_under_the_condenser(
     assert max(len(turn.prompt_ids) for turn in trajectory.turns) <= limits["max_context_tokens"]
     assert any(turn.condensation for turn in trajectory.turns)
     assert trajectory.turns[0].reply.content in capsys.readouterr().out
+
+
+def test_a_context_longer_than_a_learner_takes_by_default_is_played(exported: Path) -> None:
+    with open_engine(exported, ["rollout.limits.max_context_tokens=40000"]) as engine:
+        assert engine.limits.max_context_tokens == 40_000
 
 
 def test_the_card_of_an_adapter_names_its_base(finished: Path, tmp_path: Path) -> None:

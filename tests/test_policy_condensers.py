@@ -119,9 +119,9 @@ def test_a_note_can_only_be_replaced_by_a_shorter_one() -> None:
 
 
 def test_the_question_cannot_be_pruned_nor_the_call_itself() -> None:
-    one = played(
-        build("prune"), "look 0", call("prune", turns=[0, 1]), call("prune", turns=[-1]), call("prune", turns=[0])
-    )
+    first = call("prune", turns=[0])
+    one = played(build("prune"), first, call("prune", turns=[0, 1]), call("prune", turns=[-1]), first)
+    assert "there is no turn 0; the turns so far: none" in answers(one, 0)
     assert "there is no turn 1; the turns so far: 0" in answers(one, 1)
     assert "there is no turn -1" in answers(one, 2)
     assert one.turns[4].context[:2] == one.turns[0].context[:2]

@@ -16,6 +16,7 @@ from condensegrpo.storage.media import MediaFolder
 CONDENSER = "condenser.yaml"
 ALONE = "rollout.condense.writer=policy"  # the initial policy is not exported
 STAND_IN = "ledger"  # a configuration names a task; an exported policy acts in the world of whoever runs it
+NOTHING_TRAINED = {"tokens_per_micro_batch": 1_000_000_000}  # no context is too long for a learner
 ROLLOUT = ("limits", "condense", "tools", "template_options")  # keys of the rollout that shape a context
 
 
@@ -42,7 +43,7 @@ def open_engine(folder: Path | str, overrides: Sequence[str] = ()) -> Iterator[E
         ConfigError: the folder has no such file, or a setting does not work here, such as a tool without its data.
     """
     settings = read_yaml(Path(folder) / CONDENSER)
-    tree = {"model": {"path": str(folder)}, "task": {"name": STAND_IN}, **settings}
+    tree = {"model": {"path": str(folder)}, "task": {"name": STAND_IN}, "learner": NOTHING_TRAINED, **settings}
     overrides = (ALONE, *overrides)
     components = build_components(validate(apply_overrides(tree, overrides), source=str(Path(folder) / CONDENSER)))
     config, source = components.config, str(components.config.model.path)

@@ -46,7 +46,8 @@ def main() -> None:
         watched = sys.argv[index + 1]
         del sys.argv[index : index + 2]
     else:
-        left = tempfile.mkdtemp(prefix="condensegrpo-server-")
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # short: a socket's path has at most 107 bytes
+        left = tempfile.mkdtemp(prefix="condensegrpo-server-", dir=memory)
     os.environ.setdefault("VLLM_RPC_BASE_PATH", watched or left or "")  # its sockets, which a killed engine leaves
     guarded(_serve, watched=watched, left=left)
 
