@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from condensegrpo.attention.pages import MIN_TOKENS, pages, split_history
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.messages import History, Message, Unit, flatten
+from condensegrpo.core.messages import History, MediaPart, Message, TextPart, Unit, flatten
 from condensegrpo.core.protocols.attention import AttentionQuery, TokenAttention
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
@@ -110,6 +110,15 @@ def test_the_window_is_the_end_of_the_question_and_of_the_last_output(model: Tra
     assert text(query.question_ids) == "f g"
     assert text(tuple(query.prompt_ids[place] for place in query.positions)) == "two"
     assert text(query.calibration_ids) == "N/A"
+
+
+def test_pictures_are_no_part_of_the_question(model: TransformersSampler) -> None:
+    picture = MediaPart.of(b"picture", "image/png")
+    asked = Message(role="user", content=(TextPart(text="which one?"), picture))
+    alone = Message(role="user", content=(picture,))
+    scorer = AttentionScorer(model, Renderer(tokenizer()))
+    for pinned in ((asked,), (asked, alone)):
+        assert text(scorer._question(History(pinned=pinned, units=()))) == "which one?"
 
 
 def test_the_prompt_is_the_prompt_of_the_history(model: TransformersSampler) -> None:

@@ -1,5 +1,6 @@
 """A new model that sees: its folder loads, prompts show pictures, and a run learns with it under image_mask."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,8 @@ def test_a_run_learns_from_pictures_and_notes(tmp_path: Path) -> None:
     assert all(len(turn.media) <= 1 for turn in turns)
     write_card(RunFolder(run.path), tmp_path, 1, part="adapter", name="eyes", licence=None)
     card = (tmp_path / "README.md").read_text()
+    shutil.rmtree(run.path / "checkpoints")
+    write_card(RunFolder(run.path), tmp_path, 1, part="adapter", name="eyes", licence=None)  # where it is left alone
     assert "base = AutoModelForImageTextToText.from_pretrained(" in card
     assert "pipeline_tag: image-text-to-text" in card
 

@@ -28,7 +28,7 @@ from talk import add, agent, engine, play_all
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.background_loop import BackgroundLoop
-from condensegrpo.core.errors import DataError, PluginError
+from condensegrpo.core.errors import EnvironmentLost, PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Stop, Trajectory
 
@@ -282,8 +282,24 @@ def test_fields_of_an_observation_are_shown_as_pictures(tmp_path: Path, orders: 
     pixels = Image.open(io.BytesIO(rows.media[0].data or b""))
     assert (pixels.size, pixels.getpixel((1, 0))) == ((2, 1), (0, 0, 255))
     assert (encoded.media[0].data, encoded.media[0].type) == (file.getvalue(), "image/png")
-    with pytest.raises(DataError, match="the field screen of an observation"):
+    with pytest.raises(EnvironmentLost, match="the field screen of an observation"):
         asyncio.run(shown("show bm90IGEgcGljdHVyZQ=="))
+
+
+@pytest.mark.parametrize(
+    ("screen", "fault"),
+    [
+        ([[[0.5, 0.9, 1.0]]], "has pixels scaled to 0..1, wanted integers 0..255"),
+        ([[[0, 0, 256]]], "has other values, wanted integers 0..255"),
+        ([[1, 2]], r"has the shape \(1, 2\)"),
+        ("é" * 80, "is no base64"),
+    ],
+)
+def test_a_field_that_is_no_picture_is_a_lost_environment(
+    screen: object, fault: str, tmp_path: Path, orders: dict[str, Any]
+) -> None:
+    with pytest.raises(EnvironmentLost, match=fault):
+        task(tmp_path, ["none"], orders, pictures=["screen"]).pictures_of_observation({"screen": screen})
 
 
 def test_an_action_that_the_server_refuses_is_no_step_and_an_environment_that_raises_ends_the_episode(

@@ -17,7 +17,7 @@ from condensegrpo.assembly.players import Players
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import validate, vary
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import ConfigError, SamplerError
+from condensegrpo.core.errors import ConfigError, SamplerError, ServerUnreachable
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import SamplingParams
@@ -175,6 +175,22 @@ def test_a_server_is_sent_a_picture_once_and_again_if_it_has_dropped_it(world: P
         asyncio.run(asked((one, (first,)), ((*one, *two), (first, second))))
         both = [(first, sizes[first]), (second, sizes[second])]
         assert server.shown == [[(first, sizes[first])], [(first, 0), (second, sizes[second])], both]
+        server.shown.clear()
+
+        async def lost() -> None:
+            client = ServerClient(server.url, TOKEN, pictures=PicturePrompts(processor))
+            params = SamplingParams(max_tokens=2, media=(first,))
+            try:
+                await client.generate(one, params, 5)
+                server.statuses = [500]  # such as of a picture that it lost
+                with pytest.raises(ServerUnreachable):
+                    await client.generate(one, params, 5)
+                await client.generate(one, params, 5)
+            finally:
+                await client.close()
+
+        asyncio.run(lost())
+        assert [shown[0][1] for shown in server.shown] == [sizes[first], 0, sizes[first]]
         server.statuses = [400]  # such as of more pictures than it takes in a prompt
         with pytest.raises(SamplerError, match="400: a scripted failure"):
             asyncio.run(asked((one, (first,))))

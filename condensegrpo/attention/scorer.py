@@ -63,8 +63,9 @@ class AttentionScorer:
         return (*(score for scores in by_page for score in scores), 0.0)
 
     def _question(self, history: History) -> tuple[int, ...]:
-        """The end of the question: of the last pinned message that a user wrote."""
-        text = next((message.text for message in reversed(history.pinned) if message.role == "user"), "")
+        """The end of the question: of the last pinned message with words that a user wrote. Pictures are left out."""
+        texts = (message.words for message in reversed(history.pinned) if message.role == "user")
+        text = next((words for words in texts if words.strip()), "")
         return self.renderer.text_ids(text)[-(self.window // 2) :] or self._calibration
 
     def _query(self, page: Page, question: tuple[int, ...]) -> AttentionQuery:

@@ -184,7 +184,7 @@ def _sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> Sam
         chosen=reason,
         figures=scored.figures,
         detail=_short(trajectory.detail),
-        question=_known(_with_pictures(trajectory)),
+        question=_with_pictures(trajectory),
         ground_truth=_known(trajectory.ground_truth),
         answer=_known(trajectory.answer),
         turns=tuple(shown),
@@ -192,9 +192,10 @@ def _sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> Sam
 
 
 def _with_pictures(trajectory: Trajectory) -> str | None:
-    """The question, and after it what stands for the pictures that the first prompt shows."""
+    """The question, shortened, and after it what stands for the pictures that the first prompt shows."""
     shown = [part.text for turn in trajectory.turns[:1] for message in turn.context for part in message.media]
-    return " ".join([trajectory.question or "", *shown]) if shown else trajectory.question
+    question = _known(trajectory.question)
+    return " ".join([question or "", *shown]) if shown else question
 
 
 def _turns(scored: ScoredTrajectory, credit: Credit | None) -> Iterator[SampleTurn]:

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 import numpy
 from annotated_types import Ge, Gt, Le
 
+from condensegrpo.core.errors import DataError, EnvironmentLost
 from condensegrpo.core.messages import History, MediaPart, Message
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
@@ -129,9 +130,12 @@ class OpenEnv(ResetRows):
         """What the policy sees of an observation: of each field of ``pictures`` that has a value, its picture.
 
         Raises:
-            ValueError: a value is no picture.
+            EnvironmentLost: a value is no picture.
         """
-        return tuple(_picture(observation[name], name) for name in self.pictures if observation.get(name))
+        try:
+            return tuple(_picture(observation[name], name) for name in self.pictures if observation.get(name))
+        except (DataError, ValueError) as error:  # no fault of the policy, which would read another error of a tool
+            raise EnvironmentLost(str(error)) from error
 
     def outcome_of(self, rewards: Sequence[float]) -> float | None:
         """What an episode was worth; None: the environment gave no reward."""
@@ -247,10 +251,13 @@ def _picture(value: object, name: str) -> MediaPart:
     if isinstance(value, str):
         doing = f"reading the field {name} of an observation"
         return part_of_file(from_base64(value, doing), doing)
-    pixels = numpy.array(value, dtype=numpy.uint8)
+    pixels = numpy.array(value)
+    if pixels.dtype.kind not in "iu" or not 0 <= pixels.min(initial=0) <= pixels.max(initial=0) <= 255:
+        found = "pixels scaled to 0..1" if pixels.dtype.kind == "f" and pixels.max(initial=0) <= 1 else "other values"
+        raise ValueError(f"the field {name} of an observation has {found}, wanted integers 0..255")
     if pixels.shape[2:] != (3,):
         raise ValueError(f"the field {name} of an observation has the shape {pixels.shape}, wanted rows × columns × 3")
-    return picture_of(pixels)
+    return picture_of(pixels.astype(numpy.uint8))
 
 
 def _as_text(value: object) -> str:

@@ -101,7 +101,7 @@ def write_card(run: RunFolder, target: Path, step: int, *, part: Part, name: str
     of_step = [row for row in evaluation.rows if row[1] == step]
     base, trained = (
         base_model(config),
-        _configuration(target if part == "model" else next(run.checkpoints.glob("*/model"))),
+        _configuration(target if part == "model" else next(run.checkpoints.glob("*/model"), target)),
     )
     changes = [str(change) for change in recorded_changes(run) if change.learned and change.first_step <= step]
     kind = "image-text-to-text" if trained and sees(trained) else "text-generation"

@@ -260,13 +260,13 @@ class TransformersSampler:
         from condensegrpo.attention.capture import attend
 
         def attended(queries: Sequence[_Query]) -> Sequence[TokenAttention]:
-            asked, prompts = zip(*queries, strict=True)
+            token_queries, prompts = zip(*queries, strict=True)
             sight = self._sight
             if sight is None:
-                return attend(self._model, asked)
+                return attend(self._model, token_queries)
             return attend(
                 self._model,
-                asked,
+                token_queries,
                 lambda ids, position: sight.inputs(ids, position, [(seen, 0, ids.shape[1]) for seen in prompts]),
             )
 

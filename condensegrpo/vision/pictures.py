@@ -1,7 +1,6 @@
 """The bytes of a picture to pixels, of whatever origin: users' files, web pages, environments."""
 
 import base64
-import binascii
 import io
 import warnings
 from typing import TYPE_CHECKING
@@ -44,7 +43,7 @@ def from_base64(text: str, doing: str) -> bytes:
     """
     try:
         return base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # binascii.Error, or of characters that are not ASCII
         raise DataError(f"{doing} has a picture that is no base64: {error}. It begins with {text[:40]!r}") from error
 
 

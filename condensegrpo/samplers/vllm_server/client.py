@@ -189,7 +189,8 @@ class ServerClient:
         known = self._sent.intersection(media)
         try:
             answered = await sent(known)
-        except ServerUnreachable:
+        except ServerUnreachable:  # perhaps of a picture that it lost: the retry sends all
+            self._sent.difference_update(media)
             raise
         except SamplerError:  # such as of a picture that the server has dropped
             if not known:
