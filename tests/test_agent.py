@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientSession, web
 from command import ROOT, succeed
 from recipe_world import make_model
 from talk import agent, engine, shown, spelled
@@ -584,6 +584,34 @@ def test_a_connection_that_is_accepted_as_the_endpoint_closes_is_closed(cycles: 
             await inbox.close()
         assert len(asyncio.all_tasks()) == 1
 
+    asyncio.run(scenario())
+
+
+def test_an_endpoint_without_a_socket_or_cancelled_as_it_closes_is_cleaned_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    cleaned = list[web.AppRunner]()
+    cleanup = web.AppRunner.cleanup
+
+    async def counted(runner: web.AppRunner) -> None:
+        cleaned.append(runner)
+        await cleanup(runner)
+
+    def full(address: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    async def scenario() -> None:
+        inbox = await AgentEndpoint.opened(1)
+        closing = asyncio.ensure_future(inbox.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert len(cleaned) == 1
+        monkeypatch.setattr(socket, "create_server", full)
+        with pytest.raises(OSError, match="Too many open files"):
+            await AgentEndpoint.opened(1)
+        assert len(cleaned) == 2
+
+    monkeypatch.setattr(web.AppRunner, "cleanup", counted)
     asyncio.run(scenario())
 
 

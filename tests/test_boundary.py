@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -23,7 +24,7 @@ from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
-from condensegrpo.episodes.boundary import Ended, checked_messages, guarded
+from condensegrpo.episodes.boundary import Ended, check_environment, checked_messages, guarded
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.samplers.scripted import ScriptedSampler
@@ -58,6 +59,13 @@ def roll(parts: Engine, environment: Callable[[Problem], Any] = Counting) -> tup
         )
     )
     return tuple(one for group in groups for one in group)
+
+
+def test_signatures_of_methods_that_belong_to_an_object_are_checked_for_each() -> None:
+    right = Counting(problem(0, "count"))
+    check_environment(SimpleNamespace(start=right.start, step=right.step))
+    with pytest.raises(TypeError, match=r"whose step\(\) is not asynchronous"):
+        check_environment(SimpleNamespace(start=right.start, step=lambda reply: None))
 
 
 # --- guarded ----------------------------------------------------------------------------------------------------------

@@ -133,19 +133,23 @@ class AgentEndpoint:
             (runner, listening), self._serving = self._serving, None
             # closing a server leaks a connection that was accepted in this cycle of the loop (CPython issue 109564)
             asyncio.get_running_loop().remove_reader(listening)
-            await asyncio.sleep(0)
-            await runner.cleanup()
+            try:
+                await asyncio.sleep(0)
+            finally:  # also when it is cancelled
+                await runner.cleanup()
 
     async def _open(self) -> Self:
         async with self._opening:
             if self._serving is not None:
                 return self
             runner = await chat_runner(self._complete, self._models)
-            listening = socket.create_server(("127.0.0.1", 0))
+            listening: socket.socket | None = None
             try:
+                listening = socket.create_server(("127.0.0.1", 0))
                 await web.SockSite(runner, listening).start()
             except BaseException:
-                listening.close()
+                if listening is not None:
+                    listening.close()
                 await runner.cleanup()
                 raise
             self._serving, self.port = (runner, listening), listening.getsockname()[1]
