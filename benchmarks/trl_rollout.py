@@ -61,7 +61,7 @@ def with_trl(setting: Setting) -> Run:
         """Read on."""
         return " ".join(draw.choices(WORDS, k=world.reading))
 
-    def parsed(tokenizer: Any, ids: Sequence[int], **_: object) -> dict[str, object]:  # noqa: ANN401
+    def parsed(tokenizer: Any, ids: Sequence[int], **_: object) -> dict[str, object]:  # noqa: ANN401  the signature that TRL calls
         return {"role": "assistant", "content": tokenizer.decode(ids), "tool_calls": [CALL]}
 
     module.parse_response = parsed
@@ -90,7 +90,7 @@ def with_trl(setting: Setting) -> Run:
     lengths, generate = world.lengths(), trainer.model.generate
     turn = 0
 
-    def generate_turn(**inputs: Any) -> Tensor:  # noqa: ANN401
+    def generate_turn(**inputs: Any) -> Tensor:  # noqa: ANN401  the signature that TRL calls
         nonlocal turn
         ends = EndAt([row[turn] for row in lengths], tokenizer.eos_token_id, inputs["input_ids"].shape[1])
         turn += 1

@@ -134,7 +134,7 @@ def test_a_missing_run_step_or_library_is_an_error_that_names_what_there_is(
     with pytest.raises(CondenseError, match=r"step 7 .* There are steps 1–2"):
         demo.trajectories(step=7)
     with pytest.raises(ConfigError, match="found library='numpy', wanted pandas or polars"):
-        demo.metrics("numpy")  # type: ignore[arg-type]
+        demo.metrics("numpy")  # type: ignore[arg-type]  # the refusal is the test
     for name in ("pandas", "polars"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=r"pandas or polars is not installed\. Run pip install pandas"):
@@ -292,7 +292,7 @@ def test_a_wrong_part_says_what_is_wrong_with_it(
     config: Path, parts: dict[str, object], overrides: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        cg.rollout(config, *overrides, **parts)  # type: ignore[arg-type]
+        cg.rollout(config, *overrides, **parts)  # type: ignore[arg-type]  # the refusal is the test
 
 
 # --- a program, and the command line after it
@@ -319,7 +319,7 @@ def test_errors_of_a_runs_methods_and_properties_show_no_line_of_the_package(dem
     first = demo.rollouts(1)[0]
     (demo.path / "trajectories/step_000001.jsonl").unlink()
     calls: tuple[Callable[[], object], ...] = (
-        lambda: demo.config, lambda: demo.model, lambda: demo.rollouts(9), lambda: demo.metrics("nope"),  # type: ignore[arg-type]
+        lambda: demo.config, lambda: demo.model, lambda: demo.rollouts(9), lambda: demo.metrics("nope"),  # type: ignore[arg-type]  # the refusal is the test
         lambda: demo.turns(9), lambda: first.scored, lambda: first.show(),
     )  # fmt: skip
     for call in calls:

@@ -142,7 +142,7 @@ class Largest(TorchDispatchMode):
 
     numel = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204  torch's signature has no types
         found = func(*args, **(kwargs or {}))
         made = found if isinstance(found, (tuple, list)) else [found]
         self.numel = max([self.numel, *[each.numel() for each in made if isinstance(each, Tensor)]])

@@ -49,7 +49,7 @@ def task() -> Bfcl:
 @cache
 def problems() -> dict[str, Problem]:
     """All episodes, by id."""
-    return {problem.id: problem for split in ("train", "eval") for problem in task().problems(split)}  # type: ignore[arg-type]
+    return {problem.id: problem for split in ("train", "eval") for problem in task().problems(split)}  # type: ignore[arg-type]  # a loop has str, not Split
 
 
 def calls_of(problem: Problem) -> list[list[tuple[str, dict[str, Any]]]]:
@@ -336,7 +336,7 @@ def test_a_reply_whose_call_cannot_be_read_ends_the_answer_to_a_message_as_in_th
 
 
 def test_no_scenario_is_in_both_splits_whatever_the_categories() -> None:
-    numbers = {split: {each.data["scenario"] for each in task().problems(split)} for split in ("train", "eval")}  # type: ignore[arg-type]
+    numbers = {split: {each.data["scenario"] for each in task().problems(split)} for split in ("train", "eval")}  # type: ignore[arg-type]  # a loop has str, not Split
     assert not numbers["train"] & numbers["eval"]
     assert len(numbers["train"] | numbers["eval"]) == 200
     base = Bfcl(categories=("base",)).problems("eval")

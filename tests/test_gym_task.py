@@ -74,7 +74,7 @@ def test_an_episode_is_a_seed_whose_rewards_are_the_outcome(outcome: str, worth:
     Echo.closed = []
     random.seed(7)
     state = random.getstate()
-    task = Gym(make=Echo, outcome=outcome, train_problems=16)  # type: ignore[arg-type]
+    task = Gym(make=Echo, outcome=outcome, train_problems=16)  # type: ignore[arg-type]  # parametrised as str
     trajectories = play(task, repeat, count=16)
     assert random.getstate() == state
     assert {(each.stop, each.outcome) for each in trajectories} == {(Stop.FINISHED, worth)}

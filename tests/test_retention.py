@@ -86,7 +86,7 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
 def test_an_answer_stands_as_words_or_inside_a_word_and_never_in_a_placeholder(
     answer: str, text: str, match: str, found: bool
 ) -> None:
-    assert contains_answer([answer], text, match) is found  # type: ignore[arg-type]
+    assert contains_answer([answer], text, match) is found  # type: ignore[arg-type]  # parametrised as str
 
 
 def test_half_the_words_hold_the_newest_or_what_the_question_asks_for(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ async def played(pool: WorkerPool, batch: Sequence[ProblemGroup], workers: int, 
     return scored, reports, ids
 
 
-def play(pool: WorkerPool, *questions: str, workers: int = 2, world: World = World(), key: int = 0) -> Outcome:  # noqa: B008
+def play(pool: WorkerPool, *questions: str, workers: int = 2, world: World = World(), key: int = 0) -> Outcome:  # noqa: B008  a frozen value
     return asyncio.run(played(pool, groups(*questions), workers, world, key))
 
 
@@ -119,7 +119,7 @@ def timeless(scored: Sequence[ScoredTrajectory]) -> list[ScoredTrajectory]:
     ]
 
 
-def here(*questions: str, sampler: Sampler | None = None, world: World = World()) -> list[ScoredTrajectory]:  # noqa: B008
+def here(*questions: str, sampler: Sampler | None = None, world: World = World()) -> list[ScoredTrajectory]:  # noqa: B008  a frozen value
     """The same without workers."""
     player = world.player(sampler or ByStream())
     work = player.play(groups(*questions), samples=SAMPLES, run_seed=SEED, step=STEP, on_scored=lambda _: None)

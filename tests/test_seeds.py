@@ -12,12 +12,12 @@ from condensegrpo.metrics.seeds import (
 )
 
 
-def seeds(*means: float, problems: int = 100) -> np.ndarray:  # type: ignore[type-arg]
+def seeds(*means: float, problems: int = 100) -> np.ndarray:  # type: ignore[type-arg]  # of floats
     """One row a seed, with this share of successes; the same problems are hard for all."""
     return np.array([[float(at < mean * problems) for at in range(problems)] for mean in means])
 
 
-def column(*means: float) -> np.ndarray:  # type: ignore[type-arg]
+def column(*means: float) -> np.ndarray:  # type: ignore[type-arg]  # of floats
     """One row a seed and one column: the problems do not vary."""
     return np.array([[mean] for mean in means])
 

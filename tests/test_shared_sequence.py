@@ -95,5 +95,5 @@ def test_the_prompts_of_an_episode_share_their_ids_and_messages() -> None:
     )
     turns = asyncio.run(play).turns
     assert len(turns) == 6
-    assert len({id(each.prompt_ids._storage) for each in turns}) == 1  # type: ignore[attr-defined]
-    assert len({id(each.context._storage) for each in turns}) == 1  # type: ignore[attr-defined]
+    assert len({id(each.prompt_ids._storage) for each in turns}) == 1  # type: ignore[attr-defined]  # a shared sequence, declared as a tuple
+    assert len({id(each.context._storage) for each in turns}) == 1  # type: ignore[attr-defined]  # a shared sequence, declared as a tuple

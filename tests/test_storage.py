@@ -184,8 +184,8 @@ def test_a_line_grows_by_what_is_new_in_a_turn_and_holds_a_message_once(tmp_path
         sizes.append(path.stat().st_size)
         (read,) = read_trajectories(path).trajectories
         assert read == long_episode(turns)
-        assert len({id(each.prompt_ids._storage) for each in read.trajectory.turns}) == 1  # type: ignore[attr-defined]
-        assert len({id(each.context._storage) for each in read.trajectory.turns}) == 1  # type: ignore[attr-defined]
+        assert len({id(each.prompt_ids._storage) for each in read.trajectory.turns}) == 1  # type: ignore[attr-defined]  # a shared sequence, declared as a tuple
+        assert len({id(each.context._storage) for each in read.trajectory.turns}) == 1  # type: ignore[attr-defined]  # a shared sequence, declared as a tuple
     assert sizes[2] - sizes[1] == pytest.approx(2 * (sizes[1] - sizes[0]), rel=0.02)
     line = json.loads(path.read_text())["trajectory"]
     assert len(line["messages"]) == 1 + 2 * 256

@@ -187,7 +187,7 @@ def test_a_held_out_problem_that_is_demonstrated_is_named() -> None:
     (longer,) = (problem for problem in components.evaluations["K=20"].problems("eval")[5:6])
     turn = Demonstration(context=(), reply="", problem=replace(longer, id="a-demonstration"))
     with pytest.raises(DataError, match=r"evaluation K=20 is also a-demonstration of the demonstrations"):
-        check_disjoint(replace(components, task=Demonstrator(turn)))  # type: ignore[arg-type]
+        check_disjoint(replace(components, task=Demonstrator(turn)))  # type: ignore[arg-type]  # a task with what the check reads
 
 
 class Process:

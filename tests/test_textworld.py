@@ -165,7 +165,7 @@ def test_a_game_without_points_pays_whether_it_is_won(tmp_path: Path) -> None:
 
 
 def test_games_are_made_once_and_no_game_is_in_both_splits(task: TextWorld, folder: Path) -> None:
-    files = {split: {problem.data["file"] for problem in task.problems(split)} for split in ("train", "eval")}  # type: ignore[arg-type]
+    files = {split: {problem.data["file"] for problem in task.problems(split)} for split in ("train", "eval")}  # type: ignore[arg-type]  # a loop has str, not Split
     times = [Path(file).stat().st_mtime_ns for file in files["train"]]
     again = replace(task).problems("train")
     assert [Path(problem.data["file"]).stat().st_mtime_ns for problem in again] == times

@@ -160,7 +160,7 @@ def _steps(work: Coroutine[Any, Any, T], run: RunStep) -> Generator[Any, Any, T]
         try:
             awaited = run(resume)
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+            return end.value  # type: ignore[no-any-return]  # typeshed has it as Any
 
 
 def _run_step(

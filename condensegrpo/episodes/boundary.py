@@ -138,8 +138,8 @@ def check_environment(value: object) -> None:
             f"environment() returned {_short(value)}, wanted an object with start() and step(), as in "
             f"return AnswerEnvironment(question=problem.question)"
         )
-    own = getattr(value, "__dict__", {})
-    of_class = all(hasattr(type(value), method) and method not in own for method in ("start", "step"))
+    of_instance = getattr(value, "__dict__", {})
+    of_class = all(hasattr(type(value), method) and method not in of_instance for method in ("start", "step"))
     if of_class and type(value) in _CHECKED:
         return
     if faults := [*signature_faults(value, Environment)]:

@@ -130,7 +130,8 @@ async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sa
     else:
         generation = await generated(sampler, prompt.ids, params)
     text = engine.renderer.text(generation.token_ids)
-    pictures, ids = engine.renderer.pictures, tuple(prompt.ids) if prompt.media else ()
+    pictures = engine.renderer.pictures
+    ids = tuple(prompt.ids) if prompt.media else ()
     return Sampled(
         prompt=prompt,
         generation=generation,

@@ -129,7 +129,7 @@ def correctness(run: RunFolder, step: int, name: str) -> Correct:
     by_problem: dict[str, list[float]] = {}
     for number, line in read_lines(path)[0] if path.is_file() else ():
         try:
-            figures, question = line["figures"], line["trajectory"].get("question")  # type: ignore[index]
+            figures, question = line["figures"], line["trajectory"].get("question")  # type: ignore[index]  # a line that is no mapping is caught below
             by_problem.setdefault(f"{figures['problem_id']} {question}", []).append(float(figures["correct"]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"reading {path}, line {number}: it is no scored trajectory. Remove the line.") from error
