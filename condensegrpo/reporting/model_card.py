@@ -99,10 +99,8 @@ def write_card(run: RunFolder, target: Path, step: int, *, part: Part, name: str
     write_atomically(target / CONDENSER, exported_settings(config))
     evaluation = evaluation_table(read_metrics(run.metrics), step)
     of_step = [row for row in evaluation.rows if row[1] == step]
-    base, trained = (
-        base_model(config),
-        _configuration(target if part == "model" else next(run.checkpoints.glob("*/model"), target)),
-    )
+    base = base_model(config)
+    trained = _configuration(target if part == "model" else next(run.checkpoints.glob("*/model"), target))
     changes = [str(change) for change in recorded_changes(run) if change.learned and change.first_step <= step]
     kind = "image-text-to-text" if trained and sees(trained) else "text-generation"
     text = CARD.format(
@@ -113,9 +111,7 @@ def write_card(run: RunFolder, target: Path, step: int, *, part: Part, name: str
         changes="".join(f"Changed while it was trained: {change}\n\n" for change in changes),
         evaluation=(markdown(evaluation) if evaluation.rows else "")
         + ("" if of_step else "\nThe policy of this step was not evaluated.\n"),
-        use=_adapter_use(config, base, auto_class(trained).__name__ if trained else "AutoModelForCausalLM")
-        if part == "adapter"
-        else MODEL_USE.format_map(_example(run, step)),
+        use=_adapter_use(config, base, trained) if part == "adapter" else MODEL_USE.format_map(_example(run, step)),
         licence=_licence_text(base, licence),
     )
     write_atomically(target / "README.md", f"---\n{_metadata(config, of_step, part, name, licence, kind)}\n---\n{text}")
@@ -173,7 +169,8 @@ def _training(config: RunConfig, step: int) -> Table:
     return Table(columns=("", "trained with"), rows=rows)
 
 
-def _adapter_use(config: RunConfig, base: str | None, model_class: str) -> str:
+def _adapter_use(config: RunConfig, base: str | None, trained: "PretrainedConfig | None") -> str:
+    model_class = auto_class(trained).__name__ if trained else "AutoModelForCausalLM"
     warmed = config.warm_start.steps > 0
     origin = (
         "The base is the policy after the warm start, in the folder `origin/warm` of the run.\n\n" if warmed else ""
