@@ -33,7 +33,6 @@ class StandIn:
     loaded: list[str] = field(default_factory=list)  # folders
     resets: int = 0  # of the prefix cache
     prompts: list[tuple[int, ...]] = field(default_factory=list)
-    described: int = 0  # times
     url: str = ""
     nccl: bool = False
     engines: int = 1
@@ -54,7 +53,6 @@ class StandIn:
         if asked["method"] == "condensegrpo_load":
             self.loaded += asked["args"]
             return web.json_response({"results": [None]})
-        self.described += 1
         found = {
             "shape": self.shape,
             "logprobs_mode": "processed_logprobs",
