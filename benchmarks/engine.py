@@ -15,13 +15,9 @@ log turns (or log trajectories): 1 is flat per turn.
 """
 
 import argparse
-import asyncio
-import cProfile
 import gc
-import io
 import math
 import multiprocessing
-import pstats
 import random
 import resource
 import signal
@@ -29,13 +25,14 @@ import statistics
 import tempfile
 import tracemalloc
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
 
 import torch
+from rollout_world import WORDS, World, play
 from tables import show
 
 from condensegrpo.condensers.anchors import Anchors
@@ -47,24 +44,21 @@ from condensegrpo.condensers.pipeline import Pipeline
 from condensegrpo.condensers.random_drop import RandomDrop
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.condensers.truncate import Truncate
-from condensegrpo.core.messages import History, Message
+from condensegrpo.core.messages import History
 from condensegrpo.core.protocols.condenser import Condenser, Stage
-from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.sampler import NamedTensors
-from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Score, Trajectory
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Limits, ToolLimits
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.episodes.toolformats import Native
 from condensegrpo.learner.new_model import new_tokenizer
+from condensegrpo.planning.measured import Meter
 from condensegrpo.storage.trajectories import write_trajectory
 
-WORDS = tuple(f"w{number}" for number in range(2000))
-REPLY, ANSWER, QUESTION = 32, 8, 32  # words
+REPLY, ANSWER = 32, 8  # words
 BUDGET = 2000  # tokens of a context
 IDS, POINTER = array("I"), 8  # bytes of an output id or a log-probability in a tuple, the number itself excepted
 SAMPLES = 8  # trajectories of a group
@@ -95,6 +89,13 @@ class Cell:
     turns: int
     trajectories: int
     tools: bool = False
+
+    @property
+    def world(self) -> World:
+        """Its questions and answers."""
+        return World(
+            trajectories=self.trajectories, turns=self.turns, reply=(REPLY, REPLY), samples=SAMPLES, reading=ANSWER
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,25 +138,6 @@ class InstantScorer:
         return [[float(place + 1) for place in range(len(history.units))] for history in histories]
 
 
-class Chat:
-    """Answers a reply by 8 words, and ends after so many replies."""
-
-    def __init__(self, problem: Problem, turns: int) -> None:
-        self._problem, self._left = problem, turns
-        self._draw = random.Random(problem.id)
-
-    async def start(self) -> tuple[Message, ...]:
-        """The question."""
-        return (Message(role="user", content=self._problem.question),)
-
-    async def step(self, reply: Message) -> Step:
-        """Some words, or the end."""
-        self._left -= 1
-        if not self._left:
-            return Step(done=True, answer="")
-        return Step(observations=(Message(role="user", content=" ".join(self._draw.choices(WORDS, k=ANSWER))),))
-
-
 def look(words: str) -> str:
     """Look at words.
 
@@ -185,40 +167,13 @@ def played(cell: Cell, file: Path, ended: Callable[[Trajectory], object] | None 
         limits=Limits(max_turns=cell.turns, max_context_tokens=budget, max_output_tokens=64),
     )
 
-    async def record(trajectory: Trajectory) -> None:
-        acts = sum(turn.kind == "act" for turn in trajectory.turns)
-        if acts != cell.turns:
-            raise RuntimeError(
-                f"{trajectory.id} has {acts} of {cell.turns} turns: {trajectory.stop} {trajectory.detail}"
-            )
+    def record(trajectory: Trajectory) -> None:
         if ended is not None:
             ended(trajectory)
         score = Score(total=0.0, components={}, format_valid=True, correct=0.0, context_tokens=0)
         write_trajectory(file, ScoredTrajectory.of(trajectory, score))
 
-    play(engine, questions(draw, cell.trajectories // SAMPLES), record)
-
-
-def questions(draw: random.Random, count: int) -> tuple[Problem, ...]:
-    """Problems of random words."""
-    return tuple(Problem(id=str(number), question=" ".join(draw.choices(WORDS, k=QUESTION))) for number in range(count))
-
-
-def play(engine: Engine, problems: Sequence[Problem], record: Callable[[Trajectory], Awaitable[None]]) -> None:
-    """Play ``SAMPLES`` chats about each problem; ``record`` is called with each trajectory."""
-
-    async def play_all() -> None:  # returns nothing: asyncio.run() makes the repr of a result, however large
-        await rollout_group(
-            problem_groups(problems, 1),
-            samples=SAMPLES,
-            environment=lambda problem: Chat(problem, engine.limits.max_turns),
-            engine=engine,
-            run_seed=0,
-            step=1,
-            on_finish=record,
-        )
-
-    asyncio.run(play_all())
+    play(engine, cell.world, on_finish=record)
 
 
 # --- a cell in a process of its own
@@ -245,21 +200,14 @@ def _child(cell: Cell, sender: "Connection[Cost, None]", limit: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         played(replace(cell, turns=2, trajectories=SAMPLES), Path(folder) / "first.jsonl")  # what loads on first use
         gc.collect()
-        before, resident = resource.getrusage(resource.RUSAGE_SELF), _peak(reset=True)
+        before, memory = resource.getrusage(resource.RUSAGE_SELF), Meter()
         used = int(before.ru_utime + before.ru_stime)
         resource.setrlimit(resource.RLIMIT_CPU, (used + int(limit) + 1, used + int(limit) + 5))
         played(cell, Path(folder) / "trajectories.jsonl")
         after = resource.getrusage(resource.RUSAGE_SELF)
         seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-        sender.send(Cost(seconds=seconds, bytes=_peak() - resident))
-
-
-def _peak(*, reset: bool = False) -> int:
-    """Largest resident memory since the last reset, in bytes."""
-    if reset:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
+        memory.ends("cell")
+        sender.send(Cost(seconds=seconds, bytes=memory.peaks["cell"]))
 
 
 # --- tables
@@ -284,16 +232,6 @@ def table(title: str, rows: Mapping[str, Sequence[Cell]], sizes: Sequence[int], 
         memory = f"{ended[-1][0].bytes / ended[-1][1].trajectories / 1000:.0f}" if ended else "–"
         lines.append((name, *figures, "–" if slope is None else f"{slope:.2f}", memory))
     show(title, ("condenser", *map(str, sizes), "exponent", "kB a trajectory"), lines)
-
-
-def profile(cell: Cell) -> None:
-    """The functions that take most of a cell's time."""
-    profiler = cProfile.Profile()
-    with tempfile.TemporaryDirectory() as folder:
-        profiler.runcall(played, cell, Path(folder) / "trajectories.jsonl")
-    stream = io.StringIO()
-    pstats.Stats(profiler, stream=stream).strip_dirs().sort_stats("tottime").print_stats(15)
-    print(f"profile of {cell}\n\n```text\n{stream.getvalue().strip()}\n```")
 
 
 def memory(cell: Cell) -> None:
@@ -332,7 +270,6 @@ def main(names: Sequence[str], *, quick: bool) -> None:
         table(title, grown, turns, limit)
     many = {name: [Cell(condenser=name, turns=SHORT, trajectories=n) for n in trajectories] for name in names}
     table(f"ms of CPU per turn by trajectories, {SHORT} turns", many, trajectories, limit)
-    profile(Cell(condenser=names[0], turns=turns[-1] // 4, trajectories=FEW))
 
 
 if __name__ == "__main__":

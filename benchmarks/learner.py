@@ -25,7 +25,6 @@ from typing import NamedTuple
 import torch
 from devices import check_device, mfu, peak_of
 from flops import useful_flops
-from operators import operators_table, parts_table, profile
 from passes import (
     Budget,
     ModelSize,
@@ -42,11 +41,16 @@ from passes import (
     without_padding,
 )
 from sides import Side
-from tables import show
+from tables import Target, show, show_targets
+from torch.profiler import ProfilerActivity
 from trl_pass import MISSING, missing, trl_trie
 from worker import Clock, Job, Reading, prepared
 from workloads import LENGTHS, QUICK_LENGTHS, Kind, Workload, workload
 
+from condensegrpo.core.trajectory import Segment
+from condensegrpo.learner.dtypes import DTYPES
+
+OPERATORS = 16  # lines of a profile
 # fp32 sums in another order; bf16 has 8 bits of mantissa
 AGREEMENT = {"float32": 1e-5, "bfloat16": 5e-2}
 
@@ -89,12 +93,18 @@ class Bench:
 class Bound(NamedTuple):
     """What is to be reached: a figure of one variant over that of another."""
 
-    what: str
+    name: str
     over: Variant
     under: Variant
     at_least: bool  # or at most
     goal: float
     memory: bool = False  # of peak memory, not of time
+
+    def target(self, measured: "Mapping[Variant, Measured]") -> Target:
+        """The bound with what was measured."""
+        over, under = measured[self.over], measured[self.under]
+        figure = over.peak / under.peak if self.memory else ratio(over, under)
+        return Target(self.name, figure, self.goal, self.at_least)
 
 
 BENCHES = {
@@ -200,12 +210,6 @@ def ratio(over: Measured, under: Measured) -> float:
     return statistics.median(a / b for a, b in zip(over.seconds, under.seconds, strict=False))
 
 
-def found_of(bound: Bound, measured: Mapping[Variant, Measured]) -> float:
-    """The figure that a bound is about."""
-    over, under = measured[bound.over], measured[bound.under]
-    return over.peak / under.peak if bound.memory else ratio(over, under)
-
-
 def disagreeing(measured: Mapping[Variant, Measured], tolerance: float) -> list[str]:
     """The variants whose gradient is another one, NaN included."""
     return [
@@ -241,17 +245,6 @@ def table(
         for variant, measurement in measured.items()
     ]
     return heads, lines
-
-
-def bounds_table(bench: Bench, measured: Mapping[Variant, Measured]) -> tuple[list[str], list[list[str]]]:
-    """Heads and lines."""
-    lines = []
-    for bound in bench.bounds:
-        measurement = found_of(bound, measured)
-        met = measurement >= bound.goal if bound.at_least else measurement <= bound.goal
-        goal = f"{'≥' if bound.at_least else '≤'} {bound.goal:g}"
-        lines.append([bound.what, goal, f"{measurement:.2f}", "yes" if met else "no"])
-    return ["to reach", "wanted", "found", "met"], lines
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -294,6 +287,21 @@ def model_size(model: str, vocabulary: int, *, quick: bool) -> ModelSize:
     return replace(MODELS[model], vocabulary=vocabulary)
 
 
+def print_profile(size: ModelSize, budget: Budget, rows: Sequence[Segment], *, seed: int) -> None:
+    """The operators of one optimiser step after another one, by the shapes of their inputs, the slowest first."""
+    on_gpu = budget.device != "cpu"
+    model = size.build(seed=seed, dtype=DTYPES[budget.dtype])
+    model.to(device=budget.device)
+    step = optimiser_step(model, budget, rows)
+    step(rows)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+        step(rows)
+    slowest = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    averages = profiler.key_averages(group_by_input_shape=True)
+    print(averages.table(sort_by=slowest, row_limit=OPERATORS, max_shapes_column_width=60))
+
+
 def run(name: str, options: argparse.Namespace) -> list[str]:
     """One workload: its tables, or its profile. The variants whose gradient is wrong."""
     bench = BENCHES[name]
@@ -313,16 +321,14 @@ def run(name: str, options: argparse.Namespace) -> list[str]:
         flush=True,
     )
     if options.profile:
-        operators = profile(size, budget, load.rows, seed=options.seed)
-        show("parts", *parts_table(operators, size.vocabulary))
-        show("operators", *operators_table(operators))
+        print_profile(size, budget, load.rows, seed=options.seed)
         return []
     measured = dict(zip(bench.variants, measure(bench, load, size, budget, options), strict=True))
     flops = useful_flops(size, load.rows)
     peak = peak_of(options.device, dtype=options.dtype, tflops=options.peak_tflops)
     show(name, *table(measured, trained=load.trained, flops=flops, peak=peak))
     if not options.quick:  # a toy says nothing about them
-        show("bounds", *bounds_table(bench, measured))
+        show_targets(bound.target(measured) for bound in bench.bounds)
     against = "of an unknown peak: --peak-tflops" if peak is None else f"of {peak / 1e12:.2f} TFLOP/s"
     print(f"{flops / 1e9:.1f} GFLOPs of useful arithmetic; MFU is {against}")
     return disagreeing(measured, AGREEMENT[options.dtype])

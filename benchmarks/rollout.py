@@ -1,7 +1,7 @@
 """What rollouts cost: the engine against bare vLLM and TRL's loop, barriers, growth with turns, and new weights.
 
     python benchmarks/rollout.py                        # all parts on a CPU, one thread
-    python benchmarks/rollout.py --parts barrier turns  # those that need no vLLM
+    python benchmarks/rollout.py --parts barrier turns  # those that need no vLLM; turns takes half a minute
     python benchmarks/rollout.py --parts loops          # embedded sampler and vLLM against TRL's loop, if installed
     python benchmarks/rollout.py --quick                # toys: does it run
     python benchmarks/rollout.py --device cuda --dtype bfloat16
@@ -27,30 +27,19 @@ from typing import NamedTuple
 import torch
 from devices import check_device, mfu, peak_of
 from flops import sampling_flops
-from rollout_sides import Reading, Setting, bare, syncs, through_engine, timed_side, weights_of
+from rollout_sides import Reading, Setting, bare, syncs, through_engine, timed_side
 from rollout_world import NO_LIMIT, Size, World, chatter, engine, make_model, new_tokens, play, processed
 from sides import Side
-from tables import show
+from tables import Target, show, show_targets
 from trl_rollout import MISSING, missing, with_trl
 
-from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.observation_mask import ObservationMask
 from condensegrpo.core.protocols.condenser import Condenser
-from condensegrpo.core.protocols.sampler import Sampler
-from condensegrpo.episodes.engine import Engine
 
 KEEP = 2  # units that last_k and observation_mask show whole
 WITH_VLLM, WITH_TRANSFORMERS = (partial(through_engine, name) for name in ("vllm", "transformers"))
-
-
-class Bound(NamedTuple):
-    """What is to be reached."""
-
-    what: str
-    at_most: float
-    found: float
 
 
 class Part(NamedTuple):
@@ -59,7 +48,7 @@ class Part(NamedTuple):
     title: str
     heads: Sequence[str]
     lines: Sequence[Sequence[str]]
-    bounds: Sequence[Bound]
+    targets: Sequence[Target]
 
 
 def overhead(options: argparse.Namespace, folder: Path) -> list[Part]:
@@ -84,33 +73,41 @@ def _overhead(options: argparse.Namespace, setting: Setting, size: Size) -> Part
         sides["engine on transformers"] = timed_side(WITH_TRANSFORMERS, setting)
     recorded = sides["engine on vLLM"].run(True).found
     readings = _in_turns(sides, options.rounds, {"bare LLM.generate": recorded})
-    base = readings["bare LLM.generate"]
+    ours, base = readings["engine on vLLM"], readings["bare LLM.generate"]
     tokens = sum(length for wave in recorded for _, length in wave)
-    flops = sampling_flops(size.model, recorded)
+    flops, least, most = sampling_flops(size.model, recorded), *world.reply
     peak = peak_of(options.device, dtype=options.dtype, tflops=options.peak_tflops)
+    heads, lines = _compared(readings, "bare LLM.generate", tokens)
+    return Part(
+        f"{world.trajectories} trajectories of {world.turns} turns, replies of {least}–{most} tokens",
+        [*heads, "MFU"],
+        [[*line, mfu(flops, _median(taken), peak)] for line, taken in zip(lines, readings.values(), strict=True)],
+        [
+            Target("engine against bare vLLM, by the clock", _ratio(ours, base, "wall"), 1.10),
+            Target("engine against bare vLLM, CPU seconds", _ratio(ours, base, "cpu"), 1.10),
+        ],
+    )
+
+
+def _compared(readings: Mapping[str, list[Reading]], base: str, tokens: int) -> tuple[list[str], list[list[str]]]:
+    """Heads and a line for each side: its seconds, and those of ``base`` over them."""
+    heads = ["side", "seconds", f"{base}'s over these", "CPU seconds", "the same, CPU", "sampled tokens/s"]
     lines = [
         [
             name,
-            f"{statistics.median(reading.wall for reading in taken):.2f}",
-            f"{_ratio(taken, base, 'wall'):.3f}",
+            f"{_median(taken):.2f}",
+            f"{_ratio(readings[base], taken, 'wall'):.3f}",
             f"{statistics.median(reading.cpu for reading in taken):.2f}",
-            f"{_ratio(taken, base, 'cpu'):.3f}",
-            f"{tokens / statistics.median(reading.wall for reading in taken):.0f}",
-            mfu(flops, statistics.median(reading.wall for reading in taken), peak),
+            f"{_ratio(readings[base], taken, 'cpu'):.3f}",
+            f"{tokens / _median(taken):.0f}",
         ]
         for name, taken in readings.items()
     ]
-    least, most = world.reply
-    ours = readings["engine on vLLM"]
-    return Part(
-        f"{world.trajectories} trajectories of {world.turns} turns, replies of {least}–{most} tokens",
-        ["side", "seconds", "× bare", "CPU seconds", "× bare, CPU", "sampled tokens/s", "MFU"],
-        lines,
-        [
-            Bound("engine against bare vLLM, by the clock", 1.10, _ratio(ours, base, "wall")),
-            Bound("engine against bare vLLM, CPU seconds", 1.10, _ratio(ours, base, "cpu")),
-        ],
-    )
+    return heads, lines
+
+
+def _median(taken: Sequence[Reading]) -> float:
+    return statistics.median(reading.wall for reading in taken)
 
 
 def _in_turns(sides: Mapping[str, Side], rounds: int, given: Mapping[str, object]) -> dict[str, list[Reading]]:
@@ -148,29 +145,17 @@ def _loops(options: argparse.Namespace, setting: Setting) -> Part:
     else:
         sides["TRL"] = timed_side(with_trl, setting)
     readings = _in_turns(sides, options.rounds, {})
-    base, tokens = readings[list(sides)[-1]], sum(map(sum, setting.world.lengths()))
+    last, world = list(sides)[-1], setting.world
+    base, tokens = readings[last], sum(map(sum, world.lengths()))
     if not missing() and {reading.found for reading in base} != {tokens}:
         raise RuntimeError(f"TRL sampled {base[0].found} tokens, wanted {tokens}")
-    lines = [
-        [
-            name,
-            f"{statistics.median(reading.wall for reading in taken):.2f}",
-            f"{_ratio(base, taken, 'wall'):.2f}",
-            f"{statistics.median(reading.cpu for reading in taken):.2f}",
-            f"{_ratio(base, taken, 'cpu'):.2f}",
-            f"{tokens / statistics.median(reading.wall for reading in taken):.0f}",
-        ]
-        for name, taken in readings.items()
-    ]
-    last, world = list(sides)[-1], setting.world
     return Part(
         f"{world.trajectories} trajectories of {world.turns} turns, replies of {world.reply[0]} tokens, "
         f"σ = {world.spread}",
-        ["side", "seconds", f"times as fast as {last}", "CPU seconds", "the same, CPU", "sampled tokens/s"],
-        lines,
+        *_compared(readings, last, tokens),
         [
-            Bound(f"seconds of {name} over those of {last}", at_most, _ratio(readings[name], base, "wall"))
-            for name, at_most in (("engine on transformers", 1 / 2), ("engine on vLLM", 1 / 4))
+            Target(f"seconds of {name} over those of {last}", _ratio(readings[name], base, "wall"), bound)
+            for name, bound in (("engine on transformers", 1 / 2), ("engine on vLLM", 1 / 4))
             if name in sides
         ],
     )
@@ -183,86 +168,55 @@ def barrier(options: argparse.Namespace, folder: Path) -> list[Part]:
     sampling = latency / 5
     world = World(trajectories=options.trajectories, turns=options.turns, reply=(16, 16), latency=latency)
     sampler = chatter(2000, seconds=sampling)
-    longest = max(map(sum, world.latencies())) + world.turns * sampling
-    lock_step = sum(max(column) for column in zip(*world.latencies(), strict=True)) + world.turns * sampling
+    paces = [world.pace(problem.id) for problem in world.problems()]
+    longest = max(map(sum, paces)) + world.turns * sampling
+    lock_step = sum(map(max, zip(*paces, strict=True))) + world.turns * sampling
     walls: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(options.rounds):
-        for held, seconds in walls.items():
+        for in_step, seconds in walls.items():
             began = time.monotonic()
-            play(engine(folder, sampler, world), world, barrier=held)
+            play(engine(folder, sampler, world), world, barrier=in_step)
             seconds.append(time.monotonic() - began)
-    medians = {held: statistics.median(seconds) for held, seconds in walls.items()}
+    free, in_step = map(statistics.median, walls.values())
     lines = [
-        [name, f"{ideal:.2f}", f"{medians[held]:.2f}", f"{medians[held] / longest:.3f}"]
-        for name, held, ideal in (("no barrier", False, longest), ("a barrier a turn", True, lock_step))
+        [name, f"{ideal:.2f}", f"{seconds:.2f}", f"{seconds / longest:.3f}"]
+        for name, ideal, seconds in (("no barrier", longest, free), ("a barrier a turn", lock_step, in_step))
     ]
     return [
         Part(
             f"{world.trajectories} trajectories of {world.turns} turns, latencies of {world.latency} s (median)",
             ["schedule", "ideal seconds", "seconds", "× longest trajectory"],
             lines,
-            [Bound("wall against the longest trajectory", 1.15, medians[False] / longest)],
+            [Target("wall against the longest trajectory", free / longest, 1.15)],
         )
     ]
 
 
 def turns(options: argparse.Namespace, folder: Path) -> list[Part]:
-    """Tokens and time of a trajectory as turns grow, under three condensers and several budgets."""
-    make_model(folder, Size(hidden=128, layers=4, heads=4))
+    """Tokens of a trajectory as turns grow, under three condensers and several budgets."""
+    make_model(folder, Size(hidden=32, layers=1, heads=1))
     counts = (4, 8) if options.quick else (8, 16, 32, 64)
+    last_k = f"last_k(keep_last={KEEP})"
     variants: list[tuple[str, Condenser, int]] = [
         ("full", Full(), NO_LIMIT),
-        (f"last_k(keep_last={KEEP})", LastK(keep_last=KEEP), NO_LIMIT),
+        (last_k, LastK(keep_last=KEEP), NO_LIMIT),
         (f"observation_mask(keep={KEEP})", ObservationMask(keep=KEEP), NO_LIMIT),
         *((f"last_k, budget {budget}", LastK(keep_last=NO_LIMIT), budget) for budget in options.budgets),
         *((f"observation_mask, budget {budget}", ObservationMask(keep=KEEP), budget) for budget in options.budgets),
     ]
-    sampler: Sampler = chatter(2000)
-    if options.sampler != "scripted":
-        sampler = build_plugin("samplers", options.sampler, {"model_path": str(folder), "dtype": options.dtype})
-    weights = weights_of(folder)
-    lines, bounds = [], []
+    lines, targets = [], []
     for name, condenser, budget in variants:
-        figures = []
+        played = []
         for count in counts:
-            sampler.update_weights(weights, 0)  # and with it every cached key and value goes
-            world = World(trajectories=options.siblings, turns=count, reply=(16, 16))
-            figures.append(_of_turns(engine(folder, sampler, world, condenser=condenser, budget=budget), world))
-            print(f"{name}, K={count}: {3600 / figures[-1][2]:.1f} CPU s a trajectory", file=sys.stderr)
-        exponents = [_exponent(counts, [row[place] for row in figures]) for place in (0, 1)]
-        lines.append(
-            [
-                name,
-                *(f"{row[0]:.0f}" for row in figures),
-                f"{exponents[0]:.2f}",
-                f"{exponents[1]:.2f}",
-                *(f"{row[2]:.0f}" for row in figures),
-            ]
-        )
-        if name == f"last_k(keep_last={KEEP})":
-            bounds.append(Bound("exponent of the tokens processed under last_k", 1.1, exponents[0]))
-    sampler.close()
+            world = World(trajectories=1, turns=count, reply=(16, 16))
+            played += play(engine(folder, chatter(2000), world, condenser=condenser, budget=budget), world)
+        tokens, uncached = [processed(each) for each in played], [new_tokens(each) for each in played]
+        exponent = _exponent(counts, tokens)
+        lines.append([name, *map(str, tokens), f"{exponent:.2f}", f"{_exponent(counts, uncached):.2f}"])
+        if name == last_k:
+            targets.append(Target("exponent of the tokens processed under last_k", exponent, 1.1))
     heads = ["condenser", *(f"K={count}" for count in counts), "exponent", "with prefix cache"]
-    return [
-        Part(
-            f"tokens processed by a trajectory, and trajectories a CPU hour ({options.sampler})",
-            [*heads, *(f"K={count}, traj./h" for count in counts)],
-            lines,
-            bounds,
-        )
-    ]
-
-
-def _of_turns(parts: Engine, world: World) -> tuple[float, float, float]:
-    """Tokens that a trajectory processes without and with keys and values kept, and trajectories a CPU hour."""
-    began = time.process_time()
-    trajectories = play(parts, world)
-    seconds = time.process_time() - began
-    return (
-        statistics.fmean(map(processed, trajectories)),
-        statistics.fmean(map(new_tokens, trajectories)),
-        3600 * len(trajectories) / seconds,
-    )
+    return [Part("tokens processed by a trajectory of K turns", heads, lines, targets)]
 
 
 def sync(options: argparse.Namespace, folder: Path) -> list[Part]:
@@ -271,16 +225,15 @@ def sync(options: argparse.Namespace, folder: Path) -> list[Part]:
     setting = Setting(
         folder=folder, world=World(trajectories=1, turns=1, reply=(1, 1)), dtype=options.dtype, threads=options.threads
     )
-    lines, bounds = [], []
+    lines, targets = [], []
     for name in ("transformers", *(["vllm"] if find_spec("vllm") else [])):
         side = timed_side(partial(syncs, name), setting)
         side.run(0)
         readings = [side.run(version) for version in range(1, options.rounds + 3)]
         side.close()
-        median = statistics.median(reading.wall for reading in readings)
-        lines.append([name, f"{readings[0].found / 1e6:.2f} M", f"{1000 * median:.1f}"])
-        bounds.append(Bound(f"seconds of a sync of {name}", 0.5, median))
-    return [Part("new weights for a sampler", ["sampler", "parameters", "milliseconds"], lines, bounds)]
+        lines.append([name, f"{readings[0].found / 1e6:.2f} M", f"{1000 * _median(readings):.1f}"])
+        targets.append(Target(f"seconds of a sync of {name}", _median(readings), 0.5))
+    return [Part("new weights for a sampler", ["sampler", "parameters", "milliseconds"], lines, targets)]
 
 
 def _ratio(over: Sequence[Reading], under: Sequence[Reading], what: str) -> float:
@@ -301,16 +254,6 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path], list[Part]]] = {
 }
 
 
-def show_part(part: Part) -> None:
-    """Print the tables of a part."""
-    bounds = [
-        [bound.what, f"≤ {bound.at_most:g}", f"{bound.found:.3f}", "yes" if bound.found <= bound.at_most else "no"]
-        for bound in part.bounds
-    ]
-    show(part.title, part.heads, part.lines)
-    show("", ["to reach", "wanted", "found", "met"], bounds)
-
-
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -321,11 +264,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=int, default=64, help="tokens of a reply, in overhead")
     parser.add_argument("--transformers", action="store_true", help="compare the engine on transformers, in overhead")
     parser.add_argument("--latency", type=float, default=2.0, help="seconds, median, of an answer, in barrier")
-    parser.add_argument("--siblings", type=int, default=4, help="trajectories at once, in turns")
     parser.add_argument("--budgets", type=int, nargs="*", default=[256, 1024], help="tokens of a context, in turns")
-    parser.add_argument(
-        "--sampler", choices=["scripted", "transformers", "vllm"], default="transformers", help="in turns"
-    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--threads", type=int, default=1)
@@ -345,7 +284,8 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             for part in PARTS[name](options, Path(folder) / "policy"):
-                show_part(part)
+                show(part.title, part.heads, part.lines)
+                show_targets(part.targets)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,15 @@ rank for each request, and both as a ratio to one worker.
 import argparse
 import asyncio
 import os
-import random
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-from engine import SAMPLES, WORDS, Chat, Instant, questions
+from engine import ANSWER, SAMPLES, Instant
+from rollout_world import WORDS, Readings, World
 from tables import show
 
 from condensegrpo.condensers.last_k import LastK
@@ -37,18 +37,19 @@ from condensegrpo.episodes.toolformats import Native
 from condensegrpo.episodes.workers.messages import Setup
 from condensegrpo.episodes.workers.pool import WorkerPool
 from condensegrpo.episodes.workers.processes import ProcessHost
-from condensegrpo.episodes.workers.worker import OpenPlayer, RemoteSampler
+from condensegrpo.episodes.workers.worker import OpenPlayer
 from condensegrpo.learner.new_model import new_tokenizer
 
 STREAM = (0, 1)  # run seed and step
+CALLS = tuple(f'<tool_call>{{"name": "mix", "arguments": {{"word": "{word}"}}}}</tool_call>' for word in WORDS[:64])
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class Load:
     """What is played."""
 
-    turns: int
+    world: World
     loops: int  # of the tool
 
 
@@ -62,18 +63,15 @@ class Cost:
 
 
 @cache
-def calls() -> tuple[str, ...]:
-    """Calls of the tool, as a model writes them."""
-    return tuple(f'<tool_call>{{"name": "mix", "arguments": {{"word": "{word}"}}}}</tool_call>' for word in WORDS[:64])
-
-
-@cache
 def renderer() -> Renderer:
-    """Of a tokenizer that knows the calls."""
-    tokenizer = new_tokenizer([" ".join(WORDS), *calls()], kind="bpe", vocab_size=len(WORDS) + 600)
-    return Renderer(
-        tokenizer, tools=Toolbox({"mix": mixer(1)}, format=Native(), limits=ToolLimits(seconds=10.0)).schemas
-    )
+    """Of a tokenizer that knows the calls of the tool."""
+    tokenizer = new_tokenizer([" ".join(WORDS), *CALLS], kind="bpe", vocab_size=len(WORDS) + 600)
+    return Renderer(tokenizer, tools=toolbox(1).schemas)
+
+
+def toolbox(loops: int) -> Toolbox:
+    """The tool that computes."""
+    return Toolbox({"mix": mixer(loops)}, format=Native(), limits=ToolLimits(seconds=60.0))
 
 
 def mixer(loops: int):  # noqa: ANN201  a tool is any function
@@ -98,46 +96,35 @@ def process(trajectory: Trajectory, problem: Problem) -> Mapping[str, float]:
     return {"process": float(os.getpid())}
 
 
-def player(world: World, sampler: Sampler) -> LocalPlayer:
+def player(load: Load, sampler: Sampler) -> LocalPlayer:
     """Plays the world."""
-    toolbox = Toolbox({"mix": mixer(world.loops)}, format=Native(), limits=ToolLimits(seconds=60.0))
     engine = Engine(
         sampler=sampler,
         renderer=renderer(),
         condenser=LastK(keep_last=2),
         condenser_name="last_k",
-        toolbox=toolbox,
-        limits=Limits(max_turns=world.turns, max_context_tokens=2000, max_output_tokens=64),
+        toolbox=toolbox(load.loops),
+        limits=Limits(max_turns=load.world.turns, max_context_tokens=2000, max_output_tokens=64),
     )
-    return LocalPlayer(environment=lambda problem: Chat(problem, world.turns), engine=engine, reward=process)
+    return LocalPlayer(environment=partial(Readings, load.world), engine=engine, reward=process)
 
 
 def open_worlds() -> OpenPlayer:
     """What opens players in a worker."""
-    return open_world
-
-
-def open_world(settings: object, sampler: RemoteSampler) -> LocalPlayer:
-    """The player of a worker."""
-    assert isinstance(settings, World)
-    return player(settings, sampler)
+    return player  # type: ignore[return-value]  # the settings of this benchmark are a Load
 
 
 async def played(
-    world: World, batch: Sequence[ProblemGroup], sampler: Sampler, pool: WorkerPool, workers: int
+    load: Load, batch: Sequence[ProblemGroup], sampler: Sampler, pool: WorkerPool, workers: int
 ) -> tuple[ScoredTrajectory, ...]:
     """Play the batch."""
+    samples, (seed, step), unheard = load.world.samples, STREAM, lambda _: None
     if not workers:
-        local = player(world, sampler)
-        return await local.play(batch, samples=SAMPLES, run_seed=STREAM[0], step=STREAM[1], on_scored=lambda _: None)
+        local = player(load, sampler)
+        return await local.play(batch, samples=samples, run_seed=seed, step=step, on_scored=unheard)
+    setup = Setup(0, load)
     scored, _ = await pool.play(
-        Setup(0, world),
-        batch,
-        workers=workers,
-        samples=SAMPLES,
-        stream=STREAM,
-        turn_seconds=60.0,
-        on_scored=lambda _: None,
+        setup, batch, workers=workers, samples=samples, stream=STREAM, turn_seconds=60.0, on_scored=unheard
     )
     return scored
 
@@ -149,44 +136,39 @@ def cpu_seconds(process: int) -> float:
 
 
 def measured(
-    world: World, batch: Sequence[ProblemGroup], sampler: Sampler, pool: WorkerPool, workers: int, known: set[int]
+    load: Load, batch: Sequence[ProblemGroup], sampler: Sampler, pool: WorkerPool, workers: int, known: set[int]
 ) -> Cost:
     """The cost of a batch; ``known`` are the processes of earlier ones."""
     before = {process: cpu_seconds(process) for process in known}
     wall, rank = time.monotonic(), time.process_time()
-    scored = asyncio.run(played(world, batch, sampler, pool, workers))
+    scored = asyncio.run(played(load, batch, sampler, pool, workers))
     wall, rank = time.monotonic() - wall, time.process_time() - rank
     known |= {int(each.score.components["process"]) for each in scored}
     used = [cpu_seconds(process) - before.get(process, 0.0) for process in known if process != os.getpid()]
     return Cost(wall=wall, rank=rank, busiest=max(used, default=0.0) if workers else rank)
 
 
-def benchmark(numbers: Sequence[int], world: World, *, trajectories: int, rounds: int) -> None:
+def benchmark(numbers: Sequence[int], load: Load, *, rounds: int) -> None:
     """Measure and print."""
     Instant.__module__ = "condensegrpo"  # as the package's own samplers, which need no task and thread of their own
-    batch = problem_groups(questions(random.Random(0), trajectories // SAMPLES), STREAM[1])
-    sampler = Instant([renderer().reply_ids(text) for text in calls()])
-    pool, known = (
-        WorkerPool(ProcessHost("rollout_workers:open_worlds"), sampler, model=lambda name: sampler),
-        set[int](),
-    )
-    costs: dict[int, list[Cost]] = {number: [] for number in numbers}
+    batch = problem_groups(load.world.problems(), STREAM[1])
+    sampler = Instant([renderer().reply_ids(text) for text in CALLS])
+    pool = WorkerPool(ProcessHost("rollout_workers:open_worlds"), sampler, model=lambda name: sampler)
+    known, costs = set[int](), {number: list[Cost]() for number in numbers}
     for turn in range(rounds + 1):  # the first starts the workers
         for number in numbers:
-            cost = measured(world, batch, sampler, pool, number, known)
+            cost = measured(load, batch, sampler, pool, number, known)
             costs[number] += [cost] if turn else []
     pool.close()
-    lines, one = [], costs.get(1, costs[numbers[0]])
-    for number in numbers:
-        wall, busiest, rank = (
-            statistics.median(getattr(cost, name) for cost in costs[number]) for name in ("wall", "busiest", "rank")
-        )
-        of_one = [statistics.median(getattr(cost, name) for cost in one) for name in ("wall", "busiest")]
-        request = f"{1e6 * rank / (trajectories * world.turns):.0f}"
-        ratios = (f"{of_one[0] / wall:.2f}", f"{of_one[1] / busiest:.2f}")
-        lines.append((str(number), f"{wall:.2f}", f"{busiest:.2f}", request, *ratios))
-    heads = ("workers", "wall s", "busiest CPU s", "rank µs/request", "wall ratio", "CPU ratio")
-    show("", heads, lines)
+    medians = {
+        number: [statistics.median(getattr(cost, name) for cost in taken) for name in ("wall", "busiest", "rank")]
+        for number, taken in costs.items()
+    }
+    one, requests, lines = medians.get(1, medians[numbers[0]]), load.world.trajectories * load.world.turns, []
+    for number, (wall, busiest, rank) in medians.items():
+        ratios = (f"{one[0] / wall:.2f}", f"{one[1] / busiest:.2f}")
+        lines.append((str(number), f"{wall:.2f}", f"{busiest:.2f}", f"{1e6 * rank / requests:.0f}", *ratios))
+    show("", ("workers", "wall s", "busiest CPU s", "rank µs/request", "wall ratio", "CPU ratio"), lines)
 
 
 if __name__ == "__main__":
@@ -199,9 +181,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     import rollout_workers  # classes of __main__ have another name in the workers
 
-    rollout_workers.benchmark(
-        arguments.workers,
-        rollout_workers.World(turns=arguments.turns, loops=arguments.loops),
-        trajectories=arguments.trajectories,
-        rounds=arguments.rounds,
-    )
+    size = {"trajectories": arguments.trajectories, "turns": arguments.turns, "samples": SAMPLES}
+    played_world = World(**size, reply=(1, 1), reading=ANSWER)  # replies are calls, as long as they are
+    load = rollout_workers.Load(world=played_world, loops=arguments.loops)
+    rollout_workers.benchmark(arguments.workers, load, rounds=arguments.rounds)

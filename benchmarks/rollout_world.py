@@ -8,8 +8,9 @@ Words are tokens. The policy has random weights: what it says is noise, and how 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from passes import ModelSize
@@ -20,6 +21,7 @@ from condensegrpo.core.protocols.condenser import Condenser
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.sampler import NamedTensors, Sampler
 from condensegrpo.core.protocols.task import Problem
+from condensegrpo.core.shared_sequence import common_prefix
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups, rollout_group
@@ -66,12 +68,14 @@ class World:
         draw = random.Random(f"questions-{self.seed}")
         return [" ".join(draw.choices(WORDS, k=self.question)) for _ in range(0, self.trajectories, self.samples)]
 
-    def latencies(self) -> list[list[float]]:
-        """Seconds, of every turn of every trajectory."""
-        draw = random.Random(f"latencies-{self.seed}")
-        return [
-            [self.latency * draw.lognormvariate(0, 0.5) for _ in range(self.turns)] for _ in range(self.trajectories)
-        ]
+    def problems(self) -> list[Problem]:
+        """Those of ``questions``."""
+        return [Problem(id=str(number), question=text) for number, text in enumerate(self.questions())]
+
+    def pace(self, problem: str) -> list[float]:
+        """The latencies of a problem's turns, in seconds."""
+        draw = random.Random(f"latencies-{self.seed}-{problem}")
+        return [self.latency * draw.lognormvariate(0, 0.5) for _ in range(self.turns)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +104,10 @@ class Size:
 class Readings:
     """The environment."""
 
-    def __init__(self, world: World, problem: Problem, pace: Sequence[float], barrier: asyncio.Barrier | None) -> None:
-        self._world = world
-        self._draw = random.Random(problem.id)
-        self._question = problem.question
-        self._pace = iter(pace)
-        self._left = world.turns
-        self._barrier = barrier
+    def __init__(self, world: World, problem: Problem, barrier: asyncio.Barrier | None = None) -> None:
+        self._world, self._barrier = world, barrier
+        self._draw, self._question = random.Random(problem.id), problem.question
+        self._pace, self._left = iter(world.pace(problem.id) if world.latency else ()), world.turns
 
     async def start(self) -> tuple[Message, ...]:
         """The question."""
@@ -114,17 +115,15 @@ class Readings:
 
     async def step(self, reply: Message) -> Step:
         """A reading, or the end. With a barrier, once every trajectory has come as far."""
-        pace = next(self._pace)
-        if pace:
+        for pace in islice(self._pace, 1):
             await asyncio.sleep(pace)
         if self._barrier is not None:
             await self._barrier.wait()
         self._left -= 1
         if not self._left:
             return Step(done=True, answer="")
-        return Step(
-            observations=(Message(role="user", content=" ".join(self._draw.choices(WORDS, k=self._world.reading))),)
-        )
+        words = " ".join(self._draw.choices(WORDS, k=self._world.reading))
+        return Step(observations=(Message(role="user", content=words),))
 
 
 class SetLengths:
@@ -202,45 +201,45 @@ def engine(
     )
 
 
-def play(parts: Engine, world: World, *, barrier: bool = False, step: int = 0) -> tuple[Trajectory, ...]:
-    """All trajectories of the world.
+def play(
+    parts: Engine,
+    world: World,
+    *,
+    barrier: bool = False,
+    on_finish: Callable[[Trajectory], object] = lambda _: None,
+) -> tuple[Trajectory, ...]:
+    """All trajectories of the world, each of which must have all its turns.
 
     Args:
         barrier: every turn waits for all others, as where turns go in lock-step.
-        step: names the random streams.
+        on_finish: called with each when it ends.
     """
-    problems = [Problem(id=str(number), question=text) for number, text in enumerate(world.questions())]
-    paces = world.latencies()
-
     played: list[tuple[Trajectory, ...]] = []
+
+    async def ended(trajectory: Trajectory) -> None:
+        if trajectory.replies != world.turns:
+            raise RuntimeError(
+                f"trajectory {trajectory.id} has {trajectory.replies} of {world.turns} turns: {trajectory.stop}, "
+                f"{trajectory.detail}"
+            )
+        on_finish(trajectory)
 
     async def run() -> None:  # returns nothing: asyncio.run() makes the repr of a result, however large
         meeting = asyncio.Barrier(world.trajectories) if barrier else None
         played.extend(
             await rollout_group(
-                problem_groups(problems, 7),
+                problem_groups(world.problems(), 7),
                 samples=world.samples,
-                environment=lambda problem: Readings(world, problem, paces[int(problem.id)], meeting),
+                environment=lambda problem: Readings(world, problem, meeting),
                 engine=parts,
                 run_seed=world.seed,
-                step=step,
-                on_finish=_whole(world.turns),
+                step=1,
+                on_finish=ended,
             )
         )
 
     asyncio.run(run())
     return tuple(trajectory for group in played for trajectory in group)
-
-
-def _whole(turns: int) -> Callable[[Trajectory], Awaitable[None]]:
-    async def check(trajectory: Trajectory) -> None:
-        if len(trajectory.turns) != turns:
-            raise RuntimeError(
-                f"trajectory {trajectory.id} has {len(trajectory.turns)} of {turns} turns: {trajectory.stop}, "
-                f"{trajectory.detail}"
-            )
-
-    return check
 
 
 def processed(trajectory: Trajectory) -> int:
@@ -250,16 +249,9 @@ def processed(trajectory: Trajectory) -> int:
 
 def new_tokens(trajectory: Trajectory) -> int:
     """Tokens that do where keys and values of the last turn's are kept: what it shares with the next prompt is free."""
-    before: tuple[int, ...] = ()
-    total = 0
-    for turn in trajectory.turns:
-        shared = next(
-            (at for at, (token, other) in enumerate(zip(before, turn.prompt_ids, strict=False)) if token != other),
-            min(len(before), len(turn.prompt_ids)),
-        )
-        total += len(turn.prompt_ids) - shared + len(turn.output_ids)
-        before = (*turn.prompt_ids, *turn.output_ids)
-    return total
+    cached: list[tuple[int, ...]] = [(), *((*turn.prompt_ids, *turn.output_ids) for turn in trajectory.turns)]
+    pairs = zip(cached, (turn.prompt_ids for turn in trajectory.turns), strict=False)
+    return processed(trajectory) - sum(common_prefix(before, tuple(prompt)) for before, prompt in pairs)
 
 
 def waves(trajectories: Sequence[Trajectory]) -> list[list[tuple[tuple[int, ...], int]]]:

@@ -1,6 +1,7 @@
 """The learner's benchmark: rows are what training would make, gradients agree, figures mean what they say."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,6 @@ from command import succeed
 from devices import measured_peak, mfu, peak_flops, peak_of, utilisation
 from flops import computed_flops, sampling_flops, useful_flops
 from learner import OUTPUT_ONLY, SHARED, WHOLE, Measured, difference, disagreeing, ratio, table
-from operators import Operator, part_of
 from passes import ModelSize, padded, sorted_batches
 from tiny import segment
 from token_columns import columns
@@ -227,20 +227,7 @@ def test_the_script_prints_its_tables_and_all_gradients_agree() -> None:
 
 def test_the_profile_names_the_operators_of_the_step() -> None:
     out = succeed("--quick", "--profile", "--workloads", "append-32k", program=learner.main)
-    assert "| aten::mm |" in out
-    assert "| LM head: products with its weight |" in out
-
-
-def test_operators_are_told_apart_by_name_and_shapes() -> None:
-    def part(name: str, *shapes: tuple[int, ...]) -> str:
-        return part_of(Operator(name, shapes, 1, 1.0), 512)
-
-    assert part("aten::mm", (64, 32), (32, 512)) == part("aten::mm", (512, 64), (64, 32))
-    assert part("aten::_log_softmax", (64, 512)).startswith("LM head: softmax")
-    assert part("aten::mm", (64, 32), (32, 96)).startswith("decoder")
-    assert part("aten::_scaled_dot_product_flash_attention_for_cpu", (1, 2, 64, 16)) == "attention"
-    assert part("aten::embedding_dense_backward", (1, 64, 32)).startswith("the rest")
-    assert part("aten::add_", (512, 32), (512, 32)).startswith("the rest")  # a gradient, no logits
+    assert re.search(r"^ +aten::mm  .*\[\[\d+, 32\], ", out, re.MULTILINE)  # 32: the width of the toy model
 
 
 def test_short_rows_are_short() -> None:

@@ -89,8 +89,8 @@ def test_waves_are_what_a_bare_engine_is_given() -> None:
 
 def test_latencies_are_the_same_for_the_same_seed() -> None:
     world = World(trajectories=200, turns=4, reply=(1, 1), latency=2.0)
-    assert world.latencies() == world.latencies()
-    every = sorted(second for one in world.latencies() for second in one)
+    assert world.pace("7") == world.pace("7")
+    every = sorted(second for number in range(200) for second in world.pace(str(number)))
     assert every[400] == pytest.approx(2.0, rel=0.1)
 
 
@@ -108,7 +108,7 @@ def benchmark(*arguments: str) -> str:
 
 
 def test_the_script_prints_the_tables_that_need_no_vllm() -> None:
-    out = benchmark("--parts", "barrier", "turns", "--trajectories", "4", "--turns", "2", "--siblings", "1")
+    out = benchmark("--parts", "barrier", "turns", "--trajectories", "4", "--turns", "2")
     for wanted in ("| no barrier |", "| a barrier a turn |", "| full |", "| last_k(keep_last=2) |"):
         assert wanted in out
     assert "exponent of the tokens processed under last_k" in out
