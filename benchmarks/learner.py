@@ -5,8 +5,8 @@
     python benchmarks/learner.py --profile    # where the time of the learner's step goes
     python benchmarks/learner.py --device cuda --dtype bfloat16 --questions 16      # a model of 0.6 B parameters
 
-The same model, rows and loss in every variant (passes.py and trl_pass.py say what each is, workloads.py what the rows
-are). Each runs in a process of its own; they take turns. A ratio is the median over rounds of the ratio within a round.
+The same model, rows and loss in every variant (passes.py says what each is, workloads.py what the rows are). Each runs
+in a process of its own; they take turns. A ratio is the median over rounds of the ratio within a round.
 Memory is the peak above the loaded model. MFU is the arithmetic that the gradient needs at least (flops.py), the same
 in every variant, over time and the device's peak (devices.py). The exit code is 1 if a gradient is not that of the
 first variant.
@@ -34,7 +34,6 @@ from passes import (
     limit,
     optimiser_step,
     output_only,
-    output_only_in_tiles,
     shared,
     unshared,
     whole_batch,
@@ -43,7 +42,6 @@ from passes import (
 from sides import Side
 from tables import Target, show, show_targets
 from torch.profiler import ProfilerActivity
-from trl_pass import MISSING, missing, trl_trie
 from worker import Clock, Job, Reading, prepared
 from workloads import LENGTHS, QUICK_LENGTHS, Kind, Workload, workload
 
@@ -69,9 +67,7 @@ WHOLE = Variant("padded whole batch, logits everywhere", whole_batch, slow=True)
 SORTED = Variant("padded by length, logits everywhere", by_length, slow=True)
 PACKED = Variant("packed, logits everywhere", without_padding, slow=True)
 OUTPUT_ONLY = Variant("padded by length, output-only head", output_only)
-TILES = Variant("padded by length, output-only head in tiles", output_only_in_tiles)
 APART = Variant("a row a turn, padded by length, output-only head", output_only, apart=True)
-TRL = Variant("TRL's asynchronous trainer: tries, fused head", trl_trie)
 UNSHARED = Variant("learner's pass, nothing shared", unshared)
 TREE_OF_TURNS = Variant("learner's pass, a row a turn, prefixes shared", shared, apart=True)
 SHARED = Variant("learner's pass, prefixes shared", shared)
@@ -111,7 +107,7 @@ BENCHES = {
     "condensed-32k": Bench(
         kind=Kind.CONDENSED,
         vocabulary=32768,
-        variants=(WHOLE, SORTED, PACKED, OUTPUT_ONLY, TILES, TRL, UNSHARED, SHARED, STEP, LIMIT),
+        variants=(WHOLE, SORTED, PACKED, OUTPUT_ONLY, UNSHARED, SHARED, STEP, LIMIT),
         bounds=(
             Bound("speed against the padded whole batch", WHOLE, SHARED, True, 10.0),
             Bound("memory against the padded whole batch", SHARED, WHOLE, False, 0.2, memory=True),
@@ -122,13 +118,13 @@ BENCHES = {
     "condensed-152k": Bench(
         kind=Kind.CONDENSED,
         vocabulary=151936,
-        variants=(OUTPUT_ONLY, TRL, SHARED),
+        variants=(OUTPUT_ONLY, SHARED),
         bounds=(Bound("speed against padding by length with an output-only head", OUTPUT_ONLY, SHARED, True, 1.5),),
     ),
     "append-32k": Bench(
         kind=Kind.APPEND,
         vocabulary=32768,
-        variants=(OUTPUT_ONLY, APART, TRL, UNSHARED, TREE_OF_TURNS, SHARED, STEP, LIMIT),
+        variants=(OUTPUT_ONLY, APART, UNSHARED, TREE_OF_TURNS, SHARED, STEP, LIMIT),
         bounds=(
             Bound("speed against a padded row a trajectory with an output-only head", OUTPUT_ONLY, SHARED, True, 2.0),
             Bound("time of the step against its limit", STEP, LIMIT, False, 1.15),
@@ -305,8 +301,6 @@ def print_profile(size: ModelSize, budget: Budget, rows: Sequence[Segment], *, s
 def run(name: str, options: argparse.Namespace) -> list[str]:
     """One workload: its tables, or its profile. The variants whose gradient is wrong."""
     bench = BENCHES[name]
-    if missing(options.device):
-        bench = replace(bench, variants=tuple(variant for variant in bench.variants if variant is not TRL))
     if options.compile:
         bench = replace(bench, variants=(*bench.variants, COMPILED))
     lengths = (QUICK_LENGTHS if options.quick else LENGTHS)[bench.kind]
@@ -338,8 +332,6 @@ def main() -> None:
     """Run the workloads one after another."""
     options = parse()
     check_device(options.device)
-    if missing(options.device):
-        print(MISSING)
     torch.set_num_threads(options.threads)  # before anything is forked
     wrong = {name: run(name, options) for name in options.workloads}
     if options.profile:

@@ -1,7 +1,7 @@
 """The ways to compute one optimiser step's gradient that the learner's benchmark compares.
 
 Every pass takes the same rows to the same gradient: Σ w·l over the trained tokens, l the clipped policy loss. Turning
-rows into tensors is part of it. Passes of the field (``whole_batch`` to ``output_only_in_tiles``) are written with
+rows into tensors is part of it. Passes of the field (``whole_batch`` to ``output_only``) are written with
 transformers alone; those named ``shared`` and ``step`` are the learner's own; ``limit`` is what nothing can beat that
 computes the same tokens with this model.
 
@@ -16,7 +16,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.algorithms.losses import clipped
@@ -32,7 +31,7 @@ from condensegrpo.learner.settings import OptimizerSettings
 # The weights that learn are those sampled from: what a run with one update of a batch minimises.
 OBJECTIVE = PerToken(Objective(loss=clipped, first_update=True))
 DENSE_ROW = 1024  # tokens behind each other in one row of plain dense attention, which computes every pair of them
-TILE = 256  # trained tokens whose logits exist at a time in tiles
+TILE = 256  # trained tokens whose logits exist at a time in ``limit``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,26 +111,18 @@ def without_padding(model: PreTrainedModel, budget: Budget, _: Sequence[Segment]
     return step
 
 
-def output_only(model: PreTrainedModel, budget: Budget, _: Sequence[Segment], *, tile: int | None = None) -> Step:
-    """Padded micro-batches of rows of like length, the LM head on trained positions alone, or in tiles of those."""
+def output_only(model: PreTrainedModel, budget: Budget, _: Sequence[Segment]) -> Step:
+    """Padded micro-batches of rows of like length, the LM head on trained positions alone."""
 
     def step(rows: Sequence[Segment]) -> None:
         for some in sorted_batches(rows, budget.tokens):
             batch = _on_device(lay_out([(row,) for row in some]), model)
             ids_BL, place_T = padded(some)
             hidden = model.get_decoder()(input_ids=ids_BL.to(model.device), use_cache=False).last_hidden_state
-            hidden_T = hidden.flatten(0, 1)[place_T.to(model.device)]
-            if tile is None:
-                _descend(_logprobs(model, hidden_T, batch.target), batch)
-                continue
-            parts = zip(hidden_T.split(tile), batch.target.split(tile), strict=True)
-            logp = [checkpoint(_logprobs, model, one_t, target_t, use_reentrant=False) for one_t, target_t in parts]
-            _descend(torch.cat(logp), batch)
+            logits_T = model.get_output_embeddings()(hidden.flatten(0, 1)[place_T.to(model.device)]).float()
+            _descend(-functional.cross_entropy(logits_T, batch.target, reduction="none"), batch)
 
     return step
-
-
-output_only_in_tiles: Prepare = partial(output_only, tile=TILE)
 
 
 def shared(model: PreTrainedModel, budget: Budget, _: Sequence[Segment], *, trees: bool = True) -> Step:
@@ -247,11 +238,6 @@ def _everywhere(model: PreTrainedModel, rows: Sequence[Segment]) -> None:
 def _of_next(logits: Tensor, next_tokens: Tensor) -> Tensor:
     """Log-probabilities (B·L,) of the tokens (B, L) that follow each position."""
     return -functional.cross_entropy(logits.flatten(0, 1).float(), next_tokens.flatten(), reduction="none")
-
-
-def _logprobs(model: PreTrainedModel, hidden_T: Tensor, target_T: Tensor) -> Tensor:
-    logits: Tensor = model.get_output_embeddings()(hidden_T).float()
-    return -functional.cross_entropy(logits, target_T, reduction="none")
 
 
 def _descend(logp_T: Tensor, batch: PackedBatch) -> None:

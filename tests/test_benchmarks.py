@@ -20,8 +20,6 @@ from learner import OUTPUT_ONLY, SHARED, WHOLE, Measured, difference, disagreein
 from passes import ModelSize, padded, sorted_batches
 from tiny import segment
 from token_columns import columns
-from torch.nn import functional
-from trl_pass import missing, varlen_attention
 from worker import Reading
 from workloads import LENGTHS, QUICK_LENGTHS, Kind, Workload, workload
 
@@ -169,22 +167,6 @@ def test_the_peak_is_the_card_s_the_one_given_or_on_a_cpu_measured() -> None:
     assert 1e8 < measured_peak(torch.float32, size=64) < 1e14
 
 
-def test_attention_of_segments_is_that_of_their_whole_paths() -> None:
-    """Keys of 5 tokens, of which a segment has the last 2 as queries; and a segment of 3 tokens of its own."""
-    torch.manual_seed(0)
-    query, key, value = torch.randn(8, 4, 6), torch.randn(8, 2, 6), torch.randn(8, 2, 6)
-    chosen = torch.tensor([3, 4, 5, 6, 7])  # queries: the last two of the first path, all three of the second
-    starts_q, starts_k = torch.tensor([0, 2, 5]), torch.tensor([0, 5, 8])
-    attended = varlen_attention(query[chosen], key, value, starts_q, starts_k, 3, 5, softmax_scale=0.5, causal=True)
-
-    def whole(part: slice) -> torch.Tensor:
-        rows = (tensor[part].transpose(0, 1)[None] for tensor in (query, key, value))
-        out = functional.scaled_dot_product_attention(*rows, is_causal=True, scale=0.5, enable_gqa=True)
-        return out[0].transpose(0, 1)
-
-    assert torch.allclose(attended, torch.cat([whole(slice(0, 5))[3:], whole(slice(5, 8))]), atol=1e-6)
-
-
 @pytest.mark.parametrize("script", [learner, rollout])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_an_error_that_says_so(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,8 +203,6 @@ def test_the_script_prints_its_tables_and_all_gradients_agree() -> None:
     assert len(own) == 3 + 1 + 4
     assert all(len(line) == 8 and float(line[7].removesuffix(" |")) < 1e-5 for line in own)
     assert all(float(line[6].removesuffix("%")) > 0 for line in own)
-    assert ("pip install 'trl>=1.16'" in out) == missing("cpu")
-    assert sum(line[0].startswith("| TRL's") for line in lines) == (0 if missing("cpu") else 3)
 
 
 def test_the_profile_names_the_operators_of_the_step() -> None:
