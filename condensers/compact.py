@@ -1,13 +1,13 @@
 """The condenser for which the policy says when it wants to write a summary."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Ge
 
 from condensegrpo.condensers.decisions import decision_tool, decisions
-from condensegrpo.condensers.summary import PolicySummary
+from condensegrpo.condensers.summary import SummaryRequests
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.protocols.tool import EnvironmentTool
@@ -17,14 +17,13 @@ COMPACT = "compact"
 
 
 @dataclass(frozen=True, slots=True)
-class Compact(PolicySummary):
+class Compact(SummaryRequests):
     """Requests a summary, as ``summary`` does, after the policy called ``compact()``, and keeps it until the next one.
 
     A call needs ``min_turns`` turns since the last summary: otherwise a policy could do nothing but write summaries.
     The budget plays no part unless ``over_budget`` is set.
     """
 
-    always: bool = field(default=False, init=False)  # the policy says when
     min_turns: Annotated[int, Ge(1)] = 2  # since the last summary, before the turn of the call
     over_budget: bool = False  # request a summary too where the history is over budget, though the policy did not call
 
@@ -32,7 +31,7 @@ class Compact(PolicySummary):
         """The newest units behind a new summary if the policy called for one; else the units behind the last."""
         if any(decisions(history.raw_units[-1:], COMPACT)):
             condensed = await self.summarise(history, budget, tools, always=True)
-            return replace(condensed, reason=f"{condensed.reason or 'nothing to summarise'}, as the policy asked")
+            return replace(condensed, reason=f"{condensed.reason or 'nothing to summarise'}, by the policy's call")
         if self.over_budget:
             return await self.summarise(history, budget, tools, always=False)
         return Condensed(units=history.current_units)

@@ -11,11 +11,8 @@ from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
-    """Runs its stages in order, each on the result of the last and only if that exceeds the stage's own trigger.
-
-    With the default trigger of 1 it stops as soon as the prompt is within the budget.
-    """
+class Stages:
+    """The stages of a condenser that runs others, and what it says of them."""
 
     stages: Sequence[Stage]
 
@@ -27,7 +24,6 @@ class Pipeline:
             raise ValueError(
                 f"at most one stage of a pipeline may request text from the policy, found {', '.join(writing)}"
             )
-
         late = [stage.name for stage in self.stages if stage.over and _tools(stage)]
         if late:
             raise ValueError(
@@ -48,8 +44,8 @@ class Pipeline:
         """Texts that its stages may request from the policy in one call."""
         return sum(map(_writes, self.stages))
 
-    def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
-        """Refuse a budget that one of its stages refuses."""
+    def check_stages(self, pinned: Sequence[Message], budget: Budget) -> None:
+        """Refuse a budget that one of the stages refuses."""
         for stage in self.stages:
             if isinstance(stage.condenser, ChecksRoom):
                 stage.condenser.check_room(pinned, budget)
@@ -66,7 +62,7 @@ class Pipeline:
             name for stage in self.stages if isinstance(stage.condenser, RanksUnits) for name in stage.condenser.scorers
         ]
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
+    async def run(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The result of the last stage. The first starts from the units behind the last summary.
 
         Costs a count per stage beside the costs of the stages.
@@ -97,6 +93,22 @@ class Pipeline:
             captions=tuple(captions),
             rejected=tuple(rejected),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline(Stages):
+    """Runs its stages in order, each on the result of the last and only if that exceeds the stage's own trigger.
+
+    With the default trigger of 1 it stops as soon as the prompt is within the budget.
+    """
+
+    def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
+        """Refuse a budget that one of its stages refuses."""
+        self.check_stages(pinned, budget)
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
+        """The result of the last stage."""
+        return await self.run(history, budget, tools)
 
 
 def _tools(stage: Stage) -> Sequence[EnvironmentTool]:

@@ -23,8 +23,8 @@ from condensegrpo.core.protocols.condenser import Budget, Condensed, Request
 
 
 @dataclass(frozen=True, slots=True)
-class PolicySummary:
-    """Keeps the newest units and replaces all earlier units by a summary that the policy writes.
+class SummaryRequests:
+    """How the policy writes a summary, whichever condenser decides when.
 
     The request follows the prompt that would have come next, so that system message and tools are those of a normal
     turn. If it does not fit, old tool results are masked in it, and after that the kept units are left out of it. An
@@ -34,7 +34,6 @@ class PolicySummary:
 
     keep_last: Annotated[int, Ge(1)] = 1  # units that stay verbatim; fewer if they leave a summary no room
     max_tokens: Annotated[int, Ge(1)] = 256  # of a summary; never more than a reply may have
-    always: bool = False  # summarise within the budget too, whenever a unit is new
     attempts: Annotated[int, Ge(1)] = 2  # texts that the policy may write before old results are masked instead
     template: str | None = None  # a text file with $tokens and $kept; null: summary.txt of the package
     instruction: Template = field(init=False)
@@ -62,14 +61,10 @@ class PolicySummary:
                 f"{needed}, of {most}. Raise rollout.limits.max_context_tokens, lower max_tokens, shorten the template"
             )
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """The newest units behind a summary; the units unchanged if they are within the budget."""
-        return await self.summarise(history, budget, tools, always=self.always)
-
     async def summarise(
         self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]], *, always: bool
     ) -> Condensed:
-        """As ``condense``; with ``always`` whenever a unit is new."""
+        """The newest units behind a summary; the units unchanged if they are within the budget, unless ``always``."""
         room = self._longest(budget)
         plan = summary_plan(history, budget, keep_last=self.keep_last, room=room, always=always)
         if plan is None or budget.write is None:
@@ -105,3 +100,14 @@ class PolicySummary:
     def _longest(self, budget: Budget) -> int:
         """The longest usable summary in tokens: a longer text would be cut off and rejected."""
         return self.max_tokens if budget.reply_tokens is None else min(self.max_tokens, budget.reply_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySummary(SummaryRequests):
+    """Keeps the newest units and replaces all earlier units by a summary that the policy writes."""
+
+    always: bool = False  # summarise within the budget too, whenever a unit is new
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
+        """The newest units behind a summary; the units unchanged if they are within the budget."""
+        return await self.summarise(history, budget, tools, always=self.always)
