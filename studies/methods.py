@@ -1,36 +1,48 @@
 """Runs a study whose arms share one warm start for each seed, made of the demonstrations of all its arms in turn:
 
-    python studies/methods.py studies/methods_reads.yaml           # again to continue; behind it seeds, or --pilots
-    condensegrpo sweep studies/methods_reads.yaml                  # writes the results
+    python studies/methods.py studies/methods_reads.yaml                    # again to continue; --pilots: of its pilots
+    python studies/methods.py studies/methods_coins.yaml --tokens 16000     # a run ends once it sampled so many tokens
+    python studies/methods.py studies/methods_reads.yaml --collect docs/results/methods/methods_reads.json
 
 A warm start of a run shows what its own condenser shows. Here all runs of a seed start from one policy that saw every
 method's, as a general model would have, and the system message names the method. The runs follow one another in this
 process; each records the seconds of CPU that it took in ``cpu.jsonl``.
 """
 
+import argparse
 import json
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from condensegrpo import api
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.demonstrations import DemonstratedTurn, Demonstrations, demonstrations
 from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.assembly.runtime import open_sampler, renderer_for
+from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.resumed import store_configuration
 from condensegrpo.config.study import Study, load_study
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.protocols.task import Demonstration
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.display.quiet import quiet_libraries
+from condensegrpo.metrics.refetches import fetches
+from condensegrpo.storage.evaluations import stored_evaluations
 from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.initial_policy import base_policy
+from condensegrpo.training.run_setup import prepare_run
 from condensegrpo.training.sweep import StudyRun, runs_of
 from condensegrpo.training.warm_start import Probe, warm_start
+
+LAST = 5  # steps of training whose success is shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +116,49 @@ def start_from(origin: Path, run: StudyRun) -> None:
         store_configuration(folder, run.config, first_step=0)
 
 
-def main(study: Study, seeds: Sequence[int], out: Path) -> None:
-    """Run what is not finished of some seeds."""
-    for seed in seeds:
+def last_evaluation(run: StudyRun) -> Path | None:
+    """The trajectories of the evaluation that ends a run; None: it is not finished.
+
+    The steps of a run that ends by its tokens are not those of its configuration: it is evaluated as by ``eval``.
+    """
+    if run.finished:
+        return run.folder.evaluation(run.config.train.steps, HELD_OUT)
+    stored = stored_evaluations(run.folder)
+    return run.folder.evaluation(stored[-1].step, stored[-1].name) if stored else None
+
+
+def sampled_tokens(run: StudyRun) -> int:
+    """The tokens that a run sampled in its steps so far, those of evaluations not counted."""
+    train = run.config.train
+    means = [line["output_tokens"] for line in read_metrics(run.folder.metrics) if "seconds/rollout" in line]
+    return round(sum(means) * train.problems_per_step * train.samples_per_problem)
+
+
+def train_until(run: StudyRun, tokens: int | None) -> None:
+    """Continue a run until its last step, or until the step in which it has sampled so many tokens; evaluate it."""
+
+    def spent() -> bool:
+        return tokens is not None and sampled_tokens(run) >= tokens
+
+    prepared = prepare_run(run.config, continued=run.folder)
+    with prepared.folder() as folder:
+        finished = prepared.train(folder, observer=Silent(), stopping=spent)
+    if not finished:
+        api.evaluate(run.folder.path, observer=Silent())
+
+
+def main(study: Study, out: Path, tokens: int | None = None) -> None:
+    """Run what is not finished."""
+    for seed in study.seeds:
         runs = [run for run in runs_of(study, out) if run.seed == seed]
         began = time.process_time()
         origin = make_warm_start(runs)
         record(out, f"warm-seed{seed}", began)
         for run in runs:
-            if not run.finished:
+            if last_evaluation(run) is None:
                 began = time.process_time()
                 start_from(origin, run)
-                api.train(run.folder.path, resume=True, observer=Silent())
+                train_until(run, tokens)
                 record(out, run.name, began)
 
 
@@ -127,10 +170,79 @@ def record(out: Path, name: str, began: float) -> None:
     print(time.strftime("%H:%M:%S"), line, flush=True)
 
 
+def collected(study: Study, out: Path) -> dict[str, Any]:
+    """The figures of every finished run by arm and seed, and the names of the others."""
+    lines = [json.loads(line) for line in (out / "cpu.jsonl").read_text(encoding="utf-8").splitlines()]
+    seconds = {
+        name: sum(line["seconds"] for line in lines if line["run"] == name) for name in {x["run"] for x in lines}
+    }
+    arms: dict[str, dict[str, dict[str, Any]]] = {arm: {} for arm in study.arms}
+    runs = runs_of(study, out)
+    ended = {run.name: file for run in runs if (file := last_evaluation(run)) is not None}
+    for run in (run for run in runs if run.name in ended):
+        arms[run.arm][str(run.seed)] = {
+            "before": figures(run.folder.evaluation(0, HELD_OUT)),
+            "after": figures(ended[run.name]),
+            **training(run),
+            "cpu_seconds": round(seconds[run.name], 1),
+        }
+    warm = {name: value for name, value in sorted(seconds.items()) if name.startswith("warm-")}
+    missing = [run.name for run in runs if run.name not in ended]
+    return {
+        "problems": runs[0].config.evaluate.problems,
+        "warm_start_cpu_seconds": warm,
+        "not_finished": missing,
+        "arms": arms,
+    }
+
+
+def training(run: StudyRun) -> dict[str, float]:
+    """Steps, tokens sampled in all of them, and the success of the last ones."""
+    lines = [line for line in read_metrics(run.folder.metrics) if "seconds/rollout" in line]
+    return {
+        "steps": run.step,
+        "sampled_tokens": sampled_tokens(run),
+        "training_success": _mean(line["success"] for line in lines[-LAST:]),
+    }
+
+
+def figures(evaluation: Path) -> dict[str, float]:
+    """Means over the problems of an evaluation."""
+    scored = read_trajectories(evaluation).trajectories
+    names = ("context_tokens", "prompt_tokens", "prompt_tokens_uncached", "output_tokens", "condensations", "summaries")
+    means = {
+        "success": _mean(each.figures.correct for each in scored),
+        "calls": _mean(each.figures.turns for each in scored),
+    }
+    means |= {name: _mean(getattr(each.figures, name) for each in scored) for name in names}
+    means["turns"] = _mean(each.figures.replies for each in scored)
+    means["accepted_calls"] = _mean(each.figures.tool_successes for each in scored)
+    means["refetches"] = _mean(fetches(each.trajectory).refetches for each in scored)
+    means["lost_facts"] = _mean(each.figures.lost_fact for each in scored)
+    return means | _stops(scored)
+
+
+def _stops(scored: Sequence[ScoredTrajectory]) -> dict[str, float]:
+    stops = [each.figures.stop.value for each in scored]
+    return {f"stop/{stop}": round(stops.count(stop) / len(stops), 4) for stop in sorted(set(stops))}
+
+
+def _mean(values: Iterator[float]) -> float:
+    return round(fmean(values), 4)
+
+
 if __name__ == "__main__":
     quiet_libraries()
-    _, name, *options = sys.argv
-    chosen = load_study(Path(name))
-    if options == ["--pilots"]:
-        chosen, options = chosen.pilot_study(), []
-    main(chosen, [int(seed) for seed in options] or chosen.seeds, Path("runs") / chosen.name)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", type=Path)
+    parser.add_argument("--pilots", action="store_true")
+    parser.add_argument("--collect", type=Path, metavar="FILE", help="run nothing: write the figures of finished runs")
+    parser.add_argument("--tokens", type=int, help="that a run samples; without it, its steps are those of the study")
+    given = parser.parse_args()
+    chosen = load_study(given.study)
+    chosen = chosen.pilot_study() if given.pilots else chosen
+    out = Path("runs") / chosen.name
+    if given.collect is None:
+        main(chosen, out, given.tokens)
+    else:
+        given.collect.write_text(json.dumps(collected(chosen, out), indent=1) + "\n", encoding="utf-8")

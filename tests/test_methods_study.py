@@ -18,7 +18,7 @@ from condensegrpo.config.study import Study, load_study
 from condensegrpo.core.plugins import load
 from condensegrpo.display.quiet import quiet_libraries
 from condensegrpo.episodes.toolformats import Malformed
-from condensegrpo.training.sweep import runs_of
+from condensegrpo.storage.trackers import read_metrics
 
 PAGE = ROOT / "docs/results/methods.md"
 STUDY = load_study(ROOT / "studies/methods_reads.yaml")
@@ -82,22 +82,31 @@ def test_the_expert_reads_on_decides_by_the_method_and_answers_right(arm: str, t
     assert all(said == right for said, right in answers)
 
 
-def test_the_arms_of_a_seed_start_from_one_policy_and_each_run_is_timed(tmp_path: Path) -> None:
+def test_the_arms_of_a_seed_start_from_one_policy_and_end_by_their_tokens(tmp_path: Path) -> None:
     quiet_libraries()
     small = [
         "warm_start={steps: 2, turns_per_step: 4}",
-        "train={steps: 1, problems_per_step: 2, samples_per_problem: 2, eval_every: 0, save_every: 0}",
+        "train={steps: 9, problems_per_step: 2, samples_per_problem: 2, eval_every: 0, save_every: 0}",
         "evaluate.problems=2",
     ]
     arms = {arm: STUDY.arms[arm] for arm in ("full", "memact")}
-    study = STUDY.model_copy(update={"arms": arms, "overrides": small, "predictions": []})
-    loaded("methods", folder="studies").main(study, [10], tmp_path)
+    study = STUDY.model_copy(update={"arms": arms, "overrides": small, "predictions": [], "seeds": [10]})
+    program = loaded("methods", folder="studies")
+    program.main(study, tmp_path, tokens=1)
+    program.main(study, tmp_path, tokens=1)  # nothing is left to do
     lines = [json.loads(line) for line in (tmp_path / "cpu.jsonl").read_text().splitlines()]
-    assert [line["run"] for line in lines] == ["warm-seed10", "full-seed10", "memact-seed10"]
-    assert all(line["seconds"] > 0 for line in lines)
+    assert [line["run"] for line in lines] == ["warm-seed10", "full-seed10", "memact-seed10", "warm-seed10"]
+    assert all(line["seconds"] > 0 for line in lines[:3])
     warm = [(tmp_path / f"{run['run']}/origin/warm/model.safetensors").read_bytes() for run in lines]
     assert warm[0] == warm[1] == warm[2]
-    assert all(run.finished for run in runs_of(study, tmp_path) if run.seed == 10)
+    results = program.collected(study, tmp_path)
+    assert results["not_finished"] == []
+    for arm in arms:
+        figures = results["arms"][arm]["10"]
+        metrics = read_metrics(tmp_path / f"{arm}-seed10/metrics.jsonl")
+        (tokens,) = (4 * line["output_tokens"] for line in metrics if "seconds/rollout" in line)  # one step was enough
+        assert (figures["steps"], figures["sampled_tokens"]) == (1, round(tokens))
+        assert {"success", "calls", "lost_facts"} <= figures["before"].keys() & figures["after"].keys()
 
 
 def played(study: Study, arm: str, folder: Path) -> tuple[set[str], list[tuple[str, str | None]]]:

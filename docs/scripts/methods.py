@@ -1,6 +1,5 @@
-"""Collects the runs of a study of methods, or writes its tables and its picture from the committed results:
+"""Writes the tables and the picture of the studies of methods from the committed results:
 
-    python docs/scripts/methods.py collect methods_reads runs/methods_reads
     python docs/scripts/methods.py docs/results/methods.md
 
 A table stands between ``<!-- methods NAME -->`` and ``<!-- end of methods -->``; a test compares page and files. Every
@@ -10,113 +9,36 @@ run of a seed starts from the same policy (``studies/methods.py``), so that diff
 import argparse
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from condensegrpo.config.study import Study, load_study
-from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.config.study import load_study
 from condensegrpo.evaluation.predictions import Figure, outcome
-from condensegrpo.metrics.refetches import fetches
 from condensegrpo.metrics.seeds import Matrix, difference_interval, mean_interval
 from condensegrpo.reporting.plots import arm_style, bars, settings
 from condensegrpo.reporting.study_results import predictions_table
-from condensegrpo.storage.trackers import read_metrics
-from condensegrpo.storage.trajectories import read_trajectories
-from condensegrpo.training.sweep import StudyRun, runs_of
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs/results/methods"
 PICTURE = ROOT / "docs/images/methods.svg"
 TABLE = re.compile(r"(<!-- methods (\w+) -->\n).*?(<!-- end of methods -->)", re.DOTALL)
 Json = Mapping[str, Any]
-LAST = 5  # steps of training whose success is shown
 HEADS = ("arm", "steps", "sampled, thousands", "success before", "after, mean [95 %]", "by seed",
          "after − `full` [95 %], paired", "in training", "largest context", "read in all",
          "of it without a prefix cache", "output", "calls", "refetches", "lost facts", "CPU s")  # fmt: skip
 
 
 def main() -> None:
-    """Collect one study, or rewrite the page and the picture."""
+    """Rewrite the page and the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="+", help="a page, or: collect STUDY FOLDER")
-    match parser.parse_args().words:
-        case ["collect", name, out]:
-            found = collected(load_study(ROOT / f"studies/{name}.yaml"), Path(out))
-            RESULTS.mkdir(exist_ok=True)
-            (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-            return
-        case [name]:
-            page = Path(name)
-        case words:
-            parser.error(f"wanted PAGE, or collect STUDY FOLDER, found {' '.join(words)}")
+    parser.add_argument("page", type=Path)
+    page = parser.parse_args().page
     page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
     draw()
-
-
-def collected(study: Study, out: Path) -> dict[str, Any]:
-    """The figures of every finished run by arm and seed, and the names of the others."""
-    lines = [json.loads(line) for line in (out / "cpu.jsonl").read_text(encoding="utf-8").splitlines()]
-    seconds = {
-        name: sum(line["seconds"] for line in lines if line["run"] == name) for name in {x["run"] for x in lines}
-    }
-    arms: dict[str, dict[str, Json]] = {arm: {} for arm in study.arms}
-    runs = runs_of(study, out)
-    for run in (run for run in runs if run.finished):
-        arms[run.arm][str(run.seed)] = {
-            "before": figures(run, 0),
-            "after": figures(run, run.config.train.steps),
-            **training(run),
-            "cpu_seconds": round(seconds[run.name], 1),
-        }
-    warm = {name: value for name, value in sorted(seconds.items()) if name.startswith("warm-")}
-    missing = [run.name for run in runs if not run.finished]
-    return {
-        "problems": runs[0].config.evaluate.problems,
-        "warm_start_cpu_seconds": warm,
-        "not_finished": missing,
-        "arms": arms,
-    }
-
-
-def training(run: StudyRun) -> dict[str, float]:
-    """Steps, tokens sampled in all of them, and the success of the last ones."""
-    train = run.config.train
-    lines = [line for line in read_metrics(run.folder.metrics) if "seconds/rollout" in line]
-    trajectories = train.problems_per_step * train.samples_per_problem
-    return {
-        "steps": train.steps,
-        "sampled_tokens": round(sum(line["output_tokens"] for line in lines) * trajectories),
-        "training_success": _mean(line["success"] for line in lines[-LAST:]),
-    }
-
-
-def figures(run: StudyRun, step: int) -> dict[str, float]:
-    """Means over the problems of an evaluation."""
-    scored = read_trajectories(run.folder.evaluation(step, "held-out")).trajectories
-    names = ("context_tokens", "prompt_tokens", "prompt_tokens_uncached", "output_tokens", "condensations", "summaries")
-    means = {
-        "success": _mean(each.figures.correct for each in scored),
-        "calls": _mean(each.figures.turns for each in scored),
-    }
-    means |= {name: _mean(getattr(each.figures, name) for each in scored) for name in names}
-    means["turns"] = _mean(each.figures.replies for each in scored)
-    means["accepted_calls"] = _mean(each.figures.tool_successes for each in scored)
-    means["refetches"] = _mean(fetches(each.trajectory).refetches for each in scored)
-    means["lost_facts"] = _mean(each.figures.lost_fact for each in scored)
-    return means | _stops(scored)
-
-
-def _stops(scored: Sequence[ScoredTrajectory]) -> dict[str, float]:
-    stops = [each.figures.stop.value for each in scored]
-    return {f"stop/{stop}": round(stops.count(stop) / len(stops), 4) for stop in sorted(set(stops))}
-
-
-def _mean(values: Iterator[float]) -> float:
-    return round(fmean(values), 4)
 
 
 def filled(page: str) -> str:
