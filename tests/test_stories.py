@@ -137,7 +137,7 @@ def test_with_the_whole_history_the_expert_answers_from_all_chunks_whatever_the_
 
 
 def test_the_corpus_has_every_word_of_the_task(tmp_path: Path) -> None:
-    for task in (Stories(), Stories(asked=3), Stories(chunks=8, notes="requested")):
+    for task in (Stories(), Stories(people=3), Stories(chunks=8, notes="requested")):
         words = set(" ".join(task.corpus()).split())
         for turn in turns(task, 60, **summarising(tmp_path)):
             used = " ".join((turn.shown.reply, *(each.content for each in turn.shown.context))).split()
@@ -147,8 +147,8 @@ def test_the_corpus_has_every_word_of_the_task(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"asked": 4}, "wanted a sentence for each"),
-        ({"asked": 8, "sentences": 8}, "at most 7"),
+        ({"people": 4}, "wanted a sentence for each"),
+        ({"people": 8, "sentences": 8}, "at most 7"),
         ({"chunks": 0}, "at least 1"),
         ({"chunks": 4, "min_chunks": 5}, "wanted min_chunks <= chunks"),
     ],

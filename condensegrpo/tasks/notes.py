@@ -115,6 +115,7 @@ class NotesEnvironment:
     messages: tuple[str, ...]  # the last one asks for the answer
     answer: Callable[[str], str | None]  # the answer that the last reply gives
     exits: bool = False  # whether a reply with <answer>…</answer> is the last
+    is_note: Callable[[str], bool] = lambda reply: True  # a reply before the last message that is none ends the episode
     _sent: int = field(default=0, init=False)
 
     async def start(self) -> tuple[Message, ...]:
@@ -122,9 +123,11 @@ class NotesEnvironment:
         return self.pinned
 
     async def step(self, reply: Message) -> Step:
-        """The next message; after the last one, or an early answer, the end."""
+        """The next message; after the last one, an early answer or a reply that is no note, the end."""
         if self._sent == len(self.messages) or (self.exits and read_answer(reply.text) is not None):
             return Step(done=True, answer=self.answer(reply.text))
+        if not self.is_note(reply.text):
+            return Step(done=True)
         self._sent += 1
         return Step(observations=(Message(role="user", content=self.messages[self._sent - 1]),))
 

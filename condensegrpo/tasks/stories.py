@@ -1,6 +1,6 @@
 """The built-in story task: where people are after a text that arrives in chunks. English words, needs no download.
 
-One episode with 2 chunks of 2 sentences and 2 people asked for (user messages on the left, replies on the right):
+One episode with 2 chunks of 2 sentences and a question about 2 people (user on the left, replies on the right):
 
     where are Mira and Jon ?             ─▶  <note> Mira somewhere Jon somewhere </note>
     Ada entered the attic .
@@ -9,8 +9,8 @@ One episode with 2 chunks of 2 sentences and 2 people asked for (user messages o
       Mira mentioned the office . done   ─▶  <answer> Mira garden Jon cellar </answer>
 
 Under the condenser ``last_k(keep_last=1)`` a turn sees the question, its previous reply and the newest chunk only, as
-in MemAgent (https://arxiv.org/abs/2507.02259): a place that is in no note is lost. A person who is asked for moves a
-few times, however many chunks there are; all other sentences are about others, or about places where nobody goes. The
+in MemAgent (https://arxiv.org/abs/2507.02259): a place that is in no note is lost. A person in the question moves a few
+times, however many chunks there are; all other sentences are about others, or about places where nobody goes. The
 expert is imperfect on purpose: three in ten notes say nothing of people, and all that was known is lost. Training can
 still learn to say it always.
 
@@ -27,18 +27,18 @@ alone: under ``summary`` with the template ``note`` a place that is in no summar
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
 from condensegrpo.core.messages import Message, Summary
 from condensegrpo.core.protocols.condenser import Request
-from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.tasks.drawn import Tags, drawn_for_training, drawn_held_out, ends_with_request
+from condensegrpo.tasks.notes import NotesEnvironment
 
-NAMES = ("Mira", "Jon", "Ada", "Omar", "Lena", "Theo", "Ruth", "Kofi")  # asked for in this order
+NAMES = ("Mira", "Jon", "Ada", "Omar", "Lena", "Theo", "Ruth", "Kofi")  # a question lists them in this order
 PLACES = ("attic", "cellar", "garden", "garage", "kitchen", "library", "office", "stable")
 MOVES = ("entered", "reached")
 TALKS = ("mentioned", "remembered")  # leave people where they are
@@ -47,7 +47,7 @@ READ = "read"  # a note that says nothing of people
 DONE = "done"  # ends the last chunk: the answer is due
 REQUEST = "note"  # what a condenser may ask for a note with
 MOVING = 0.5  # share of the sentences that change no answer in which somebody moves
-TEMPTING = 0.5  # share of the rest that name a person who is asked for, and a place
+TEMPTING = 0.5  # share of the rest that name a person of the question, and a place
 
 _TAGS = Tags(re.compile(r"(</?(?:note|answer)>)"))
 _MOVED = re.compile(rf"(\w+) (?:{'|'.join(MOVES)}) the (\w+) \.")
@@ -60,21 +60,21 @@ class Stories:
     chunks: Annotated[int, Ge(1)] = 4  # most of a story
     min_chunks: Annotated[int, Ge(1)] | None = None  # fewest; None: every story has ``chunks``
     sentences: Annotated[int, Ge(1)] = 3  # of a chunk
-    asked: Annotated[int, Ge(1), Le(len(NAMES) - 1)] = 2  # people
-    moves: Annotated[int, Ge(1)] = 3  # most of a person who is asked for, each in another chunk; the last one counts
+    people: Annotated[int, Ge(1), Le(len(NAMES) - 1)] = 2  # in the question
+    moves: Annotated[int, Ge(1)] = 3  # most of a person in the question, each in another chunk; the last one counts
     train_problems: Annotated[int, Ge(1)] = 100_000  # length of the virtual sequence
     eval_problems: Annotated[int, Ge(1)] = 256  # all different
     notes: Literal["replied", "requested"] = "replied"  # where the expert says where people are: replies, or summaries
     forgetful: Annotated[float, Ge(0), Le(1)] = 0.3  # share of the expert's notes that say nothing of people
 
     def __post_init__(self) -> None:
-        if self.asked > self.sentences:
-            raise ValueError(f"asked={self.asked} and sentences={self.sentences}: wanted a sentence for each of them")
+        if self.people > self.sentences:
+            raise ValueError(f"people={self.people} and sentences={self.sentences}: wanted a sentence for each of them")
         if self._fewest > self.chunks:
             raise ValueError(f"min_chunks={self.min_chunks} and chunks={self.chunks}: wanted min_chunks <= chunks")
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """Training problems are made when asked for; the evaluation problems are a list.
+        """Training problems are made when they are read; the evaluation problems are a list.
 
         Raises:
             ValueError: so many different evaluation problems were not found.
@@ -85,14 +85,15 @@ class Stories:
             self._draw,
             _content,
             count=self.eval_problems,
-            seed=f"stories eval {self._fewest} {self.chunks} {self.sentences} {self.asked} {self.moves}",
+            seed=f"stories eval {self._fewest} {self.chunks} {self.sentences} {self.people} {self.moves}",
             described=f"problems of {self.chunks} chunks",
             cure="lower eval_problems or raise chunks",
         )
 
-    def environment(self, problem: Problem) -> "StoriesEnvironment":
+    def environment(self, problem: Problem) -> NotesEnvironment:
         """A fresh episode."""
-        return StoriesEnvironment(question=problem.question, chunks=tuple(problem.data["chunks"]))
+        pinned, chunks = (Message(role="user", content=problem.question),), tuple(problem.data["chunks"])
+        return NotesEnvironment(pinned=pinned, messages=chunks, answer=_answer, is_note=_is_note)
 
     def expert(self, problem: Problem) -> "StoriesExpert":
         """The expert of an episode."""
@@ -100,10 +101,10 @@ class Stories:
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a note or answer says what its context does; ``None`` where it lacks a place, or the context does."""
-        known, words = _known(context), _TAGS.words(reply)
+        known = _known(context)
         if _is_due(context):
-            return None if UNKNOWN in known.values() else _TAGS.answer(words) == _said(known)
-        note, says = _TAGS.inside(words, "note"), self.notes == "replied" or ends_with_request(context)
+            return None if UNKNOWN in known.values() else _answer(reply) == _said(known)
+        note, says = _TAGS.inside(_TAGS.words(reply), "note"), self.notes == "replied" or ends_with_request(context)
         if note == (READ,):
             return None if says else True
         return says and note == tuple(_said(known).split())
@@ -117,21 +118,21 @@ class Stories:
 
     def _draw(self, rng: random.Random, name: str) -> Problem:
         """A random problem, held out or not."""
-        asked = sorted(rng.sample(NAMES, self.asked), key=NAMES.index)
+        people = sorted(rng.sample(NAMES, self.people), key=NAMES.index)
         chunks: list[list[str]] = [[] for _ in range(rng.randint(self._fewest, self.chunks))]
         last = {}
-        for person in asked:
+        for person in people:
             places = rng.sample(PLACES, rng.randint(1, min(self.moves, len(chunks))))
             for at, place in zip(sorted(rng.sample(range(len(chunks)), len(places))), places, strict=True):
                 chunks[at].append(_sentence(person, rng.choice(MOVES), place))
             last[person] = places[-1]
         for chunk in chunks:
-            chunk += [_distractor(rng, asked) for _ in range(self.sentences - len(chunk))]
+            chunk += [_distractor(rng, people) for _ in range(self.sentences - len(chunk))]
             rng.shuffle(chunk)
         chunks[-1].append(DONE)
         return Problem(
             id=name,
-            question=_question(asked),
+            question=_question(people),
             answer=_said(last),
             data={"chunks": [" ".join(chunk) for chunk in chunks]},
         )
@@ -139,29 +140,6 @@ class Stories:
     @property
     def _fewest(self) -> int:
         return self.chunks if self.min_chunks is None else self.min_chunks
-
-
-@dataclass(slots=True, kw_only=True)
-class StoriesEnvironment:
-    """One episode: a chunk for every note, then the answer is due. Reads words, whatever the whitespace."""
-
-    question: str
-    chunks: tuple[str, ...]
-    _sent: int = field(default=0, init=False)
-
-    async def start(self) -> tuple[Message, ...]:
-        """The question."""
-        return (Message(role="user", content=self.question),)
-
-    async def step(self, reply: Message) -> Step:
-        """The next chunk after a note; the end after the answer that is due, or after anything else."""
-        words = _TAGS.words(reply.text)
-        if self._sent == len(self.chunks):
-            return Step(done=True, answer=_TAGS.answer(words))
-        if _TAGS.inside(words, "note") is None:
-            return Step(done=True)
-        self._sent += 1
-        return Step(observations=(Message(role="user", content=self.chunks[self._sent - 1]),))
 
 
 class StoriesExpert:
@@ -190,7 +168,7 @@ class StoriesExpert:
 
 
 def _known(context: Sequence[Message]) -> Mapping[str, str]:
-    """Where everybody who is asked for is, from the notes and chunks of a context in their order."""
+    """Where the people of the question are, from the notes and chunks of a context in their order."""
     known = {name: UNKNOWN for name in context[0].text.split() if name in NAMES}
     for message in context[1:]:
         if message.role == "assistant":
@@ -206,17 +184,25 @@ def _said(places: Mapping[str, str]) -> str:
     return " ".join(f"{name} {place}" for name, place in places.items())
 
 
+def _answer(reply: str) -> str | None:
+    return _TAGS.answer(_TAGS.words(reply))
+
+
+def _is_note(reply: str) -> bool:
+    return _TAGS.inside(_TAGS.words(reply), "note") is not None
+
+
 def _is_due(context: Sequence[Message]) -> bool:
     return DONE in context[-1].text.split() and not ends_with_request(context)
 
 
-def _distractor(rng: random.Random, asked: Sequence[str]) -> str:
-    """A sentence that moves nobody who is asked for."""
-    others = [name for name in NAMES if name not in asked]
+def _distractor(rng: random.Random, people: Sequence[str]) -> str:
+    """A sentence that moves none of the people in the question."""
+    others = [name for name in NAMES if name not in people]
     if rng.random() < MOVING:
         return _sentence(rng.choice(others), rng.choice(MOVES), rng.choice(PLACES))
-    people = asked if rng.random() < TEMPTING else others
-    return _sentence(rng.choice(people), rng.choice(TALKS), rng.choice(PLACES))
+    subjects = people if rng.random() < TEMPTING else others
+    return _sentence(rng.choice(subjects), rng.choice(TALKS), rng.choice(PLACES))
 
 
 def _sentence(person: str, verb: str, place: str) -> str:
