@@ -41,6 +41,7 @@ from condensegrpo.learner.attention_kernels import (
     why_not,
 )
 from condensegrpo.learner.branch_attention import Branches, branches, gathered_keys
+from condensegrpo.learner.compiled_layers import compile_layers
 from condensegrpo.learner.interval_attention import BLOCK, Intervals, block_mask, compiled_flex, ends, intervals
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.tree_attention import HostPattern, Paths, paths, pattern_attention
@@ -202,6 +203,27 @@ def test_a_model_gives_what_its_rows_give_apart(kernel: str, make: Callable[[], 
             torch.autograd.grad(each.square().sum(), tensor, retain_graph=True)[0] for each in (found, wanted)
         )
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()), msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_compiled_layers_hold_flex_in_their_graph() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    plain, compiled, graphs = TrainedLogprobs(qwen3()), Emulated(qwen3()), []
+    compiled.chosen = KERNELS["flex"]
+    compile_layers(compiled.policy, backend="eager")
+    rows = forking_rows(90, seed=3)
+    lengths = []
+    for batch in (lay_out([tuple(rows[:9])]), lay_out([(row,) for row in rows]), lay_out([tuple(rows[:40])])):
+        for module in (plain, compiled):
+            computed(module, batch, 1.0).square().sum().backward()
+        lengths.append(compiled.place(batch).token_ids.numel())
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert len(set(lengths)) > 1
+    assert len(set(graphs)) == 1
+    assert not counters["graph_break"]
+    for expected, found in zip(plain.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-4 * float(expected.grad.abs().max()))
 
 
 @pytest.mark.parametrize("count", [1, 9])

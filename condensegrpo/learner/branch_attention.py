@@ -61,6 +61,7 @@ class Branches(NamedTuple):
     longest: tuple[int, int]  # most queries and keys of a branch
     varlen: Varlen
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's; its packages register it for no compiler
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
     ) -> Tensor:

@@ -1,10 +1,11 @@
 """Decoder layers compiled by torch: norms, rotary embedding, SwiGLU and residuals are fused, linear layers stay.
 
-    norm, q k v, norms of heads, rotary │ attention, as it is │ output projection, residual, norm, SwiGLU, residual
+    norm, q k v, norms of heads, rotary, attention, output projection, residual, norm, SwiGLU, residual: one graph
 
-Lengths are left open: micro-batches of other lengths compile nothing. Attention stays outside, since its pattern has
-another number of parts in every micro-batch; that is the one break of a layer's graph. The layers share their code, so
-that one compilation serves all.
+Lengths are left open: micro-batches of other lengths compile nothing. The attention of trees is part of the graph, by
+``sdpa`` as an operation that the compiler does not look into (``tree_attention.py``), by ``flex`` as torch's own.
+``flash``, and ranks that compute rows together, break the graph there. The layers share their code, so that one
+compilation serves all.
 
 ``learner.compile_layers: auto`` compiles on a GPU, if a trial at the start finds that a layer is faster, and the same
 up to rounding. Fused operations round otherwise, and forward passes with and without gradients are compiled apart:
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from condensegrpo.algorithms.objective import PerToken, supervised
@@ -30,7 +31,6 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.devices import gpu
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.policy import auto_class, sees
-from condensegrpo.learner.tree_attention import TREE_ATTENTION, pattern_attention
 
 ROW, ROWS, ROUNDS = 1024, 8, 5  # tokens and rows of the trial's micro-batch; how often it is timed
 GAIN = 1.05  # times as fast as uncompiled, at least, for layers to be compiled
@@ -68,8 +68,6 @@ def compile_layers(policy: PreTrainedModel, *, backend: str = "inductor") -> Non
             f"compiling the layers of {type(policy).__name__}: transformers marks none of its parts as decoder layers. "
             f"Set learner.compile_layers=off, or use a model such as Qwen3 or Llama."
         )
-    uncompiled = torch.compiler.disable(pattern_attention)  # type: ignore[no-untyped-call]  # torch's
-    AttentionInterface.register(TREE_ATTENTION, uncompiled)
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 

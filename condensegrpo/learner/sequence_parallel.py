@@ -121,6 +121,7 @@ class _Across:
     ranks: RankGroup
     pattern: AttentionPattern
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
     ) -> Tensor:

@@ -26,6 +26,8 @@ gathering for each bucket would give each of them a gradient of all S tokens.
 That runs on any device. On a GPU ``interval_attention.py`` and ``branch_attention.py`` compute the same without
 padding; ``attention_kernels.py`` chooses.
 
+In a compiled decoder layer all buckets are one operation of the graph: micro-batches have different numbers of them.
+
 Legend: S packed tokens, n pieces of a bucket, Q and K its most queries and keys, h query heads, g key heads, d their
 size.
 """
@@ -95,11 +97,16 @@ class Paths(NamedTuple):
     queries: Tensor  # (Σ n·Q,) int64, indices of tokens, bucket after bucket
     keys: Tensor  # (Σ n·K,) int64, likewise
     outputs: Tensor  # (S,) int64, where each token's output lies among those of all buckets
+    indices: Tensor  # (2·Σ n·Q + Σ n·K + S,) int64: the depth of each query, then the three above
+    shapes: Tensor  # (3·buckets,) int64 in main memory: n, Q and K of each
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
     ) -> Tensor:
-        """The output (1, S, h, d) of queries (1, h, S, d), keys and values (1, g, S, d)."""
+        """The output (1, S, h, d) of queries (1, h, S, d), keys and values (1, g, S, d). No dropout if compiled."""
+        if torch.compiler.is_compiling():
+            compiled: Tensor = attention_along_paths(query, key, value, self.indices, self.shapes, scaling)
+            return compiled
         queries = _cut(query, self.queries, [bucket.queries for bucket in self.buckets])
         keys, values = (_cut(each, self.keys, [bucket.keys for bucket in self.buckets]) for each in (key, value))
         outputs = [
@@ -126,32 +133,29 @@ def paths(depths: Sequence[int]) -> HostPattern:
     keys = torch.cat([keys.flatten() for _, keys in indices])
     outputs = torch.empty(len(depths), dtype=torch.int64)
     outputs[queries] = torch.arange(len(queries))  # of a token that occurs twice, either one
-    shapes = [(queries.shape, keys.shape) for queries, keys in indices]
+    shapes = [size for queries, keys in indices for size in (*queries.shape, keys.shape[1])]
     return HostPattern(
         tokens=len(depths),
-        indices=(torch.tensor(depths)[queries], queries, keys, outputs),
-        of_uploaded=partial(_paths, shapes),
+        indices=(torch.cat([torch.tensor(depths)[queries], queries, keys, outputs]),),
+        of_uploaded=partial(_paths, shapes=torch.tensor(shapes)),
     )
 
 
-def _paths(
-    shapes: Sequence[tuple[torch.Size, torch.Size]], depth: Tensor, queries: Tensor, keys: Tensor, outputs: Tensor
-) -> Paths:
-    """The paths of buckets (n, Q) and (n, K); ``depth`` (Σ n·Q,) is that of each query."""
-    depths = torch.split(depth, [pieces.numel() for pieces, _ in shapes])
-    return Paths(
-        buckets=tuple(
-            Bucket(
-                queries=(n, most),
-                keys=(n, keys_most),
-                visible=(torch.arange(keys_most, device=depth.device) <= depth_n.view(n, most, 1))[:, None],
-            )
-            for ((n, most), (_, keys_most)), depth_n in zip(shapes, depths, strict=True)
-        ),
-        queries=queries,
-        keys=keys,
-        outputs=outputs,
+def _paths(indices: Tensor, shapes: Tensor) -> Paths:
+    """The paths of these indices and shapes, cut into buckets."""
+    sizes: list[list[int]] = shapes.view(-1, 3).tolist()
+    of_queries, of_keys = [n * most for n, most, _ in sizes], [n * most for n, _, most in sizes]
+    ends = sum(of_queries), 2 * sum(of_queries), 2 * sum(of_queries) + sum(of_keys)
+    depth, queries, keys, outputs = torch.tensor_split(indices, ends)
+    buckets = tuple(
+        Bucket(
+            queries=(n, most),
+            keys=(n, keys_most),
+            visible=(torch.arange(keys_most, device=indices.device) <= depth_n.view(n, most, 1))[:, None],
+        )
+        for (n, most, keys_most), depth_n in zip(sizes, torch.split(depth, of_queries), strict=True)
     )
+    return Paths(buckets, queries, keys, outputs, indices, shapes)
 
 
 def pieces(depths: Sequence[int]) -> list[BranchPiece]:
@@ -257,5 +261,57 @@ def _attended(
     return output.view(n, heads, sharing, most, -1).permute(0, 3, 1, 2, 4).reshape(n * most, heads * sharing, -1)
 
 
+@torch.library.custom_op("condensegrpo::attention_along_paths", mutates_args=())
+def attention_along_paths(
+    query: Tensor, key: Tensor, value: Tensor, indices: Tensor, shapes: Tensor, scaling: float | None
+) -> Tensor:
+    """``Paths.attend`` as one operation of a compiled graph.
+
+    For backward it keeps queries, keys and values alone: it gathers them, and computes the output, once more. The
+    indices are one tensor, longer than any other: torch compiles again where sizes that were equal no longer are.
+    """
+    return _paths(indices, shapes).attend(query, key, value, scaling=scaling)
+
+
+@attention_along_paths.register_fake
+def _output_shape(query: Tensor, _key: Tensor, value: Tensor, *_: Tensor | float | None) -> Tensor:
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+@torch.library.custom_op("condensegrpo::attention_along_paths_backward", mutates_args=())
+def _gradients(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    indices: Tensor,
+    shapes: Tensor,
+    scaling: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    attend = partial(_paths(indices, shapes).attend, scaling=scaling)
+    backward = torch.func.vjp(attend, query, key, value)[1]  # autograd is off inside of an operation
+    of_query, of_key, of_value = (each.contiguous() for each in backward(gradient))
+    return of_query, of_key, of_value
+
+
+@_gradients.register_fake
+def _gradient_shapes(
+    _gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Tensor | float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    of_query, of_key, of_value = (each.new_empty(each.shape) for each in (query, key, value))
+    return of_query, of_key, of_value
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401  torch's context has no type
+    del output
+    *tensors, ctx.scaling = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  likewise
+    return (*_gradients(gradient, *ctx.saved_tensors, ctx.scaling), None, None, None)
+
+
+attention_along_paths.register_autograd(_backward, setup_context=_keep)
 AttentionInterface.register(TREE_ATTENTION, pattern_attention)
 AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)
