@@ -14,9 +14,10 @@ from vision_models import FAMILIES, FamilyName, family_processor, picture, visio
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.messages import MediaPart
 from condensegrpo.storage.media import MediaFolder
+from condensegrpo.vision.families import Prepared
 from condensegrpo.vision.features import picture_features, three_axes
 from condensegrpo.vision.pictures import open_picture
-from condensegrpo.vision.processor import PictureProcessor, load_picture_processor
+from condensegrpo.vision.processor import PictureProcessor, PreparedPictures, load_picture_processor
 
 SIZES = ((56, 56), (40, 20), (20, 100))
 
@@ -47,6 +48,34 @@ def test_a_picture_has_the_ids_and_pixels_of_the_familys_processor(family: Famil
         pixels = ours.pixels(part.sha256)
         mine = torch.cat([pixels["pixel_values"]] * 2, dim=1 if family in ("smolvlm", "idefics3") else 0)
         assert torch.equal(mine, whole["pixel_values"])
+
+
+def test_prepared_pictures_are_kept_up_to_a_number_of_bytes() -> None:
+    kept, made = PreparedPictures(most=100), list[str]()
+
+    def of(key: str, numbers: int) -> None:
+        def prepare() -> Prepared:
+            made.append(key)
+            return Prepared({"pixels": torch.zeros(numbers)}, (1, 1))
+
+        assert kept.of(key, prepare).pixels["pixels"].numel() == numbers
+
+    for key in ("a", "b", "a", "c", "a", "b"):  # 40 bytes each: c takes the place of b, which was used before a
+        of(key, 10)
+    assert made == ["a", "b", "c", "b"]
+    of("large", 50)
+    of("large", 50)
+    of("a", 10)
+    assert made[4:] == ["large", "a"]
+
+
+def test_renderer_and_learner_prepare_a_picture_once(tmp_path: Path) -> None:
+    _, first = processor("smolvlm", tmp_path)
+    second = load_picture_processor(str(tmp_path), MediaFolder(tmp_path / "media"))
+    assert second is not None
+    part = MediaFolder(tmp_path / "media").write(picture(40, 20))
+    assert first.picture_tokens(part.sha256) == second.picture_tokens(part.sha256)
+    assert second.pixels(part.sha256) is first.pixels(part.sha256)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

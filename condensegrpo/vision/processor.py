@@ -1,8 +1,10 @@
 """The picture processor of a model: what stands for a picture in a prompt, and its pixels as the model takes them."""
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from condensegrpo.core.errors import ConfigError, DataError
@@ -14,8 +16,35 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-PIXELS_KEPT = 32  # pictures whose pixels are kept; 20 MB each for a screen in Qwen2.5-VL
+PIXELS_KEPT = 2**29  # bytes of pixels that are kept; a screen in Qwen2.5-VL has 20 MB
 SIZES_KEPT = 65536  # pictures whose sizes are kept
+
+
+class PreparedPictures:
+    """Prepared pictures of at most so many bytes of pixels, those last used. Several threads may use it."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._bytes = most, 0
+        self._kept = OrderedDict[Hashable, Prepared]()  # the last used at the end
+        self._lock = Lock()
+
+    def of(self, key: Hashable, prepare: Callable[[], Prepared]) -> Prepared:
+        """The picture of a key, prepared if it is not kept. The newest is kept, whatever its size."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        prepared = prepare()
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = prepared
+                self._bytes += _bytes(prepared)
+            while self._bytes > self._most and len(self._kept) > 1:
+                self._bytes -= _bytes(self._kept.popitem(last=False)[1])
+        return prepared
+
+
+PREPARED = PreparedPictures(PIXELS_KEPT)  # by settings, store and hash: renderer, sampler and learner need the same
 
 
 class PictureProcessor:
@@ -38,7 +67,7 @@ class PictureProcessor:
         self._tokenizer = tokenizer
         self._image_processor = image_processor
         self.media = media
-        self._prepared = lru_cache(PIXELS_KEPT)(self._prepare)
+        self._settings = str(image_processor.to_json_string())
         self.grid = lru_cache(SIZES_KEPT)(self._grid)
         self.picture_ids = lru_cache(SIZES_KEPT)(self._picture_ids)
 
@@ -67,6 +96,9 @@ class PictureProcessor:
     def _grid(self, sha256: str) -> tuple[int, int]:
         """Rows and columns of a picture, see ``Prepared``; raises as ``expansion``."""
         return self._prepared(sha256).grid
+
+    def _prepared(self, sha256: str) -> Prepared:
+        return PREPARED.of((self._settings, self.media, sha256), lambda: self._prepare(sha256))
 
     def _prepare(self, sha256: str) -> Prepared:
         picture = open_picture(self.media.read(sha256), sha256[:12])
@@ -109,3 +141,7 @@ def load_picture_processor(source: str, media: MediaStore) -> PictureProcessor |
         raise ConfigError(
             f"loading the image processor of {source}: {error} Wanted preprocessor_config.json beside the weights."
         ) from error
+
+
+def _bytes(prepared: Prepared) -> int:
+    return sum(tensor.nbytes for tensor in prepared.pixels.values())
