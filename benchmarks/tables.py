@@ -5,16 +5,14 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.table import Table
+
+from condensegrpo.display.tables import table
 
 
 def show(title: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
     """Print a table under its title; an empty title is left out."""
     if sys.stdout.isatty():
-        drawn = Table(*heads, title=title, title_justify="left")
-        for line in lines:
-            drawn.add_row(*line)
-        Console().print(drawn)
+        Console().print(table(title, heads, lines))
         return
     rows = [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *lines)]
     print("\n".join([*([title, ""] if title else []), *rows]), end="\n\n", flush=True)

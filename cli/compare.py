@@ -2,12 +2,12 @@
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -16,14 +16,36 @@ from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.console import PhaseDisplay
 from condensegrpo.display.quiet import quiet_libraries
+from condensegrpo.display.tables import table
 from condensegrpo.storage.evaluations import destination_of
 from condensegrpo.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
-    from condensegrpo.evaluation.comparison import Comparison
+    from condensegrpo.evaluation.comparison import Comparison, ContenderFigures
 
 FILES = ("comparison.json", "comparison.png", "comparison.svg")
+Column = tuple[str, Callable[["ContenderFigures"], str]]  # its head and its cells
+FIGURES: tuple[Column, ...] = (
+    ("success [95 %]", lambda each: f"{each.success:.3f}"),
+    ("largest\ncontext", lambda each: f"{each.peak_tokens:.1f}"),
+    ("conden-\nsations", lambda each: f"{each.condensations:.1f}"),
+    ("re-\nfetched", lambda each: f"{each.refetch_rate:.1%}"),
+)
+TIMES: tuple[Column, ...] = (
+    ("seconds", lambda each: f"{each.seconds:.1f}"),
+    ("con-\ndensing", lambda each: f"{each.condensing:.1%}"),
+)
+CONTEXT: tuple[Column, ...] = (
+    ("calls", lambda each: f"{each.calls:.1f}"),
+    ("largest\ncontext", lambda each: f"{each.peak_tokens:.0f}"),
+)
+PICTURES: tuple[Column, ...] = (("of it\npictures", lambda each: f"{each.picture_tokens:.0f}"),)
+TOKENS: tuple[Column, ...] = (
+    ("tokens\nread", lambda each: f"{each.prompt_tokens:.0f}"),
+    ("with a\nprefix cache", lambda each: f"{each.prompt_tokens_uncached:.0f}"),
+    ("tokens\nwritten", lambda each: f"{each.output_tokens:.0f}"),
+)
 
 
 def parsed_condensers(text: str) -> list[tuple[str, dict[str, object]]]:
@@ -114,64 +136,34 @@ def compare(
 
 def figures_table(result: "Comparison", *, with_times: bool) -> Table:
     """One line per contender, at most 100 columns, 80 without times; the JSON has more digits."""
-    table = Table(
-        title=f"{counted(result.problems, 'held-out problem')} × "
-        f"{counted(result.samples, 'sample')}, seed {result.seed}; means over trajectories",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=0,
+    title = (
+        f"{counted(result.problems, 'held-out problem')} × {counted(result.samples, 'sample')}, seed {result.seed}; "
+        f"means over trajectories"
     )
-    table.add_column("condenser", max_width=22, overflow="fold")
-    headings = ("budget", "success [95 %]", "largest\ncontext", "conden-\nsations", "re-\nfetched")
-    for heading in (*headings, *(("seconds", "con-\ndensing") if with_times else ())):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for figures in result.figures:
-        table.add_row(
-            figures.contender.label,
-            "–" if figures.contender.budget is None else str(figures.contender.budget),
-            f"{figures.success:.3f}",
-            f"{figures.peak_tokens:.1f}",
-            f"{figures.condensations:.1f}",
-            f"{figures.refetch_rate:.1%}",
-            *((f"{figures.seconds:.1f}", f"{figures.condensing:.1%}") if with_times else ()),
-        )
-    return table
+    return _contenders(title, result, (*FIGURES, *(TIMES if with_times else ())))
 
 
 def tokens_table(result: "Comparison") -> Table:
     """What a trajectory costs under each contender: calls, and tokens read and written in all of them."""
-    table = Table(title="a trajectory in all its calls, means", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("condenser", overflow="fold")
-    with_pictures = any(figures.picture_tokens for figures in result.figures)
-    pictures = ("of it\npictures",) if with_pictures else ()
-    for heading in (
-        "budget",
-        "calls",
-        "largest\ncontext",
-        *pictures,
-        "tokens\nread",
-        "with a\nprefix cache",
-        "tokens\nwritten",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for figures in result.figures:
-        budget = "–" if figures.contender.budget is None else str(figures.contender.budget)
-        context = (figures.peak_tokens, figures.picture_tokens) if with_pictures else (figures.peak_tokens,)
-        tokens = (*context, figures.prompt_tokens, figures.prompt_tokens_uncached, figures.output_tokens)
-        table.add_row(figures.contender.label, budget, f"{figures.calls:.1f}", *(f"{number:.0f}" for number in tokens))
-    return table
+    pictures = PICTURES if any(figures.picture_tokens for figures in result.figures) else ()
+    return _contenders("a trajectory in all its calls, means", result, (*CONTEXT, *pictures, *TOKENS))
+
+
+def _contenders(title: str, result: "Comparison", columns: "Sequence[Column]") -> Table:
+    """A row for each contender with some of its figures."""
+    heads = ("condenser", "budget", *(head for head, _ in columns))
+    rows = (
+        (each.contender.label, _budget(each.contender.budget), *(cell(each) for _, cell in columns))
+        for each in result.figures
+    )
+    return table(title, heads, rows, padding=(0, 0, 0, 0))
 
 
 def _differences_table(result: "Comparison") -> Table:
-    table = Table(title="differences in success, paired by problem", title_justify="left")
-    for heading in ("budget", "condenser", "minus"):
-        table.add_column(heading)
-    table.add_column("difference", justify="right")
-    table.add_column("95 % interval", justify="right")
-    for difference in result.differences:
-        budget = "–" if difference.budget is None else str(difference.budget)
-        success = difference.success
-        bounds = f"[{success.low:+.3f}, {success.high:+.3f}]"
-        table.add_row(budget, difference.ours, difference.theirs, f"{success.mean:+.3f}", bounds)
-    return table
+    heads = ("budget", "condenser", "minus", "difference [95 %]")
+    rows = ((_budget(each.budget), each.ours, each.theirs, f"{each.success:+.3f}") for each in result.differences)
+    return table("differences in success, paired by problem", heads, rows, left=3)
+
+
+def _budget(tokens: int | None) -> str:
+    return "–" if tokens is None else str(tokens)

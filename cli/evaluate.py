@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from condensegrpo.cli.compare import compare as run_comparison
 from condensegrpo.cli.options import AsJson, Debug, names_and_overrides
@@ -18,12 +17,29 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import counted
 from condensegrpo.display.console import PhaseDisplay
 from condensegrpo.display.quiet import quiet_libraries
+from condensegrpo.display.tables import table
 from condensegrpo.learner.launchers import check_alone
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
     from condensegrpo.core.evaluation import Evaluation
 
+SHOWN = (  # of the metrics
+    ("reward", "reward"),
+    ("valid format", "format_valid"),
+    ("largest context, tokens", "context_tokens"),
+    ("of these, tokens of pictures", "picture_tokens"),
+    ("calls of the policy", "calls"),
+    ("tokens read in all calls", "prompt_tokens"),
+    ("tokens read with a prefix cache", "prompt_tokens_uncached"),
+    ("output, tokens", "output_tokens"),
+    ("turns", "turns"),
+    ("tool calls", "tool_calls"),
+    ("successful tool calls", "tool_calls_valid"),
+    ("information about the answer at the end, nats", "answer_information"),
+    ("replies that are text, not the sampled tokens", "text_turns"),
+    ("information lost to condensation, nats", "answer_information_lost"),
+)
 MOST_TURNS = 10  # of the information by turn that the table shows; --json has all of it
 
 
@@ -120,45 +136,19 @@ def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str, Path | 
 
 
 def _print(result: "Evaluation", model: str, step: int | None) -> None:
-    table = Table(
-        title=f"{counted(result.problems, 'held-out problem')} × "
-        f"{counted(result.samples, 'sample')}, seed {result.seed}",
-        title_justify="left",
-    )
-    table.add_column("metric")
-    table.add_column("value", justify="right")
     bounds = f"95 % interval [{result.success_low:.3f}, {result.success_high:.3f}]"
-    table.add_row("success", f"{result.success:.3f}  {bounds}")
-    for k, value in result.pass_at.items():
-        table.add_row(f"pass@{k}", f"{value:.3f}")
-    rows = (
-        ("reward", "reward"),
-        ("valid format", "format_valid"),
-        ("largest context, tokens", "context_tokens"),
-        ("of these, tokens of pictures", "picture_tokens"),
-        ("calls of the policy", "calls"),
-        ("tokens read in all calls", "prompt_tokens"),
-        ("tokens read with a prefix cache", "prompt_tokens_uncached"),
-        ("output, tokens", "output_tokens"),
-        ("turns", "turns"),
-        ("tool calls", "tool_calls"),
-        ("successful tool calls", "tool_calls_valid"),
-        ("information about the answer at the end, nats", "answer_information"),
-        ("replies that are text, not the sampled tokens", "text_turns"),
-        ("information lost to condensation, nats", "answer_information_lost"),
-    )
-    for label, key in rows:
-        if key in result.metrics:
-            table.add_row(label, f"{result.metrics[key]:.3f}")
-    for key, value in result.metrics.items():
-        if key.startswith("stop/") and value:
-            table.add_row(f"stop: {key.removeprefix('stop/')}", f"{value:.3f}")
+    stops = [(key.removeprefix("stop/"), value) for key, value in result.metrics.items() if key.startswith("stop/")]
+    rows = [("success", f"{result.success:.3f}  {bounds}")]
+    rows += [(f"pass@{k}", f"{value:.3f}") for k, value in result.pass_at.items()]
+    rows += [(label, f"{result.metrics[key]:.3f}") for label, key in SHOWN if key in result.metrics]
+    rows += [(f"stop: {stop}", f"{value:.3f}") for stop, value in stops if value]
     if result.information:
         known = " ".join("–" if value is None else f"{value:.1f}" for value in result.information[:MOST_TURNS])
         more = " …" if len(result.information) > MOST_TURNS else ""
-        table.add_row("information about the answer by turn, nats", f"{known}{more}")
-    table.add_row("seconds", f"{result.seconds:.1f}")
+        rows.append(("information about the answer by turn, nats", f"{known}{more}"))
+    rows.append(("seconds", f"{result.seconds:.1f}"))
+    problems, samples = counted(result.problems, "held-out problem"), counted(result.samples, "sample")
     console = Console()
-    console.print(table)
+    console.print(table(f"{problems} × {samples}, seed {result.seed}", ("metric", "value"), rows))
     steps = "" if step is None else f", after {counted(step, 'step')}"
     console.print(f"model: {model}{steps}", highlight=False, soft_wrap=True, markup=False)

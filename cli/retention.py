@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from condensegrpo.cli.compare import parsed_condensers
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.display import theme
+from condensegrpo.display.tables import table
 from condensegrpo.storage.files import make_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -106,10 +105,7 @@ def _show(report: dict[str, object], figures: "Sequence[Retention]", out: Path |
     if as_json:
         typer.echo(text)
         return
-    table = Table(*headings, title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, show_lines=True)
-    for row in rows:
-        table.add_row(*row)
-    theme.console().print(table)
+    theme.console().print(table(title, headings, rows, left=2))
 
 
 def parsed_shares(text: str) -> list[Fraction]:

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from condensegrpo.cli.options import AsJson, run_folders
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.display import theme
+from condensegrpo.display.tables import show_fitting, table
 from condensegrpo.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ CURVES = (  # metric, title, format of a value
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 MOST_CELLS = 60  # characters of a curve
 LONGEST_VALUE = 40  # characters of a setting
-UNLIMITED = 10_000  # columns
 
 runs = typer.Typer(help="List runs and compare them.", rich_markup_mode="rich", invoke_without_command=True)
 
@@ -65,9 +63,8 @@ def list_runs(
     if not summaries:
         console.print(f"no runs in {runs_dir}. Start one: condensegrpo train quickstart", soft_wrap=True)
         return
-    table = _table("run", "state", "step", "held-out success", "age", "size", left=2)
-    for run in summaries:
-        table.add_row(
+    rows = (
+        (
             run.name,
             Text(run.status, STYLES.get(run.status, "")),
             f"{run.step}/{'?' if run.steps is None else run.steps}",
@@ -75,7 +72,9 @@ def list_runs(
             _age(run.age),
             _size(run.bytes),
         )
-    _show(console, table)
+        for run in summaries
+    )
+    show_fitting(console, table("", ("run", "state", "step", "held-out success", "age", "size"), rows, left=2))
 
 
 @runs.command("compare")
@@ -114,11 +113,9 @@ def compare_runs(
 def _print_settings(console: "Console", compared: "RunComparison") -> None:
     if len(compared.runs) == 1:
         return
-    table = _table("setting", *compared.runs, left=1 + len(compared.runs))
-    for key, values in compared.settings.items():
-        table.add_row(key, *(Text(_short(value)) for value in values))
+    rows = ([Text(key), *(Text(_short(value)) for value in values)] for key, values in compared.settings.items())
     if compared.settings:
-        _show(console, table)
+        show_fitting(console, table("", ("setting", *compared.runs), rows, left=1 + len(compared.runs)))
     else:
         console.print("settings: no difference")
 
@@ -140,20 +137,22 @@ def _print_curves(console: "Console", compared: "RunComparison") -> None:
 
 
 def _print_evaluations(console: "Console", compared: "RunComparison") -> None:
-    table = _table("evaluation", "run", "step", "success [95 %]", "difference [95 %]", "context", left=2)
+    rows = []
     for result in compared.evaluations:
-        alone = result.run == compared.runs[0]
-        missing = "" if alone else "no common problems"
-        table.add_row(
-            result.evaluation,
-            result.run,
-            str(result.step),
-            f"{result.success:.3f}",
-            missing if result.difference is None else f"{result.difference:+.3f}",
-            f"{result.metrics['context_tokens']:.1f}" if "context_tokens" in result.metrics else "–",
+        missing = "" if result.run == compared.runs[0] else "no common problems"
+        rows.append(
+            (
+                result.evaluation,
+                result.run,
+                str(result.step),
+                f"{result.success:.3f}",
+                missing if result.difference is None else f"{result.difference:+.3f}",
+                f"{result.metrics['context_tokens']:.1f}" if "context_tokens" in result.metrics else "–",
+            )
         )
+    heads = ("evaluation", "run", "step", "success [95 %]", "difference [95 %]", "context")
     console.print()
-    _show(console, table, heads=2)
+    show_fitting(console, table("", heads, rows, left=2), heads=2)
     counts = sorted({result.pairs for result in compared.evaluations if result.pairs})
     if counts:
         console.print(
@@ -162,29 +161,6 @@ def _print_evaluations(console: "Console", compared: "RunComparison") -> None:
             style=theme.DIM,
             soft_wrap=True,
         )
-
-
-def _table(*headings: str, left: int) -> Table:
-    """A table without vertical lines whose first columns are text and whose others are figures."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index < left else "right", overflow="fold", no_wrap=index >= left)
-    return table
-
-
-def _show(console: "Console", table: Table, *, heads: int = 1) -> None:
-    """Print a table; where it is wider than the console, a paragraph for each row, headed by its first cells."""
-    everything = console.options.update(width=UNLIMITED)
-    if console.measure(table, options=everything).maximum <= console.width:
-        theme.show(console, lambda _: (table,))
-        return
-    headings = [str(column.header) for column in table.columns[heads:]]
-    names = max(map(len, headings))
-    for cells in zip(*(column.cells for column in table.columns), strict=True):
-        console.print(": ".join(map(str, cells[:heads])), style=theme.HEAD, soft_wrap=True)
-        for heading, cell in zip(headings, cells[heads:], strict=True):
-            if cell:
-                console.print(Text.assemble(f"  {heading:{names}}  ", cell), soft_wrap=True)
 
 
 def _as_json(run: "RunSummary") -> Mapping[str, object]:

@@ -2,9 +2,9 @@
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from condensegrpo.core.wording import counted
+from condensegrpo.display.tables import table
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 
@@ -40,17 +40,14 @@ def _table(before: dict[str, float], after: dict[str, float]) -> Table:
 
     steps = counted(round(after["step"]), "step")
     title = f"held-out problems, before → after {steps}, [95 % interval]"
-    table = Table(title=title, title_justify="left")
-    table.add_column("evaluation")
-    table.add_column("metric")
-    for heading in ("before", "after"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows: list[tuple[str, ...]] = []
     for name, prefix in sorted(evaluations_in(after).items(), key=lambda evaluation: len(evaluation[1])):
         measured = [measure for measure in MEASURES if f"{prefix}/{measure[1]}" in after]
-        for row, (label, key, form) in enumerate(measured):
-            cells = [_cell(line, f"{prefix}/{key}", form) for line in (before, after)]
-            table.add_row(Text(name if row == 0 else ""), label, *cells, end_section=row == len(measured) - 1)
-    return table
+        rows += [
+            ("" if row else name, label, *(_cell(line, f"{prefix}/{key}", form) for line in (before, after)))
+            for row, (label, key, form) in enumerate(measured)
+        ]
+    return table(title, ("evaluation", "metric", "before", "after"), rows, left=2)
 
 
 def _cell(line: dict[str, float], key: str, form: str) -> str:
