@@ -22,6 +22,7 @@ from condensegrpo.inspection.new_lines import LineContent, NewLines
 from condensegrpo.inspection.records import IndexedTrajectory, LinePlace, natural
 from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.credit import Credit
+from condensegrpo.storage.files import user_cache
 
 NAME = ".inspection.sqlite"
 PAGE = 1000  # rows that are read at a time
@@ -200,8 +201,7 @@ def restored(value: Any) -> Any:  # noqa: ANN401  a column
 
 def _connected(folder: Path) -> tuple[sqlite3.Connection, Path | None]:
     """The index file in the folder, in the user's cache where that cannot be written, or else one in memory (None)."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "condensegrpo"
-    name = f"inspection-{sha256(os.fsencode(folder)).hexdigest()[:16]}.sqlite"
+    cache, name = user_cache(), f"inspection-{sha256(os.fsencode(folder)).hexdigest()[:16]}.sqlite"
     for path in (folder / NAME, cache / name):
         with suppress(OSError, sqlite3.Error):
             if path.parent == cache:

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from condensegrpo.core.errors import ConfigError, DataMissing
+from condensegrpo.storage.files import user_cache
 
 Arguments = Mapping[str, bool | int | str]  # of tw-make by name; true sets a flag, false leaves it out
 DEFAULTS: Mapping[str, Arguments] = {
@@ -63,8 +64,7 @@ def made_games(game: str, arguments: Arguments | None, seeds: range, folder: str
 
     chosen = DEFAULTS[game] if arguments is None else arguments
     flags = [word for name, value in chosen.items() if value is not False for word in _flag(name, value)]
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    kept = Path(folder or f"{home}/condensegrpo/textworld").expanduser()
+    kept = Path(folder).expanduser() if folder else user_cache() / "textworld"
     kept /= "-".join([distribution("textworld").version, game, *(word.lstrip("-") for word in flags)])
     files = [kept / f"{seed}.z8" for seed in seeds]
     if all(file.exists() for file in files):

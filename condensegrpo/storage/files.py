@@ -17,6 +17,11 @@ TEMPORARY = ".tmp-"  # in the name of what is being written, or was when a proce
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def user_cache() -> Path:
+    """The folder of this package in the user's cache; it may not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "condensegrpo"
+
+
 def append_line(path: Path, line: str) -> None:
     """Append one line and hand it to the system at once.
 

@@ -11,7 +11,6 @@ renamed, so that no process reads an incomplete index.
 import hashlib
 import json
 import mmap
-import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from condensegrpo.core.errors import DataError, DataMissing
+from condensegrpo.storage.files import user_cache
 from condensegrpo.storage.rows import Row, read_file
 
 LAYOUT = "1"  # of what is written; another one is another key
@@ -88,8 +88,7 @@ def opened(corpus: str, cache: str | None = None) -> CorpusIndex:
     key = hashlib.blake2b(
         f"{LAYOUT}\n{path}\n{state.st_size}\n{state.st_mtime_ns}".encode(), digest_size=12
     ).hexdigest()
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(f"{home}/condensegrpo/search" if cache is None else cache).expanduser()
+    folder = user_cache() / "search" if cache is None else Path(cache).expanduser()
     with _OPENING:
         return _at(path, folder / f"{path.stem[:40]}-{key}")
 
