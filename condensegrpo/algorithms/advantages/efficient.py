@@ -32,10 +32,6 @@ Share = Annotated[float, Ge(0), Le(1)]
 
 @estimator(
     summary="accuracy, then shorter contexts among correct trajectories (default for the reward correct)",
-    formula="""u_i = clip(ln(C_i/C_lo) / ln(C_hi/C_lo), 0, 1)                    cost of the context, 0 is cheap
-E_i = 1[r_i=1] · clip((mean u − u_i) / max(std u, 0.1), −1, 1)    mean, std over the correct of g
-A_i = A_acc + λ·g(p)·E_i,   g(p) = p if p ≥ p_min else 0          p: the group's share of r = 1
-r_i < 1 ⇒ A_i = A_acc;      A_acc > 0 ⇒ A_i ≥ κ·A_acc             the guard""",
     learns_from="score",
 )
 def efficient(
@@ -53,10 +49,10 @@ def efficient(
 ) -> Estimate:
     """Accuracy first, then context efficiency among the correct, decoupled so that one cannot drown the other.
 
-        u_i = clip(ln(C_i/C_lo) / ln(C_hi/C_lo), 0, 1)                                  cost of the context, 0 is cheap
-        E_i = 1[r_i=1] · clip((mean u − u_i) / max(std u, 0.1), −1, 1)                  mean, std over the correct of g
-        A_i = A_acc + λ·g(p)·E_i,   g(p) = p if p ≥ p_min else 0                        p: the group's share of r = 1
-        r_i < 1 ⇒ A_i = A_acc;      A_acc > 0 ⇒ A_i ≥ κ·A_acc                           the guard
+        u_i = clip(ln(C_i/C_lo) / ln(C_hi/C_lo), 0, 1)                    cost of the context, 0 is cheap
+        E_i = 1[r_i=1] · clip((mean u − u_i) / max(std u, 0.1), −1, 1)    mean, std over the correct of g
+        A_i = A_acc + λ·g(p)·E_i,   g(p) = p if p ≥ p_min else 0          p: the group's share of r = 1
+        r_i < 1 ⇒ A_i = A_acc;      A_acc > 0 ⇒ A_i ≥ κ·A_acc             the guard
 
     with A_acc = N(r), or r − mean for ``accuracy="none"``. E is 0 in a group with fewer than two correct trajectories,
     and for a trajectory that was truncated in an emergency. In an all-correct group A_acc = 0 and the guard has no

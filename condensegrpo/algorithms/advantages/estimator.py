@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from textwrap import dedent
 from typing import Literal, NamedTuple, Self
 
 import torch
@@ -147,7 +148,11 @@ class EstimatorPlugin:
 
 
 def estimator(
-    *, summary: str, formula: str, learns_from: Literal["total", "score"] = "total", sees_turn_rewards: bool = False
+    *,
+    summary: str,
+    formula: str | None = None,
+    learns_from: Literal["total", "score"] = "total",
+    sees_turn_rewards: bool = False,
 ) -> Callable[[Callable[..., Tensor | Estimate]], EstimatorPlugin]:
     """Declares an estimator; its name is that of the function, its docstring says what biases it.
 
@@ -157,17 +162,22 @@ def estimator(
 
     Args:
         summary: one line for tables.
-        formula: for display; may have several lines.
+        formula: for display; may have several lines. None: the second paragraph of the docstring.
         learns_from: ``total``, the reward less penalties; ``score``, a total in [0, 1], 0 where a stop is penalised.
         sees_turn_rewards: whether it uses R^T.
     """
     return lambda function: EstimatorPlugin(
         function=function,
         summary=summary,
-        formula=formula,
+        formula=_second_paragraph(function) if formula is None else formula,
         learns_from=learns_from,
         sees_turn_rewards=sees_turn_rewards,
     )
+
+
+def _second_paragraph(function: Callable[..., object]) -> str:
+    """Of its docstring; empty where there is none, as under ``python -OO``."""
+    return dedent("".join((inspect.getdoc(function) or "").split("\n\n")[1:2]))
 
 
 def _at_turns(value: Tensor, turns: int) -> Tensor:

@@ -12,9 +12,6 @@ from condensegrpo.algorithms.advantages.groups import Epsilon, Scale, Singleton,
 
 @estimator(
     summary="the outcome, and each turn its own turn rewards in units of the outcome",
-    formula="""A_it = N_ε(R^O)_i + Q_it
-Q_it = (clip(R^O_i + r_it, low, high) − R^O_i) / (std_g + ε)     r_it: the turn rewards of turn t
-Q_it = 0                                                         where std_g = 0""",
     sees_turn_rewards=True,
 )
 def fold_grpo(

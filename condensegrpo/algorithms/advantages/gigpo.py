@@ -38,11 +38,6 @@ NO_TURN = -1  # the state beyond a trajectory's turns
 
 @estimator(
     summary="grpo, plus a comparison of turns sampled from the same context",
-    formula="""A_it = N_ε(R^O)_i + coef · S_it
-G_it = γ^{K_i − 1 − t} · R^O_i                                  the return of turn t, discounted from the end
-S_it = clip((G_it − mean_a) / (std_a + ε), ±(m_a − 1)/√m_a)     a: trajectories of the group in the turn's state
-S_it = G_it − mean_a                                            scale="none"
-S_it = 0                                                        where all of the group have one outcome""",
 )
 def gigpo(
     batch: Batch,

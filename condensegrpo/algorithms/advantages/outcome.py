@@ -16,7 +16,6 @@ from condensegrpo.algorithms.advantages.table import discounts
 
 @estimator(
     summary="the reward against its group (default for every other reward)",
-    formula="A_i = (R_i − mean_g) / (std_g + ε),  g = group_N[i]",
 )
 def grpo(batch: Batch, *, scale: Scale = "std", singleton: Singleton = "zero", eps: Epsilon = 1e-6) -> Estimate:
     """The outcome against the mean of its group, one scalar for all turns of a trajectory.
@@ -44,7 +43,6 @@ def grpo(batch: Batch, *, scale: Scale = "std", singleton: Singleton = "zero", e
 
 @estimator(
     summary="turn and outcome rewards added, against the group",
-    formula="A_i = N_ε(R^T + R^O)_i",
     sees_turn_rewards=True,
 )
 def grpo_merged(batch: Batch, *, scale: Scale = "std", singleton: Singleton = "zero", eps: Epsilon = 1e-4) -> Estimate:
@@ -72,7 +70,6 @@ def grpo_merged(batch: Batch, *, scale: Scale = "std", singleton: Singleton = "z
 
 @estimator(
     summary="the reward against the mean of the others",
-    formula="A_i = R_i − mean_{j ≠ i} R_j = n/(n − 1) · (R_i − mean_g),  n the size of the group",
 )
 def rloo(batch: Batch, *, singleton: Singleton = "zero") -> Estimate:
     """The outcome against the mean of its siblings, itself left out.
@@ -101,9 +98,6 @@ def rloo(batch: Batch, *, singleton: Singleton = "zero") -> Estimate:
 
 @estimator(
     summary="the clamped reward against its group",
-    formula="""R' = clip(R, −clamp, clamp)
-A_i = (R'_i − mean_g) / (std_g + ε)   where std_g > ε
-A_i =  R'_i − mean_g                  where std_g ≤ ε""",
 )
 def reinforce(
     batch: Batch, *, clamp: Annotated[float, Gt(0)] = 10.0, singleton: Singleton = "zero", eps: Epsilon = 1e-8
@@ -141,7 +135,6 @@ def reinforce(
 
 @estimator(
     summary="grpo, later turns weighing more",
-    formula="A_it = γ^{K_i − 1 − t} · N_ε(R^O)_i,   K_i = turns_N[i],  t from 0",
 )
 def turn_discounted(
     batch: Batch,

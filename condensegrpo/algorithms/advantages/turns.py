@@ -29,7 +29,6 @@ from condensegrpo.algorithms.advantages.table import before_result
 
 @estimator(
     summary="outcome, plus turn rewards on the turns up to the first tool result",
-    formula="A_it = N_ε(R^O)_i + coef · N_ε(R^T)_i · b(t);   without a result b = 0, so N_ε(R^O)_i",
     sees_turn_rewards=True,
 )
 def ms_grpo(
@@ -62,8 +61,6 @@ def ms_grpo(
 
 @estimator(
     summary="as ms_grpo; without a tool result turn and outcome rewards added",
-    formula="""A_it = N_ε(R^O)_i + coef · N_ε(R^T)_i · b(t)     with a result
-A_it = N_ε(R^T + R^O)_i                          without""",
     sees_turn_rewards=True,
 )
 def mt_grpo(
@@ -101,8 +98,6 @@ def mt_grpo(
 
 @estimator(
     summary="turn rewards and outcome up to the first tool result, the outcome alone after it",
-    formula="""A_it = N_ε(R^T + γ·R^O)_i     where b(t) = 1, and on all turns of a trajectory without a result
-A_it = N_ε(R^O)_i             after the result""",
     sees_turn_rewards=True,
 )
 def ms_po(
