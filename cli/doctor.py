@@ -4,10 +4,8 @@ A configuration is checked with its data, plug-ins and model: headers of files a
 """
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
 
 FILES = ("corpus", "folder", "ground_truth_file")  # options of shipped plug-ins that name a file or folder
-LUCENE = "search_lucene"
 LARGE = 400e6  # parameters above which training on a CPU takes hours instead of minutes
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 MARKS = {Level.OK: ("✓", theme.GOOD), Level.WARNING: ("!", theme.WARN), Level.PROBLEM: ("✗", theme.BAD)}
@@ -159,10 +156,8 @@ def data_findings(config: "RunConfig") -> Iterator[Finding]:
         if name is not None:
             yield _data_file(key, name)
     yield from _files("task.options", config.task.options)
-    for number, (name, options) in enumerate(_tools(config)):
+    for number, (_, options) in enumerate(_tools(config)):
         yield from _files(f"rollout.tools.use.{number}.options", options)
-        if name == LUCENE:
-            yield from lucene_findings(shutil.which("java"), installed=find_spec("pyserini") is not None)
 
 
 def _data_file(key: str, name: str) -> Finding:
@@ -188,22 +183,6 @@ def _files(key: str, options: Mapping[str, object]) -> Iterator[Finding]:
         if isinstance(file := options.get(option), str):
             path, name = Path(file).expanduser(), f"{key}.{option}"
             yield ok(name, str(path)) if path.exists() else problem(name, f"{path} does not exist", f"correct {name}")
-
-
-def lucene_findings(java: str | None, *, installed: bool) -> list[Finding]:
-    """Check what only the tool search_lucene needs.
-
-    Args:
-        java: path of the program; None if it is not installed.
-        installed: whether pyserini is installed.
-    """
-    instead = "or use the tool search, which needs neither Java nor pyserini"
-    return [
-        ok("Java", java) if java else problem("Java", "no java on the PATH", f"install Java 21, {instead}"),
-        ok("pyserini", "installed")
-        if installed
-        else problem("pyserini", "not installed", f"pip install pyserini, {instead}"),
-    ]
 
 
 def model_findings(config: "RunConfig") -> list[Finding]:

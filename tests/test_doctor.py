@@ -17,7 +17,6 @@ from condensegrpo.cli import doctor_machine
 from condensegrpo.cli.doctor import (
     config_findings,
     doctor,
-    lucene_findings,
     memory_finding,
     print_findings,
 )
@@ -254,7 +253,7 @@ def test_ranks_that_do_not_divide_the_problems_of_a_step_are_a_problem(tmp_path:
     assert "train.problems_per_step: found 8, which does not divide" in memory_finding(config, (GIB,) * 3, 0).found
 
 
-def test_what_tools_read_is_looked_for_and_java_only_for_lucene(tmp_path: Path) -> None:
+def test_what_tools_read_and_need_is_looked_for(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     tools = f"rollout.tools.use=[{{name: search, options: {{corpus: {corpus}}}}}]"
     path = config_with(tmp_path, CONFIG)
@@ -262,9 +261,8 @@ def test_what_tools_read_is_looked_for_and_java_only_for_lucene(tmp_path: Path) 
     corpus.write_text('{"title": "a", "text": "b"}\n')
     found = levels(config_findings(path, [tools.replace("corpus:", f"cache: {tmp_path}/cache, corpus:")]))
     assert found["rollout.tools.use.0.options.corpus"] is Level.OK
-    assert not {"Java", "pyserini"} & found.keys()
     lucene = config_findings(path, [f"rollout.tools.use=[{{name: search_lucene, options: {{index: {tmp_path}}}}}]"])
-    assert {"Java", "pyserini"} <= levels(lucene).keys()
+    assert "pyserini and a Java" in next(each.found for each in lucene if each.area == "plug-ins")
 
 
 def test_what_is_wrong_with_data_is_told_as_data(tmp_path: Path) -> None:
@@ -273,11 +271,6 @@ def test_what_is_wrong_with_data_is_told_as_data(tmp_path: Path) -> None:
     found = config_findings(config_with(tmp_path, text), [])
     assert levels(found)["data"] is Level.PROBLEM
     assert "row 1 has no column 'answer'" in next(one.found for one in found if one.area == "data")
-
-
-def test_java_and_pyserini_are_told_apart() -> None:
-    assert levels(lucene_findings(None, installed=True)) == {"Java": Level.PROBLEM, "pyserini": Level.OK}
-    assert levels(lucene_findings("/usr/bin/java", installed=False)) == {"Java": Level.OK, "pyserini": Level.PROBLEM}
 
 
 # --- the sandbox

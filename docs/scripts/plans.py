@@ -27,34 +27,14 @@ COLUMNS = "120"  # of the output
 GIB = 1 << 30
 TABLE = re.compile(r"(<!-- runs -->\n).*?(<!-- end of runs -->)", re.DOTALL)
 BLOCK = re.compile(r"(```text\n\$ condensegrpo (plan [^\n]*)\n)(.*?)(```\n)", re.DOTALL)
-SIZES: Mapping[str, Mapping[str, int | bool]] = {
-    "Qwen2.5-1.5B-Instruct": {
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "vocab_size": 151936,
-        "tie_word_embeddings": True,
-    },
-    "Qwen2.5-7B-Instruct": {
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "vocab_size": 152064,
-        "tie_word_embeddings": False,
-    },
-    "Qwen2.5-32B-Instruct": {
-        "hidden_size": 5120,
-        "intermediate_size": 27648,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "vocab_size": 152064,
-        "tie_word_embeddings": False,
-    },
+KEYS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("vocab_size", "tie_word_embeddings"),
+)
+SIZES: Mapping[str, tuple[int, ...]] = {
+    "Qwen2.5-1.5B-Instruct": (1536, 8960, 28, 12, 2, 151936, True),
+    "Qwen2.5-7B-Instruct": (3584, 18944, 28, 28, 4, 152064, False),
+    "Qwen2.5-32B-Instruct": (5120, 27648, 64, 40, 8, 152064, False),
 }
 ENGINE = "sampler.options.engine"
 OFFLOADED = "learner.zero_stage=3 learner.offload.training=optimiser_and_weights"
@@ -83,7 +63,9 @@ def write_files(page: str, folder: Path) -> None:
         model = folder / "Qwen" / name
         model.mkdir(parents=True)
         config = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 32768}
-        (model / "config.json").write_text(json.dumps({**config, **sizes}), encoding="utf-8")
+        (model / "config.json").write_text(
+            json.dumps({**config, **dict(zip(KEYS, sizes, strict=True))}), encoding="utf-8"
+        )
 
 
 def table(folder: Path) -> Iterator[str]:
