@@ -61,7 +61,8 @@ def simulate(
             chosen = read_cluster(cluster, [*(sets or ()), *of_cluster])
             results.append((point, simulated(loaded, chosen, display)))
             if len(points) > 1:  # what a long sweep has found so far stands, should it be interrupted
-                display.say(_line(*results[-1]))
+                cells = _cells(*results[-1]).items()
+                display.say(f"{_name(point)}: {', '.join(f'{header} {value}' for header, value in cells)}")
         if plot is not None:
             from condensegrpo.simulation.plot import plot_sweep
 
@@ -75,13 +76,10 @@ def simulate(
             theme.console().print(f"{_name(point)}: {result.failed} trajectories ended with an error", style=theme.WARN)
 
 
-def _line(point: dict[str, str], result: "Simulation") -> str:
-    """A point of a sweep, as it ends."""
+def _cells(point: dict[str, str], result: "Simulation") -> dict[str, str]:
+    """The columns of the table, with their values."""
     figures = _as_json(point, result)
-    values = (
-        f"{COLUMNS[name][0]} {COLUMNS[name][1].format(value)}" for name, value in figures.items() if name in COLUMNS
-    )
-    return f"{_name(point)}: {', '.join(values)}"
+    return {header: form.format(figures[name]) for name, (header, form) in COLUMNS.items()}
 
 
 def _name(point: dict[str, str]) -> str:
@@ -102,12 +100,11 @@ def _points(sweep: Sequence[str]) -> Iterator[dict[str, str]]:
 def _table(results: "Sequence[tuple[dict[str, str], Simulation]]") -> Table:
     """A row for each simulated run."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style=theme.DIM)
-    rows = [(point, _as_json(point, result)) for point, result in results]
-    for column in (*rows[0][0], *(name for name in rows[0][1] if name in COLUMNS)):
-        table.add_column(COLUMNS.get(column, (column, ""))[0], justify="right")
-    for point, figures in rows:
-        cells = (COLUMNS[name][1].format(value) for name, value in figures.items() if name in COLUMNS)
-        table.add_row(*point.values(), *cells)
+    rows = [{**point, **_cells(point, result)} for point, result in results]
+    for column in rows[0]:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row.values())
     return table
 
 

@@ -28,9 +28,8 @@ from condensegrpo.samplers.vllm_server.settings import RequestSettings
 from condensegrpo.simulation.clock import VirtualClock
 from condensegrpo.simulation.cluster import Cluster, Spread, plan_cluster, read_cluster
 from condensegrpo.simulation.hardware import GPUS, MODELS, Efficiency, ServerTimes, server_times, weight_bytes
-from condensegrpo.simulation.server import SimulatedServer
+from condensegrpo.simulation.server import SimulatedServer, State
 from condensegrpo.simulation.simulate import Simulation, simulate, tree_size
-from condensegrpo.simulation.usage import State
 from condensegrpo.simulation.workload import StandInPolicy, Workload, stand_in_tokenizer
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import write_trajectory

@@ -26,9 +26,9 @@ class VirtualClock:
     """
 
     def __init__(self) -> None:
-        self.loop = _VirtualLoop()
+        self._runner = asyncio.Runner(loop_factory=_VirtualLoop)
+        self.loop = self._runner.get_loop()
         run_without_limits(self.loop)
-        self._closed = False
 
     @property
     def now(self) -> float:
@@ -57,24 +57,13 @@ class VirtualClock:
 
     def close(self) -> None:
         """Cancel what still runs. May be called twice."""
-        if self._closed:
-            return
-        self._closed = True
-        self.loop.run_until_complete(_cancel_others())
-        self.loop.close()
-
-
-async def _cancel_others() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        self._runner.close()
 
 
 class _Driven(Future[T]):
     """A future whose ``result`` runs the loop."""
 
-    def __init__(self, loop: "_VirtualLoop") -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self._loop = loop
 

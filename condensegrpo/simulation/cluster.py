@@ -6,37 +6,26 @@ from math import exp
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import Section, apply_overrides, parse, read_yaml
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import did_you_mean
 from condensegrpo.planning.formulas import Decoder
-from condensegrpo.simulation.hardware import (
-    GPUS,
-    MODELS,
-    STRICT,
-    Efficiency,
-    Gpu,
-    ServerTimes,
-    server_times,
-    weight_bytes,
-)
+from condensegrpo.simulation.hardware import GPUS, MODELS, Efficiency, Gpu, ServerTimes, server_times, weight_bytes
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 
 Preset = TypeVar("Preset")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class Spread(Section):
     """A log-normal distribution by its mean; with sigma 0 every draw is the mean."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     mean: Annotated[float, Ge(0)]
     """Mean of the draws."""
     sigma: Annotated[float, Ge(0), Le(3)] = 0.0
@@ -47,11 +36,9 @@ class Spread:
         return self.mean * exp(self.sigma * random.gauss(0.0, 1.0) - self.sigma**2 / 2) if self.sigma else self.mean
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class Workload(Section):
     """What an episode is like: the stand-ins for policy, task and tools."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     reply_tokens: Spread = Spread(mean=300.0)
     """Tokens of a reply, its tool call or answer included; more than max_output_tokens are cut off."""
     turns: Spread | None = None
@@ -70,22 +57,18 @@ class Workload:
     """A run folder: turns and tokens of replies are those of its trajectories in place of the distributions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerTimes:
+class LearnerTimes(Section):
     """How long an optimiser step takes; either figure replaces what GPUs and MFU predict."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     step_seconds: Annotated[float, Ge(0)] = 1.0
     """Of a step, beside its arithmetic: packing, gathering, the optimiser."""
     token_seconds: Annotated[float, Ge(0)] | None = None
     """Of a computed token, over all GPUs; None: by the FLOPs of the packed rows and the MFU."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class Transfer(Section):
     """How new weights reach the servers."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     through: Literal["nccl", "folder"] = "nccl"
     """nccl: one broadcast to all servers; folder: written while servers sample, then read by all of them."""
     storage: Annotated[float, Gt(0)] = 20e9
@@ -96,22 +79,18 @@ class Transfer:
     """Measured seconds of a whole update, in place of what bytes and bandwidth predict."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineTimes:
+class EngineTimes(Section):
     """The rollout engine's own processor time."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     turn_seconds: Annotated[float, Ge(0)] = 0.002
     """Of a turn: rendering, parsing, the HTTP request."""
     processes: Annotated[int, Ge(1)] | None = None
     """Processes that play episodes; None: one for each GPU of the learner."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class Loss(Section):
     """A server that is gone for a while."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     server: Annotated[int, Ge(0)]
     """Its index."""
     at: Annotated[float, Ge(0)]

@@ -6,14 +6,14 @@ is that of DGX machines, a port of 200 or 400 Gbit/s for each GPU. Models are Qw
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from functools import partial
+from typing import Annotated
 
 from annotated_types import Ge, Gt
-from pydantic import ConfigDict
 
+from condensegrpo.config.yaml_tree import Section
 from condensegrpo.planning.formulas import Decoder
 
-STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 BFLOAT16 = 2  # bytes
 USABLE = 0.9  # of a GPU's memory for a server: vLLM's default of gpu_memory_utilization
 RESERVED = 4e9  # bytes on each GPU of a server for activations and CUDA graphs
@@ -36,36 +36,21 @@ GPUS = {
 }
 
 
-def _qwen(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, *, tied: bool = False) -> Decoder:
-    return Decoder(
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=128,
-        ffn=ffn,
-        vocabulary=151936 if tied else 152064,
-        normed_heads=False,
-        tied=tied,
-    )
-
-
+_qwen = partial(Decoder, head_size=128, normed_heads=False)
 MODELS = {
-    "1.5B": _qwen(1536, 28, 12, 2, 8960, tied=True),
-    "7B": _qwen(3584, 28, 28, 4, 18944),
-    "32B": _qwen(5120, 64, 40, 8, 27648),
+    "1.5B": _qwen(hidden=1536, layers=28, heads=12, kv_heads=2, ffn=8960, vocabulary=151936, tied=True),
+    "7B": _qwen(hidden=3584, layers=28, heads=28, kv_heads=4, ffn=18944, vocabulary=152064, tied=False),
+    "32B": _qwen(hidden=5120, layers=64, heads=40, kv_heads=8, ffn=27648, vocabulary=152064, tied=False),
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerTimes:
+class ServerTimes(Section):
     """How long a server takes: one decoding step of B replies over C cached tokens, and one prompt.
 
     step      step_seconds + B·sequence_seconds + C·cached_token_seconds
     prompt    prompt_seconds + U·prompt_token_seconds + pairs·pair_seconds      U tokens that no cache has
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     step_seconds: Annotated[float, Gt(0)]
     """Of a decoding step, whatever its size: reading the weights, and overhead."""
     sequence_seconds: Annotated[float, Ge(0)] = 0.0
@@ -86,11 +71,9 @@ class ServerTimes:
     """Tokens of a block of the prefix cache."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Efficiency:
+class Efficiency(Section):
     """What share of the data sheet is reached. Assumptions, to be replaced by figures of a first run."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     learner: Annotated[float, Gt(0)] = 0.35
     """MFU of the learner's forward and backward."""
     prefill: Annotated[float, Gt(0)] = 0.5

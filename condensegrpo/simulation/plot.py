@@ -5,8 +5,8 @@ from pathlib import Path
 
 from condensegrpo.core.errors import RunError
 from condensegrpo.reporting.plots import COLOURS, MARKERS, settings
+from condensegrpo.simulation.server import State
 from condensegrpo.simulation.simulate import Simulation
-from condensegrpo.simulation.usage import State
 
 
 def plot_sweep(results: Sequence[tuple[Mapping[str, str], Simulation]], file: Path) -> None:

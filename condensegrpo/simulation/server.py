@@ -8,9 +8,10 @@ before decoding goes on, first come, first served.
 
 import asyncio
 import heapq
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from math import inf, sqrt
 
 from condensegrpo.core.errors import ServerUnreachable
@@ -19,10 +20,36 @@ from condensegrpo.samplers.http_client import Body
 from condensegrpo.samplers.vllm_server.client import Description, Reply
 from condensegrpo.samplers.vllm_server.replica import STARTED_WITH
 from condensegrpo.simulation.hardware import ServerTimes
-from condensegrpo.simulation.usage import ServerUsage, State
 from condensegrpo.simulation.workload import StandInPolicy
 
 TOLERANCE = 1e-6  # of a decoding step
+
+
+class State(StrEnum):
+    """What a server does, or why it has nothing to do."""
+
+    BUSY = "busy"  # at least one request is under way
+    TOOLS = "tools"  # its trajectories are at their tools, or wait for the rollout engine
+    TAIL = "tail"  # its trajectories have ended, those of other servers have not
+    LEARNER = "learner"  # no batch may be sampled before the learner has taken a step
+    WEIGHTS = "weights"  # new weights are loaded
+    LOST = "lost"  # it does not answer
+
+
+class ServerUsage:
+    """The seconds of one server by state."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._since = now()
+        self.state = State.LEARNER
+        self.seconds: defaultdict[State, float] = defaultdict(float)
+
+    def enter(self, state: State) -> None:
+        """A state begins; the seconds since the last call belong to the former one."""
+        now = self._now()
+        self.seconds[self.state] += now - self._since
+        self.state, self._since = state, now
 
 
 @dataclass(slots=True, eq=False)

@@ -32,8 +32,7 @@ from condensegrpo.simulation.clock import VirtualClock
 from condensegrpo.simulation.cluster import Cluster, ClusterPlan, plan_cluster
 from condensegrpo.simulation.hardware import learning_flops
 from condensegrpo.simulation.sampler import EngineProcesses, SimulatedSampler
-from condensegrpo.simulation.server import SimulatedServer
-from condensegrpo.simulation.usage import State
+from condensegrpo.simulation.server import SimulatedServer, State
 from condensegrpo.simulation.workload import (
     Lengths,
     StandInPolicy,
