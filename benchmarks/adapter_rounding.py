@@ -22,10 +22,10 @@ LORA = LoraSettings(rank=16, alpha=32.0, targets=("o_proj",))
 SCALE = LORA.alpha / LORA.rank
 
 
-def lost(effective: Tensor, wanted: Tensor) -> float:
-    """The share of x·ΔW that is lost, for random x: |x·(effective − wanted)| / |x·wanted|."""
-    x = torch.randn(64, wanted.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return float((x @ (effective.double() - wanted).T).norm() / (x @ wanted.T).norm())
+def lost(effective: Tensor, exact: Tensor) -> float:
+    """The share of x·ΔW that is lost, for random x: |x·(effective − exact)| / |x·exact|."""
+    x = torch.randn(64, exact.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return float((x @ (effective.double() - exact).T).norm() / (x @ exact.T).norm())
 
 
 def shares(policy: PreTrainedModel, *, scale: float) -> list[tuple[float, float, float]]:
@@ -42,9 +42,9 @@ def shares(policy: PreTrainedModel, *, scale: float) -> list[tuple[float, float,
         if layer is None or short is None:
             continue
         weight = layer.weight.detach().double()
-        wanted, native = (scale * (each.b.double() @ each.a.double()).detach() for each in (layer, short))
+        exact, native = (scale * (each.b.double() @ each.a.double()).detach() for each in (layer, short))
         low_bits, full = (merged_weight(each).double() - weight for each in (low, part))
-        rows.append((lost(native, wanted), lost(low_bits, wanted), lost(full, wanted)))
+        rows.append((lost(native, exact), lost(low_bits, exact), lost(full, exact)))
     return rows
 
 

@@ -40,11 +40,11 @@ from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
 
 LEAST_UNITS = 4  # of a history whose ranking is compared: the newest is not ranked
-ASKED = 32  # queries of the question, and of the last output, in ``cost``
+QUERIES = 32  # queries of the question, and of the last output, in ``cost``
 
 
 def main() -> None:
-    """Run the part that is asked for and print its table."""
+    """Run the chosen part and print its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     cost = parts.add_parser("cost")
@@ -86,7 +86,7 @@ class Costs(NamedTuple):
 def print_cost(lengths: Sequence[int], repeats: int) -> None:
     """What watching adds to the plain pass, and what giving out all attention adds."""
     model = random_model()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {ASKED} + {ASKED} queries")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {QUERIES} + {QUERIES} queries")
     heads = ("tokens", *(f"{name}, CPU s" for name in ("plain", "watched", "all attention")))
     lines = []
     for length in lengths:
@@ -98,12 +98,12 @@ def print_cost(lengths: Sequence[int], repeats: int) -> None:
 
 
 def costs(model: PreTrainedModel, length: int, repeats: int) -> Costs:
-    """Of a prompt of this many tokens, of which the last ``ASKED`` are query positions."""
+    """Of a prompt of this many tokens, of which the last ``QUERIES`` are query positions."""
     ids = torch.randint(0, model.config.vocab_size, (1, length))
     query = AttentionQuery(
         prompt_ids=tuple(ids[0].tolist()),
-        positions=tuple(range(length - ASKED, length)),
-        question_ids=tuple(range(ASKED)),
+        positions=tuple(range(length - QUERIES, length)),
+        question_ids=tuple(range(QUERIES)),
         calibration_ids=(1, 2, 3),
     )
     plain = _cost(lambda: model.base_model(ids, use_cache=False), repeats)

@@ -1,4 +1,4 @@
-"""How fast and how small the learner's step is, against the ways of the field and against its own limit.
+"""How fast and how small the learner's step is, against the ways of the field and against its limit.
 
     python benchmarks/learner.py              # three workloads on a CPU, one thread, fp32
     python benchmarks/learner.py --quick      # a toy model: does it run, do gradients agree
@@ -244,7 +244,7 @@ def table(
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options; the clock is the process's own on a CPU with one thread, since other processes do not move it."""
+    """The options; on a CPU with one thread the clock is CPU time, which other processes do not move."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", choices=list(BENCHES), default=list(BENCHES))
     parser.add_argument("--questions", type=int, default=1, help="P; each has 8 trajectories of 6 turns")

@@ -1,4 +1,4 @@
-"""MBPP's own solutions, judged: in plain Python, in the sandbox, and in the sandbox with their bodies removed.
+"""The solutions of MBPP, judged: in plain Python, in the sandbox, and in the sandbox with their bodies removed.
 
     python benchmarks/mbpp.py mbpp.jsonl [--isolation landlock]
 

@@ -30,7 +30,7 @@ from condensegrpo.learner.settings import OptimizerSettings
 
 # The weights that learn are those sampled from: what a run with one update of a batch minimises.
 OBJECTIVE = PerToken(Objective(loss=clipped, first_update=True))
-DENSE_ROW = 1024  # tokens behind each other in one row of plain dense attention, which computes every pair of them
+DENSE_ROW = 1024  # tokens one after another in one row of plain dense attention, which computes every pair of them
 TILE = 256  # trained tokens whose logits exist at a time in ``limit``
 
 
@@ -73,7 +73,7 @@ class Budget:
     device: str
 
 
-Step = Callable[[Sequence[Segment]], float | None]  # the gradient's norm, where the gradient itself is not left behind
+Step = Callable[[Sequence[Segment]], float | None]  # the gradient's norm, where the gradient itself is freed
 Prepare = Callable[[PreTrainedModel, Budget, Sequence[Segment]], Step]
 
 
@@ -97,15 +97,15 @@ def by_length(model: PreTrainedModel, budget: Budget, _: Sequence[Segment]) -> S
 
 
 def without_padding(model: PreTrainedModel, budget: Budget, _: Sequence[Segment]) -> Step:
-    """Rows behind each other, block-diagonal dense attention, logits at every position."""
+    """Rows one after another, block-diagonal dense attention, logits at every position."""
 
     def step(rows: Sequence[Segment]) -> None:
         room = max(DENSE_ROW, max(len(row.token_ids) for row in rows))
         for micro_batch in micro_batches(blocks(rows, max_tokens=room, share=False), max_tokens=room):
             batch = _on_device(micro_batch, model)
-            ids, places = batch.token_ids, batch.position_ids
+            ids, positions = batch.token_ids, batch.position_ids
             next_S = ids.roll(-1)  # what follows the end of a row is nobody's target
-            logp_S = _of_next(model(input_ids=ids, position_ids=places, use_cache=False).logits, next_S)
+            logp_S = _of_next(model(input_ids=ids, position_ids=positions, use_cache=False).logits, next_S)
             _descend(logp_S[batch.source], batch)
 
     return step
@@ -117,9 +117,9 @@ def output_only(model: PreTrainedModel, budget: Budget, _: Sequence[Segment]) ->
     def step(rows: Sequence[Segment]) -> None:
         for some in sorted_batches(rows, budget.tokens):
             batch = _on_device(lay_out([(row,) for row in some]), model)
-            ids_BL, place_T = padded(some)
+            ids_BL, index_T = padded(some)
             hidden = model.get_decoder()(input_ids=ids_BL.to(model.device), use_cache=False).last_hidden_state
-            logits_T = model.get_output_embeddings()(hidden.flatten(0, 1)[place_T.to(model.device)]).float()
+            logits_T = model.get_output_embeddings()(hidden.flatten(0, 1)[index_T.to(model.device)]).float()
             _descend(-functional.cross_entropy(logits_T, batch.target, reduction="none"), batch)
 
     return step
@@ -179,13 +179,13 @@ def limit(model: PreTrainedModel, budget: Budget, rows: Sequence[Segment]) -> St
     columns = round(sum(len(row.token_ids) for row in rows) / len(rows))
     count = max(1, round(computed / columns))
     ids_BL = torch.randint(model.config.vocab_size, (count, columns), device=model.device)
-    places = torch.linspace(0, count * columns - 1, trained, device=model.device).long()
+    indices = torch.linspace(0, count * columns - 1, trained, device=model.device).long()
 
     def step(_: Sequence[Segment]) -> None:
         first = 0
         for some in ids_BL.split(max(1, budget.tokens // columns)):
             hidden = model.get_decoder()(input_ids=some, use_cache=False).last_hidden_state.flatten(0, 1)
-            here = places[(places >= first) & (places < first + len(hidden))] - first
+            here = indices[(indices >= first) & (indices < first + len(hidden))] - first
             first += len(hidden)
             _bare(model, hidden, here)
 
@@ -207,20 +207,20 @@ def sorted_batches(rows: Sequence[Segment], max_tokens: int) -> Iterator[list[Se
 def padded(rows: Sequence[Segment]) -> tuple[Tensor, Tensor]:
     """Rows padded on the right, which causal attention needs no mask for, and what predicts their trained tokens.
 
-    Example: rows [5 6 7*] and [8 9*] (trained where starred) give [[5 6 7] [8 9 0]] and the places 1 and 3.
+    Example: rows [5 6 7*] and [8 9*] (trained where starred) give [[5 6 7] [8 9 0]] and the indices 1 and 3.
 
     Returns:
-        ids (B, L) and places (T,) in the flattened ids, in the order of ``lay_out``.
+        ids (B, L) and indices (T,) of the flattened ids, in the order of ``lay_out``.
     """
     columns = max(len(row.token_ids) for row in rows)
     ids = torch.tensor([[*row.token_ids, *[0] * (columns - len(row.token_ids))] for row in rows])
-    places = [
-        number * columns + place - 1
+    indices = [
+        number * columns + position - 1
         for number, row in enumerate(rows)
         for turn in row.turns
-        for place in turn.positions
+        for position in turn.positions
     ]
-    return ids, torch.tensor(places)
+    return ids, torch.tensor(indices)
 
 
 def _on_device(batch: PackedBatch, model: PreTrainedModel) -> PackedBatch:
@@ -229,10 +229,10 @@ def _on_device(batch: PackedBatch, model: PreTrainedModel) -> PackedBatch:
 
 def _everywhere(model: PreTrainedModel, rows: Sequence[Segment]) -> None:
     batch = _on_device(lay_out([(row,) for row in rows]), model)
-    ids_BL, place_T = (part.to(model.device) for part in padded(rows))
+    ids_BL, index_T = (part.to(model.device) for part in padded(rows))
     next_BL = ids_BL.roll(-1, dims=1)  # what follows the last column is nobody's target
     logp = _of_next(model(input_ids=ids_BL, use_cache=False).logits, next_BL)
-    _descend(logp[place_T], batch)
+    _descend(logp[index_T], batch)
 
 
 def _of_next(logits: Tensor, next_tokens: Tensor) -> Tensor:
@@ -244,12 +244,12 @@ def _descend(logp_T: Tensor, batch: PackedBatch) -> None:
     (batch.weights * OBJECTIVE(logp_T, batch).loss_T).sum().backward()
 
 
-def _bare(model: PreTrainedModel, hidden: Tensor, places: Tensor) -> None:
-    """Backward through head and decoder, the logits at ``places`` being their own gradient: three products a tile."""
+def _bare(model: PreTrainedModel, hidden: Tensor, indices: Tensor) -> None:
+    """Backward through head and decoder, the logits at ``indices`` being their own gradient: three products a tile."""
     weight = model.get_output_embeddings().weight
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
-    chosen = hidden[places]
+    chosen = hidden[indices]
     with torch.no_grad():
         grads = []
         for tile in chosen.split(TILE):

@@ -2,7 +2,7 @@
 
     parent ─ (given,) ─▶ side: runs once ─▶ result ─▶ parent            None ends it
 
-All sides live at the same time, so that whatever disturbs the machine disturbs all, and the memory of each is its own.
+All sides live at the same time, so that whatever disturbs the machine disturbs all, and each has memory of its own.
 """
 
 import multiprocessing

@@ -1,6 +1,6 @@
 """TRL's rollout loop, ``GRPOTrainer._generate``, on the rollout benchmark's world: generate, tools, generate, ….
 
-TRL is imported when the side starts. Everything is the trainer's own but for two things that random weights make
+TRL is imported when the side starts. Everything is the trainer's but for two things that random weights make
 necessary: a logits processor ends each reply at its length, with the token that ends a turn, and in place of its parser
 every reply calls the tool, whose answer is a reading. Generation only: rewards, log-probabilities and updates are not
 measured. The trainer uses transformers' ``generate`` on one padded batch a turn; keys and values do not outlive a turn.

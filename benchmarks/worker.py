@@ -22,7 +22,7 @@ class Reading(NamedTuple):
 
     seconds: float
     peak: int  # bytes above the loaded model, the largest so far
-    norm: float | None  # of the gradient, where the pass leaves none behind
+    norm: float | None  # of the gradient, where the pass frees it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,8 +127,8 @@ def _trajectory(
         prompt = (*question, *(token for unit in kept for token in unit))
         observation = _ids(draw, draw.randint(*lengths.observation), vocabulary)
         room = _room(kind, lengths, len(question), len(prompt), len(observation), turns - index - 1)
-        wanted = round(lengths.output * math.exp(draw.gauss(0.0, lengths.spread)))
-        output = _ids(draw, max(lengths.shortest, min(wanted, room)), vocabulary)
+        drawn = round(lengths.output * math.exp(draw.gauss(0.0, lengths.spread)))
+        output = _ids(draw, max(lengths.shortest, min(drawn, room)), vocabulary)
         done.append(_turn(prompt, output, _declared(len(question), units, len(kept), len(prompt))))
         units.append((*output, *observation))
     return Trajectory(

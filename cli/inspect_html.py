@@ -161,7 +161,7 @@ def write_selection(selection: "Selection", listed: Sequence[IndexedTrajectory] 
         "turn": selection.turn,
     }
     address = urlencode({key: value for key, value in shown.items() if value is not None}, safe="/")
-    return f"{page.absolute()}: {extent}, {size / MEGABYTE:.1f} MB. With #{address} behind its address it opens here."
+    return f"{page.absolute()}: {extent}, {size / MEGABYTE:.1f} MB. With #{address} after its address it opens here."
 
 
 def chosen_batches(index: Index, files: Sequence[Path], choice: Choice) -> Batches:

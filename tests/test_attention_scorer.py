@@ -224,7 +224,7 @@ def test_pinned_messages_that_fill_the_page_leave_the_minimum_for_each_unit() ->
 def test_located_returns_the_places_of_each_messages_content() -> None:
     past = history("hello <|im_end|> there", "", "one")
     located = Renderer(tokenizer()).located(past.messages)
-    said = [text(located.ids[place.start : place.stop]) for place in located.places]
+    said = [text(located.ids[span.start : span.stop]) for span in located.spans]
     assert said == [message.content for message in past.messages]
 
 
@@ -233,7 +233,7 @@ def test_located_excludes_content_that_the_template_omits() -> None:
     renderer = Renderer(tokenizer(FORGETS_THINKING))
     located = renderer.located(past.messages)
     assert "long" not in text(located.ids)
-    first_reply = located.places[2]
+    first_reply = located.spans[2]
     assert text(located.ids[first_reply.start : first_reply.stop]).endswith("short")
 
 

@@ -221,5 +221,5 @@ def test_messages_with_pictures_are_located(tmp_path: Path) -> None:
     messages = ours.taken_up((Message(role="system", content="be brief"), shown("look ", FIRST)))
     located = ours.located(messages)
     assert ours.pictures is not None
-    assert located.ids[located.places[1].start :].count(ours.pictures.placeholder_id) == 10
-    assert len(located.places[1]) >= 10
+    assert located.ids[located.spans[1].start :].count(ours.pictures.placeholder_id) == 10
+    assert len(located.spans[1]) >= 10

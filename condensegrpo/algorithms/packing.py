@@ -210,7 +210,7 @@ def _too_long(rows: int, where: str, length: int, max_tokens: int) -> LearnerErr
 
 
 def lay_out(blocks: Sequence[Block]) -> PackedBatch:
-    """The blocks behind each other as one micro-batch; the columns of trained tokens by block, then by row.
+    """The blocks one after another as one micro-batch; the columns of trained tokens by block, then by row.
 
     Example: a block of the rows [5 6 7*] and [5 6 8*], trained where starred, and a block of the row [8 9*] give
 

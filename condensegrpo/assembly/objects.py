@@ -1,6 +1,6 @@
 """Plug-ins given as Python objects in place of names, as ``condensegrpo.train(…, task=MyTask())`` does.
 
-    task=MyTask                           ─▶   task: {name: "path/to/mine.py:MyTask"}: a class has a place
+    task=MyTask                           ─▶   task: {name: "path/to/mine.py:MyTask"}: a class can be imported
     task=MyTask()                         ─▶   task: {name: "python:MyTask"}, and the object by that name
     tools=["calculator", look_up]         ─▶   rollout.tools.use: [{name: calculator}, {name: "python:look_up"}]
     condenser="full"                      ─▶   condenser: {name: full}
@@ -141,9 +141,9 @@ def _section(part: str, given: object, objects: dict[str, object]) -> dict[str, 
         return {"name": given}
     if isinstance(given, Mapping):
         named = given.get("name")
-        return {**given, "name": _place_of(part, named)} if inspect.isclass(named) else dict(given)
+        return {**given, "name": _import_path(part, named)} if inspect.isclass(named) else dict(given)
     if inspect.isclass(given):
-        return {"name": _place_of(part, given)}
+        return {"name": _import_path(part, given)}
     label = given.__name__ if isinstance(given, FunctionType | MethodType) else type(given).__name__
     name = f"{OBJECT}{label}"
     while objects.setdefault(name, given) is not given:
@@ -151,7 +151,7 @@ def _section(part: str, given: object, objects: dict[str, object]) -> dict[str, 
     return {"name": name}
 
 
-def _place_of(part: str, given: type) -> str:
+def _import_path(part: str, given: type) -> str:
     """Where a class is, as a configuration names it: ``path/to/file.py:Name``."""
     file = getattr(sys.modules.get(given.__module__), "__file__", None)
     if given.__module__ == "__main__" or "." in given.__qualname__ or file is None:

@@ -1,4 +1,4 @@
-"""Attention of a few queries, taken from a model's own queries and keys after RoPE; no L × L tensor is made.
+"""Attention of a few queries, computed from a model's queries and keys after RoPE; no L × L tensor is made.
 
 An **attention query** is a prompt followed by two short branches, computed in one pass:
 

@@ -33,7 +33,7 @@ class UnitTokens(NamedTuple):
         """Its first ``room`` tokens; fewer where a picture would be cut."""
         if len(self.ids) <= room:
             return self
-        room = min([place.start for _, place in self.pictures if place.stop > room], default=room)
+        room = min([span.start for _, span in self.pictures if span.stop > room], default=room)
         return UnitTokens(
             self.ids[:room],
             tuple(index for index in self.content if index < room),
@@ -63,22 +63,22 @@ class HistoryTokens(NamedTuple):
 
 def split_history(history: History, located: Located) -> HistoryTokens:
     """The prompt of a history, split where a message ends: the template's introduction of a message belongs to it."""
-    after = last = max((place.stop for place in located.places[: len(history.pinned)]), default=0)
+    after = last = max((span.stop for span in located.spans[: len(history.pinned)]), default=0)
     message = len(history.pinned)
     pinned_media = tuple(part.sha256 for pinned in history.pinned for part in pinned.media)
-    places = iter(located.pictures[len(pinned_media) :])
+    spans = iter(located.pictures[len(pinned_media) :])
     units = []
     for unit in history.units:
-        contents = located.places[message : message + len(unit.messages)]
-        shown = [(part.sha256, next(places)) for each in unit.messages for part in each.media]
-        end = max(last, *(place.stop for place in contents))
-        content = {index - last for place in (*contents, *(place for _, place in shown)) for index in place}
+        contents = located.spans[message : message + len(unit.messages)]
+        shown = [(part.sha256, next(spans)) for each in unit.messages for part in each.media]
+        end = max(last, *(span.stop for span in contents))
+        content = {index - last for span in (*contents, *(span for _, span in shown)) for index in span}
         units.append(
             UnitTokens(
                 located.ids[last:end],
                 tuple(sorted(content)),  # a template may show a picture before what it says of the message
                 tuple(index - last for index in contents[0]),
-                tuple((sha256, range(place.start - last, place.stop - last)) for sha256, place in shown),
+                tuple((sha256, range(span.start - last, span.stop - last)) for sha256, span in shown),
             )
         )
         last, message = end, message + len(contents)

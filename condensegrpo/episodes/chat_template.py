@@ -85,7 +85,7 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], marker: str, *, end: str = "", generation_prompt: bool = True) -> str:
         """The template's text, in which the marker breaks up every special token that is not the template's own.
 
-        ``end`` stands behind the last word of every reply. Pictures are expanded, see ``ExpandsPictures``.
+        ``end`` follows the last word of every reply. Pictures are expanded, see ``ExpandsPictures``.
         """
         shown = tuple(part for message in messages for part in message.media)
         if shown and self._pictures is None:

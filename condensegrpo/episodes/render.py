@@ -34,11 +34,11 @@ CHARACTERS = 16  # of a token, at most, of its unit with and without its mask, a
 
 
 class Located(NamedTuple):
-    """A prompt, and the position of each message's content in it."""
+    """A prompt, and the span of each message's content in it."""
 
     ids: tuple[int, ...]  # (P,) ending in the generation prompt
-    places: tuple[range, ...]  # one a message; everything else is the template's
-    pictures: tuple[range, ...] = ()  # see ``Renderer.picture_places``
+    spans: tuple[range, ...]  # of each message's content; everything else is the template's
+    pictures: tuple[range, ...] = ()  # see ``Renderer.picture_spans``
 
 
 class _RendererSettings(NamedTuple):
@@ -164,10 +164,10 @@ class Renderer:
         return sum(map(len, [piece.known_ids or piece.ids(self._encoder) for piece in pieces]))
 
     def located(self, messages: Sequence[Message]) -> Located:
-        """The whole prompt with the places of what each message says, in one pass over the text.
+        """The whole prompt with the span of each message's content, in one pass over the text.
 
         For reading, never to be sampled from: the text is tokenised in pieces, so that ids at the borders of a message
-        may be others than in ``prompt``. What the template leaves out of a message has no place.
+        may be others than in ``prompt``. What the template leaves out of a message has an empty span.
         """
         marker, left, right = itertools.islice(self._template.unused(messages), 3)
         framed = self._template.render(_framed(messages, left, right), marker)
@@ -176,25 +176,25 @@ class Renderer:
         for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
             at[int(number)] = len(ids)
             ids += self._encoder.encode(text, marker)
-        places, last = [], 0
+        spans, last = [], 0
         for index in range(len(messages)):
             start = at.get(2 * index, last)  # reasoning that is left out may take the beginning with it
             last = at.get(2 * index + 1, start)
-            places.append(range(start, last))
+            spans.append(range(start, last))
         media = [part.sha256 for message in messages for part in message.media]
-        return Located(ids=tuple(ids), places=tuple(places), pictures=self.picture_places(ids, media))
+        return Located(ids=tuple(ids), spans=tuple(spans), pictures=self.picture_spans(ids, media))
 
-    def picture_places(self, ids: Sequence[int], media: Sequence[str]) -> tuple[range, ...]:
+    def picture_spans(self, ids: Sequence[int], media: Sequence[str]) -> tuple[range, ...]:
         """Where each picture of a prompt is in its ids: from the first to the last of its placeholders."""
-        pictures, places = self.pictures, list[range]()
+        pictures, spans = self.pictures, list[range]()
         if pictures is None or not media:
             return ()
         indices = [index for index, token in enumerate(ids) if token == pictures.placeholder_id]
         for sha256 in media:
             count = pictures.expansion(sha256).count(pictures.placeholder)
-            places.append(range(indices[0], indices[count - 1] + 1))
+            spans.append(range(indices[0], indices[count - 1] + 1))
             del indices[:count]
-        return tuple(places)
+        return tuple(spans)
 
     def continuation(
         self, context: Sequence[Message], reply: Message, observations: Sequence[Message], output_ids: Sequence[int]
@@ -211,7 +211,7 @@ class Renderer:
 
         Args:
             context: the messages before the reply.
-            reply: what the policy said; only its place matters, its ids are ``output_ids``.
+            reply: what the policy said; only its position matters, its ids are ``output_ids``.
             observations: what answered it.
             output_ids: (A,) as sampled.
         """
@@ -279,7 +279,7 @@ class Renderer:
         return str(self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def text_ids(self, text: str) -> tuple[int, ...]:
-        """The ids of a text as a policy could say it, with nothing before or behind."""
+        """The ids of a text as a policy could say it, with nothing before or after it."""
         marker = next(unused_characters((text,)))
         return tuple(self._encoder.encode(self._encoder.escape(text, marker), marker))
 

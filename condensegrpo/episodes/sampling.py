@@ -138,7 +138,7 @@ async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sa
         text=text,
         version=version,
         frozen=writer is not None,
-        picture_starts=tuple(place.start for place in engine.renderer.picture_places(ids, prompt.media)),
+        picture_starts=tuple(span.start for span in engine.renderer.picture_spans(ids, prompt.media)),
         picture_tokens=0 if pictures is None else ids.count(pictures.placeholder_id),
     )
 

@@ -62,17 +62,17 @@ def evaluate_policy(
         RunError: the folder exists or cannot be written.
     """
     step = trained_steps(source)
-    place = destination_of(save, run, step)
+    target = destination_of(save, run, step)
     check_model(components, source)
-    media = None if place is None else MediaFolder((place if isinstance(place, Path) else place.path) / "media")
+    media = None if target is None else MediaFolder((target if isinstance(target, Path) else target.path) / "media")
     with opened_policy(components.config, source, media=media, objects=components.objects) as players:
-        if isinstance(place, RunFolder) and step is not None:
-            with new_name(place, step) as name:
-                stored = place.evaluation(step, name)
+        if isinstance(target, RunFolder) and step is not None:
+            with new_name(target, step) as name:
+                stored = target.evaluation(step, name)
                 result = evaluate(name, components, players=players, step=step, observer=observer, file=stored)
-                store_evaluation(place, step, result, command)
+                store_evaluation(target, step, result, command)
             return result
-        if isinstance(place, Path):
-            save_tokenizer(source, place)
-        file = place / evaluation_file(HELD_OUT) if isinstance(place, Path) else None
+        if isinstance(target, Path):
+            save_tokenizer(source, target)
+        file = target / evaluation_file(HELD_OUT) if isinstance(target, Path) else None
         return evaluate(HELD_OUT, components, players=players, step=step, observer=observer, file=file)

@@ -49,7 +49,7 @@ READY_VIEWS = (
         "lost the fact",
         "lost_fact",
         "-turns",
-        "wrong, and the ground truth was told in an earlier prompt and is not in the last",
+        "wrong, and the ground truth was in an earlier prompt and is not in the last",
     ),
 )
 GOT_WORSE = "got-worse"  # the view that lists problems

@@ -102,7 +102,7 @@ def gini(values: Sequence[float]) -> float:
         return 0.0
     scaled = sorted(value / largest for value in values)  # sums of the largest and of the smallest floats stay exact
     count = len(scaled)
-    spread = math.fsum((2 * place - count - 1) * value for place, value in enumerate(scaled, start=1))
+    spread = math.fsum((2 * rank - count - 1) * value for rank, value in enumerate(scaled, start=1))
     return spread / (count * math.fsum(scaled))
 
 

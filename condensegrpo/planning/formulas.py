@@ -238,7 +238,7 @@ def tower_bytes(tower: Tower, batch: MicroBatch, element: int, *, checkpointed: 
 def paths_bytes(decoder: Decoder, batch: MicroBatch, gathered: Gathered, element: int) -> int:
     """What attention along tree paths keeps more than plain attention.
 
-    once      what each query sees, as booleans, and the places of queries, keys and outputs
+    once      what each query sees, as booleans, and the indices of queries, keys and outputs
     a layer   queries and their outputs by piece, the outputs in place, keys and values by piece, the log of every
               head's sum; and what is seen in e, for every query head that shares a key head
     """
@@ -259,7 +259,7 @@ def intervals_bytes(batch: MicroBatch) -> int:
 
 
 def branches_bytes(decoder: Decoder, batch: MicroBatch, keys: int, element: int) -> int:
-    """What ``flash`` keeps more than plain attention: the gathered keys' places, once, and their keys and values.
+    """What ``flash`` keeps more than plain attention: the gathered keys' indices, once, and their keys and values.
 
     Args:
         keys: that are gathered, each branch's whole path. ``auto`` takes flash up to ``MOST_KEYS`` of them a token.

@@ -95,14 +95,14 @@ def _of_dataclass(field: dataclasses.Field[Any], hint: object) -> tuple[object, 
     return (PydanticUndefined if default is dataclasses.MISSING else default), tuple(metadata)
 
 
-def sections(section: type, place: str = "", value: object = None) -> list[tuple[str, type, object]]:
+def sections(section: type, path: str = "", value: object = None) -> list[tuple[str, type, object]]:
     """A section and those inside it, each with its dotted path and the value that it has by default, if any."""
-    nested = [(place, section, value)]
+    nested = [(path, section, value)]
     for key in keys(section):
         for kind in (*_inside(key.annotation), *_elements(key.annotation)):
             if is_section(kind) and kind.__name__ != "Plugin":
                 inner = key.default if isinstance(key.default, kind) else None
-                nested += sections(kind, f"{place}.{key.name}".lstrip("."), inner)
+                nested += sections(kind, f"{path}.{key.name}".lstrip("."), inner)
     return nested
 
 
@@ -186,9 +186,9 @@ def range_of(bound: object) -> str:
     return ""
 
 
-def _type_of(key: Key, place: str) -> str:
+def _type_of(key: Key, parent: str) -> str:
     """The type, or a link to the section of that name."""
-    path = f"{place}.{key.name}".lstrip(".")
+    path = f"{parent}.{key.name}".lstrip(".")
     if any(map(is_section, _elements(key.annotation))) and _elements(key.annotation)[0].__name__ != "Plugin":
         return f"list of [sections](#{path.replace('.', '')})"
     words = []
@@ -212,11 +212,11 @@ def _meaning_of(key: Key) -> str:
 def filled(page: str, top: type) -> str:
     """A page with its introduction as it is, and a table for each section of its keys."""
     parts = [page[: page.index(FIRST)]]
-    for place, section, value in sections(top):
+    for path, section, value in sections(top):
         about = (inspect.getdoc(section) or "").replace("``", "`")
-        parts.append(f"## {place or 'Top level'}\n\n{about}\n\n| key | type | default | meaning |\n|---|---|---|---|\n")
+        parts.append(f"## {path or 'Top level'}\n\n{about}\n\n| key | type | default | meaning |\n|---|---|---|---|\n")
         parts += (
-            f"| `{key.name}` | {_type_of(key, place)} | {default_of(key, value)} | {_meaning_of(key)} |\n"
+            f"| `{key.name}` | {_type_of(key, path)} | {default_of(key, value)} | {_meaning_of(key)} |\n"
             for key in keys(section)
         )
         parts.append("\n")
