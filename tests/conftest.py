@@ -1,6 +1,7 @@
 """Fixtures that several files use, and the order of the files."""
 
 import gc
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -55,6 +56,23 @@ def pytest_collection_finish() -> None:
     """Look for garbage from here on, in what tests leave: DeepSpeed collects whenever it opens, moves and closes."""
     gc.collect()
     resume_collections()
+    global _objects
+    _objects = gc.get_freeze_count()
+
+
+_modules, _objects = len(sys.modules), 0  # loaded, and left out of collections, when that was done last
+
+
+def pytest_runtest_logfinish() -> None:
+    """Leave out what tests have loaded too, and again after vLLM was closed: a collection of DeepSpeed's took a second.
+
+    Closing vLLM's engine makes collections look at everything (``gc.unfreeze``).
+    """
+    global _modules, _objects
+    if len(sys.modules) > _modules + 200 or gc.get_freeze_count() < _objects // 2:
+        gc.collect()
+        gc.freeze()
+        _modules, _objects = len(sys.modules), gc.get_freeze_count()
 
 
 @pytest.fixture
