@@ -1,14 +1,15 @@
 """docs/reference/condensers.md against the code: the drawings, the example, and that every condenser is there."""
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
+import runpy
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
+from command import ENVIRONMENT
+from forked import ForkedCommand
 
 from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.config.schema import CondenserPlugin
@@ -55,14 +56,13 @@ def test_the_condenser_of_twenty_lines_keeps_the_contract(tmp_path: Path) -> Non
     assert len([line for line in example.splitlines() if line.strip()]) <= 20
     (tmp_path / "own.py").write_text(example)
     suite = str(ROOT / "tests" / "test_condenser_conformance.py")
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-k", "own.py", "-p", "no:cacheprovider", suite],
-        env={**os.environ, "CONDENSER": f"{tmp_path / 'own.py'}:WithNumbers"},
+    process = ForkedCommand(
+        ["-q", "-k", "own.py", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", suite],
         cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
+        environment=ENVIRONMENT,
+        more={"CONDENSER": f"{tmp_path / 'own.py'}:WithNumbers"},
+        program=partial(runpy.run_module, "pytest", run_name="__main__"),
     )
-    assert result.returncode == 0, result.stdout[-2000:]
-    assert re.search(r"\d\d passed", result.stdout)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, out[-2000:] + err[-2000:]
+    assert re.search(r"\d\d passed", out)
