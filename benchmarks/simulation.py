@@ -2,12 +2,15 @@
 
     python benchmarks/simulation.py RUNS_FOLDER [CASE ...]      # such as "vllm, uneven"; runs in the folder are reused
 
+It prints the table of docs/results/simulation.md, and the load of the machine that belongs to it.
+
 Sampler, learner, threads and processes of a run are real. Task, tools, reward and the texts of replies are the
 simulation's stand-ins, so that both have the same lengths: the real model samples as many tokens as the stand-in for
 the policy writes, and these are put in their place. Two cases calibrate the times of sampler, learner and weights.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +47,7 @@ from condensegrpo.storage.trackers import read_metrics
 LIMITS = {"max_turns": 3, "max_context_tokens": 640, "max_output_tokens": 96}
 PROBLEMS, SAMPLES, TOOL = 4, 4, "look_up"
 STEPS = 4  # of a case; compared are all but the first, and but the last that nothing is sampled beside
+OFF = 0.02  # of the seconds of a step, that a calibration may miss
 EVEN, UNEVEN = 0.0, 0.7  # sigma of the lengths of replies and the seconds of tools
 
 
@@ -74,12 +78,12 @@ CASES = {
     "embedded, staleness 1": Case(sampler="transformers", staleness=1),
     "embedded, staleness 2, uneven": Case(sampler="transformers", staleness=2, sigma=UNEVEN),
     "embedded, uneven": Case(sampler="transformers", sigma=UNEVEN),
+    "embedded, slow tools": Case(sampler="transformers", tool_seconds=20.0),
     "server": Case(sampler="vllm_server", calibrates=True),
     "vllm, uneven": Case(sampler="vllm", sigma=UNEVEN),
     "server, staleness 1, uneven": Case(sampler="vllm_server", staleness=1, sigma=UNEVEN),
     "two servers, staleness 1": Case(sampler="vllm_server", servers=2, staleness=1),
     "vllm, staleness 1": Case(sampler="vllm", staleness=1),
-    "embedded, slow tools": Case(sampler="transformers", tool_seconds=20.0),
 }
 
 
@@ -202,7 +206,12 @@ def measured(case: Case, name: str, runs: Path) -> list[dict[str, float]]:
                 tools=[stand_in_tool(TOOL, case.workload, config.seed)],
             )
     lines = [line for line in read_metrics(folder / "metrics.jsonl") if "seconds" in line]
-    return [line for line in lines if 2 <= line["step"] <= STEPS]
+    compared = [line for line in lines if 2 <= line["step"] <= STEPS]
+    if len(compared) < STEPS - 1:
+        raise SystemExit(
+            f"reading {folder}: found {len(lines)} steps, wanted {STEPS}. Remove it to run the case again."
+        )
+    return compared
 
 
 def predicted(case: Case, name: str, runs: Path, cluster: Cluster) -> float:
@@ -216,7 +225,11 @@ def predicted(case: Case, name: str, runs: Path, cluster: Cluster) -> float:
 
 
 def calibrated(case: Case, name: str, runs: Path, lines: Sequence[dict[str, float]]) -> Cluster:
-    """The cluster whose predicted seconds of a step are those of a real run, by the time of a decoding step."""
+    """The cluster whose predicted seconds of a step are those of a real run, by the time of a decoding step.
+
+    Raises:
+        SystemExit: no decoding step gives them.
+    """
 
     def cluster(step_seconds: float) -> Cluster:
         return Cluster(
@@ -231,7 +244,13 @@ def calibrated(case: Case, name: str, runs: Path, lines: Sequence[dict[str, floa
     for _ in range(12):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if predicted(case, name, runs, cluster(middle)) < goal else (low, middle)
-    return cluster((low * high) ** 0.5)
+    found = cluster((low * high) ** 0.5)
+    if abs(predicted(case, name, runs, found) / goal - 1) > OFF:
+        raise SystemExit(
+            f"calibrating on {name}: found {goal:.1f} s a step, and no decoding step of 0.1 ms to 1 s gives that. "
+            f"Remove the run from {runs}, and measure it again on an idle machine."
+        )
+    return found
 
 
 def main() -> None:
@@ -250,6 +269,7 @@ def main() -> None:
         guess = predicted(case, name, folder, clusters[case.sampler == "transformers"])
         kind = "calibrated" if case.calibrates else f"{guess / seconds - 1:+.0%}"
         print(f"| {name} | {seconds:.2f} | {guess:.2f} | {kind} |", flush=True)
+    print(f"\nload, mean of 1, 5 and 15 minutes: {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
     print(json.dumps({str(key): cluster.model_dump(mode="json") for key, cluster in clusters.items()}))
 
 
