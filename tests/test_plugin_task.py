@@ -37,6 +37,7 @@ def started(work: Coroutine[Any, Any, Any], name: str = "it", seconds: float = 5
 def test_everything_happens_in_the_same_order(scripts: list[list[str]]) -> None:
     def happened(start: Start) -> list[str]:
         log: list[str] = []
+        waiting = set[str]()
 
         async def play(name: str, script: list[str], turn: asyncio.Event) -> None:
             for place, act in enumerate(script):
@@ -46,6 +47,7 @@ def test_everything_happens_in_the_same_order(scripts: list[list[str]]) -> None:
                 elif act == "set":
                     turn.set()
                 elif act == "wait":
+                    waiting.add(name)
                     await turn.wait()
                 elif act == "spawn":
                     await asyncio.gather(play(f"{name}a", ["yield"], turn), play(f"{name}b", ["set"], turn))
@@ -55,9 +57,11 @@ def test_everything_happens_in_the_same_order(scripts: list[list[str]]) -> None:
         async def run() -> None:
             turn = asyncio.Event()
             tasks = [start(play(str(number), script, turn)) for number, script in enumerate(scripts)]
-            asyncio.get_running_loop().call_later(0.001, turn.set)
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-            log.extend(map(repr, ends))
+            ends = asyncio.gather(*tasks, return_exceptions=True)
+            while not all(task.done() or str(number) in waiting for number, task in enumerate(tasks)):
+                await asyncio.sleep(0)
+            turn.set()  # every task has ended or waited
+            log.extend(map(repr, await ends))
 
         asyncio.run(run())
         return log
