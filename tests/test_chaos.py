@@ -106,7 +106,7 @@ def test_a_full_disk_stops_a_run_with_advice_and_space_continues_it(undisturbed:
         while refusal := refused(ONE_RANK, folder / "run"):
             assert "free some space" in refusal.lower()
             assert "Traceback" not in refusal
-            remount(folder, f"size={(kilobytes := kilobytes + 1700)}k")
+            remount(folder, f"size={(kilobytes := kilobytes + 2600)}k")
         assert kilobytes > 5000  # it filled up more than once
         assert_same_run(undisturbed(ONE_RANK), folder / "run")
 

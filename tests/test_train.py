@@ -20,6 +20,7 @@ from runs import (
     sampled,
     undisturbed,
     wait_for,
+    wait_for_phase,
 )
 
 from condensegrpo.storage.evaluations import stored_evaluations
@@ -290,8 +291,10 @@ def test_ctrl_c_in_the_warm_start_saves_it(tmp_path: Path) -> None:
     assert "of round 1 of the warm start" in out
     assert latest.exists()
     change = "condenser.options.keep_last=2"
-    changed = run("train", "--resume", str(tmp_path / "stopped"), "--allow-changes", change)
-    assert "the warm start begins again: the configuration was changed" in changed.stdout
+    changed = start("train", "--resume", str(tmp_path / "stopped"), "--allow-changes", change)
+    wait_for_phase(tmp_path / "stopped", "the warm start begins again: the configuration was changed", changed)
+    changed.kill()
+    changed.communicate()
 
 
 def test_a_condenser_that_fails_is_told_of(tmp_path: Path) -> None:
