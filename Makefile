@@ -23,7 +23,8 @@ compare: install
 # Tests of the HTML pages drive the Chromium on the PATH (Debian, Ubuntu: apt-get install chromium) through playwright,
 # which the dev extra installs; without a browser they are skipped and say so.
 # They start several hundred interpreters: bytecode is stored even where the environment forbids it.
-test: install others vllm lint typecheck docs
+test: install others vllm
+	$(MAKE) --jobs 2 --output-sync=target lint typecheck docs
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # An hour of killed, stopped and starved runs; CHAOS_SECONDS is what each of six tests goes on for with other seeds.
