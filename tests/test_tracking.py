@@ -18,6 +18,7 @@ from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
+from condensegrpo.core.packages import check_installed
 from condensegrpo.core.protocols.tracker import Artifact, LogsTables, RunStart, StartedRun, StartsRun, Tracker
 from condensegrpo.core.table import Table
 from condensegrpo.storage.files import start_file
@@ -26,7 +27,6 @@ from condensegrpo.storage.trackers import JsonlTracker, read_metrics
 from condensegrpo.storage.trajectories import write_trajectory
 from condensegrpo.trackers.background import BackgroundTracker
 from condensegrpo.trackers.mlflow import MlflowTracker
-from condensegrpo.trackers.packages import check_package_installed
 from condensegrpo.trackers.tensorboard import TensorboardTracker
 from condensegrpo.training.tracking import RunTracking
 
@@ -131,7 +131,7 @@ def test_a_name_alone_is_a_tracker_and_imports_no_library(library: str) -> None:
 
 def test_a_tracker_whose_package_is_missing_says_what_to_install() -> None:
     with pytest.raises(ValueError, match=r"pip install 'condensegrpo\[no_such_package\]'"):
-        check_package_installed("no_such_package")
+        check_installed("no_such_package", extra="no_such_package", instead="take it out")
 
 
 class Recorder:
@@ -148,7 +148,7 @@ class Recorder:
 
     def start(self, run: RunStart) -> StartedRun:
         self.starts.append(run)
-        return StartedRun(identity="x7", place="http://ana:secret@host/x7")
+        return StartedRun(identity="x7", location="http://ana:secret@host/x7")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if self.waits_for is not None:

@@ -15,14 +15,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 import numpy
 from annotated_types import Ge, Le
 
-from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import MediaPart, Message
+from condensegrpo.core.packages import check_installed
 from condensegrpo.core.plugins import load_object
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
@@ -43,7 +42,8 @@ class Gym:
     """The task ``gym``. No seed is in both splits.
 
     Raises:
-        PluginError: ``make`` is not installed or cannot be imported.
+        PluginError: ``make`` cannot be imported.
+        ValueError: gymnasium is not installed.
     """
 
     make: str | Callable[..., Any] = DEFAULT  # package:function or path/to/file.py:Name; or from Python itself
@@ -57,11 +57,8 @@ class Gym:
 
     def __post_init__(self) -> None:
         self._name = self.make if isinstance(self.make, str) else self.make.__name__
-        if self._name == DEFAULT and find_spec("gymnasium") is None:
-            raise PluginError(
-                "setting up the task gym: gymnasium is not installed. Run pip install 'condensegrpo[gym]' (in a clone: "
-                "pip install -e '.[gym]'), or name another library in task.options.make."
-            )
+        if self._name == DEFAULT:
+            check_installed("gymnasium", extra="gym", instead="name another library in task.options.make")
         self._make = load_object("environments", self.make) if isinstance(self.make, str) else self.make
 
     def problems(self, split: Split) -> Sequence[Problem]:

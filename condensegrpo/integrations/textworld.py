@@ -13,14 +13,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from condensegrpo.core.errors import ConfigError, DataError, PluginError
+from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.messages import Message
+from condensegrpo.core.packages import check_installed
 from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
@@ -46,7 +46,7 @@ class TextWorld:
     """The task ``textworld``. No seed, and no file, is in both splits.
 
     Raises:
-        PluginError: textworld is not installed.
+        ValueError: textworld is not installed.
     """
 
     game: Literal["cooking", "treasure_hunter", "coin_collector"] = "cooking"
@@ -62,11 +62,8 @@ class TextWorld:
     system: str = SYSTEM  # the system message; empty for none
 
     def __post_init__(self) -> None:
-        if find_spec("textworld") is None:
-            raise PluginError(
-                "setting up the task textworld: textworld is not installed. Run pip install 'condensegrpo[textworld]' "
-                "(in a clone: pip install -e '.[textworld]'); it brings jericho, which is under the GPL."
-            )
+        instead = "choose another task: it brings jericho, which is under the GPL"
+        check_installed("textworld", extra="textworld", instead=instead)
         if (self.data is None) != (self.eval_data is None):
             raise ConfigError("setting up the task textworld: wanted both of task.data and task.eval_data, or neither.")
 

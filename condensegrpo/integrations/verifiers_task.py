@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +22,7 @@ from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import EnvironmentLost, PluginError
 from condensegrpo.core.messages import History, Message
+from condensegrpo.core.packages import check_installed
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool
@@ -44,9 +44,9 @@ class Verifiers:
     """The task ``verifiers``. Without ``eval_config`` a share of the tasks is held out by their hash.
 
     Raises:
-        PluginError: verifiers is not installed, the taskset cannot be loaded, or it needs what there is not.
+        PluginError: the taskset cannot be loaded, or it needs what there is not.
         DataError: no task is left to train on.
-        ValueError: an environment variable of ``variables`` is not set.
+        ValueError: verifiers is not installed, or an environment variable of ``variables`` is not set.
     """
 
     taskset: str  # id of an installed package, as vf-eval takes it; package.module:Class or path/to/file.py:Class
@@ -60,12 +60,9 @@ class Verifiers:
     tool_format: str = "native"
 
     def __post_init__(self) -> None:
-        if self.python is None and find_spec("verifiers") is None:
-            raise PluginError(
-                "setting up the task verifiers: the library verifiers is not installed. Run pip install "
-                "'condensegrpo[verifiers]' (in a clone: pip install -e '.[verifiers]'), or name the interpreter of "
-                "another environment that has it in task.options.python."
-            )
+        if self.python is None:
+            instead = "name the interpreter of another environment that has it in task.options.python"
+            check_installed("verifiers", extra="verifiers", instead=instead)
         configs = {"config": self.config or {}, "eval_config": self.eval_config or {}}
         settings = json.dumps({"taskset": self.taskset, **configs, "max_examples": self.max_examples})
         command = (self.python or sys.executable, "-P", str(PROGRAM), settings)
@@ -96,7 +93,7 @@ class Verifiers:
         return TasksetEpisode(self._pool, problem, self.tool_format)
 
     async def _read(self, split: Split) -> list[Problem]:
-        """The tasks as problems that are told apart by all of their data: many may have one prompt."""
+        """The tasks as problems, whose identity is all of their data: many may have one prompt."""
         opened, rows = dict[str, OpenServer](), list[Json]()
         await self._pool.open(opened, shared=True)
         (server,) = opened.values()
@@ -191,7 +188,7 @@ class TasksetEpisode:
 
 
 def _observed(result: Message, ids: Mapping[str, str]) -> Json:
-    """A result of a call, or something else that the policy was told."""
+    """A result of a call, or another observation."""
     called = ids.get(result.tool_call_id or "")
     if called is None:
         return {"role": "user", "content": result.text}

@@ -61,7 +61,7 @@ class BackgroundTracker:
             self._refused = True
             started = tracker.start(run)
             self._refused = False
-            self._messages.put(f"tracker {self._name}: {redacted(started.place)}")
+            self._messages.put(f"tracker {self._name}: {redacted(started.location)}")
             remember(started)
 
         self._put(call)

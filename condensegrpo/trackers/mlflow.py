@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from condensegrpo.core.credentials import has_credentials
+from condensegrpo.core.packages import check_installed
 from condensegrpo.core.protocols.tracker import Artifact, RunStart, StartedRun
 from condensegrpo.core.table import Table
-from condensegrpo.trackers.packages import check_package_installed
 
 PARAMETERS = 100  # in one request
 PARAMETER_CHARACTERS = 500  # of a value, the limit of servers before MLflow 2.10
@@ -46,7 +46,7 @@ class MlflowTracker:
                 "tracking_uri names a user or password. Leave them out and set MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD: config.yaml would hold them"
             )
-        check_package_installed("mlflow")
+        check_installed("mlflow", extra="mlflow", instead="take the tracker out of the configuration")
         uri = str(options.get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db")
         if uri.startswith(DATABASES) and not any(distributions(name="mlflow")):
             raise ValueError(
@@ -70,7 +70,7 @@ class MlflowTracker:
             client.update_run(self._id, status="RUNNING")
             self._tables = json.loads(client.get_run(self._id).data.tags.get(TABLES, "[]"))
         client.log_dict(self._id, dict(run.config), f"config-from-step-{run.step}.json")
-        return StartedRun(identity=self._id, place=f"{client.tracking_uri}, run {self._id}")
+        return StartedRun(identity=self._id, location=f"{client.tracking_uri}, run {self._id}")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step; MLflow's names have no ``=``, and its stores take finite values only."""
@@ -99,13 +99,13 @@ class MlflowTracker:
             self._client.set_terminated(self._id)
 
 
-def _flat(section: Mapping[str, object], place: str = "") -> Iterator[tuple[str, str]]:
+def _flat(section: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
     """The values of nested sections by dotted names, in JSON."""
     for key, value in section.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{place}{key}.")
+            yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield f"{place}{key}", value if isinstance(value, str) else json.dumps(value)
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
 
 
 def _name(name: str) -> str:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from condensegrpo.core.packages import check_installed
 from condensegrpo.core.protocols.tracker import RunStart, StartedRun
 from condensegrpo.core.table import Table, markdown
-from condensegrpo.trackers.packages import check_package_installed
 
 
 class TensorboardTracker:
@@ -21,7 +21,7 @@ class TensorboardTracker:
     @staticmethod
     def check_options(**options: object) -> None:
         """Refuse to start without the package."""
-        check_package_installed("tensorboard")
+        check_installed("tensorboard", extra="tensorboard", instead="take the tracker out of the configuration")
 
     def start(self, run: RunStart) -> StartedRun:
         """Open an event file; what another one holds of steps that are taken again is hidden."""
@@ -30,7 +30,7 @@ class TensorboardTracker:
         self._writer = writer(str(folder), purge_step=run.step + 1 if run.identity else None)
         rows = tuple((key, str(value)) for key, value in run.config.items())
         self._writer.add_text("config", markdown(Table(columns=("key", "value"), rows=rows)), run.step)
-        return StartedRun(identity=folder.name, place=str(folder))
+        return StartedRun(identity=folder.name, location=str(folder))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step."""

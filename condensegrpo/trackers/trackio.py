@@ -8,9 +8,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from condensegrpo.core.packages import check_installed
 from condensegrpo.core.protocols.tracker import Artifact, RunStart, StartedRun
 from condensegrpo.core.table import Table
-from condensegrpo.trackers.packages import check_package_installed
 
 
 class TrackioTracker:
@@ -27,7 +27,7 @@ class TrackioTracker:
     @staticmethod
     def check_options(**options: object) -> None:
         """Refuse to start without the package."""
-        check_package_installed("trackio")
+        check_installed("trackio", extra="trackio", instead="take the tracker out of the configuration")
 
     def start(self, run: RunStart) -> StartedRun:
         """Open a run, or continue it by its name, which therefore ends in random digits."""
@@ -44,7 +44,7 @@ class TrackioTracker:
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
-        return StartedRun(identity=name, place=self._space or f"trackio show --project {self._project}")
+        return StartedRun(identity=name, location=self._space or f"trackio show --project {self._project}")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from condensegrpo.core.packages import check_installed
 from condensegrpo.core.protocols.tracker import Artifact, RunStart, StartedRun
 from condensegrpo.core.table import Table
-from condensegrpo.trackers.packages import check_package_installed
 
 
 class WandbTracker:
@@ -30,7 +30,7 @@ class WandbTracker:
     @staticmethod
     def check_options(**options: object) -> None:
         """Refuse to start without the package."""
-        check_package_installed("wandb")
+        check_installed("wandb", extra="wandb", instead="take the tracker out of the configuration")
 
     def start(self, run: RunStart) -> StartedRun:
         """Open the run of an id that is kept in the run's folder, so that a resumed run continues it."""
@@ -50,7 +50,7 @@ class WandbTracker:
             settings=wandb.Settings(silent=True, console="off", disable_code=True),
         )
         self._run.define_metric("*", step_metric="step")  # own steps: those of a resumed run may be taken again
-        return StartedRun(identity=self._run.id, place=str(self._run.dir if self._run.offline else self._run.url))
+        return StartedRun(identity=self._run.id, location=str(self._run.dir if self._run.offline else self._run.url))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step."""

@@ -46,7 +46,7 @@ class StartedRun:
     """The run in the tracker."""
 
     identity: str  # by which ``start`` continues it
-    place: str  # an address or folder, for the log
+    location: str  # an address or folder, for the log
 
 
 @runtime_checkable
