@@ -24,7 +24,7 @@ from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.learner.policy import load_tokenizer
 from condensegrpo.samplers.http_client import HttpClient, Json, retried
-from condensegrpo.samplers.vllm_server.client import FINISH, NO_NUMBER
+from condensegrpo.samplers.vllm_server.client import FINISH, read_logprob
 from condensegrpo.samplers.vllm_server.settings import RequestSettings
 
 REQUESTS = RequestSettings(retries=6)
@@ -121,7 +121,7 @@ class OpenAISampler(_ServedModel):
         try:
             return Generation(
                 token_ids=tuple(map(int, choice["token_ids"])),
-                logprobs=tuple(map(_logprob, choice["logprobs"]["token_logprobs"])),
+                logprobs=tuple(map(read_logprob, choice["logprobs"]["token_logprobs"])),
                 finish=FINISH[choice["finish_reason"]],
             )
         except (LookupError, TypeError, ValueError) as error:
@@ -168,10 +168,3 @@ def _ended(text: str, stops: Sequence[str]) -> tuple[str, bool]:
     """A text up to the first of some stop strings, which is kept, and whether there is one."""
     ends = re.search("|".join(map(re.escape, stops)), text) if stops else None
     return (text, False) if ends is None else (text[: ends.end()], True)
-
-
-def _logprob(value: float) -> float:
-    """A log-probability in nats; rounding may have left +1e-8."""
-    if not value > NO_NUMBER:
-        raise SamplerError.not_numbers("a reply")
-    return min(0.0, value)

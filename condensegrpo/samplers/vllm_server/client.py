@@ -245,12 +245,9 @@ def reply_of(body: Json) -> Reply:
     """
     try:
         choice = body["choices"][0]
-        logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
-        if not all(logprob > NO_NUMBER for logprob in logprobs):
-            raise SamplerError.not_numbers(f"{len(logprobs)} tokens")
         generation = Generation(
             token_ids=tuple(choice["token_ids"]),
-            logprobs=tuple(min(0.0, logprob) for logprob in logprobs),  # rounding may leave +1e-8
+            logprobs=tuple(read_logprob(entry["logprob"]) for entry in choice["logprobs"]["content"]),
             finish=FINISH[choice["finish_reason"]],
         )
         labels = tuple(span["version"] for span in choice["weight_versions"] or ())
@@ -260,3 +257,14 @@ def reply_of(body: Json) -> Reply:
             f"/inference/v1/generate"
         ) from error
     return Reply(generation=generation, labels=labels)
+
+
+def read_logprob(value: float) -> float:
+    """A log-probability of vLLM, in nats; rounding may have left +1e-8.
+
+    Raises:
+        SamplerError: it is no number.
+    """
+    if not value > NO_NUMBER:
+        raise SamplerError.not_numbers("a reply")
+    return min(0.0, value)
