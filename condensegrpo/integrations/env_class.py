@@ -27,7 +27,7 @@ from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.episodes.toolcalls import tool_schema
 from condensegrpo.integrations.episode_thread import EpisodeThread
 from condensegrpo.integrations.reset_rows import ResetRows
-from condensegrpo.tasks.answers import AnswerStyle, read_answer
+from condensegrpo.tasks.answers import read_answer
 
 NO_TOOLS = ("reset", "get_reward", "close")
 
@@ -45,9 +45,9 @@ class EnvClass(ResetRows):
     data: str  # training rows, see ``rows.read_rows``
 
     def __post_init__(self) -> None:
-        self._make = load_object("environments", self.factory) if isinstance(self.factory, str) else self.factory
-        if isinstance(self._make, type):  # of other factories, when an episode starts
-            _tools_of(self._make)
+        self.make = load_object("environments", self.factory) if isinstance(self.factory, str) else self.factory
+        if isinstance(self.make, type):  # of other factories, when an episode starts
+            _tools_of(self.make)
         self._problems = self.read_splits(self.data)
 
     def problems(self, split: Split) -> Sequence[Problem]:
@@ -56,31 +56,25 @@ class EnvClass(ResetRows):
 
     def environment(self, problem: Problem) -> "ClassEpisode":
         """A fresh episode."""
-        return ClassEpisode(self._make, problem.data, partial(self.first_messages, problem.data), self.answer_style)
+        return ClassEpisode(self, problem.data)
 
 
 class ClassEpisode:
     """One episode: an object of the class, whose synchronous methods run in a thread of the episode."""
 
-    def __init__(
-        self,
-        make: Callable[[], Any],
-        row: Mapping[str, Any],
-        first_messages: Callable[[str], tuple[Message, ...]],
-        answer_style: AnswerStyle,
-    ) -> None:
-        """Nothing is made before ``start``; ``first_messages``: of the episode, with what reset returned."""
-        self._make, self._row, self._first_messages, self._answer_style = make, row, first_messages, answer_style
+    def __init__(self, task: EnvClass, row: Mapping[str, Any]) -> None:
+        """Nothing is made before ``start``."""
+        self._task, self._row = task, row
         self._thread = EpisodeThread("the environment class")
         self._object: Any = None
 
     async def start(self) -> tuple[Message, ...]:
         """The row's prompt, with what ``reset`` returns at the end of its last message."""
-        self._object = await self._thread.call(self._make)
+        self._object = await self._thread.call(self._task.make)
         observation = await self._called("reset", **_accepted(self._object.reset, self._row))
         if not isinstance(observation, str | None):
             raise TypeError(f"reset() returned {observation!r:.80}, wanted text or None")
-        return self._first_messages(observation or "")
+        return self._task.first_messages(self._row, observation or "")
 
     def tools(self) -> Sequence[EnvironmentTool]:
         """The public methods."""
@@ -96,7 +90,7 @@ class ClassEpisode:
 
     async def step(self, reply: Message) -> Step:
         """The end: the answer, and the outcome if the class has one."""
-        return Step(done=True, answer=read_answer(reply.text, self._answer_style), outcome=await self._outcome())
+        return Step(done=True, answer=read_answer(reply.text, self._task.answer_style), outcome=await self._outcome())
 
     async def close(self) -> None:
         """Close the object and let its thread end."""

@@ -10,7 +10,7 @@ the session that they name, in a header or after the token, or else to the conve
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,7 +27,7 @@ from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.randomness import problem_draw, stream_seed
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.tasks.agent import Agent
-from condensegrpo.tasks.agent_endpoint import chat_runner, error_response, read_body
+from condensegrpo.tasks.agent_endpoint import chat_runner, read_body
 from condensegrpo.tasks.agent_request import RequestRefused, read_request
 
 HEADER = "X-Session-Id"
@@ -75,40 +75,25 @@ class _Session:
         return int(len(messages) > first and tuple(messages[:first]) == self.first)
 
 
+@dataclass(kw_only=True, eq=False)
 class Proxy:
     """Answers agents; use it in one event loop."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        tool_format: str,
-        token: str,
-        finished: Callable[[Trajectory], None],
-        sessions: int = 64,
-        idle_seconds: float = 3600.0,
-        seed: int = 0,
-    ) -> None:
-        """Open nothing yet.
-
-        Args:
-            engine: its ``turn_seconds`` are more than ``idle_seconds``.
-            token: that requests bring as their key, alone or as ``token:session``.
-            finished: called with the trajectory of every session that ended, with a reply or without.
-            sessions: most that are open at a time.
-            idle_seconds: after the last reply, when a session ends.
-            seed: names the random streams of replies.
-        """
-        self._engine, self._format, self._seed = engine, tool_format, seed
-        self.token, self._finished, self._most, self._idle_seconds = token, finished, sessions, idle_seconds
-        self._open = dict[_Session, asyncio.Task[Trajectory]]()
-        self._numbers = count()
-        self._stopping = False
+    engine: Engine  # its ``turn_seconds`` are more than ``idle_seconds``
+    tool_format: str
+    token: str  # that requests bring as their key, alone or as ``token:session``
+    finished: Callable[[Trajectory], None]  # called with the trajectory of every session that ended, even without reply
+    sessions: int = 64  # most that are open at a time
+    idle_seconds: float = 3600.0  # after the last reply, when a session ends
+    seed: int = 0  # names the random streams of replies
+    _open: dict[_Session, "asyncio.Task[Trajectory]"] = field(default_factory=dict, init=False)
+    _numbers: Iterator[int] = field(default_factory=count, init=False)
+    _stopping: bool = field(default=False, init=False)
 
     @asynccontextmanager
     async def serving(self, host: str, port: int) -> AsyncIterator[int]:
         """Serve in a block, which gets the port (0: any); at its end sessions end, after their replies under way."""
-        runner = await chat_runner(self._complete, self._models)
+        runner = await chat_runner(self._complete, "proxy", self._session_name)
         try:
             await web.TCPSite(runner, host, port).start()
             async with ClientSession(timeout=ClientTimeout(total=None)) as self._client:
@@ -123,32 +108,20 @@ class Proxy:
         finally:
             await runner.cleanup()
 
-    async def _models(self, request: web.Request) -> web.Response:
-        try:
-            self._session_name(request)
-        except RequestRefused as refused:
-            return error_response(refused)
-        return web.json_response({"object": "list", "data": [{"id": "proxy", "object": "model"}]})
-
     async def _complete(self, request: web.Request) -> web.Response:
-        try:
-            name = self._session_name(request)
-            body = (await read_body(request)).replace(self.token, REMOVED)
-            messages = read_request(body).messages
-            session = self._session(name, messages)
-        except RequestRefused as refused:
-            return error_response(refused)
+        name = self._session_name(request)
+        body = (await read_body(request)).replace(self.token, REMOVED)
+        messages = read_request(body).messages
+        session = self._session(name, messages)
         session.waiting += 1
         if session.timer is not None:
             session.timer.cancel()
         try:
             return await self._forwarded(session, body, messages)
-        except RequestRefused as refused:
-            return error_response(refused)
         finally:
             session.waiting -= 1
             if not session.waiting:
-                session.timer = asyncio.get_running_loop().call_later(self._idle_seconds, session.ended.set)
+                session.timer = asyncio.get_running_loop().call_later(self.idle_seconds, session.ended.set)
 
     async def _forwarded(self, session: _Session, body: str, messages: tuple[Message, ...]) -> web.Response:
         """What the episode of a session answers; RequestRefused with the reason if it has ended."""
@@ -189,8 +162,8 @@ class Proxy:
         fits, _, session = max(ranked, default=(0, 0, None), key=lambda ranking: ranking[:2])
         if session is not None and fits:
             return session
-        if len(self._open) >= self._most:
-            raise RequestRefused(f"{self._most} sessions are open, which is the limit", status=429)
+        if len(self._open) >= self.sessions:
+            raise RequestRefused(f"{self.sessions} sessions are open, which is the limit", status=429)
         address = asyncio.get_running_loop().create_future()
         session = _Session(name=name, number=next(self._numbers), first=messages, address=address)
         self._open[session] = asyncio.create_task(self._played(session))
@@ -203,18 +176,18 @@ class Proxy:
         try:
             trajectory = await run_episode(
                 Problem(id=name, question=question),
-                environment=RemoteAgent(program=session.lasts, tool_format=self._format).environment,
-                engine=self._engine,
+                environment=RemoteAgent(program=session.lasts, tool_format=self.tool_format).environment,
+                engine=self.engine,
                 group_id=f"0/{session.number}",
                 sample=0,
-                seed=partial(stream_seed, self._seed, session.number, name, 0),
-                draw=problem_draw(self._seed, session.number, name),
+                seed=partial(stream_seed, self.seed, session.number, name, 0),
+                draw=problem_draw(self.seed, session.number, name),
             )
         finally:
             del self._open[session]
         if trajectory.stop is Stop.ANSWERED and trajectory.turns:  # the session has ended, and its last reply stands
             trajectory = replace(trajectory, answer=trajectory.turns[-1].reply.text)
-        self._finished(trajectory)
+        self.finished(trajectory)
         return trajectory
 
 

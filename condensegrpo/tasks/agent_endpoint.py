@@ -142,7 +142,7 @@ class AgentEndpoint:
         async with self._opening:
             if self._serving is not None:
                 return self
-            runner = await chat_runner(self._complete, self._models)
+            runner = await chat_runner(self._complete, MODEL, self._inbox)
             listening: socket.socket | None = None
             try:
                 listening = socket.create_server(("127.0.0.1", 0))
@@ -155,18 +155,8 @@ class AgentEndpoint:
             self._serving, self.port = (runner, listening), listening.getsockname()[1]
         return self
 
-    async def _models(self, request: web.Request) -> web.Response:
-        try:
-            self._inbox(request)
-        except RequestRefused as refused:
-            return error_response(refused)
-        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
-
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        try:
-            chat, reply = await self._inbox(request).reply_to(request)
-        except RequestRefused as refused:
-            return error_response(refused)
+        chat, reply = await self._inbox(request).reply_to(request)
         completion = _completion(chat, reply)
         if not chat.stream:
             return web.json_response(completion)
@@ -185,14 +175,36 @@ class AgentEndpoint:
         return self._inboxes[key]
 
 
-async def chat_runner(complete: Handler, models: Handler) -> web.AppRunner:
-    """A server of OpenAI's two routes that clients of chat models call, set up and not listening yet."""
-    application = web.Application(client_max_size=MAX_BYTES)
+async def chat_runner(complete: Handler, model: str, check_key: Callable[[web.Request], object]) -> web.AppRunner:
+    """A server of OpenAI's two routes that clients of chat models call, set up and not listening yet.
+
+    Args:
+        complete: answers a request for a completion. What it refuses gets the form of OpenAI's errors.
+        model: the only name in the list of models.
+        check_key: raises RequestRefused for a request without a valid key.
+    """
+
+    async def models(request: web.Request) -> web.Response:
+        check_key(request)
+        return web.json_response({"object": "list", "data": [{"id": model, "object": "model"}]})
+
+    application = web.Application(client_max_size=MAX_BYTES, middlewares=[_with_refusals])
     application.router.add_post("/v1/chat/completions", complete)
     application.router.add_get("/v1/models", models)
     runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     return runner
+
+
+@web.middleware
+async def _with_refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A refusal as OpenAI's error."""
+    try:
+        return await handler(request)
+    except RequestRefused as refused:
+        kind = "invalid_request_error" if refused.status < 500 else "server_error"
+        error = {"message": str(refused), "type": kind, "param": refused.param, "code": None}
+        return web.json_response({"error": error}, status=refused.status)
 
 
 async def read_body(http: web.Request) -> str:
@@ -203,13 +215,6 @@ async def read_body(http: web.Request) -> str:
         raise RequestRefused(f"the body exceeds {MAX_BYTES >> 20} MiB", status=413) from error
     except UnicodeDecodeError as error:
         raise RequestRefused(f"the body is no UTF-8: {error}") from error
-
-
-def error_response(refused: RequestRefused) -> web.Response:
-    """A refusal as OpenAI's error."""
-    kind = "invalid_request_error" if refused.status < 500 else "server_error"
-    error = {"message": str(refused), "type": kind, "param": refused.param, "code": None}
-    return web.json_response({"error": error}, status=refused.status)
 
 
 def _completion(request: ChatRequest, reply: ChatReply) -> dict[str, Any]:

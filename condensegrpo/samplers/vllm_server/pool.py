@@ -60,8 +60,8 @@ class ReplicaPool:
 
         def replica(url: str, process: ServerProcess | None) -> Replica:
             return Replica(
-                client(url, token),
-                process,
+                client=client(url, token),
+                process=process,
                 index=next(numbers),
                 shape=shape,
                 current_weights=lambda: self.weights,

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -43,6 +44,7 @@ class ReplicaState(Enum):
     READY = auto()  # it runs with the current weights
 
 
+@dataclass(kw_only=True, eq=False)
 class Replica:
     """A server that is ready, or is brought up by one task that all its callers await.
 
@@ -50,34 +52,18 @@ class Replica:
     ready again, and every reply has the label of the weights it was sampled with.
     """
 
-    def __init__(
-        self,
-        client: ServerCalls,
-        child: ServerProcess | None,
-        *,
-        index: int,
-        shape: Mapping[str, str],
-        current_weights: Callable[[], WeightsLabel],
-        start_seconds: float,
-        restores: bool = True,
-    ) -> None:
-        """Know the server, without a call to it.
-
-        Args:
-            restores: whether a server that lost the weights gets them from here; False: from the first rank of the run.
-        """
-        self.client = client
-        self._child = child
-        self._shape = shape
-        self._current_weights = current_weights
-        self._start_seconds = start_seconds
-        self._restores = restores
-        self.index = index  # among the sampler's replicas; determines which trajectories it serves
-        self._revival: asyncio.Task[None] | None = None
-        self.state = ReplicaState.DOWN
-        self.starts = 0  # by the sampler
-        self.revivals = 0  # how often it was brought up; its processes differ each time
-        self.description: Description | None = None  # of the server, known once it was brought up
+    client: ServerCalls
+    process: ServerProcess | None  # that the sampler started; None: it runs elsewhere
+    index: int  # among the sampler's replicas; determines which trajectories it serves
+    shape: Mapping[str, str]  # of the model that it must serve
+    current_weights: Callable[[], WeightsLabel]
+    start_seconds: float  # time limit of a start, and of loading weights
+    restores: bool = True  # a server that lost the weights gets them from here; False: from the first rank of the run
+    state: ReplicaState = field(default=ReplicaState.DOWN, init=False)
+    starts: int = field(default=0, init=False)  # by the sampler
+    revivals: int = field(default=0, init=False)  # how often it was brought up; its processes differ each time
+    description: Description | None = field(default=None, init=False)  # of the server, known once it was brought up
+    _revival: "asyncio.Task[None] | None" = field(default=None, init=False)
 
     @property
     def ready(self) -> bool:
@@ -104,14 +90,14 @@ class Replica:
     def fail(self, reason: object) -> None:
         """Mark it as failed after no reply or one from wrong weights: it is unused until it is brought up again."""
         if self.state is not ReplicaState.DOWN:
-            restarts = "it is restarted if it does not answer" if self._child is not None else "restart it if it ended"
+            restarts = "it is restarted if it does not answer" if self.process is not None else "restart it if it ended"
             _LOG.warning("the vLLM server %s failed: %s; %s", self.url, reason, restarts)
             self.revive()
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float) -> Reply:
         """Sample one reply; marks the replica as failed where it cannot be reached."""
         try:
-            adapters = self._current_weights().adapters is not None
+            adapters = self.current_weights().adapters is not None
             return await self.client.generate(prompt_ids, params, seconds, adapters=adapters)
         except ServerUnreachable as error:
             self.fail(error)
@@ -136,20 +122,20 @@ class Replica:
             self._revival.cancel()
             await asyncio.gather(self._revival, return_exceptions=True)
         await self.client.close()
-        if self._child is not None:
-            await asyncio.to_thread(self._child.stop)
+        if self.process is not None:
+            await asyncio.to_thread(self.process.stop)
 
     async def _bring_up(self) -> None:
-        if self._child is not None and not (self._child.running and await self._answers()):
-            await asyncio.to_thread(self._child.start)
+        if self.process is not None and not (self.process.running and await self._answers()):
+            await asyncio.to_thread(self.process.start)
             self.starts += 1
-            self.client.url = self._child.url
+            self.client.url = self.process.url
         await self._until_healthy()
         self.description = await self.client.describe()
         self._check(self.description)
         self.revivals += 1
-        deadline = asyncio.get_running_loop().time() + self._start_seconds
-        while (label := await self.client.weights_label()) != (weights := self._current_weights()).label:
+        deadline = asyncio.get_running_loop().time() + self.start_seconds
+        while (label := await self.client.weights_label()) != (weights := self.current_weights()).label:
             base = not weights.shares_base_with(label)
             if weights.adapters is not None and weights.folder is None and label == STARTED_WITH:
                 base = False
@@ -160,16 +146,16 @@ class Replica:
                     f"folder to load them from: it gets the next ones. Where servers may be lost, set "
                     f"server.weights=folder."
                 )
-            if self._restores:
+            if self.restores:
                 try:
                     await self._load_weights(weights, base=base)
                 except SamplerError:
-                    if weights == self._current_weights():  # else an update removed the folder meanwhile
+                    if weights == self.current_weights():  # else an update removed the folder meanwhile
                         raise
             elif asyncio.get_running_loop().time() > deadline:
                 raise ServerUnreachable(
                     f"waiting for {self.url}: it holds the weights {label}, and the first rank of the run did not give "
-                    f"it {weights.label} within {self._start_seconds:g} seconds (server.start_seconds); see its log"
+                    f"it {weights.label} within {self.start_seconds:g} seconds (server.start_seconds); see its log"
                 )
             else:
                 await asyncio.sleep(POLL_SECONDS)
@@ -182,7 +168,7 @@ class Replica:
                 label = await self.client.weights_label()
             except SamplerError as error:
                 label = str(error)
-            if label != (current := self._current_weights().label):
+            if label != (current := self.current_weights().label):
                 self.fail(f"it has the weights {label}, not {current}")
         elif self.state is ReplicaState.DOWN:
             self.revive()
@@ -190,9 +176,9 @@ class Replica:
     async def _load_weights(self, weights: WeightsLabel, *, base: bool) -> None:
         """Have the server load the weights and take their label last: replies until then are known to be of others."""
         if base:
-            await self.client.load_weights(str(weights.folder), self._start_seconds)
+            await self.client.load_weights(str(weights.folder), self.start_seconds)
         if weights.adapters is not None:
-            await self.client.load_adapters(weights.adapters, self._start_seconds)
+            await self.client.load_adapters(weights.adapters, self.start_seconds)
         await self.client.renew(weights.label)
 
     async def _answers(self) -> bool:
@@ -204,21 +190,21 @@ class Replica:
         return False
 
     async def _until_healthy(self) -> None:
-        deadline = asyncio.get_running_loop().time() + self._start_seconds
+        deadline = asyncio.get_running_loop().time() + self.start_seconds
         while not await self.client.healthy():
-            if self._child is not None:
-                self._child.check_alive()
+            if self.process is not None:
+                self.process.check_alive()
             if asyncio.get_running_loop().time() > deadline:
-                where = f". The end of its log:\n{self._child.log_excerpt()}" if self._child is not None else ""
+                where = f". The end of its log:\n{self.process.log_excerpt()}" if self.process is not None else ""
                 raise ServerUnreachable(
-                    f"waiting for {self.url}: no sign of life within {self._start_seconds:g} seconds "
+                    f"waiting for {self.url}: no sign of life within {self.start_seconds:g} seconds "
                     f"(server.start_seconds){where}"
                 )
             await asyncio.sleep(POLL_SECONDS)
 
     def _check(self, served: Description) -> None:
         """Refuse a server with another model or with log-probabilities of another distribution."""
-        for key, value in self._shape.items():
+        for key, value in self.shape.items():
             if served.shape.get(key) != value:
                 raise SamplerError(
                     f"checking the model at {self.url}: its {key} is {served.shape.get(key)}, this run's is {value}. "
