@@ -13,7 +13,7 @@ from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.rewards.matches import Matcher
-from condensegrpo.tasks.bfcl_memory import ASKED, BfclMemory, _excerpt
+from condensegrpo.tasks.bfcl_memory import LAST_MESSAGE, BfclMemory, _excerpt
 
 SAID = {
     "home": [[f"In room {place} stands a {thing}." for place, thing in enumerate(("sofa", "lamp", "desk", "vase"))]]
@@ -56,7 +56,7 @@ def test_the_message_with_the_answer_is_among_the_neighbours_that_an_episode_sen
     async def play() -> None:
         environment = task.environment(problem)
         assert (await environment.start())[-1] == Message(role="user", content=problem.question)
-        for text in (*messages, ASKED):
+        for text in (*messages, LAST_MESSAGE):
             step = await environment.step(Message(role="assistant", content="Notes: none"))
             assert (step.done, [each.content for each in step.observations]) == (False, [text])
         assert (await environment.step(Message(role="assistant", content=" A vase. "))).answer == "A vase."
@@ -70,13 +70,13 @@ def test_a_note_of_the_expert_is_empty_until_the_answer_came_and_then_carries_it
         assert turn.problem is not None
         newest, answer = turn.context[-1].content, str(turn.problem.answer)
         noted = any(answer in message.content for message in turn.context[2:])
-        if newest == ASKED:
+        if newest == LAST_MESSAGE:
             assert (turn.reply, noted) == (answer, True)
         else:
             assert (answer in turn.reply) is noted
         assert task.sound(turn.context, turn.reply) is True
     assert task.sound((*turn.context[:2], Message(role="assistant", content="Notes: none"),
-                       Message(role="user", content=ASKED)), "vase") is None  # fmt: skip
+                       Message(role="user", content=LAST_MESSAGE)), "vase") is None  # fmt: skip
 
 
 def test_an_excerpt_has_the_answer_in_the_middle_of_its_words() -> None:

@@ -35,7 +35,7 @@ def reported(*ranks: Sequence[ScoredTrajectory]) -> list[str]:
 
 
 def raised(message: str, place: str) -> Failure:
-    return Failure(source="the reward Brief", error="KeyError", message=message, place=place)
+    return Failure(source="the reward Brief", error="KeyError", message=message, location=place)
 
 
 def test_nothing_is_said_where_nothing_failed() -> None:

@@ -235,7 +235,7 @@ def test_every_error_comes_back_from_another_process_with_its_words(kind: type[C
 @pytest.mark.parametrize(
     "error",
     [
-        PrefixBroken.at(turn=1, position=2, wanted=10, found=None),
+        PrefixBroken.at(turn=1, position=2, expected=10, found=None),
         ContextOverflow.at(turn=3, tokens=900, budget=512),
     ],
 )
@@ -256,13 +256,13 @@ def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
 
 
 def test_broken_prefix_says_what_was_held_found_and_what_to_do() -> None:
-    words = str(PrefixBroken.at(turn=4, position=17, wanted=5, found=6))
+    words = str(PrefixBroken.at(turn=4, position=17, expected=5, found=6))
     for part in (
         "turn 4",
         "turn 3",
         "token 17",
         "holds 6",
-        "held 5",
+        "had 5",
         "build the prompt from token ids",
         "Turn.condensation",
     ):

@@ -170,10 +170,12 @@ def test_failures_keep_their_reason_file_and_line(pool: WorkerPool) -> None:
     assert timeless(scored) == here("raise", "weights", "c")
     raised, failed = scored[0].trajectory.failure, scored[SAMPLES].trajectory.failure
     assert raised is not None
-    assert raised.place.startswith("tests/worker_program.py:")
+    assert raised.location.startswith("tests/worker_program.py:")
     assert failed is not None
     assert (failed.source, failed.error) == ("the sampler", "KeyError")
-    assert failed.place.startswith("tests/test_rollout_workers.py:")  # the sampler's code, in the process of the rank
+    assert failed.location.startswith(
+        "tests/test_rollout_workers.py:"
+    )  # the sampler's code, in the process of the rank
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_an_exit_of_a_reward_is_its_failure(error: BaseException) -> None:
 
 
 def test_a_failed_reward_ends_its_trajectory_unless_something_failed_before() -> None:
-    failure = Failure(source="the reward Broken", error="KeyError", message="'level'", place="mine.py:3")
+    failure = Failure(source="the reward Broken", error="KeyError", message="'level'", location="mine.py:3")
     found = with_score(ONE, failure)
     assert (found.trajectory.stop, found.trajectory.answer) == (Stop.REWARD_ERROR, None)
     assert found.trajectory.detail == "the reward Broken: KeyError: 'level' (mine.py:3)"

@@ -121,13 +121,13 @@ def test_every_token_of_a_turn_has_its_advantage_however_long_the_turn() -> None
 
 def test_an_undeclared_rewrite_names_turn_token_and_both_ids() -> None:
     with pytest.raises(
-        PrefixBroken, match=r"turn 1 does not continue turn 0: at token 2 the prompt holds 99, .* held 10"
+        PrefixBroken, match=r"turn 1 does not continue turn 0: at token 2 the prompt holds 99, .* had 10"
     ):
         rows(trajectory(CONTINUING[0], turn([1, 2, 99, 20], [11])))
 
 
 def test_a_prompt_that_ends_within_the_last_turn_is_broken_too() -> None:
-    with pytest.raises(PrefixBroken, match=r"at token 2 the prompt ends, .* held 10"):
+    with pytest.raises(PrefixBroken, match=r"at token 2 the prompt ends, .* had 10"):
         rows(trajectory(CONTINUING[0], turn([1, 2], [11])))
 
 

@@ -173,7 +173,7 @@ def test_a_failing_reward_ends_its_own_trajectory_with_file_and_line(rewards: Pa
 
 def test_a_failure_is_a_line_without_a_full_stop_so_that_a_sentence_may_go_on() -> None:
     text = "wanted a number, as in return 1."
-    assert str(Failure(source="it", error="E", message=text, place="a.py:3")) == f"it: E: {text[:-1]} (a.py:3)"
+    assert str(Failure(source="it", error="E", message=text, location="a.py:3")) == f"it: E: {text[:-1]} (a.py:3)"
     assert str(Failure(source="it", error="E", message=text)) == f"it: E: {text[:-1]}"
 
 

@@ -146,7 +146,7 @@ def _prefix_broken(index: int, last: Turn, turn: Turn, position: int) -> PrefixB
         )
     token = turn.prompt_ids[position] if position < len(turn.prompt_ids) else None
     expected = (*last.prompt_ids, *last.output_ids)[position]
-    return PrefixBroken.at(turn=index, position=position, wanted=expected, found=token)
+    return PrefixBroken.at(turn=index, position=position, expected=expected, found=token)
 
 
 def _broken_prefixes(turns: Sequence[Turn]) -> Iterator[str]:

@@ -69,12 +69,12 @@ class PrefixBroken(RolloutError):
     """A prompt does not begin with the last prompt and output, and no condensation was declared."""
 
     @classmethod
-    def at(cls, *, turn: int, position: int, wanted: int, found: int | None) -> Self:
+    def at(cls, *, turn: int, position: int, expected: int, found: int | None) -> Self:
         """The error for the first token that differs; ``found=None`` says that the prompt ended there."""
         ending = "ends" if found is None else f"holds {found}"
         return cls(
             f"turn {turn} does not continue turn {turn - 1}: at token {position} the prompt {ending}, the earlier turn "
-            f"held {wanted}, and no condensation was declared there. The text was probably tokenised again; build the "
+            f"had {expected}, and no condensation was declared there. The text was probably tokenised again; build the "
             f"prompt from token ids, or declare the rewrite in Turn.condensation."
         )
 

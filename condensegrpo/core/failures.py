@@ -25,13 +25,13 @@ class Failure:
     source: str  # which plug-in: the reward Brief
     error: str  # the class of the exception
     message: str  # on one line
-    place: str = ""  # file:line of the plug-in's code; empty: not known
+    location: str = ""  # file:line of the plug-in's code; empty: not known
     traceback: str = ""  # empty: nothing was raised
 
     def __str__(self) -> str:
         """One line without a full stop: ``the reward Brief: KeyError: 'level' (mine.py:12)``."""
         text = ": ".join(part for part in (self.source, self.error, self.message) if part).removesuffix(".")
-        return f"{text} ({self.place})" if self.place else text
+        return f"{text} ({self.location})" if self.location else text
 
 
 def failure_of(source: str, error: BaseException, *, plugin: object = None) -> Failure:
@@ -39,7 +39,7 @@ def failure_of(source: str, error: BaseException, *, plugin: object = None) -> F
 
     Args:
         source: names the plug-in.
-        plugin: the function or object that was called. Its definition is the place of an exception that none of its
+        plugin: the function or object that was called. Its definition is the location of an exception that none of its
             lines raised, such as a check of what it returned.
     """
     walked = list(traceback.walk_tb(error.__traceback__))
@@ -47,21 +47,21 @@ def failure_of(source: str, error: BaseException, *, plugin: object = None) -> F
         source=source,
         error=type(error).__name__,
         message=" ".join(str(error).split())[:MESSAGE_CHARACTERS],
-        place=place_of(reversed(walked)) or _definition(plugin),
+        location=location_of(reversed(walked)) or _definition(plugin),
         traceback="".join(traceback.format_exception(error)),
     )
 
 
 def message_of(error: BaseException) -> str:
-    """The message of a plug-in's error with its place, without a full stop; a ``ValueError`` needs no type."""
+    """The message of a plug-in's error with its location, without a full stop; a ``ValueError`` needs no type."""
     failure = failure_of("", error)
     return str(replace(failure, error="", message=str(error)) if isinstance(error, ValueError) else failure)
 
 
 def at_definition(plugin: object) -> str:
     """`` (file:line)`` of the class or function of a plug-in; empty: it is of this package or built in."""
-    place = _definition(plugin)
-    return f" ({place})" if place else ""
+    location = _definition(plugin)
+    return f" ({location})" if location else ""
 
 
 def is_ctrl_c(error: BaseException) -> bool:
@@ -75,7 +75,7 @@ def is_ctrl_c(error: BaseException) -> bool:
     )
 
 
-def place_of(frames: Iterable[tuple[FrameType, int]]) -> str:
+def location_of(frames: Iterable[tuple[FrameType, int]]) -> str:
     """``file:line`` of the first frame whose code is neither of this package nor of a library; empty: none.
 
     Args:

@@ -31,7 +31,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from condensegrpo.core.daemon_thread import DaemonThread
-from condensegrpo.core.failures import Failure, place_of
+from condensegrpo.core.failures import Failure, location_of
 from condensegrpo.core.thread_call import abandon, too_many_abandoned
 from condensegrpo.core.wording import counted
 
@@ -44,14 +44,14 @@ MIN_SECONDS = 1.0  # limit of a step, whatever is configured: a busy machine may
 class Blocked(Exception):
     """A step of a plug-in's task exceeded its time limit, or was not started."""
 
-    def __init__(self, message: str, place: str = "") -> None:
-        super().__init__(message, place)
+    def __init__(self, message: str, location: str = "") -> None:
+        super().__init__(message, location)
         self.message = message
-        self.place = place  # file:line of the plug-in's code
+        self.location = location  # file:line of the plug-in's code
 
     def __str__(self) -> str:
-        """The message, with the place if it is known."""
-        return f"{self.message} ({self.place})" if self.place else self.message
+        """The message, with the location if it is known."""
+        return f"{self.message} ({self.location})" if self.location else self.message
 
 
 async def result_of_task(
@@ -73,12 +73,12 @@ async def result_of_task(
     try:
         if not await wait_for_task(task, seconds) and seconds is not None:
             message = f"no result within {counted(seconds, 'second')}{setting and f' ({setting})'}"
-            return Failure(source=name, error="", message=message, place=place_of(_suspended(work)))
+            return Failure(source=name, error="", message=message, location=location_of(_suspended(work)))
         if task.cancelled():
             return Failure(source=name, error="CancelledError", message="it cancelled itself")
         return task.result()
     except Blocked as blocked:
-        return Failure(source=name, error="", message=blocked.message, place=blocked.place)
+        return Failure(source=name, error="", message=blocked.message, location=blocked.location)
     finally:
         task.cancel()
 
@@ -220,7 +220,7 @@ class _Workers:
         try:
             result, error = worker.outcome(step, seconds)
         except BaseException as interrupt:  # no outcome in time, or Ctrl-C in the thread of the loop
-            place = abandon(worker.thread, limit.name)
+            location = abandon(worker.thread, limit.name)
             worker.close()
             if not isinstance(interrupt, TimeoutError):
                 raise
@@ -229,7 +229,7 @@ class _Workers:
             raise Blocked(
                 f"it held up the event loop for more than {counted(seconds, 'second')}, and was abandoned; put "
                 f"blocking code into asyncio.to_thread",
-                place,
+                location,
             ) from None
         self.idle.append(worker)
         if error is None:

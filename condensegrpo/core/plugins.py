@@ -116,8 +116,8 @@ def _import_file(path: Path) -> ModuleType:
     root = path.parent  # above the package that the file is in, if it is in one
     while (root / "__init__.py").is_file():
         root = root.parent
-    own_name = f"condensegrpo_file_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
-    module_name = ".".join((*path.parent.relative_to(root).parts, own_name))  # for its relative imports
+    leaf = f"condensegrpo_file_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    module_name = ".".join((*path.parent.relative_to(root).parts, leaf))  # for its relative imports
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -147,8 +147,8 @@ def _neighbours_in(folder: Path) -> Iterator[None]:
         top, file = name.partition(".")[0], getattr(module, "__file__", None)
         if top not in here or not file:
             continue
-        elsewhere = (place for other in _loaded - {folder} for place in (other / f"{top}.py", other / top))
-        if any(Path(file).is_relative_to(place) for place in elsewhere):
+        elsewhere = (path for other in _loaded - {folder} for path in (other / f"{top}.py", other / top))
+        if any(Path(file).is_relative_to(path) for path in elsewhere):
             del sys.modules[name]
     _loaded.add(folder)
     sys.path.insert(0, str(folder))

@@ -34,17 +34,17 @@ def guarded(serve: Callable[[], None], *, watched: str | None = None, left: str 
             behind. None: standard input is not read; empty: there is no such folder.
         left: a folder that is removed once all have ended.
     """
-    lifeline, held = os.pipe()
+    read_end, write_end = os.pipe()
     server = os.fork()
     if server == 0:
         os.setpgid(0, 0)
-        os.close(held)
-        _when_closed(lifeline, lambda: os.killpg(0, signal.SIGKILL))
+        os.close(write_end)
+        _when_closed(read_end, lambda: os.killpg(0, signal.SIGKILL))
         serve()
         sys.exit()
     with suppress(OSError):  # the server did it before
         os.setpgid(server, server)
-    os.close(lifeline)
+    os.close(read_end)
 
     def end_group() -> None:
         with suppress(ProcessLookupError):

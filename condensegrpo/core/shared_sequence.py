@@ -40,10 +40,10 @@ class SharedSequence(Sequence[T]):
         """Whether this sequence begins with another: known at once if they share their storage, else compared."""
         if len(other) > self._length:
             return False
-        theirs = other._storage if isinstance(other, SharedSequence) else other
-        if theirs is self._storage:
+        storage = other._storage if isinstance(other, SharedSequence) else other
+        if storage is self._storage:
             return True
-        begins, ends = self._storage[: len(other)], theirs[: len(other)]
+        begins, ends = self._storage[: len(other)], storage[: len(other)]
         return begins == ends if type(begins) is type(ends) else tuple(begins) == tuple(ends)
 
     def __len__(self) -> int:

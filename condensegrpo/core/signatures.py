@@ -44,11 +44,11 @@ def return_fault(plugin: object, protocol: type) -> str:
     """
     for name in methods_of(protocol):
         method = getattr(plugin, name)
-        returned, wanted = _returned(method), _returned(getattr(protocol, name))
+        returned, expected = _returned(method), _returned(getattr(protocol, name))
         known = [kind for kind in _classes(returned) if kind is not object]
-        related = (issubclass(kind, each) or kind in each.__mro__ for kind in known for each in _classes(wanted))
+        related = (issubclass(kind, each) or kind in each.__mro__ for kind in known for each in _classes(expected))
         if known and not any(related):
-            return f"{name} returns {_shown(returned)}, wanted {_shown(wanted)}{at_definition(method)}"
+            return f"{name} returns {_shown(returned)}, wanted {_shown(expected)}{at_definition(method)}"
     return ""
 
 

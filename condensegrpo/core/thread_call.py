@@ -18,7 +18,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from condensegrpo.core.daemon_thread import DaemonThread
-from condensegrpo.core.failures import Failure, failure_of, place_of
+from condensegrpo.core.failures import Failure, failure_of, location_of
 from condensegrpo.core.wording import counted
 
 T = TypeVar("T")
@@ -61,12 +61,12 @@ async def awaited_in_thread(call: Callable[[], T], *, name: str, seconds: float,
 
 
 def abandon(thread: threading.Thread, name: str) -> str:
-    """Leave a thread to itself, with an exception. Returns where it is in the code of a plug-in, see ``place_of``."""
+    """Leave a thread to itself, with an exception. Returns where it is in a plug-in, see ``location_of``."""
     frame = sys._current_frames().get(thread.ident or 0)
-    place = place_of(traceback.walk_stack(frame)) if frame is not None else ""
+    location = location_of(traceback.walk_stack(frame)) if frame is not None else ""
     thread.name = f"{ABANDONED}{name}"
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Stopped))
-    return place
+    return location
 
 
 def too_many_abandoned() -> str:
@@ -84,9 +84,9 @@ class _Call(Generic[T]):
     outcome: "Future[T | Failure]"
 
     def abandoned(self, seconds: float, setting: str) -> Failure:
-        """Leave the call to itself; where it is now is the place of the failure."""
+        """Leave the call to itself; where it is now is the location of the failure."""
         message = f"no result within {counted(seconds, 'second')}{setting and f' ({setting})'}, abandoned"
-        return Failure(source=self.name, error="", message=message, place=abandon(self.thread, self.name))
+        return Failure(source=self.name, error="", message=message, location=abandon(self.thread, self.name))
 
 
 def _started(call: Callable[[], T], name: str) -> "_Call[T] | Failure":

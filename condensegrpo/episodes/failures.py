@@ -111,7 +111,7 @@ def _merged(kinds: Iterable[FailureKind]) -> tuple[FailureKind, ...]:
     """Failures of the same plug-in, exception and line as one kind."""
     merged: dict[tuple[str, ...], FailureKind] = {}
     for kind in kinds:
-        key = (kind.stop, kind.first.source, kind.first.error, kind.first.place)
+        key = (kind.stop, kind.first.source, kind.first.error, kind.first.location)
         known = merged.get(key)
         merged[key] = kind if known is None else replace(known, count=known.count + kind.count)
     return tuple(sorted(merged.values(), key=lambda kind: -kind.count))

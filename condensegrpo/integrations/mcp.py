@@ -184,17 +184,17 @@ class ServerPool:
 
 
 class McpEpisode:
-    """One question, asked by the environment of the task ``jsonl``, with the tools of the servers."""
+    """One question of the task ``jsonl``, with the tools of the servers."""
 
-    def __init__(self, asking: Environment, pool: ServerPool, *, shared: bool) -> None:
+    def __init__(self, questions: Environment, pool: ServerPool, *, shared: bool) -> None:
         """``shared``: the servers serve other episodes too."""
-        self._asking, self._pool, self._shared = asking, pool, shared
+        self._questions, self._pool, self._shared = questions, pool, shared
         self._opened = dict[str, OpenServer]()
 
     async def start(self) -> tuple[Message, ...]:
         """The question, once the servers are there."""
         await self._pool.open(self._opened, shared=self._shared)
-        return await self._asking.start()
+        return await self._questions.start()
 
     def tools(self) -> Sequence[EnvironmentTool]:
         """The tools of all servers.
@@ -224,7 +224,7 @@ class McpEpisode:
 
     async def step(self, reply: Message) -> Step:
         """What follows from a reply that calls no tool, see ``AnswerEnvironment``."""
-        return await self._asking.step(reply)
+        return await self._questions.step(reply)
 
     async def close(self) -> None:
         """End the servers of this episode."""

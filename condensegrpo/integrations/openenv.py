@@ -29,7 +29,7 @@ from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, action_in, pictur
 from condensegrpo.integrations.mcp import is_tool, text_of
 from condensegrpo.integrations.mcp_client import Json, Refused
 from condensegrpo.integrations.openenv_client import InvalidAction
-from condensegrpo.integrations.openenv_pool import OpenEnvServer, Place, SessionPool
+from condensegrpo.integrations.openenv_pool import EpisodeSession, OpenEnvServer, SessionPool
 from condensegrpo.integrations.reset_rows import ResetRows
 from condensegrpo.integrations.server_address import check_servers
 from condensegrpo.tasks.answers import read_answer
@@ -160,18 +160,18 @@ class OpenEnvEpisode:
     def __init__(self, task: OpenEnv, arguments: Json, pool: SessionPool) -> None:
         """Nothing is opened before ``start``; ``arguments``: of the reset."""
         self._task, self._arguments, self._pool = task, arguments, pool
-        self._place = Place(pool)
+        self._session = EpisodeSession(pool)
         self._field, self._properties = "", dict[str, Json]()
         self._tools = list[EnvironmentTool]()
 
     async def start(self) -> tuple[Message, ...]:
         """The system message, the row's prompt, and after it the first observation."""
         task, row = self._task, self._arguments
-        observation = await self._pool.call(self._place.start(row))
-        server = self._place.server
+        observation = await self._pool.call(self._session.start(row))
+        server = self._session.server
         self._field, self._properties = task.field_of(server.name, server.actions), server.actions["properties"]
         if not self._field:
-            listed = await self._pool.call(self._place.step({"type": "list_tools"}))
+            listed = await self._pool.call(self._session.step({"type": "list_tools"}))
             self._tools = [*self._offered(server.name, listed)]
         text = task.text_of_observation(observation)
         first = task.first_messages(row, f"\n{text}" if text and row.get(task.prompt) else text)
@@ -185,7 +185,7 @@ class OpenEnvEpisode:
 
     async def step(self, reply: Message) -> Step:
         """What follows from a reply that calls no tool: the next observation, or the end."""
-        session, outcome_of = self._place.session, self._task.outcome_of
+        session, outcome_of = self._session.opened, self._task.outcome_of
         if not self._field:
             answer = read_answer(reply.text, self._task.answer_style)
             return Step(done=True, answer=answer, outcome=outcome_of(session.rewards))
@@ -195,12 +195,12 @@ class OpenEnvEpisode:
             return Step(observations=(Message(role="user", content=f"Error: {error}"),))
         if session.done:
             return Step(done=True, outcome=outcome_of(session.rewards) or 0.0)
-        seen = Message(role="user", content=self._task.text_of_observation(observation))
-        return Step(observations=(seen.showing(self._task.pictures_of_observation(observation)),))
+        shown = Message(role="user", content=self._task.text_of_observation(observation))
+        return Step(observations=(shown.showing(self._task.pictures_of_observation(observation)),))
 
     async def close(self) -> None:
         """End the session."""
-        await self._pool.call(self._place.close())
+        await self._pool.call(self._session.close())
 
     async def _acted(self, text: str) -> Json:
         """The observation that follows from an action."""
@@ -208,14 +208,14 @@ class OpenEnvEpisode:
         if self._properties[self._field].get("type", "string") != "string":
             with suppress(ValueError):  # the server says what it wants
                 value = json.loads(text)
-        return await self._pool.call(self._place.step({**(self._task.action or {}), self._field: value}))
+        return await self._pool.call(self._session.step({**(self._task.action or {}), self._field: value}))
 
     async def _use(self, name: str, arguments: Mapping[str, Any], history: History) -> ToolResult:
-        session, call = self._place.session, {"type": "call_tool", "tool_name": name, "arguments": dict(arguments)}
+        session, call = self._session.opened, {"type": "call_tool", "tool_name": name, "arguments": dict(arguments)}
         text, media = "", tuple[MediaPart, ...]()
         try:
             if not session.done:
-                observation = await self._pool.call(self._place.step(call))
+                observation = await self._pool.call(self._session.step(call))
                 text, media = self._text_of_result(observation), self._task.pictures_of_observation(observation)
         except Refused as error:
             text = f"Error: {error}"

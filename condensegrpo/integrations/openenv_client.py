@@ -24,7 +24,7 @@ from condensegrpo.integrations.mcp_client import TOO_LONG, Json, Refused, give_u
 FULL = "CAPACITY_REACHED"
 ENDS = {FULL, "FACTORY_ERROR", "SESSION_ERROR"}  # errors after which the server ends a session
 INVALID = "VALIDATION_ERROR"
-WANTED = "wanted the messages of OpenEnv 0.2 or newer"
+EXPECTED = "wanted the messages of OpenEnv 0.2 or newer"
 
 
 class InvalidAction(Refused):
@@ -115,7 +115,7 @@ class Session:
             answer = self._waiting.popleft()
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
             shown = redacted(text)[:SHOWN] if isinstance(text, str) else "binary data"
-            raise EnvironmentLost(f"the OpenEnv server {self._name} sent {shown}, {WANTED}") from error
+            raise EnvironmentLost(f"the OpenEnv server {self._name} sent {shown}, {EXPECTED}") from error
         if not answer.done():  # else its caller gave up
             answer.set_result(observation)
 

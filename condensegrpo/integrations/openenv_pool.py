@@ -1,6 +1,6 @@
 """The sessions that episodes have with OpenEnv servers: which server, how many at the same time, and when to try again.
 
-    Place (of an episode) ─▶ SessionPool ─▶ RunningServer, the one with the smallest load ─▶ Session
+    EpisodeSession ─▶ SessionPool ─▶ RunningServer, the one with the smallest load ─▶ Session
 
 All coroutines run on the event loop of the pool.
 """
@@ -25,7 +25,7 @@ from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import EnvironmentLost
 from condensegrpo.integrations.child_process import END_SECONDS, ChildProcess
 from condensegrpo.integrations.mcp_client import MAX_BYTES, Json, Refused, messages_of
-from condensegrpo.integrations.openenv_client import WANTED, NotReady, ServerFull, Session
+from condensegrpo.integrations.openenv_client import EXPECTED, NotReady, ServerFull, Session
 from condensegrpo.integrations.server_address import ServerAddress
 
 T = TypeVar("T")
@@ -132,7 +132,7 @@ class RunningServer:
                 schemas = [message async for message in messages_of(response)]
             actions = schemas[0].get("action") if schemas else None
             if not isinstance(actions, dict) or not isinstance(actions.get("properties"), dict):
-                raise EnvironmentLost(f"the OpenEnv server {self.name} has the schema {actions!r:.80}, {WANTED}")
+                raise EnvironmentLost(f"the OpenEnv server {self.name} has the schema {actions!r:.80}, {EXPECTED}")
             self.actions = actions
         return self._client
 
@@ -161,12 +161,12 @@ class RunningServer:
             yield
         except aiohttp.ClientResponseError as error:
             lost = NotReady if error.status >= 500 or error.status == 429 else EnvironmentLost
-            raise lost(f"the OpenEnv server {self.name} answered {error.status} {error.message}, {WANTED}") from error
+            raise lost(f"the OpenEnv server {self.name} answered {error.status} {error.message}, {EXPECTED}") from error
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is one
             fault = redacted(f"{type(error).__name__} {error}".strip())
             raise NotReady(f"the OpenEnv server {self.name} cannot be reached: {fault}") from error
         except Refused as error:
-            raise EnvironmentLost(f"the OpenEnv server {self.name}: {redacted(str(error))}, {WANTED}") from error
+            raise EnvironmentLost(f"the OpenEnv server {self.name}: {redacted(str(error))}, {EXPECTED}") from error
 
 
 async def _refuse_redirect(client: object, context: object, redirect: aiohttp.TraceRequestRedirectParams) -> None:
@@ -185,7 +185,7 @@ class SessionPool:
         self._loop = BackgroundLoop("OpenEnv sessions")
 
     async def call(self, work: Coroutine[object, object, T]) -> T:
-        """The result of what a place does, from another event loop."""
+        """The result of a coroutine of an ``EpisodeSession``, from another event loop."""
         return await self._loop.call(work)
 
     def least_used(self) -> RunningServer:
@@ -201,8 +201,8 @@ class SessionPool:
         await asyncio.gather(*(server.close() for server in self._servers), return_exceptions=True)
 
 
-class Place:
-    """One of the sessions that a server may have, held by an episode. ``SessionPool.call`` runs its coroutines."""
+class EpisodeSession:
+    """The session of one episode, from its reservation to its end. ``SessionPool.call`` runs its coroutines."""
 
     def __init__(self, pool: SessionPool) -> None:
         """Nothing is opened before ``start``."""
@@ -212,7 +212,7 @@ class Place:
         self._starting = asyncio.Lock()  # until a start that was cancelled has ended
 
     @property
-    def session(self) -> Session:
+    def opened(self) -> Session:
         """The session, after ``start``."""
         assert self._session is not None
         return self._session
@@ -256,7 +256,7 @@ class Place:
     async def step(self, action: Json) -> Json:
         """The observation that follows from an action; raises as ``Session.request``."""
         try:
-            return await self.session.request("step", action)
+            return await self.opened.request("step", action)
         except NotReady as error:
             raise EnvironmentLost(f"{error}{await self.server.described_end()}") from error
 

@@ -54,7 +54,7 @@ class ResetRows:
         return (*first, replace(last, content=last.text + observation))
 
     def _read(self, rows: Sequence[Row], split: str, source: str) -> list[Problem]:
-        """The rows as problems that are told apart by all of their columns: many may have one prompt."""
+        """The rows as problems, whose identity is all of their columns: many may have one prompt."""
         require_columns(rows, [] if self.answer is None else [self.answer], source=source)
         for number, row in enumerate(rows, start=1):
             try:

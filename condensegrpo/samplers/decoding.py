@@ -54,7 +54,7 @@ class BatchRow:
     slot: int
     filled: int  # tokens of prompt and output whose keys and values are in the slot
     uniforms: random.Random
-    key: tuple[int, ...]  # the prompt, with its pictures told apart
+    key: tuple[int, ...]  # the prompt, in which other pictures are other ids
     seen: SeenPrompt | None  # its pictures; None: it shows none
     leader: "BatchRow | None"  # with the same prompt, whose keys and values it waits for; None: it computes its own
     tail: int  # last tokens that contain a stop string which the last one completes: each is at least one byte
@@ -247,10 +247,10 @@ class ContinuousBatch:
     def _finishes(self, replies: Sequence[BatchRow]) -> dict[BatchRow, Finish]:
         """Those that the token just drawn ends."""
         stopping = [reply for reply in replies if reply.output[-1] in reply.params.stop_ids]
-        worded = [reply for reply in replies if reply.tail]
-        if worded:
-            texts = self._decode([reply.output[-reply.tail :] for reply in worded])
-            pairs = zip(worded, texts, strict=True)
+        with_strings = [reply for reply in replies if reply.tail]
+        if with_strings:
+            texts = self._decode([reply.output[-reply.tail :] for reply in with_strings])
+            pairs = zip(with_strings, texts, strict=True)
             stopping += [reply for reply, text in pairs if any(stop in text for stop in reply.params.stop_strings)]
         full = [reply for reply in replies if len(reply.output) >= reply.params.max_tokens]
         return dict.fromkeys(full, Finish.LENGTH) | dict.fromkeys(stopping, Finish.STOP)

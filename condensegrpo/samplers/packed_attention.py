@@ -93,11 +93,11 @@ class Pass:
             position.extend(range(chunk.start, chunk.start + len(chunk.ids)))
             slot.extend([chunk.slot] * len(chunk.ids))
             ends.append(len(ids))
-        placed = list(zip(ends, chunks, strict=False))
+        indexed = list(zip(ends, chunks, strict=False))
         padding = [0] * (up(len(ids), ROWS) - len(ids))
         last = [end - 1 for end in ends[1:]]
-        single = [each for each in placed if len(each[1].ids) == 1]
-        longer = [each for each in placed if len(each[1].ids) > 1]
+        single = [each for each in indexed if len(each[1].ids) == 1]
+        longer = [each for each in indexed if len(each[1].ids) > 1]
         nowhere = len(ids) + len(padding)
         rows = [_in_place(single, nowhere)] if single else []
         if longer and _together(longer, heads):
@@ -179,7 +179,7 @@ def attention(
     values[written, :, positions, : value.shape[-1]] = value[0, :, : len(written)].transpose(0, 1)
     scale = float(others.get("scaling") or query.shape[-1] ** -0.5)
     exact = query.dtype == torch.float32 and query.device.type == "cpu"
-    each, block = (_each, _block) if exact else (_each_fused, _block_fused)
+    singles, block = (_singles, _block) if exact else (_singles_fused, _block_fused)
     query_Nhd = functional.pad(query[0].transpose(0, 1), (0, keys.shape[-1] - query.shape[-1]))
     output = query.new_zeros(query.shape[2] + 1, query.shape[1], values.shape[-1])
     for rows in packed.rows:
@@ -187,14 +187,14 @@ def attention(
         keys_SgLd, values_SgLd = keys[rows.slots, :, :length], values[rows.slots, :, :length]
         for tokens_S, mask_S1L in zip(rows.tokens, rows.mask, strict=True):
             query_Shd = query_Nhd[tokens_S.clamp(max=len(query_Nhd) - 1)]
-            output[tokens_S] = each(query_Shd, keys_SgLd, values_SgLd, mask_S1L, scale)
+            output[tokens_S] = singles(query_Shd, keys_SgLd, values_SgLd, mask_S1L, scale)
     for slot, first, mask_P1L in packed.blocks:
         inside, length = slice(first, first + len(mask_P1L)), mask_P1L.shape[-1]
         output[inside] = block(query_Nhd[inside], keys[slot, :, :length], values[slot, :, :length], mask_P1L, scale)
     return output[None, :-1, :, : value.shape[-1]], None
 
 
-def _each(query_Shd: Tensor, keys_SgLd: Tensor, values_SgLd: Tensor, mask_S1L: Tensor, scale: float) -> Tensor:
+def _singles(query_Shd: Tensor, keys_SgLd: Tensor, values_SgLd: Tensor, mask_S1L: Tensor, scale: float) -> Tensor:
     """One query for each of S slots: (S, h, d)."""
     (count, heads, size), groups = query_Shd.shape, keys_SgLd.shape[1]
     shared = heads // groups  # query heads of a key head
@@ -202,7 +202,9 @@ def _each(query_Shd: Tensor, keys_SgLd: Tensor, values_SgLd: Tensor, mask_S1L: T
     keys, values = keys_SgLd.flatten(0, 1).transpose(1, 2), values_SgLd.flatten(0, 1)
     mask = mask_S1L.repeat_interleave(groups, dim=0)
     outputs = [
-        _one(query_SgGd[:, :, head].reshape(count * groups, 1, size), keys, values, mask, scale).view(count, groups, -1)
+        _exact(query_SgGd[:, :, head].reshape(count * groups, 1, size), keys, values, mask, scale).view(
+            count, groups, -1
+        )
         for head in range(shared)
     ]
     return torch.stack(outputs, dim=2).view(count, heads, -1)
@@ -213,7 +215,7 @@ def _block(query_Phd: Tensor, keys_gLd: Tensor, values_gLd: Tensor, mask_P1L: Te
     count, heads = query_Phd.shape[:2]
     shared = heads // keys_gLd.shape[0]
     outputs = [
-        _one(
+        _exact(
             query_Phd[:, head, None],
             keys_gLd[head // shared].T.expand(count, -1, -1),
             values_gLd[head // shared].expand(count, -1, -1),
@@ -225,12 +227,12 @@ def _block(query_Phd: Tensor, keys_gLd: Tensor, values_gLd: Tensor, mask_P1L: Te
     return torch.cat(outputs, dim=1)
 
 
-def _one(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _exact(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Vector times matrix: queries (·, 1, d), keys (·, d, L), values (·, L, d), mask (·, 1, L)."""
     return torch.bmm(torch.baddbmm(mask, query, keys, alpha=scale).softmax(dim=-1), values)
 
 
-def _each_fused(query_Shd: Tensor, keys_SgLd: Tensor, values_SgLd: Tensor, mask_S1L: Tensor, scale: float) -> Tensor:
+def _singles_fused(query_Shd: Tensor, keys_SgLd: Tensor, values_SgLd: Tensor, mask_S1L: Tensor, scale: float) -> Tensor:
     mask = mask_S1L[:, None].to(query_Shd.dtype)
     fused = functional.scaled_dot_product_attention
     return fused(query_Shd[:, :, None], keys_SgLd, values_SgLd, attn_mask=mask, scale=scale, enable_gqa=True)[:, :, 0]

@@ -10,7 +10,7 @@ PREFIX = "condensegrpo-code-"  # not that of versions without a lock, whose fold
 
 
 def make() -> tuple[str, int]:
-    """A new folder, and a file descriptor with a lock on it: whoever holds the descriptor uses the folder."""
+    """A new folder, and a file descriptor with a lock on it: a process with the descriptor uses the folder."""
     while True:
         folder = tempfile.mkdtemp(prefix=PREFIX)
         with suppress(FileNotFoundError):  # taken for a leftover before it was locked

@@ -161,11 +161,11 @@ def _rules_alone(pinned: int) -> Iterator[tuple[str, int, list[bytes]]]:
         yield "clone", 0, [_line(_ANY_BIT, flag, yes=1), _refuse()]
     yield "ioctl", 1, [_line(_AT_LEAST, _TERMINALS, yes=1), _refuse(errno.ENOTTY)]
     yield "ioctl", 1, [_line(_AT_LEAST, _AFTER, no=1), _refuse(errno.ENOTTY)]
-    own = os.getpid()
+    process = os.getpid()
     for name in SIGNALS:  # tkill names a thread: only the first one of this process has this number
-        yield name, 0, [_line(_EQUAL, own, yes=1), _refuse()]
+        yield name, 0, [_line(_EQUAL, process, yes=1), _refuse()]
     for name, argument in (*((name, 0) for name in QUERIES), ("getpriority", 1)):
-        yield name, argument, [_line(_EQUAL, 0, yes=2), _line(_EQUAL, own, yes=1), _refuse()]
+        yield name, argument, [_line(_EQUAL, 0, yes=2), _line(_EQUAL, process, yes=1), _refuse()]
     yield "getpriority", 0, [_line(_EQUAL, 0, yes=1), _refuse()]  # of a process, not of groups or users
     for name in CLOCKS:  # the kernel shows the clocks of threads to their own process only
         yield name, 0, [_line(_AT_LEAST, _OF_PROCESS, no=2), _line(_ANY_BIT, _PER_THREAD, yes=1), _refuse()]

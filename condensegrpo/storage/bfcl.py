@@ -22,14 +22,14 @@ def bfcl_folder(file: str, source: Path | None = None) -> BfclFolder:
     roots: list[BfclFolder] = []
     if source is None:
         spec = find_spec("bfcl_eval")
-        roots = [Path(place) for place in (spec.submodule_search_locations or ())] if spec is not None else []
+        roots = [Path(path) for path in (spec.submodule_search_locations or ())] if spec is not None else []
     elif source.is_dir():
         roots = [source]
     elif zipfile.is_zipfile(source):
         roots = [zipfile.Path(source)]
-    for place in (root / folder if folder != "." else root for root in roots for folder in FOLDERS):
-        if (place / file).is_file():
-            return place
+    for candidate in (root / inside if inside != "." else root for root in roots for inside in FOLDERS):
+        if (candidate / file).is_file():
+            return candidate
     lacking = (
         f"the package bfcl_eval is not installed. Run `pip install --no-deps {PACKAGE}`"
         if source is None

@@ -151,9 +151,9 @@ def _named(path: str) -> str:
     return path or "the whole"
 
 
-def _fault(path: str, wanted: str, value: object) -> ValueError:
+def _fault(path: str, expected: str, value: object) -> ValueError:
     text = repr(value)
-    return ValueError(f"{_named(path)}: wanted {wanted}, found {text if len(text) <= 60 else text[:57] + '...'}")
+    return ValueError(f"{_named(path)}: wanted {expected}, found {text if len(text) <= 60 else text[:57] + '...'}")
 
 
 _ENCODER = json.JSONEncoder(default=_plain, separators=(",", ":"), check_circular=False)

@@ -129,8 +129,8 @@ class Mirror:
         """Read which files the copy has; raises ``RunError`` where that fails."""
         self._run, self._remote = run, remote
         self._copied: dict[str, tuple[int, int]] = {}  # bytes and time of change of what was copied, by path
-        self._there = set(remote.files())
-        self._folders = {_parent(name) for name in self._there}
+        self._remote_files = set(remote.files())
+        self._folders = {_parent(name) for name in self._remote_files}
 
     def copy(self) -> None:
         """Copy what changed, and remove what was removed. Nothing before the run has learned something.
@@ -149,7 +149,7 @@ class Mirror:
                 self._put_checkpoint(folder, [name for name in files if name.startswith(f"{folder}/")])
             abandoned = {folder for _, folder in _steps(files)} - set(checkpoints)
             kept = {name for name in files if _parent(name) not in abandoned}
-            for name in sorted(self._there - kept, key=lambda name: not name.endswith(f"/{MANIFEST}")):
+            for name in sorted(self._remote_files - kept, key=lambda name: not name.endswith(f"/{MANIFEST}")):
                 self._remove(name)
 
     def _files(self) -> list[str]:
@@ -172,7 +172,7 @@ class Mirror:
             return
         try:
             with shared_lock(self._run.path / manifest):  # it is not pruned meanwhile
-                if manifest in self._there:  # of a checkpoint of this step that was replaced
+                if manifest in self._remote_files:  # of a checkpoint of this step that was replaced
                     self._remove(manifest)
                 for name in names:
                     if name != manifest:
@@ -192,12 +192,12 @@ class Mirror:
             self._folders.add(_parent(name))
         self._remote.fs.put_file(str(self._run.path / name), target)
         self._copied[name] = state
-        self._there.add(name)
+        self._remote_files.add(name)
 
     def _remove(self, name: str) -> None:
         with suppress(FileNotFoundError):
             self._remote.fs.rm_file(f"{self._remote.root}/{name}")
-        self._there.discard(name)
+        self._remote_files.discard(name)
         self._copied.pop(name, None)
 
     def _state(self, name: str) -> tuple[int, int] | None:

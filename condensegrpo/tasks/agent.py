@@ -135,7 +135,7 @@ class AgentEpisode:
         return () if self._request is None else self._request.stop
 
     def read_finish(self, finish: Finish) -> None:
-        """Why the next reply ended: the agent is told."""
+        """Take up why the next reply ended, which the agent gets with it."""
         self._finish = finish
 
     async def step(self, reply: Message) -> Step:

@@ -77,9 +77,9 @@ def read_request(body: str) -> ChatRequest:
     for name, accepted in ACCEPTED.items():
         value = given.get(name)
         if value is not None and (value not in accepted or isinstance(value, bool) != isinstance(accepted[0], bool)):
-            wanted = " or ".join(json.dumps(each) for each in accepted) or "nothing"
+            values = " or ".join(json.dumps(each) for each in accepted) or "nothing"
             raise RequestRefused(
-                f"{name} is {json.dumps(value):.80}, and a policy in training takes {wanted}", param=name
+                f"{name} is {json.dumps(value):.80}, and a policy in training takes {values}", param=name
             )
     tools = _each(given.get("tools"), "tools", _tool)
     stop = given.get("stop")

@@ -33,7 +33,7 @@ SYSTEM = (
     "You will get messages of a user, one at a time. You see only your last reply: note what answers the question, and "
     "repeat your notes in every reply."
 )
-ASKED = "Answer the question in a few words."
+LAST_MESSAGE = "Answer the question in a few words."
 NOTED, NOTHING = "Notes: ", "none"
 EXCERPT = 12  # words around an answer in a note of the expert
 
@@ -65,7 +65,7 @@ class BfclMemory:
     def environment(self, problem: Problem) -> NotesEnvironment:
         """A fresh episode."""
         pinned = (Message(role="system", content=self.system), Message(role="user", content=problem.question))
-        said = (*problem.data["messages"], ASKED)
+        said = (*problem.data["messages"], LAST_MESSAGE)
         return NotesEnvironment(pinned=pinned, messages=said, answer=_answer, exits=self.exits)
 
     def expert(self, problem: Problem) -> "BfclMemoryExpert":
@@ -74,14 +74,14 @@ class BfclMemory:
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a note has the form of one, or an answer stands in the notes; ``None`` where nothing was noted."""
-        if context[-1].text != ASKED:
+        if context[-1].text != LAST_MESSAGE:
             return reply.startswith(NOTED)
         notes = context[-2].text.removeprefix(NOTED)
         return None if notes == NOTHING else bool(reply.strip()) and contains_answer((reply,), notes)
 
     def corpus(self) -> Iterable[str]:
         """Every word of the task."""
-        yield f"{self.system} {ASKED} {NOTED}{NOTHING}"
+        yield f"{self.system} {LAST_MESSAGE} {NOTED}{NOTHING}"
         for problem in self.problems("train"):
             yield from (problem.question, str(problem.answer), *problem.data["messages"])
 

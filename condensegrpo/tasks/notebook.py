@@ -1,4 +1,4 @@
-"""The task ``notebook``: facts arrive one a message, and a notebook of the episode keeps what its tools are told.
+"""The task ``notebook``: facts arrive one a message, and what its tools write is kept in a notebook of the episode.
 
     Mira's locker is number 42.       ─▶  <tool>{"name": "write", "args": {"page": "Mira", "text": "locker 42"}}</tool>
     <result>written</result>          ─▶  noted

@@ -164,8 +164,8 @@ class NotesExpert:
 
     def _note(self, facts: Mapping[str, str]) -> str:
         lines = [
-            f"{asked[len('Which number is ') : -1].replace(chr(39) + 's', '')} {number}"
-            for asked, number in facts.items()
+            f"{question[len('Which number is ') : -1].replace(chr(39) + 's', '')} {number}"
+            for question, number in facts.items()
         ]
         if len(lines) > 1 and self._rng.random() < FORGETFUL:
             del lines[0]

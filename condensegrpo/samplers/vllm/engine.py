@@ -304,7 +304,7 @@ def _unpin(model: torch.nn.Module) -> None:
 
 
 def usage_context(*, on_gpu: bool) -> Any:  # noqa: ANN401  vLLM's classes are untyped
-    """The use that vLLM is told of: for some of them only, it sizes batches by the kind and memory of the device."""
+    """The usage context for vLLM: for some of them only, it sizes batches by the kind and memory of the device."""
     from vllm.usage.usage_lib import UsageContext
 
     return UsageContext.LLM_CLASS if on_gpu else UsageContext.ENGINE_CONTEXT

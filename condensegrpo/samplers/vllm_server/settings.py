@@ -8,7 +8,7 @@ from pydantic import ConfigDict
 
 from condensegrpo.learner.settings import LoraSettings
 
-OURS = (  # flags that ``process.command`` sets, or that would undo one of them
+RESERVED_FLAGS = (  # flags that ``process.command`` sets, or that would undo one of them
     *("--api-key", "--middleware", "--logprobs-mode", "--generation-config", "--override-generation-config"),
     *("--worker-extension-cls", "--model", "--served-model-name", "--host", "--port", "--uds"),
 )
@@ -42,7 +42,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         for flag in self.flags:
-            if flag.partition("=")[0] in OURS:
+            if flag.partition("=")[0] in RESERVED_FLAGS:
                 raise ValueError(f"flags: {flag} is set by condensegrpo; the token or exact sampling depends on it")
 
 
