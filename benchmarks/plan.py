@@ -36,7 +36,8 @@ from condensegrpo.learner.policy import configuration, save_policy
 from condensegrpo.learner.weights import gathered_weights
 from condensegrpo.planning.architecture import architecture
 from condensegrpo.planning.measured import Meter, learn, longest_row, rows_of_step
-from condensegrpo.planning.plan import COLOCATED, Plan, plan
+from condensegrpo.planning.plan import Plan, plan
+from condensegrpo.planning.sampling import COLOCATED
 from condensegrpo.planning.zero import Device
 
 MIB = 1 << 20
@@ -202,9 +203,9 @@ def line(name: str, predicted: Plan, peaks: dict[str, float]) -> str:
         for phase in predicted.phases
         if phase.name in peaks and phase is not peak
     )
-    parameters = predicted.weights.trainable
+    parameters = predicted.run.weights.trainable
     return (
-        f"| {name} | {parameters / 1e6:.0f} M | {predicted.batch.tokens} | {peak.name}: {peak.moment} | "
+        f"| {name} | {parameters / 1e6:.0f} M | {predicted.run.batch.tokens} | {peak.name}: {peak.moment} | "
         f"{peak.bytes / MIB:.0f} | {most / MIB:.0f} | {peak.bytes / most - 1:+.1%} | {phases} |"
     )
 

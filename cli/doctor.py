@@ -270,7 +270,7 @@ def memory_finding(config: "RunConfig", gpus: Sequence[int], memory: int) -> Fin
         return problem(area, str(error), "see condensegrpo plan")
     text = f"{model.parameters / 1e6:.1f} M parameters; a device takes {planned.peak.bytes / GIB:.1f} GiB at most"
     if not planned.fits(room):
-        cure = advice(config, planned.ranks, remedy(config, planned, room))
+        cure = advice(planned, remedy(planned, room))
         free = f"{room / GIB:.1f} GiB are free, {USABLE:.0%} of them for tensors"
         return problem(area, planned.refusal or f"{text}; {free}", cure)
     if not gpus and model.parameters > LARGE:

@@ -16,7 +16,6 @@ from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 
 if TYPE_CHECKING:
-    from condensegrpo.config.schema import RunConfig
     from condensegrpo.planning import remedies
     from condensegrpo.planning.plan import Phase, Plan
 
@@ -66,13 +65,13 @@ def plan(
         display.phase("predicting the memory of every phase", None)
         predicted = predict(loaded, architecture(loaded.model), ranks=ranks, device=device, memory=room)
         fits = room is None or predicted.fits(room)
-        change = None if room is None or fits else remedy(loaded, predicted, room)
+        change = None if room is None or fits else remedy(predicted, room)
     if as_json:
         typer.echo(json.dumps(_as_json(predicted, room, change), indent=2))
     else:
-        _show(loaded, predicted)
+        _show(predicted)
         if room is not None:
-            _verdict(loaded, predicted, room, change)
+            _verdict(predicted, room, change)
     if not fits:
         raise typer.Exit(1)
 
@@ -91,12 +90,12 @@ def _size(size: int) -> str:
     return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"
 
 
-def _show(config: "RunConfig", predicted: "Plan") -> None:
-    model, console = predicted.architecture, theme.console()
+def _show(predicted: "Plan") -> None:
+    run, config, console = predicted.run, predicted.run.config, theme.console()
     where = config.model.path or "a new model"
     console.print(
-        f"{where} ({model.kind}): {model.parameters:,} parameters, {config.model.dtype}, ZeRO "
-        f"{config.learner.zero_stage} on {predicted.ranks} × {predicted.device}\n",
+        f"{where} ({run.model.kind}): {run.model.parameters:,} parameters, {config.model.dtype}, ZeRO "
+        f"{config.learner.zero_stage} on {run.ranks} × {run.device}\n",
         style="bold",
     )
     console.print(_table(predicted))
@@ -106,16 +105,15 @@ def _show(config: "RunConfig", predicted: "Plan") -> None:
         f"\npeak      {_size(peak.bytes)} on each device, when {peak.name} ({peak.moment}); "
         f"largest part: {largest.name}, {_size(largest.bytes)}"
     )
-    tokens, batch = predicted.tokens, predicted.batch
+    tokens, each = predicted.tokens, counted(predicted.tokens.micro_batches, "micro-batch", "micro-batches")
     console.print(
         f"a step    at most {tokens.step:,} tokens, {tokens.trained:,} of them trained, over all ranks; "
-        f"{counted(tokens.micro_batches, 'micro-batch', 'micro-batches')} of at most {batch.tokens:,} tokens on each\n"
+        f"{each} of at most {run.batch.tokens:,} tokens on each\n"
         f"sampling  at most {predicted.requests:,} requests at a time\n"
         f"the run   {tokens.optimiser_steps:,} optimiser steps"
     )
-    if predicted.checkpointed:
-        layers = predicted.architecture.decoder.layers
-        console.print(f"backward  computes {predicted.checkpointed} of {layers} decoder layers again")
+    if run.checkpointed:
+        console.print(f"backward  computes {run.checkpointed} of {run.model.decoder.layers} decoder layers again")
     for note in predicted.notes:
         console.print(f"note      {note}", style=theme.WARN)
 
@@ -141,9 +139,7 @@ def _sizes(phase: "Phase") -> dict[str, int]:
     return {part.name: part.bytes for part in phase.parts if part.bytes}
 
 
-def _verdict(
-    config: "RunConfig", predicted: "Plan", room: int, change: "tuple[remedies.Overrides, Plan] | None"
-) -> None:
+def _verdict(predicted: "Plan", room: int, change: "tuple[remedies.Overrides, Plan] | None") -> None:
     from condensegrpo.planning.plan import USABLE
     from condensegrpo.planning.remedies import advice
 
@@ -160,10 +156,11 @@ def _verdict(
             "no smaller batch, bfloat16, activation checkpointing, offload or ZeRO 3 on up to 64 devices (numbers that "
             "divide train.problems_per_step) makes it fit: "
         )
-        console.print(f"→ {text}{advice(config, predicted.ranks, None)}.", style=theme.BAD)
+        console.print(f"→ {text}{advice(predicted, None)}.", style=theme.BAD)
         return
     overrides, changed = change
-    where = "" if changed.ranks == predicted.ranks else f" on {changed.ranks} devices (--ranks {changed.ranks})"
+    ranks = changed.run.ranks
+    where = "" if ranks == predicted.run.ranks else f" on {ranks} devices (--ranks {ranks})"
     console.print(f"→ it would fit{where}, with {_size(changed.peak.bytes)}:", style=theme.BAD)
     typer.echo(f"  {' '.join(overrides)}")  # on one line, to be copied
 
@@ -171,23 +168,23 @@ def _verdict(
 def _as_json(
     predicted: "Plan", room: int | None, change: "tuple[remedies.Overrides, Plan] | None"
 ) -> dict[str, object]:
-    architecture = predicted.architecture
+    run = predicted.run
     return {
         "version": 1,
-        "model": {"kind": architecture.kind, "parameters": architecture.parameters, **asdict(predicted.weights)},
-        "device": predicted.device,
-        "ranks": predicted.ranks,
+        "model": {"kind": run.model.kind, "parameters": run.model.parameters, **asdict(run.weights)},
+        "device": run.device,
+        "ranks": run.ranks,
         "phases": [
             {"name": phase.name, "moment": phase.moment, "bytes": phase.bytes, "parts": _sizes(phase)}
             for phase in predicted.phases
         ],
         "peak": {"phase": predicted.peak.name, "bytes": predicted.peak.bytes},
         "tokens": asdict(predicted.tokens),
-        "micro_batch": asdict(predicted.batch),
+        "micro_batch": asdict(run.batch),
         "requests": predicted.requests,
         "notes": predicted.notes,
         "device_memory": room,
         "fits": room is None or predicted.fits(room),
         "refusal": predicted.refusal,
-        "remedy": None if change is None else {"overrides": change[0], "ranks": change[1].ranks},
+        "remedy": None if change is None else {"overrides": change[0], "ranks": change[1].run.ranks},
     }

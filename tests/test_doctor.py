@@ -243,7 +243,7 @@ def test_a_run_that_a_change_makes_fit_is_given_the_change(tmp_path: Path) -> No
     needed = ceil(needed / USABLE)
     assert memory_finding(config, (needed, 2 * needed), 0).level is Level.OK
     tight = memory_finding(config, (needed - 1, 2 * needed), 0)
-    change = remedy(config, plan(config, architecture_of, ranks=2, device="gpu", memory=needed - 1), needed - 1)
+    change = remedy(plan(config, architecture_of, ranks=2, device="gpu", memory=needed - 1), needed - 1)
     assert change is not None
     assert (tight.level, tight.cure) == (Level.PROBLEM, " ".join(change[0]))
 

@@ -140,9 +140,9 @@ def test_tokens_by_hand() -> None:
 
 def test_the_largest_micro_batch_by_hand() -> None:
     """200 tokens in rows of 40, of which at most 39 can be trained: four turns of 10 that continue each other."""
-    assert planned().batch == MicroBatch(tokens=200, length=40, trained=195)
-    assert planned("rollout.limits.max_turns=1").batch == MicroBatch(tokens=200, length=40, trained=50)
-    assert planned("learner.tokens_per_micro_batch=5000").batch.tokens == 24 * 40  # there are no more
+    assert planned().run.batch == MicroBatch(tokens=200, length=40, trained=195)
+    assert planned("rollout.limits.max_turns=1").run.batch == MicroBatch(tokens=200, length=40, trained=50)
+    assert planned("learner.tokens_per_micro_batch=5000").run.batch.tokens == 24 * 40  # there are no more
 
 
 def test_requests_are_trajectories_that_run_at_the_same_time() -> None:
@@ -166,7 +166,7 @@ def test_a_batch_of_requests_that_is_no_number_is_an_error(most: str) -> None:
 def test_a_row_that_no_micro_batch_holds_is_a_note() -> None:
     found = planned("learner.tokens_per_micro_batch=32")
     assert "a row may have 40 tokens" in found.notes[0]
-    assert found.batch.tokens == 32
+    assert found.run.batch.tokens == 32
 
 
 # --- memory
@@ -265,7 +265,7 @@ def test_attention_along_paths_takes_more_than_flash_attention() -> None:
 def test_adapters_train_and_everything_else_is_frozen_by_hand() -> None:
     """Rank 3 beside q, k, v, o (16 + 16) and gate, up, down (16 + 32) of 2 layers: 3·2·(4·32 + 3·48)."""
     found = planned("model.lora.rank=3")
-    assert (found.weights.trainable, found.weights.frozen) == (1632, 6832)
+    assert (found.run.weights.trainable, found.run.weights.frozen) == (1632, 6832)
     assert part(found, "learning", "weights") == 4 * (6832 + 1632)
     assert part(found, "learning", "Adam's moments") == 8 * 1632
     assert part(found, "learning", "sampler: weights") == 4 * 6832  # adapters are merged into them
@@ -319,11 +319,11 @@ def test_as_few_layers_are_computed_again_as_the_memory_allows() -> None:
     assert sizes == sorted(sizes, reverse=True)
     for count in (0, 4, 9):
         memory = ceil(sizes[count] / FILLED)
-        assert planned(*wide, alone, memory=memory).checkpointed == count
+        assert planned(*wide, alone, memory=memory).run.checkpointed == count
         config = config_on_devices(vary(CONFIG, (*wide, alone)), ranks=1, memory=memory)
         assert config.learner.checkpoint_activations == count
         assert config_on_devices(config, ranks=1, memory=memory * 2) is config
-    assert planned(*wide, alone, memory=sizes[9] // 2).checkpointed == planned(*wide).checkpointed == 9
+    assert planned(*wide, alone, memory=sizes[9] // 2).run.checkpointed == planned(*wide).run.checkpointed == 9
 
 
 def test_what_is_sent_in_every_micro_batch_is_noted_by_hand() -> None:
@@ -337,7 +337,7 @@ def test_what_is_sent_in_every_micro_batch_is_noted_by_hand() -> None:
         found = planned(*wide, f"learner.zero_stage={stage}", *overrides, ranks=2)
         return [note for note in found.notes if "in every micro-batch" in note]
 
-    parameters = planned(*wide).weights.trainable
+    parameters = planned(*wide).run.weights.trainable
     for stage, copies in ((2, 2), (3, 4)):
         (note,) = sent(stage)
         a_micro_batch, once = (4 * parameters * count / 2 / 2**30 for count in (copies, 2))
@@ -442,7 +442,7 @@ def test_a_share_that_holds_no_request_is_refused_and_raised() -> None:
     assert found.refusal is not None
     assert "vLLM would not start" in found.refusal
     assert not found.fits(1 << 40)
-    change = remedy(config, found, memory)
+    change = remedy(found, memory)
     assert change is not None
     assert [override.partition("=")[0] for override in change[0]] == [small[0].partition("=")[0]]
 
@@ -473,7 +473,8 @@ def test_objectives_of_whole_turns_take_chunks(whole: str) -> None:
         varied = vary(CONFIG, overrides)
         model = architecture(varied.model)
         return head(
-            PlannedRun(config=varied, model=model, ranks=1, device="gpu", memory=None, checkpointed=0), planned().batch
+            PlannedRun(config=varied, model=model, ranks=1, device="gpu", memory=None, checkpointed=0),
+            planned().run.batch,
         )
 
     both = 2 * 4 * 195 * 16
@@ -514,8 +515,7 @@ def test_larger_budgets_never_take_less(stage: int, tokens: int, context: int, d
 
 
 def fitting(room: int, *overrides: str) -> tuple[Overrides, Plan] | None:
-    config = vary(CONFIG, overrides)
-    return remedy(config, planned(*overrides), room)
+    return remedy(planned(*overrides), room)
 
 
 def test_the_mildest_change_that_fits_is_named() -> None:
@@ -567,8 +567,8 @@ def test_what_is_not_needed_is_taken_back() -> None:
 
 def test_no_change_makes_a_model_fit_into_nothing() -> None:
     assert fitting(1000) is None
-    assert "model.lora" in advice(CONFIG, 1, None)
-    assert "model.lora" not in advice(vary(CONFIG, ["model.lora={}"]), 1, None)  # which has it already
+    assert "model.lora" in advice(planned(), None)
+    assert "model.lora" not in advice(planned("model.lora={}"), None)  # which has it already
 
 
 # --- the command

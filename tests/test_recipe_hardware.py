@@ -86,7 +86,7 @@ def test_adapters_of_qwen3_8b_by_hand(models: Path) -> None:
     """
     _, found = planned("gsm8k", LORA, models, CARD)
     adapters = 16 * 36 * (8192 + 5120 + 5120 + 8192 + 3 * 16384)
-    assert (found.weights.trainable, found.weights.frozen) == (adapters, 8_190_735_360)
+    assert (found.run.weights.trainable, found.run.weights.frozen) == (adapters, 8_190_735_360)
     held = {part.name: part.bytes for part in found.phases[2].parts}
     assert held["weights"] == 2 * (8_190_735_360 + adapters)
     assert held["fp32 masters"] == held["gradients, summed"] == 4 * adapters
@@ -97,13 +97,13 @@ def test_adapters_of_qwen3_8b_by_hand(models: Path) -> None:
 def test_a_fitting_setting_for_qwen3_8b_is_found_as_overrides(more: tuple[str, ...], models: Path) -> None:
     config, found = planned("gsm8k", (*LORA, *LONG, *more), models, CARD)
     assert not found.fits(CARD.memory)
-    change = remedy(config, found, CARD.memory)
+    change = remedy(found, CARD.memory)
     assert change is not None
     overrides, after = change
-    assert (after.ranks, after.peak.bytes <= CARD.memory) == (1, True)
+    assert (after.run.ranks, after.peak.bytes <= CARD.memory) == (1, True)
     again = vary(config, overrides)  # as a person pastes them behind the command
     check_figures(again)
-    assert plan(again, found.architecture, ranks=1, device="gpu", memory=CARD.memory).peak == after.peak
+    assert plan(again, found.run.model, ranks=1, device="gpu", memory=CARD.memory).peak == after.peak
 
 
 def test_qwen3_8b_with_lora_and_vllm_fits_one_card_with_defaults(models: Path) -> None:

@@ -18,9 +18,8 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.learner.activation_checkpointing import checkpointed_layers
 from condensegrpo.planning import formulas, zero
 from condensegrpo.planning.architecture import Architecture, architecture
-from condensegrpo.planning.formulas import MicroBatch, Part, Weights
+from condensegrpo.planning.formulas import Part
 from condensegrpo.planning.learning import PlannedRun, learning, sharing
-from condensegrpo.planning.sampling import COLOCATED as COLOCATED
 from condensegrpo.planning.sampling import SamplerMemory, requests, sampler_memory
 from condensegrpo.planning.zero import DeepSpeedMemory, Device, deepspeed_memory
 
@@ -59,17 +58,11 @@ class Phase:
 class Plan:
     """What a run takes on each of its devices."""
 
-    architecture: Architecture
-    weights: Weights
-    device: Device
-    ranks: int
-    memory: int | None  # bytes of each GPU, if they were given
-    batch: MicroBatch
+    run: PlannedRun
     requests: int  # generated at once
     phases: tuple[Phase, ...]
     tokens: Tokens
     refusal: str | None  # why the run would not start, whatever memory it has
-    checkpointed: int  # decoder layers that backward computes again
     notes: tuple[str, ...]  # what the figures leave out, for this configuration
 
     @property
@@ -120,17 +113,11 @@ def plan(config: RunConfig, model: Architecture, *, ranks: int, device: Device, 
         run = replace(run, checkpointed=bisect_left(range(layers), True, key=fits))
     with_stage_1 = _phases(replace(run, checkpointed=layers), sampler, states(stage=1))
     return Plan(
-        architecture=model,
-        weights=run.weights,
-        device=device,
-        ranks=ranks,
-        memory=run.memory,
-        batch=run.batch,
+        run=run,
         requests=requests(run),
         phases=_phases(run, sampler, learner),
         tokens=tokens,
         refusal=sampler.refusal,
-        checkpointed=run.checkpointed,
         notes=(*sampler.notes, *_notes(run), *_traffic(run, tokens, with_stage_1)),
     )
 
@@ -143,7 +130,7 @@ def config_on_devices(config: RunConfig, *, ranks: int, memory: int | None) -> R
     if config.learner.checkpoint_activations != "auto" or memory is None:
         return config
     planned = plan(config, architecture(config.model), ranks=ranks, device="gpu", memory=memory)
-    return vary(config, (f"learner.checkpoint_activations={planned.checkpointed}",))
+    return vary(config, (f"learner.checkpoint_activations={planned.run.checkpointed}",))
 
 
 def _learning_fits(

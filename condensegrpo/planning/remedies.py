@@ -13,6 +13,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.devices import device_memory
 from condensegrpo.planning.architecture import architecture
+from condensegrpo.planning.formulas import MicroBatch
 from condensegrpo.planning.plan import Plan, config_on_devices, plan
 from condensegrpo.planning.sampling import COLOCATED, VLLM
 from condensegrpo.planning.zero import Device
@@ -29,22 +30,26 @@ Overrides = tuple[str, ...]  # of the configuration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
-    """A configuration with overrides, and its plan."""
+    """Overrides of a configuration, and the plan with them."""
 
     overrides: dict[str, str]  # key → value
-    config: RunConfig
     planned: Plan
+
+    @property
+    def sizes(self) -> tuple[MicroBatch, int]:
+        """Its batches: a micro-batch of the learner, and the requests of the sampler."""
+        return self.planned.run.batch, self.planned.requests
 
     def with_(self, start: RunConfig, overrides: dict[str, str]) -> "Changed | None":
         """The same with these overrides of ``start`` instead; None: they contradict the rest of it."""
         try:
             config = vary(start, lines(overrides))
             check_figures(config)
-            before = self.planned
-            planned = plan(config, before.architecture, ranks=before.ranks, device=before.device, memory=before.memory)
+            run = self.planned.run
+            planned = plan(config, run.model, ranks=run.ranks, device=run.device, memory=run.memory)
         except ConfigError:
             return None
-        return Changed(overrides=overrides, config=config, planned=planned)
+        return Changed(overrides=overrides, planned=planned)
 
 
 def lines(overrides: dict[str, str]) -> Overrides:
@@ -52,13 +57,13 @@ def lines(overrides: dict[str, str]) -> Overrides:
     return tuple(f"{key}={value}" for key, value in overrides.items())
 
 
-def advice(config: RunConfig, ranks: int, change: tuple[Overrides, Plan] | None) -> str:
+def advice(planned: Plan, change: tuple[Overrides, Plan] | None) -> str:
     """What to change, in words: the overrides of a remedy, and where there is none, what the run does not do yet."""
     if change is None:
-        lora = "" if config.model.lora else "model.lora, "
+        lora = "" if planned.run.config.model.lora else "model.lora, "
         return f"use a smaller model, {lora}a larger device, or lower rollout.limits.max_context_tokens"
-    overrides, changed = change
-    where = "" if changed.ranks == ranks else f" on {changed.ranks} devices (--ranks {changed.ranks})"
+    overrides, ranks = change[0], change[1].run.ranks
+    where = "" if ranks == planned.run.ranks else f" on {ranks} devices (--ranks {ranks})"
     return f"{' '.join(overrides)}{where}"
 
 
@@ -67,21 +72,21 @@ def advice_for_learner(config: RunConfig, *, ranks: int, device: Device) -> str:
     on_devices = config_on_devices(config, ranks=ranks, memory=device_memory())
     alone = vary(on_devices, ("sampler={name: scripted}",))  # its memory is not the learner's
     planned = plan(alone, architecture(config.model), ranks=ranks, device=device)
-    return advice(config, ranks, remedy(alone, planned, planned.peak.bytes))
+    return advice(planned, remedy(planned, planned.peak.bytes))
 
 
-def remedy(config: RunConfig, planned: Plan, room: int) -> tuple[Overrides, Plan] | None:
+def remedy(planned: Plan, room: int) -> tuple[Overrides, Plan] | None:
     """Overrides under which the run fits into ``room`` bytes of each device, and their plan; None: there are none.
 
     More devices than ``planned`` has, with ZeRO 3, are the last resort.
     """
-    ranks = planned.ranks
-    while ranks <= max(MOST_RANKS, planned.ranks):
-        if config.train.problems_per_step % ranks == 0:
-            overrides = {} if ranks == planned.ranks else {"learner.zero_stage": "3"}
-            varied = vary(config, lines(overrides))
-            start = plan(varied, planned.architecture, ranks=ranks, device=planned.device, memory=planned.memory)
-            fitting = _fitting(config, Changed(overrides=overrides, config=varied, planned=start), room)
+    run, ranks = planned.run, planned.run.ranks
+    while ranks <= max(MOST_RANKS, run.ranks):
+        if run.config.train.problems_per_step % ranks == 0:
+            overrides = {} if ranks == run.ranks else {"learner.zero_stage": "3"}
+            varied = vary(run.config, lines(overrides))
+            start = plan(varied, run.model, ranks=ranks, device=run.device, memory=run.memory)
+            fitting = _fitting(run.config, Changed(overrides=overrides, planned=start), room)
             if fitting is not None:
                 return lines(fitting.overrides), fitting.planned
         ranks = max(2, 2 * ranks)
@@ -102,7 +107,7 @@ def _fitting(config: RunConfig, start: Changed, room: int) -> Changed | None:
 def _better(config: RunConfig, current: Changed) -> Iterator[Changed]:
     """The candidates that start where the current plan would not, or lower the phase that is its peak."""
     peak = current.planned.peak
-    for override in _candidates(current.config, current.planned):
+    for override in _candidates(current.planned):
         changed = current.with_(config, current.overrides | override)
         if changed is None or changed.planned.refusal is not None:
             continue
@@ -111,19 +116,20 @@ def _better(config: RunConfig, current: Changed) -> Iterator[Changed]:
             yield changed
 
 
-def _candidates(config: RunConfig, planned: Plan) -> list[dict[str, str]]:
+def _candidates(planned: Plan) -> list[dict[str, str]]:
     """Changes of what a run takes and not of what it learns, from mild to drastic; bfloat16 rounds.
 
     The last ones share vLLM's copy of the model among ranks, move to main memory the reference, then the optimiser's
     state, and at last the weights, and share rows among ranks, where ranks and heads divide.
     """
-    learner, decoder, row = config.learner, planned.architecture.decoder, config.rollout.limits.turn_tokens
-    gpu, vllm = planned.device == "gpu", config.sampler.name == VLLM
-    tokens, waiting, ranks = planned.batch.tokens, planned.requests, 2 * learner.sequence_parallel
+    run, config = planned.run, planned.run.config
+    learner, decoder, row = config.learner, run.model.decoder, config.rollout.limits.turn_tokens
+    gpu, vllm = run.on_gpu, config.sampler.name == VLLM
+    tokens, waiting, ranks = run.batch.tokens, planned.requests, 2 * learner.sequence_parallel
     heads_divide = not (decoder.heads % ranks or (decoder.kv_heads % ranks and ranks % decoder.kv_heads))
     copies_reference = config.algorithm.kl.coefficient and config.model.lora is None
     copies = 2 * ranks_a_copy(config.sampler.options)
-    shares_copy = vllm and gpu and not (planned.ranks % copies or decoder.heads % copies or config.rollout.staleness)
+    shares_copy = vllm and gpu and not (run.ranks % copies or decoder.heads % copies or config.rollout.staleness)
     stage = {"learner.zero_stage": str(max(learner.zero_stage, 2))}  # DeepSpeed's bfloat16 below it moves nothing
     offload, rollouts = "learner.offload.training", "learner.offload.rollouts"
     halved = {TOKENS: str(max(row, tokens // 2))}
@@ -135,7 +141,7 @@ def _candidates(config: RunConfig, planned: Plan) -> list[dict[str, str]]:
         *((vllm and gpu, {SHARE: str(share)}) for share in SHARES),
         # these two gather keys, or keep every pair
         (gpu and config.model.attention in ("sdpa", "eager"), {"model.attention": "auto"}),
-        (planned.checkpointed < decoder.layers, {"learner.checkpoint_activations": "on"}),
+        (run.checkpointed < decoder.layers, {"learner.checkpoint_activations": "on"}),
         (config.model.dtype == "float32", {"model.dtype": "bfloat16"}),
         (tokens > row, halved),
         *((shares_copy, {SHARING: str(copies), SHARE: str(share)}) for share in SHARES),
@@ -143,7 +149,7 @@ def _candidates(config: RunConfig, planned: Plan) -> list[dict[str, str]]:
         (gpu and learner.offload.training == "none" and not config.rollout.staleness, {rollouts: "true", **stage}),
         (gpu, {rollouts: "false", offload: "optimiser", **stage}),
         (gpu, {rollouts: "false", offload: "optimiser_and_weights", "learner.zero_stage": "3"}),
-        (gpu and heads_divide and planned.ranks % ranks == 0, {"learner.sequence_parallel": str(ranks)}),
+        (gpu and heads_divide and run.ranks % ranks == 0, {"learner.sequence_parallel": str(ranks)}),
     ]
     return [overrides for applies, overrides in table if applies]
 
@@ -167,7 +173,7 @@ def _grown(config: RunConfig, current: Changed, room: int) -> Changed:
     for key in (TOKENS, REQUESTS):
         while key in current.overrides:
             changed = current.with_(config, current.overrides | {key: str(2 * int(current.overrides[key]))})
-            if changed is None or not changed.planned.fits(room) or changed.planned == current.planned:
+            if changed is None or not changed.planned.fits(room) or changed.sizes == current.sizes:
                 break
             current = changed
     return current

@@ -80,7 +80,7 @@ def table(folder: Path) -> Iterator[str]:
         planned = plan(config, size_of(config.model), ranks=ranks, device="gpu", memory=memory * GIB)
         phases = " | ".join(f"{phase.bytes / GIB:.1f}" for phase in planned.phases)
         written = " ".join(f"`{key}`" for key in keys.split()) or "none"
-        again = f"{planned.checkpointed} of {planned.architecture.decoder.layers}"
+        again = f"{planned.run.checkpointed} of {planned.run.model.decoder.layers}"
         fits = "yes" if planned.fits(memory * GIB) else "no"
         yield f"| {size} B | {ranks} × {memory} GiB | {written} | {phases} | {again} | {fits} |"
 
