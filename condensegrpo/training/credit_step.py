@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Literal, NamedTuple, TypeVar
@@ -132,8 +133,13 @@ def _wide(values: Sequence[float], width: int) -> Sequence[float]:
 
 
 def _no_credit(scored: ScoredTrajectory, handling: Literal["mask", "drop"]) -> Credit:
-    zeros = (0.0,) * len(scored.trajectory.turns)
+    zeros = _zeros(scored)
     return Credit(trajectory=scored.trajectory.id, advantages=zeros, weights=zeros, handling=handling)
+
+
+def _zeros(scored: ScoredTrajectory) -> tuple[float, ...]:
+    """One a turn."""
+    return (0.0,) * len(scored.trajectory.turns)
 
 
 def step_metrics(
@@ -153,7 +159,7 @@ def step_metrics(
         outcome_N: the outcome that the estimator compares within a group, of the trajectories that train.
     """
     figures = _over_ranks([scored.figures for scored in batch.trajectories])
-    rows = [*_credited(batch.kept, credit, outcome_N, stops), *_without_credit(batch, stops)]
+    rows = list(_credited(batch, credit, outcome_N, stops))
     ages = _over_ranks([staleness_of(scored.trajectory, step) for scored in batch.trajectories])
     return {
         **summarise(figures),
@@ -182,39 +188,24 @@ def _over_ranks(rows: Sequence[T]) -> list[T]:
     return [row for of_rank in ranks.gather(list(rows)) for row in of_rank]
 
 
-def _credited(
-    kept: Sequence[ScoredTrajectory], credit: StepCredit, outcome_N: Tensor, stops: StopSettings
-) -> Iterator[Credited]:
-    turn_weight_NK = credit.weight_NK * turn_tokens(kept)
+def _credited(batch: StepBatch, credit: StepCredit, outcome_N: Tensor, stops: StopSettings) -> Iterator[Credited]:
+    """Every trajectory; the masked and dropped ones have advantages and weights of 0."""
+    turn_weight_NK = credit.weight_NK * turn_tokens(batch.kept)
     columns = (outcome_N, credit.scores.correct_N, credit.advantage_NK, turn_weight_NK)
-    for scored, outcome, correct, advantage_K, weight_K in zip(
-        kept, *(column.tolist() for column in columns), strict=True
-    ):
-        turns = len(scored.trajectory.turns)
+    trained = zip(*(column.tolist() for column in columns), strict=True)
+    others = batch.trajectories[len(batch.kept) :]
+    untrained = ((each.figures.total, each.figures.correct, _zeros(each), _zeros(each)) for each in others)
+    rows = zip(batch.trajectories, chain(trained, untrained), strict=True)
+    for number, (scored, (outcome, correct, advantage_K, weight_K)) in enumerate(rows):
+        turns = scored.trajectory.turns
         yield Credited(
             group_id=scored.figures.group_id,
             outcome=outcome,
             correct=correct,
             tokens=scored.figures.output_tokens,
-            advantages=tuple(advantage_K[:turns]),
-            turn_weights=tuple(weight_K[:turns]),
-            condense=tuple(turn.kind == "condense" for turn in scored.trajectory.turns),
+            advantages=tuple(advantage_K[: len(turns)]),
+            turn_weights=tuple(weight_K[: len(turns)]),
+            condense=tuple(turn.kind == "condense" for turn in turns),
             handling=stops.of(scored.trajectory.stop),
-            dropped=False,
-        )
-
-
-def _without_credit(batch: StepBatch, stops: StopSettings) -> Iterator[Credited]:
-    """The masked and dropped trajectories."""
-    for number, scored in enumerate((*batch.masked, *batch.dropped)):
-        zeros = (0.0,) * len(scored.trajectory.turns)
-        yield Credited(
-            group_id=scored.figures.group_id,
-            outcome=scored.figures.total,
-            correct=scored.figures.correct,
-            tokens=scored.figures.output_tokens,
-            advantages=zeros,
-            turn_weights=zeros,
-            handling=stops.of(scored.trajectory.stop),
-            dropped=number >= len(batch.masked),
+            dropped=number >= len(batch.kept) + len(batch.masked),
         )
