@@ -11,6 +11,7 @@ from condensegrpo.core.messages import History, MediaPart, Message, Unit
 from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem
+from condensegrpo.tasks.screen_pictures import drawn
 from condensegrpo.tasks.screens import APPS, INSTRUCTION, NO_ACTION, Desktop, Screens
 
 TASK = Screens(apps=2, grid=8, cell=10, scrolled=0.5, eval_problems=16)
@@ -87,6 +88,11 @@ def test_an_episode_of_the_expert() -> None:
         (part,) = message.parts
         assert isinstance(part, MediaPart)
         assert part.type == "image/png"
+
+
+def test_a_symbol_stays_within_its_cell() -> None:
+    empty, full = (cells(drawn(8, 10, symbols)) for symbols in ((), (((3, 4), ("M", "#000000", "#ffffff")),)))
+    assert {cell for cell in full if full[cell] != empty[cell]} == {(3, 4)}
 
 
 def test_a_code_is_visible_on_the_page_of_its_app_only() -> None:

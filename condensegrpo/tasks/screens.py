@@ -36,8 +36,8 @@ COLOURS = ("#c0392b", "#2471a3", "#1e8449", "#b9770e", "#7d3c98", "#117864")  # 
 DARK, LIGHT = "#1c2833", "#fdfefe"
 FORM, OK, RECEIPT, DESKTOP = "form", "ok", "receipt", "desktop"
 INSTRUCTION = (
-    "Apps show codes. The form asks for one: type it, click OK, answer with that of the receipt. Old pictures are "
-    "omitted: reply with notes, then look() click(x, y) type( text ) scroll(down) scroll(up) answer( text )"
+    "Apps show codes. Type the one that the form asks for, click OK, answer with the receipt's. Reply: notes, then "
+    "look() click(x, y) type( text ) scroll(down) scroll(up) answer( text )"
 )
 NO_ACTION = "There is no action at the end of the reply."
 DIGITS = "0123456789"
