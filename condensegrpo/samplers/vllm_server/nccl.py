@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -90,42 +90,30 @@ class _OnSeparateStream:
         self.communicator.destroy()
 
 
+@dataclass(eq=False)
 class NcclGroup:
-    """A joined group. A restarted server is in no group: create another group then."""
+    """A group that joins with all workers when it is made. A restarted server is in no group: create another one then.
 
-    def __init__(
-        self,
-        members: Sequence[Member],
-        loop: BackgroundLoop,
-        *,
-        seconds: float,
-        device: torch.device,
-        part_bytes: int,
-        join: Join = join_nccl,
-    ) -> None:
-        """Join with all workers.
+    Raises:
+        SamplerError: a server cannot be reached, or refuses.
+    """
 
-        Args:
-            loop: of the members' clients.
-            seconds: time limit of each call.
-            device: the learner's, which tensors are sent from.
-            part_bytes: sent at once; a larger tensor is sent alone.
+    members: Sequence[Member]
+    loop: BackgroundLoop  # of the members' clients
+    _: KW_ONLY
+    seconds: float  # time limit of each call
+    device: torch.device  # the learner's, which tensors are sent from
+    part_bytes: int  # sent at once; a larger tensor is sent alone
+    join: Join = join_nccl
 
-        Raises:
-            SamplerError: a server cannot be reached, or refuses.
-        """
-        self._members = members
-        self._loop = loop
-        self._seconds = seconds
-        self._device = device
-        self._part_bytes = part_bytes
+    def __post_init__(self) -> None:
         meeting = {
-            "master_address": _address(members),
+            "master_address": _address(self.members),
             "master_port": free_port(),
-            "world_size": 1 + sum(member.workers for member in members),
+            "world_size": 1 + sum(member.workers for member in self.members),
         }
         self._on_all("shutdown_weight_transfer_engine")  # of an earlier group
-        self._wire = self._joined(meeting, part_bytes, join)
+        self._wire = self._joined(meeting)
 
     def send(self, named_tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> None:
         """Send these weights to every server, in their order.
@@ -136,11 +124,11 @@ class NcclGroup:
         """
         self._on_all("start_weight_update")
         taking: Future[None] | None = None
-        for part in shards(named_tensors, dtype, device=self._device, most=self._part_bytes):
+        for part in shards(named_tensors, dtype, device=self.device, most=self.part_bytes):
             packed = torch.cat([tensor.flatten().view(torch.uint8) for tensor in part.values()])
             self._until_taken(taking)
-            taking = self._loop.submit(
-                self._all("update_weights", [{"update_info": _described(part)}] * len(self._members))
+            taking = self.loop.submit(
+                self._all("update_weights", [{"update_info": _described(part)}] * len(self.members))
             )
             self._wire.broadcast(packed, src=0)
         self._until_taken(taking)
@@ -151,44 +139,43 @@ class NcclGroup:
         self._wire.destroy()
 
     def _on_all(self, step: str) -> None:
-        self._loop.run(self._all(step, [None] * len(self._members)))
+        self.loop.run(self._all(step, [None] * len(self.members)))
 
     async def _all(self, step: str, bodies: Sequence[Mapping[str, object] | None]) -> None:
         calls: list[Coroutine[Any, Any, None]] = [
-            member.client.transfer(step, body, self._seconds)
-            for member, body in zip(self._members, bodies, strict=True)
+            member.client.transfer(step, body, self.seconds) for member, body in zip(self.members, bodies, strict=True)
         ]
         await asyncio.gather(*calls)
 
-    def _joined(self, meeting: Mapping[str, object], part_bytes: int, join: Join) -> Wire:
+    def _joined(self, meeting: Mapping[str, object]) -> Wire:
         """This end of the group, which all workers joined in time."""
         where = f"{meeting['master_address']}:{meeting['master_port']}"
-        joining = self._loop.submit(
-            self._all("init_weight_transfer_engine", list(_invitations(self._members, meeting, part_bytes)))
+        joining = self.loop.submit(
+            self._all("init_weight_transfer_engine", list(_invitations(self.members, meeting, self.part_bytes)))
         )
         thread, on_device = DaemonThread("NCCL"), on_this_device()
 
         def join_here() -> Wire:
             on_device()
-            return join(meeting)
+            return self.join(meeting)
 
         wire = thread.submit(join_here)
         thread.close()
         calls: list[Future[Any]] = [joining, wire]
-        done, _ = wait(calls, timeout=self._seconds, return_when=FIRST_EXCEPTION)
+        done, _ = wait(calls, timeout=self.seconds, return_when=FIRST_EXCEPTION)
         error = next((future.exception() for future in done if future.exception() is not None), None)
         if error is None and len(done) == 2:
             return wire.result()
         joining.cancel()
-        servers = ", ".join(member.client.url for member in self._members)
+        servers = ", ".join(member.client.url for member in self.members)
         if error is not None:
             raise SamplerError(
-                f"joining {len(self._members)} servers over NCCL at {where}: {type(error).__name__}: {error} Servers "
+                f"joining {len(self.members)} servers over NCCL at {where}: {type(error).__name__}: {error} Servers "
                 f"must reach this address; or set server.weights=folder."
             ) from error
         found = "servers that are ready and a rank that is not" if joining in done else "no answer from a server"
         raise SamplerError(
-            f"joining {len(self._members)} servers over NCCL at {where}: found {found} after {self._seconds:g} seconds "
+            f"joining {len(self.members)} servers over NCCL at {where}: found {found} after {self.seconds:g} seconds "
             f"(server.start_seconds), wanted a group with {servers}. Name the network on every machine "
             f"(NCCL_SOCKET_IFNAME; NCCL_DEBUG=INFO says where NCCL stops), give no server the GPU of a rank, or set "
             f"server.weights=folder. Restart servers that the run did not start: they still wait."
@@ -199,11 +186,11 @@ class NcclGroup:
         if taking is None:
             return
         taking.result()  # the calls have a time limit
-        until = time.monotonic() + self._seconds
+        until = time.monotonic() + self.seconds
         while not self._wire.sent():
             if time.monotonic() > until:
                 raise SamplerError(
-                    f"sending weights over NCCL: not done within {self._seconds:g} seconds (server.start_seconds). A "
+                    f"sending weights over NCCL: not done within {self.seconds:g} seconds (server.start_seconds). A "
                     f"server has probably died: resume the run."
                 )
             time.sleep(POLL_SECONDS)
