@@ -10,6 +10,7 @@ the session that they name, in a header or after the token, or else to the conve
 import asyncio
 import json
 import secrets
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.randomness import problem_draw, stream_seed
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.tasks.agent import Agent
-from condensegrpo.tasks.agent_endpoint import chat_runner, read_body
+from condensegrpo.tasks.agent_endpoint import chat_runner, close_server, read_body
 from condensegrpo.tasks.agent_request import RequestRefused, read_request
 
 HEADER = "X-Session-Id"
@@ -93,20 +94,22 @@ class Proxy:
     @asynccontextmanager
     async def serving(self, host: str, port: int) -> AsyncIterator[int]:
         """Serve in a block, which gets the port (0: any); at its end sessions end, after their replies under way."""
-        runner = await chat_runner(self._complete, "proxy", self._session_name)
-        try:
-            await web.TCPSite(runner, host, port).start()
-            async with ClientSession(timeout=ClientTimeout(total=None)) as self._client:
-                try:
-                    yield runner.addresses[0][1]
-                finally:
-                    self._stopping = True
-                    for session in self._open:
-                        session.ended.set()
-                    await asyncio.gather(*self._open.values())
-                    await runner.cleanup()
-        finally:
-            await runner.cleanup()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, port), family=family) as listening:
+            runner = await chat_runner(self._complete, "proxy", self._session_name)
+            try:
+                await web.SockSite(runner, listening).start()
+                async with ClientSession(timeout=ClientTimeout(total=None)) as self._client:
+                    try:
+                        yield listening.getsockname()[1]
+                    finally:
+                        self._stopping = True
+                        for session in self._open:
+                            session.ended.set()
+                        await asyncio.gather(*self._open.values())
+                        await close_server(runner, listening)
+            finally:
+                await runner.cleanup()
 
     async def _complete(self, request: web.Request) -> web.Response:
         name = self._session_name(request)

@@ -130,13 +130,8 @@ class AgentEndpoint:
             return
         _ENDPOINTS.pop(asyncio.get_running_loop(), None)
         if self._serving is not None:
-            (runner, listening), self._serving = self._serving, None
-            # closing a server leaks a connection that was accepted in this cycle of the loop (CPython issue 109564)
-            asyncio.get_running_loop().remove_reader(listening)
-            try:
-                await asyncio.sleep(0)
-            finally:  # also when it is cancelled
-                await runner.cleanup()
+            served, self._serving = self._serving, None
+            await close_server(*served)
 
     async def _open(self) -> Self:
         async with self._opening:
@@ -205,6 +200,16 @@ async def _with_refusals(request: web.Request, handler: Handler) -> web.StreamRe
         kind = "invalid_request_error" if refused.status < 500 else "server_error"
         error = {"message": str(refused), "type": kind, "param": refused.param, "code": None}
         return web.json_response({"error": error}, status=refused.status)
+
+
+async def close_server(runner: web.AppRunner, listening: socket.socket) -> None:
+    """Close a server and the socket at which it listens."""
+    # closing a server leaks a connection that was accepted in this cycle of the loop (CPython issue 109564)
+    asyncio.get_running_loop().remove_reader(listening)
+    try:
+        await asyncio.sleep(0)
+    finally:  # also when it is cancelled
+        await runner.cleanup()
 
 
 async def read_body(http: web.Request) -> str:
