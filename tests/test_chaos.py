@@ -166,7 +166,7 @@ def test_a_vllm_server_that_dies_is_replaced(tmp_path: Path) -> None:
 
 def test_a_long_run_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resident memory, descriptors, threads and temporary files, from a fifth of the way on."""
-    steps = 500 if SECONDS else 100
+    steps = 500 if SECONDS else 60
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(command, "ENVIRONMENT", {**command.ENVIRONMENT, "TMPDIR": str(temporary)})
@@ -190,4 +190,4 @@ def test_a_long_run_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert process.returncode == 0, out[-2000:] + err[-4000:]
     before, after = (list(map(median, zip(*values, strict=True))) for values in (early, late))
     print(f"{steps} steps, memory, descriptors, threads, temporary files: {before}, later {after}")
-    assert all(now <= then * 1.05 for then, now in zip(before, after, strict=True))
+    assert all(now <= then * 1.03 for then, now in zip(before, after, strict=True))
