@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool
 from condensegrpo.integrations.mcp_client import HttpConnection, ProcessConnection, messages_of
 from condensegrpo.storage.trackers import read_metrics
 
-pytest.importorskip("mcp")
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="the package mcp is not installed")
 PAGE = (ROOT / "docs" / "how-to" / "connect-environments.md").read_text(encoding="utf-8")
 SERVER = '''
 import asyncio, os, sys
