@@ -100,13 +100,14 @@ def _row(results: Json, arm: str) -> tuple[str, ...] | None:
     found = f"{mean_interval(after):.2f}" if len(seeds) > 1 else f"{after.mean():.2f}"
 
     runs = [results["arms"][arm][seed] for seed in seeds]
+    steps = sorted(run["steps"] for run in runs)
 
     def mean(figure: str, digits: int) -> str:
         return f"{_column(results, arm, 'after', figure, seeds).mean():.{digits}f}"
 
     return (
         f"`{arm}`",
-        f"{runs[0]['steps']}",
+        f"{steps[0]}" if steps[0] == steps[-1] else f"{steps[0]}–{steps[-1]}",
         f"{fmean(run['sampled_tokens'] for run in runs) / 1000:.0f}",
         f"{_column(results, arm, 'before', 'success', seeds).mean():.2f}",
         found,
