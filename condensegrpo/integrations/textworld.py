@@ -62,7 +62,7 @@ class TextWorld:
     system: str = SYSTEM  # the system message; empty for none
 
     def __post_init__(self) -> None:
-        instead = "choose another task: it brings jericho, which is under the GPL"
+        instead = "choose another task (textworld brings jericho, which is under the GPL)"
         check_installed("textworld", extra="textworld", instead=instead)
         if (self.data is None) != (self.eval_data is None):
             raise ConfigError("setting up the task textworld: wanted both of task.data and task.eval_data, or neither.")
