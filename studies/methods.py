@@ -116,15 +116,17 @@ def start_from(origin: Path, run: StudyRun) -> None:
         store_configuration(folder, run.config, first_step=0)
 
 
-def last_evaluation(run: StudyRun) -> Path | None:
+def last_evaluation(run: StudyRun, tokens: int | None) -> Path | None:
     """The trajectories of the evaluation that ends a run; None: it is not finished.
 
-    The steps of a run that ends by its tokens are not those of its configuration: it is evaluated as by ``eval``.
+    A run that sampled its ``tokens`` ends before the last step of its configuration: it is evaluated as by ``eval``.
     """
     if run.finished:
         return run.folder.evaluation(run.config.train.steps, HELD_OUT)
-    stored = stored_evaluations(run.folder)
-    return run.folder.evaluation(stored[-1].step, stored[-1].name) if stored else None
+    if tokens is None or sampled_tokens(run) < tokens:
+        return None
+    stored = [each for each in stored_evaluations(run.folder) if each.step == run.step]
+    return run.folder.evaluation(run.step, stored[-1].name) if stored else None
 
 
 def sampled_tokens(run: StudyRun) -> int:
@@ -155,7 +157,7 @@ def main(study: Study, out: Path, tokens: int | None = None) -> None:
         origin = make_warm_start(runs)
         record(out, f"warm-seed{seed}", began)
         for run in runs:
-            if last_evaluation(run) is None:
+            if last_evaluation(run, tokens) is None:
                 began = time.process_time()
                 start_from(origin, run)
                 train_until(run, tokens)
@@ -170,7 +172,7 @@ def record(out: Path, name: str, began: float) -> None:
     print(time.strftime("%H:%M:%S"), line, flush=True)
 
 
-def collected(study: Study, out: Path) -> dict[str, Any]:
+def collected(study: Study, out: Path, tokens: int | None = None) -> dict[str, Any]:
     """The figures of every finished run by arm and seed, and the names of the others."""
     lines = [json.loads(line) for line in (out / "cpu.jsonl").read_text(encoding="utf-8").splitlines()]
     seconds = {
@@ -178,7 +180,7 @@ def collected(study: Study, out: Path) -> dict[str, Any]:
     }
     arms: dict[str, dict[str, dict[str, Any]]] = {arm: {} for arm in study.arms}
     runs = runs_of(study, out)
-    ended = {run.name: file for run in runs if (file := last_evaluation(run)) is not None}
+    ended = {run.name: file for run in runs if (file := last_evaluation(run, tokens)) is not None}
     for run in (run for run in runs if run.name in ended):
         arms[run.arm][str(run.seed)] = {
             "before": figures(run.folder.evaluation(0, HELD_OUT)),
@@ -237,7 +239,7 @@ if __name__ == "__main__":
     parser.add_argument("study", type=Path)
     parser.add_argument("--pilots", action="store_true")
     parser.add_argument("--collect", type=Path, metavar="FILE", help="run nothing: write the figures of finished runs")
-    parser.add_argument("--tokens", type=int, help="that a run samples; without it, its steps are those of the study")
+    parser.add_argument("--tokens", type=int, help="that end a run, also for --collect; default: its steps do")
     given = parser.parse_args()
     chosen = load_study(given.study)
     chosen = chosen.pilot_study() if given.pilots else chosen
@@ -245,4 +247,4 @@ if __name__ == "__main__":
     if given.collect is None:
         main(chosen, out, given.tokens)
     else:
-        given.collect.write_text(json.dumps(collected(chosen, out), indent=1) + "\n", encoding="utf-8")
+        given.collect.write_text(json.dumps(collected(chosen, out, given.tokens), indent=1) + "\n", encoding="utf-8")

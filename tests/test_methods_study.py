@@ -99,7 +99,9 @@ def test_the_arms_of_a_seed_start_from_one_policy_and_end_by_their_tokens(tmp_pa
     assert all(line["seconds"] > 0 for line in lines[:3])
     warm = [(tmp_path / f"{run['run']}/origin/warm/model.safetensors").read_bytes() for run in lines]
     assert warm[0] == warm[1] == warm[2]
-    results = program.collected(study, tmp_path)
+    for unfinished in (None, 1_000_000):
+        assert program.collected(study, tmp_path, unfinished)["not_finished"] == ["full-seed10", "memact-seed10"]
+    results = program.collected(study, tmp_path, tokens=1)
     assert results["not_finished"] == []
     for arm in arms:
         figures = results["arms"][arm]["10"]
