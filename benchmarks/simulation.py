@@ -9,9 +9,9 @@ simulation's stand-ins, so that both have the same lengths: the real model sampl
 the policy writes, and these are put in their place. Two cases calibrate the times of sampler, learner and weights.
 """
 
+import argparse
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -255,18 +255,22 @@ def calibrated(case: Case, name: str, runs: Path, lines: Sequence[dict[str, floa
 
 def main() -> None:
     """Measure the cases, calibrate on two of them, and print the table."""
-    runs, *chosen = sys.argv[1:]
-    folder = Path(runs)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", metavar="RUNS_FOLDER", type=Path)
+    parser.add_argument("cases", metavar="CASE", nargs="*", help=f"all by default: {'; '.join(CASES)}")
+    options = parser.parse_args()
+    if unknown := [name for name in options.cases if name not in CASES]:
+        parser.error(f"found no case {unknown[0]!r}, wanted some of: {'; '.join(CASES)}")
     clusters: dict[bool, Cluster] = {}
     print("| run | measured s/step | predicted | error |\n|---|---|---|---|")
     for name, case in CASES.items():
-        if chosen and name not in chosen and not case.calibrates:
+        if options.cases and name not in options.cases and not case.calibrates:
             continue
-        lines = measured(case, name, folder)
+        lines = measured(case, name, options.runs)
         if case.calibrates:
-            clusters[case.sampler == "transformers"] = calibrated(case, name, folder, lines)
+            clusters[case.sampler == "transformers"] = calibrated(case, name, options.runs, lines)
         seconds = fmean(line["seconds"] for line in lines)
-        guess = predicted(case, name, folder, clusters[case.sampler == "transformers"])
+        guess = predicted(case, name, options.runs, clusters[case.sampler == "transformers"])
         kind = "calibrated" if case.calibrates else f"{guess / seconds - 1:+.0%}"
         print(f"| {name} | {seconds:.2f} | {guess:.2f} | {kind} |", flush=True)
     print(f"\nload, mean of 1, 5 and 15 minutes: {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
