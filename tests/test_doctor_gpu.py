@@ -39,8 +39,8 @@ def test_a_machine_without_a_gpu_is_a_problem_with_its_cure() -> None:
     assert "install the CUDA build of torch" in " ".join(result.output.split())
 
 
-def test_two_ranks_add_up_and_the_first_reports(tmp_path: Path) -> None:
-    (finding,) = tried("ranks", *TINY, folder=tmp_path, ranks=2)
+def test_two_ranks_add_up_and_the_first_reports() -> None:
+    (finding,) = run_trial("ranks", TINY, ranks=2)
     assert finding.level is Level.OK
     assert finding.found.startswith("2 ranks add up 64 MiB over gloo: ")
 

@@ -23,6 +23,7 @@ from runs import (
     wait_for_phase,
 )
 
+from condensegrpo.config.load import load_config
 from condensegrpo.storage.evaluations import stored_evaluations
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
@@ -290,9 +291,15 @@ def test_ctrl_c_in_the_warm_start_saves_it(tmp_path: Path) -> None:
     assert process.returncode == 130, err
     assert "of round 1 of the warm start" in out
     assert latest.exists()
+    (tmp_path / "stopped/log.txt").unlink()  # of the first start
     change = "condenser.options.keep_last=2"
     changed = start("train", "--resume", str(tmp_path / "stopped"), "--allow-changes", change)
-    wait_for_phase(tmp_path / "stopped", "the warm start begins again: the configuration was changed", changed)
+    wait_for_phase(tmp_path / "stopped", "warm start, round 1", changed)
+    log = (tmp_path / "stopped/log.txt").read_text()
+    assert "the warm start begins again: the configuration was changed" in log
+    assert "continued after step" not in log
+    wait_for(latest, changed)  # the first checkpoints were removed: this one is of the second warm start
+    assert load_config(tmp_path / "stopped/config.yaml").condenser.options["keep_last"] == 2
     changed.kill()
     changed.communicate()
 
