@@ -105,7 +105,7 @@ def _show(report: dict[str, object], figures: "Sequence[Retention]", out: Path |
     if as_json:
         typer.echo(text)
         return
-    theme.console().print(table(title, headings, rows, left=2))
+    theme.console().print(table(title, headings, rows, left=2, lines=True))
 
 
 def parsed_shares(text: str) -> list[Fraction]:

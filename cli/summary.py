@@ -40,14 +40,14 @@ def _table(before: dict[str, float], after: dict[str, float]) -> Table:
 
     steps = counted(round(after["step"]), "step")
     title = f"held-out problems, before → after {steps}, [95 % interval]"
-    rows: list[tuple[str, ...]] = []
+    drawn = table(title, ("evaluation", "metric", "before", "after"), (), left=2)
     for name, prefix in sorted(evaluations_in(after).items(), key=lambda evaluation: len(evaluation[1])):
         measured = [measure for measure in MEASURES if f"{prefix}/{measure[1]}" in after]
-        rows += [
-            ("" if row else name, label, *(_cell(line, f"{prefix}/{key}", form) for line in (before, after)))
-            for row, (label, key, form) in enumerate(measured)
-        ]
-    return table(title, ("evaluation", "metric", "before", "after"), rows, left=2)
+        for row, (label, key, form) in enumerate(measured):
+            cells = [_cell(line, f"{prefix}/{key}", form) for line in (before, after)]
+            drawn.add_row("" if row else name, label, *cells)
+        drawn.add_section()
+    return drawn
 
 
 def _cell(line: dict[str, float], key: str, form: str) -> str:

@@ -1,6 +1,7 @@
 """``condensegrpo bench retention``: the reader of BFCL's memory questions, what counts as kept, and the command."""
 
 import json
+import re
 import zipfile
 from fractions import Fraction
 from pathlib import Path
@@ -143,6 +144,7 @@ def test_the_command_prints_a_table_and_writes_json_and_markdown(tmp_path: Path)
         *("--scenarios", "travel"),
     )
     assert "2 questions about 4 messages, budgets in words" in shown
+    assert re.search(r"\n *\n *bm25 ", shown)  # a row has two lines: an empty one tells it from the next
     travel = succeed(
         "bench", "retention", "--data", str(data), "--scenarios", "travel", "--condensers", "full", "--json"
     )
