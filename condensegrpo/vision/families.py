@@ -76,7 +76,7 @@ def _expand_tiles(config: "PretrainedConfig", token: str, grid: tuple[int, int])
 def _square(image_processor: Any, picture: "Image") -> Prepared:  # noqa: ANN401  transformers' classes are untyped
     # as one of two: alone in a prompt, a picture would have more tokens than beside a second one
     pixels = dict(image_processor([[picture, picture]], return_tensors="pt"))
-    return Prepared(pixels | {name: pixels[name][:1] for name in ("pixel_values", "image_sizes")}, (1, 1))
+    return Prepared(pixels | {name: pixels[name][:1].clone() for name in ("pixel_values", "image_sizes")}, (1, 1))
 
 
 def _expand_square(config: "PretrainedConfig", token: str, grid: tuple[int, int]) -> str:
