@@ -240,11 +240,12 @@ def test_checkpointed_layers_keep_their_inputs(adapted: int, count: int, dtype: 
 def test_paths_by_hand() -> None:
     """10 queries of 48, twice, and 10 in place; keys and values of 20·16; 3 heads that share 100 pairs; 6 logs of 10.
 
-    Less plain attention's 2·(48 + 16) numbers and 6 logs of 10 tokens. Once: 100 booleans, 10 + 20 + 10 places.
+    Less plain attention's 2·(48 + 16) numbers and 6 logs of 10 tokens.
+    Once: 100 booleans, 10 depths and 10 + 20 + 10 indices.
     """
     batch = MicroBatch(tokens=10, length=10, trained=0)
     a_layer = 4 * (48 * 30 + 2 * 16 * 20 + 3 * 100) + 4 * 60 - 10 * (4 * 128 + 24)
-    assert paths_bytes(decoder(), batch, Gathered(queries=10, keys=20, pairs=100), 4) == 100 + 8 * 40 + a_layer
+    assert paths_bytes(decoder(), batch, Gathered(queries=10, keys=20, pairs=100), 4) == 100 + 8 * 50 + a_layer
 
 
 def laid_out(lengths: tuple[int, ...]) -> tuple[Paths, Tensor]:
@@ -264,7 +265,7 @@ def bucket_sizes(pattern: Paths) -> Gathered:
 def kept_along(policy: PreTrainedModel, pattern: Paths, depth: Tensor) -> int:
     """Bytes that the decoder's forward pass keeps along paths, which themselves stay as long."""
     assert use_tree_attention(policy)
-    own = [*(bucket.visible for bucket in pattern.buckets), pattern.queries, pattern.keys, pattern.outputs]
+    own = [*(bucket.visible for bucket in pattern.buckets), pattern.indices]
     places = {tensor.untyped_storage().data_ptr() for tensor in own}
     with kept_tensors(policy) as kept:
         policy.get_decoder()(

@@ -238,11 +238,11 @@ def tower_bytes(tower: Tower, batch: MicroBatch, element: int, *, checkpointed: 
 def paths_bytes(decoder: Decoder, batch: MicroBatch, gathered: Gathered, element: int) -> int:
     """What attention along tree paths keeps more than plain attention.
 
-    once      what each query sees, as booleans, and the indices of queries, keys and outputs
+    once      what each query sees, as booleans; the depth and index of each query, and the indices of keys and outputs
     a layer   queries and their outputs by piece, the outputs in place, keys and values by piece, the log of every
               head's sum; and what is seen in e, for every query head that shares a key head
     """
-    once = BOOL * gathered.pairs + INDEX * (gathered.queries + gathered.keys + batch.tokens)
+    once = BOOL * gathered.pairs + INDEX * (2 * gathered.queries + gathered.keys + batch.tokens)
     sharing = decoder.heads // decoder.kv_heads
     numbers = decoder.queries * (2 * gathered.queries + batch.tokens) + 2 * decoder.keys * gathered.keys
     a_layer = element * (numbers + sharing * gathered.pairs) + FLOAT * decoder.heads * gathered.queries
