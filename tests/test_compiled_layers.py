@@ -14,6 +14,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.activation_checkpointing import checkpoint_layers
 from condensegrpo.learner.compiled_layers import compile_layers, try_compiling
 from condensegrpo.learner.logprobs import CPU, TrainedLogprobs
+from condensegrpo.learner.tree_attention import paths
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -39,6 +40,18 @@ def test_ten_lengths_are_one_graph_of_a_layer_without_a_break() -> None:
     assert not counters["graph_break"]
     for expected, found in zip(plain.parameters(), compiled.parameters(), strict=True):
         torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-4 * float(expected.grad.abs().max()))
+
+
+def test_compiled_attention_along_paths_drops_what_it_is_asked_to_drop() -> None:
+    torch._dynamo.reset()
+    query = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
+    attend = paths([0, 1, 2, 3, 3, 1]).on(CPU).attend
+    found = []
+    for computed_by in (attend, torch.compile(attend, dynamic=True, backend="eager")):
+        torch.manual_seed(1)
+        found.append(computed_by(query, query, query, scaling=None, dropout=0.5))
+    assert torch.equal(*found)
+    assert not torch.allclose(found[1], attend(query, query, query, scaling=None))
 
 
 def test_a_trial_compares_one_layer_and_says_why_layers_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

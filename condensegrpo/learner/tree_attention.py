@@ -26,7 +26,8 @@ gathering for each bucket would give each of them a gradient of all S tokens.
 That runs on any device. On a GPU ``interval_attention.py`` and ``branch_attention.py`` compute the same without
 padding; ``attention_kernels.py`` chooses.
 
-In a compiled decoder layer all buckets are one operation of the graph: micro-batches have different numbers of them.
+In a compiled decoder layer all buckets are one operation of the graph, as micro-batches have different numbers of them.
+With dropout of the attention they are not, and other numbers of buckets are compiled again.
 
 Legend: S packed tokens, n pieces of a bucket, Q and K its most queries and keys, h query heads, g key heads, d their
 size.
@@ -103,8 +104,8 @@ class Paths(NamedTuple):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
     ) -> Tensor:
-        """The output (1, S, h, d) of queries (1, h, S, d), keys and values (1, g, S, d). No dropout if compiled."""
-        if torch.compiler.is_compiling():
+        """The output (1, S, h, d) of queries (1, h, S, d), keys and values (1, g, S, d)."""
+        if torch.compiler.is_compiling() and not dropout:
             compiled: Tensor = attention_along_paths(query, key, value, self.indices, self.shapes, scaling)
             return compiled
         queries = _cut(query, self.queries, [bucket.queries for bucket in self.buckets])
