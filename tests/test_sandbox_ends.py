@@ -116,6 +116,9 @@ def test_the_next_start_removes_what_killed_servers_left_and_nothing_that_is_use
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as trainer:
         assert trainer.stdout is not None
         folder = trainer.stdout.readline().strip()
+        deadline = time.monotonic() + 30
+        while not list(Path(folder).glob("*/*")) and time.monotonic() < deadline:
+            time.sleep(0.01)  # until the call has made its directory
         for pid in processes(folder):  # its server and supervisor, so that neither can clean up
             os.kill(pid, signal.SIGSTOP)
         for pid in (trainer.pid, *processes(folder)):
