@@ -16,7 +16,7 @@ from condensegrpo.inspection import views
 from condensegrpo.inspection.batches import TrajectoryBatch, trajectory_files
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.inspector_page import write_inspector
-from condensegrpo.inspection.records import IndexedTrajectory, LinePlace
+from condensegrpo.inspection.records import IndexedTrajectory, LineSpan
 from condensegrpo.inspection.samples import spread
 
 if TYPE_CHECKING:
@@ -146,9 +146,9 @@ def write_selection(selection: "Selection", listed: Sequence[IndexedTrajectory] 
     every = [*(index.records(selection.batch) if listed is None else listed)]
     if _size([(selection.batch, every)]) > COMFORTABLE:
         every = []
-    chosen: dict[Path, dict[LinePlace, IndexedTrajectory]] = {}
+    chosen: dict[Path, dict[LineSpan, IndexedTrajectory]] = {}
     for record in (*every, *group.siblings):
-        chosen.setdefault(record.place.file, {})[record.place] = record
+        chosen.setdefault(record.span.file, {})[record.span] = record
     name = re.sub(r"[^\w.-]+", "-", opened.record.id)
     page = Path(f"inspect-{index.path.resolve().stem}-{name}.html")
     batches = [(batch, [*chosen[batch.file].values()]) for batch in index.batches() if batch.file in chosen]
@@ -179,7 +179,7 @@ def chosen_batches(index: Index, files: Sequence[Path], choice: Choice) -> Batch
 
 def _size(chosen: Batches) -> int:
     """Bytes of a page, roughly: the stored lines, and for every turn its credit and the history before it."""
-    every = [(record.place.size, record.figures.turns) for _, records in chosen for record in records]
+    every = [(record.span.size, record.figures.turns) for _, records in chosen for record in records]
     return sum(stored + TURN * turns + PIECE * turns**2 for stored, turns in every)
 
 

@@ -34,8 +34,8 @@ def reported(*ranks: Sequence[ScoredTrajectory]) -> list[str]:
     return observer.lines
 
 
-def raised(message: str, place: str) -> Failure:
-    return Failure(source="the reward Brief", error="KeyError", message=message, location=place)
+def raised(message: str, location: str) -> Failure:
+    return Failure(source="the reward Brief", error="KeyError", message=message, location=location)
 
 
 def test_nothing_is_said_where_nothing_failed() -> None:

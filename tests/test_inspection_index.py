@@ -246,7 +246,7 @@ def test_a_line_may_get_its_end_later(run: RunFolder) -> None:
     index = opened(run.path)
     file.write_bytes(whole + whole.splitlines(keepends=True)[0].replace(b"1/10/0", b"1/10/7"))
     index.update()
-    assert [record.place.line for record in index.records(index.batches()[0])] == [3, 4, 1, 5, 2]
+    assert [record.span.line for record in index.records(index.batches()[0])] == [3, 4, 1, 5, 2]
 
 
 def test_a_fact_is_lost_if_an_earlier_prompt_states_it_and_the_last_does_not(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def test_the_search_finds_what_it_finds_on_the_terminal(watched: Watched, run: P
     records = (
         [hit.record for hit in search(index, query)] if where == query else select(index.records(), where=where)[0]
     )
-    found = dict.fromkeys((record.place.file, record.figures.group_id) for record in records)
+    found = dict.fromkeys((record.span.file, record.figures.group_id) for record in records)
     tab = watched.open(file)
     tab.locator("input").fill(query)
     heading = tab.locator("section h2").first.inner_text()
@@ -343,7 +343,7 @@ def test_generated_searches_find_what_they_find_on_the_terminal(watched: Watched
         queries,
     )
     expected = [
-        [f"{hit.record.id} {index.batch(hit.record.place.file).title}" for hit in search(index, query)]
+        [f"{hit.record.id} {index.batch(hit.record.span.file).title}" for hit in search(index, query)]
         for query in queries
     ]
     for query, left, right in zip(queries, found, expected, strict=True):

@@ -163,7 +163,7 @@ class InspectorApp(App[None]):
         self._set_title(f"{listed.title}   (Esc: groups)")
         self.query_one("#list").focus()
         first = self.listing.first if self.listing is not None else None
-        matches = [at for at, record in enumerate(listed.records) if first is not None and record.place == first.place]
+        matches = [at for at, record in enumerate(listed.records) if first is not None and record.span == first.span]
         if matches:
             self._highlight("list", matches[0])
         elif listed.records and first is None:
@@ -268,7 +268,7 @@ class InspectorApp(App[None]):
         """Go to another step."""
         opened = self.selection.opened
         if self.listed is not None and opened is not None:  # beside the one of the top line
-            self._go(lambda: self.selection.go_to(opened.record.place.file), "")
+            self._go(lambda: self.selection.go_to(opened.record.span.file), "")
         self._go(lambda: self.selection.step(by), "there is no further step")
 
     def action_kind(self) -> None:
@@ -300,7 +300,7 @@ class InspectorApp(App[None]):
         self.workers.cancel_group(self, "search")
         opened = self.selection.opened
         if self.listed is not None and opened is not None:
-            self._go(lambda: self.selection.go_to(opened.record.place.file), "", opened.record)
+            self._go(lambda: self.selection.go_to(opened.record.span.file), "", opened.record)
         self.query_one("#list").focus()
 
     def action_copy(self) -> None:

@@ -117,7 +117,7 @@ class Selection:
         Raises:
             CondenseError: its line is damaged.
         """
-        file = record.place.file
+        file = record.span.file
         if file not in self._readers:
             batch = self.batch if file == self.batch.file else self.index.batch(file)
             self._readers[file] = TrajectoryReader(self.index, batch)

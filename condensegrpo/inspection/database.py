@@ -19,7 +19,7 @@ from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.new_lines import LineContent, NewLines
-from condensegrpo.inspection.records import IndexedTrajectory, LinePlace, natural
+from condensegrpo.inspection.records import IndexedTrajectory, LineSpan, natural
 from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.credit import Credit
 from condensegrpo.storage.files import user_cache
@@ -163,7 +163,7 @@ def record(batch: TrajectoryBatch, number: int, row: tuple[Any, ...]) -> Indexed
         ground_truth=restored(ground_truth),
         answer=restored(answer),
         credit=credit,
-        place=LinePlace(file=batch.file, line=line, start=start, size=size),
+        span=LineSpan(file=batch.file, line=line, start=start, size=size),
     )
 
 

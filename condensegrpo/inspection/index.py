@@ -4,7 +4,7 @@
     for _ in index.extend(): ...                # reads what is new, in parts; `index.update()` in one go
     index.batches()                             # the steps in order, then the evaluations
     index.groups(batch), index.records(batch)   # figures: IndexedTrajectory
-    index.read(record)                          # the trajectory itself, from its place in the file
+    index.read(record)                          # the trajectory itself, from its line in the file
 
 The index is an SQLite file beside the trajectories, ``.inspection.sqlite``; in the user's cache where that folder is
 read-only; in memory where both are. It is made of the files alone: delete it and it is built again. A file that grew is
@@ -43,7 +43,7 @@ class RecordKey(NamedTuple):
 
     file: Path
     number: int  # IndexedTrajectory.number
-    start: int  # LinePlace.start
+    start: int  # LineSpan.start
 
 
 class Visit(NamedTuple):
@@ -51,7 +51,7 @@ class Visit(NamedTuple):
 
     batch: TrajectoryBatch
     success: float  # the mean of ``correct``
-    worst: int  # LinePlace.start of the least correct trajectory
+    worst: int  # LineSpan.start of the least correct trajectory
 
 
 class Progress(NamedTuple):
@@ -140,7 +140,7 @@ class Index:
     def group(self, record: IndexedTrajectory) -> Group:
         """The group of a trajectory."""
         key = natural(record.figures.group_id)
-        same = groups(tuple(self._span(record.place.file, key, key)))
+        same = groups(tuple(self._span(record.span.file, key, key)))
         return next(group for group in same if group.id == record.figures.group_id)
 
     def find(self, batch: TrajectoryBatch, name: str) -> IndexedTrajectory | None:
@@ -212,7 +212,7 @@ class Index:
             TrajectoryFileError: its line is damaged.
             DataError: the file cannot be read.
         """
-        return read_trajectory(record.place.file, self.line(record), record.place.line)[0]
+        return read_trajectory(record.span.file, self.line(record), record.span.line)[0]
 
     def line(self, record: IndexedTrajectory) -> bytes:
         """The line of a record, as it is stored.
@@ -220,13 +220,13 @@ class Index:
         Raises:
             DataError: the file cannot be read.
         """
-        place = record.place
+        span = record.span
         try:
-            with place.file.open("rb") as file:
-                file.seek(place.start)
-                return file.read(place.size)
+            with span.file.open("rb") as file:
+                file.seek(span.start)
+                return file.read(span.size)
         except OSError as error:
-            raise DataError(f"reading {place.file}: {error.strerror}.") from error
+            raise DataError(f"reading {span.file}: {error.strerror}.") from error
 
     def close(self) -> None:
         """Close the index file."""
@@ -247,7 +247,7 @@ class Index:
     def _where(self, batch: TrajectoryBatch, column: str, value: str | int) -> IndexedTrajectory | None:
         query = f"SELECT natural, start FROM trajectories WHERE file = ? AND {column} = ?"
         for key, start in self._database.rows(query, self._key(batch.file), value):
-            return next(known for known in self._span(batch.file, key, key) if known.place.start == start)
+            return next(known for known in self._span(batch.file, key, key) if known.span.start == start)
         return None
 
     def _extend_file(self, file: Path) -> Iterator[int]:

@@ -13,7 +13,7 @@ from condensegrpo.storage.credit import Credit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinePlace:
+class LineSpan:
     """Where a trajectory is stored."""
 
     file: Path
@@ -24,7 +24,7 @@ class LinePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedTrajectory:
-    """A trajectory as the index knows it: its figures, the texts that lists show, its credit and its place."""
+    """A trajectory as the index knows it: its figures, the texts that lists show, its credit and its line."""
 
     number: int  # its index in the file by groups and samples, from 0; --trajectory takes it
     step: int | None  # of its batch; None: not known
@@ -34,7 +34,7 @@ class IndexedTrajectory:
     ground_truth: str | None  # None: there is no answer in text, or it is not known
     answer: str | None
     credit: Credit | None  # what its turns were trained with; None: not known
-    place: LinePlace
+    span: LineSpan
 
     @property
     def id(self) -> str:
@@ -64,7 +64,7 @@ class IndexedTrajectory:
 
     @property
     def values(self) -> Mapping[str, object]:
-        """What ``--json`` prints of it: the fields of conditions, its reward parts, its credit and its place."""
+        """What ``--json`` prints of it: the fields of conditions, its reward parts, its credit and its line."""
         return {
             "number": self.number,
             **{name: self.fields[name] for name in FIELDS},
@@ -72,7 +72,7 @@ class IndexedTrajectory:
             "advantages": self.advantages,
             "weights": self.credit.weights if self.credit is not None else None,
             "handling": self.handling,
-            "place": self.place,
+            "span": self.span,
         }
 
 

@@ -14,7 +14,7 @@ from condensegrpo.core.wording import did_you_mean
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.filters import FIELDS, Fields, fields_in, parse_where, sort_key
 from condensegrpo.inspection.index import Index, RecordKey, Visit
-from condensegrpo.inspection.records import IndexedTrajectory, LinePlace
+from condensegrpo.inspection.records import IndexedTrajectory, LineSpan
 
 T = TypeVar("T")
 SEARCHED = ("id", "problem", "question", "ground_truth", "answer")  # fields of a fuzzy search
@@ -159,11 +159,11 @@ def search(index: Index, query: str) -> Iterator[Hit]:
     two others between any two (``qck`` finds ``quick``); then those of which a message has the query as it stands, in
     letters of either case.
     """
-    shown = set[LinePlace]()
+    shown = set[LineSpan]()
     if query.strip():
         for hit in chain(fuzzy(index, query), full_text(index, query)):
-            if hit.record.place not in shown:
-                shown.add(hit.record.place)
+            if hit.record.span not in shown:
+                shown.add(hit.record.span)
                 yield hit
 
 
