@@ -12,7 +12,7 @@ import json
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -82,7 +82,7 @@ class Proxy:
 
     engine: Engine  # its ``turn_seconds`` are more than ``idle_seconds``
     tool_format: str
-    token: str  # that requests bring as their key, alone or as ``token:session``
+    token: str = field(repr=False)  # that requests bring as their key, alone or as ``token:session``
     finished: Callable[[Trajectory], None]  # called with the trajectory of every session that ended, even without reply
     sessions: int = 64  # most that are open at a time
     idle_seconds: float = 3600.0  # after the last reply, when a session ends
@@ -94,20 +94,21 @@ class Proxy:
     @asynccontextmanager
     async def serving(self, host: str, port: int) -> AsyncIterator[int]:
         """Serve in a block, which gets the port (0: any); at its end sessions end, after their replies under way."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.create_server((host, port), family=family) as listening:
+        with ExitStack() as opened:
+            listening = await _listening(host, port, opened)
             runner = await chat_runner(self._complete, "proxy", self._session_name)
             try:
-                await web.SockSite(runner, listening).start()
+                for each in listening:
+                    await web.SockSite(runner, each).start()
                 async with ClientSession(timeout=ClientTimeout(total=None)) as self._client:
                     try:
-                        yield listening.getsockname()[1]
+                        yield listening[0].getsockname()[1]
                     finally:
                         self._stopping = True
                         for session in self._open:
                             session.ended.set()
                         await asyncio.gather(*self._open.values())
-                        await close_server(runner, listening)
+                        await close_server(runner, *listening)
             finally:
                 await runner.cleanup()
 
@@ -192,6 +193,19 @@ class Proxy:
             trajectory = replace(trajectory, answer=trajectory.turns[-1].reply.text)
         self.finished(trajectory)
         return trajectory
+
+
+async def _listening(host: str, port: int, opened: ExitStack) -> list[socket.socket]:
+    """A socket at every address of a host, of IPv4 and IPv6, all at the same port (0: any); ``opened`` closes them."""
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    listening = list[socket.socket]()
+    for family, address in dict.fromkeys((family, address) for family, *_, address in found):
+        taken = listening[0].getsockname()[1] if listening else port
+        server = socket.create_server((address[0], taken, *address[2:]), family=family)
+        listening.append(opened.enter_context(server))
+    return listening
 
 
 def _reply_in(content: bytes) -> str:

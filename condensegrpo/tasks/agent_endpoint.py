@@ -202,10 +202,11 @@ async def _with_refusals(request: web.Request, handler: Handler) -> web.StreamRe
         return web.json_response({"error": error}, status=refused.status)
 
 
-async def close_server(runner: web.AppRunner, listening: socket.socket) -> None:
-    """Close a server and the socket at which it listens."""
+async def close_server(runner: web.AppRunner, *listening: socket.socket) -> None:
+    """Close a server and the sockets at which it listens."""
     # closing a server leaks a connection that was accepted in this cycle of the loop (CPython issue 109564)
-    asyncio.get_running_loop().remove_reader(listening)
+    for each in listening:
+        asyncio.get_running_loop().remove_reader(each)
     try:
         await asyncio.sleep(0)
     finally:  # also when it is cancelled
