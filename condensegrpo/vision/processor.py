@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-PIXELS_KEPT = 2**29  # bytes of pixels that are kept; a screen in Qwen2.5-VL has 20 MB
+PIXELS_KEPT = 2**27  # bytes of pixels that a process keeps, a rollout worker too; a screen in Qwen2.5-VL has 20 MB
 SIZES_KEPT = 65536  # pictures whose sizes are kept
 
 
