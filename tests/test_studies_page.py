@@ -13,7 +13,7 @@ from condensegrpo.config.study import load_study
 from condensegrpo.metrics.seeds import ENOUGH
 from condensegrpo.training.sweep import check_runs, runs_of
 
-PAGE = ROOT / "docs/results/studies.md"
+PAGES = ROOT / "docs/results/studies.md", ROOT / "docs/results/pictures.md"
 GUIDE = ROOT / "docs/how-to/studies.md"
 
 
@@ -33,8 +33,9 @@ def script() -> ModuleType:
 
 
 def test_the_page_has_the_tables_of_the_committed_results(script: ModuleType) -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert script.filled(text) == text
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    assert [script.filled(text) for text in texts] == texts
+    text = "".join(texts)
     named = set(re.findall(r"<!-- results (\w+) -->", text))
     assert named == {path.stem for path in (ROOT / "docs/results/studies").glob("*.json")}
 
