@@ -170,7 +170,7 @@ def test_an_action_without_an_effect_shows_the_same_picture(reply: str) -> None:
 
 def test_no_layout_of_the_evaluation_is_in_training() -> None:
     def layouts(problems: object) -> set[str]:
-        return {str(sorted(problem.data["layout"].items())) for problem in problems}  # type: ignore[attr-defined]  # JSON
+        return {str(sorted(problem.data["layout"].items())) for problem in problems}  # type: ignore[attr-defined]  # data is JSON of any type
 
     held_out = layouts(TASK.problems("eval"))
     assert len(held_out) == 16

@@ -22,7 +22,7 @@ def test_it_is_equal_to_a_tuple_and_gives_tuples() -> None:
     assert all(ids != other for other in ((1, 2), (1, 2, 4), {1, 2, 3}))
     assert (hash(ids), repr(ids)) == (hash((1, 2, 3)), "(1, 2, 3)")
     assert (ids[0], ids[-1], ids[1:], ids[::-1], ids[:-1]) == (1, 3, (2, 3), (3, 2, 1), (1, 2))
-    assert (ids + (4,), (0,) + ids, (*ids,)) == ((1, 2, 3, 4), (0, 1, 2, 3), (1, 2, 3))  # noqa: RUF005  + itself
+    assert (ids + (4,), (0,) + ids, (*ids,)) == ((1, 2, 3, 4), (0, 1, 2, 3), (1, 2, 3))  # noqa: RUF005  the operator + is what is tested
     assert shared_ids(ids) is ids
     with pytest.raises(IndexError):
         ids[3]
