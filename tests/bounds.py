@@ -177,12 +177,12 @@ ATTEMPTS = {
     ),
     "processes": Attempt(
         "def step(n):\n  if os.fork() == 0: time.sleep(5); os._exit(0)\n  return 1\n"
-        "print(got(step, 20), flush=True); time.sleep(0.3); os._exit(0)",
+        "print(got(step, 20), flush=True); time.sleep(1); os._exit(0)",
         LIMITS.processes,
     ),
     "threads": Attempt(
         "def step(n):\n  threading.Thread(target=time.sleep, args=(5,), daemon=True).start(); return 1\n"
-        "threading.stack_size(1 << 16)\nprint(got(step, 20), flush=True); time.sleep(0.3); os._exit(0)",
+        "threading.stack_size(1 << 16)\nprint(got(step, 20), flush=True); time.sleep(1); os._exit(0)",
         LIMITS.processes,
     ),
     "timers and queued signals": Attempt(
