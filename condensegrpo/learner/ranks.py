@@ -7,6 +7,7 @@ a wait of ``timeout_minutes`` ends the run. All ranks must make the same calls; 
 Importing this file imports no DeepSpeed.
 """
 
+import atexit
 import os
 import sys
 from collections.abc import Sequence
@@ -52,6 +53,7 @@ def join(timeout_minutes: float = TIMEOUT_MINUTES) -> None:
         deepspeed.init_distributed(timeout=timeout)
     if world_size() == 1:
         sys.excepthook = excepthook  # torch's writes [rank0] before every line of a traceback
+        atexit.register(leave)
     else:
         threads: tuple[Thread, ...] = ("main", "saving")
         _gloo.update({thread: distributed.new_group(backend="gloo", timeout=timeout) for thread in threads})
@@ -87,12 +89,14 @@ def own_device() -> int:
 
 
 def leave() -> None:
-    """Destroy the process group, if one was joined. Call it last: no other function here works afterwards."""
-    if distributed.is_initialized():
-        from condensegrpo.learner.deepspeed_import import deepspeed
+    """Destroy the process group, if one was joined. Call it last: no other function here works afterwards.
 
+    A single process does so at its exit, since NCCL warns if it has not. Several ranks call it together: in one that
+    failed it could wait for the others.
+    """
+    if distributed.is_initialized():
         _gloo.clear()
-        deepspeed.comm.destroy_process_group()
+        distributed.destroy_process_group()
 
 
 def rank() -> int:

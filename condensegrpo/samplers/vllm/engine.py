@@ -3,6 +3,7 @@
 vLLM is imported when an engine is created: the import takes seconds, and vLLM may be missing.
 """
 
+import atexit
 import gc
 import math
 import os
@@ -27,7 +28,7 @@ from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.core.wording import counted
 from condensegrpo.learner.devices import use_new_stream
-from condensegrpo.learner.ranks import gather
+from condensegrpo.learner.ranks import gather, leave
 from condensegrpo.learner.settings import TIMEOUT_MINUTES, LoraSettings
 from condensegrpo.samplers.vllm.adapters import NativeAdapters, native_rank, unsupported_by
 from condensegrpo.samplers.vllm.pictures import mismatch, picture_prompts
@@ -339,6 +340,7 @@ def _join_alone() -> None:
         distributed.init_process_group(timeout=timedelta(minutes=TIMEOUT_MINUTES))
     else:
         distributed.init_process_group(store=HashStore(), rank=0, world_size=1)
+        atexit.register(leave)
 
 
 def check_ranks(machines: Sequence[str], sharing: int) -> None:

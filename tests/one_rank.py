@@ -1,0 +1,31 @@
+"""What a process of its own does with its process group; ``test_ranks.py`` reads what it prints."""
+
+import atexit
+from collections.abc import Callable
+
+from torch import distributed
+
+from condensegrpo.learner import ranks
+from condensegrpo.samplers.vllm.engine import _join_alone
+
+
+def learner() -> None:
+    _joined(ranks.join)
+
+
+def sampler() -> None:
+    _joined(_join_alone)
+
+
+def twice() -> None:
+    for _ in range(2):
+        ranks.join()
+        print(ranks.gather(1), distributed.get_world_size(), flush=True)
+        ranks.leave()
+
+
+def _joined(join: Callable[[], None]) -> None:
+    """Whether there is a group, after joining and when everything registered later has run."""
+    atexit.register(lambda: print(f"at the end: {distributed.is_initialized()}", flush=True))
+    join()
+    print(f"joined: {distributed.is_initialized()}", flush=True)
