@@ -27,7 +27,7 @@ from condensegrpo.cli.doctor_machine import (
     warning,
 )
 from condensegrpo.cli.options import AsJson, Overrides
-from condensegrpo.core.errors import CondenseError, ConfigError, DataError, PluginError
+from condensegrpo.core.errors import CondenseError, ConfigError, DataError, PluginError, RunError
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.console import PhaseDisplay
@@ -59,6 +59,9 @@ def doctor(
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Also try what a run does on the GPUs of this machine; takes minutes.")
     ] = False,
+    cluster: Annotated[
+        Path | None, typer.Option(help="With --gpu: write what was measured into this cluster file of `simulate`.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check Python, packages, devices, compilers, memory and disk, and say how to fix what is wrong.
@@ -83,12 +86,35 @@ def doctor(
             from condensegrpo.cli.doctor_trials import gpu_findings
 
             findings += gpu_findings(config, overrides or ())
+    if cluster is not None:
+        write_cluster(findings, cluster)
     if as_json:
         typer.echo(json.dumps({"version": 1, "findings": [asdict(finding) for finding in findings]}))
     else:
         print_findings(findings, theme.console())
     if any(finding.level is Level.PROBLEM for finding in findings):
         raise typer.Exit(1)
+
+
+def write_cluster(findings: Sequence[Finding], file: Path) -> None:
+    """Write the measured keys of a cluster file.
+
+    Raises:
+        ConfigError: nothing was measured.
+        RunError: the file cannot be written.
+    """
+    from condensegrpo.config.yaml_tree import dump, put
+
+    tree: dict[str, object] = {}
+    for finding in findings:
+        for key, value in finding.cluster.items():
+            put(tree, key.split("."), value if isinstance(value, str) else float(f"{value:.3g}"))
+    if not tree:
+        raise ConfigError("writing --cluster: found no measured time. Add --gpu, on a machine with a GPU.")
+    try:
+        file.write_text(dump(tree), encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"writing {file}: {error}.") from error
 
 
 def print_findings(findings: Sequence[Finding], console: Console) -> None:

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,7 @@ AGAIN = "run it alone to see all it prints: python -m condensegrpo.cli.doctor_tr
 OFF_BY = 0.1  # of the measured peak: how far the prediction may be from it
 SENT = 64 << 20  # bytes that the ranks add up at a time
 ROUNDS = 8
+MOST_REPLIES, LEAST_CONTEXT, LEAST_OUTPUT = 64, 32, 16  # of the replies whose seconds are measured, in tokens
 USUAL = (  # without a configuration: the quickstart's task with 0.15 B parameters and full micro-batches
     "model.dtype=bfloat16",
     *("model.new.hidden_size=1024", "model.new.layers=12", "model.new.heads=16", "model.new.ffn_size=3072"),
@@ -279,6 +280,7 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     from condensegrpo.planning.measured import measure_learning
     from condensegrpo.planning.plan import config_on_devices, plan
     from condensegrpo.planning.remedies import advice_for_learner
+    from condensegrpo.simulation.calibration import learner_keys
     from condensegrpo.training.initial_policy import base_policy
 
     ranks.join()
@@ -288,23 +290,85 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     source = base_policy(config, build(config).task, ranks.from_first(folder))
     device: Device = "gpu" if torch.cuda.is_available() else "cpu"
     alone = config_on_devices(alone, ranks=size, memory=ranks.least_device_memory())
-    phases = plan(alone, architecture(config.model), ranks=size, device=device).phases
+    model = architecture(config.model.model_copy(update={"new": None, "path": source}))
+    phases = plan(alone, model, ranks=size, device=device).phases
     planned = next(phase.bytes for phase in phases if phase.name == "learning")
     began = time.monotonic()
     try:
-        measured = measure_learning(alone, source)["learning"]
+        learned = measure_learning(alone, source)
     except torch.OutOfMemoryError as error:
         cure = advice_for_learner(alone, ranks=size, device=device)
         return [problem("learner", f"a step takes more memory than the device has: {error}", cure)]
+    measured, limits = learned.peaks["learning"], config.rollout.limits
+    keys = learner_keys(
+        model.decoder,
+        _preset(),
+        ranks=size,
+        rows=learned.rows * size // alone.learner.sequence_parallel,
+        context=limits.max_context_tokens,
+        outputs=limits.max_output_tokens,
+        seconds=learned.seconds,
+    )
     text = (
-        f"two steps on {counted(size, 'rank')} in {time.monotonic() - began:.0f} s with loading, peak "
+        f"steps on {counted(size, 'rank')} in {time.monotonic() - began:.0f} s with loading, peak "
         f"{measured / GIB:.2f} GiB, planned {planned / GIB:.2f} GiB ({planned / measured - 1:+.0%})"
     )
     if device == "gpu":  # gaps between tensors included
         text += f", {torch.cuda.max_memory_reserved() / GIB:.2f} GiB reserved"
+    text += f"; {_shown(keys)}"
     if abs(planned / measured - 1) > OFF_BY:
-        return [warning("learner", text, "leave that much room: the plan is off here; please report it")]
-    return [ok("learner", text)]
+        cure = "leave that much room: the plan is off here; please report it"
+        return [replace(warning("learner", text, cure), cluster=keys)]
+    return [ok("learner", text, keys)]
+
+
+def try_speed(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
+    """How long the run's sampler takes with the run's model: prompts, and decoding steps of one and of many replies."""
+    from condensegrpo.assembly.build import build
+    from condensegrpo.assembly.runtime import open_sampler
+    from condensegrpo.planning.architecture import architecture
+    from condensegrpo.samplers.vllm.settings import ranks_a_copy
+    from condensegrpo.simulation.calibration import measure_sampler, sampler_keys
+    from condensegrpo.training.initial_policy import base_policy
+
+    limits = config.rollout.limits
+    if ranks_a_copy(config.sampler.options) > 1:
+        return [ok("speed", "not tried: several ranks share a copy of the model")]
+    if limits.max_context_tokens < LEAST_CONTEXT or limits.max_output_tokens < LEAST_OUTPUT:
+        return [ok("speed", f"not tried: it needs {LEAST_CONTEXT} tokens of context and {LEAST_OUTPUT} of output")]
+    source = base_policy(config, build(config).task, folder)
+    decoder = architecture(config.model.model_copy(update={"new": None, "path": source})).decoder
+    replies = max(2, min(MOST_REPLIES, config.train.problems_per_step * config.train.samples_per_problem))
+    sampler = open_sampler(config, source)
+    try:
+        single, short, long = measure_sampler(
+            sampler,
+            decoder.vocabulary,
+            replies=replies,
+            context=limits.max_context_tokens,
+            outputs=limits.max_output_tokens,
+        )
+    finally:
+        sampler.close()
+    keys = sampler_keys(decoder, _preset(), single=single, short=short, long=long)
+    text = (
+        f"{config.sampler.name}: a decoding step takes {single.step * 1e3:.2f} ms for 1 reply, {short.step * 1e3:.2f} "
+        f"for {replies}, {long.step * 1e3:.2f} after prompts of {long.prompt} tokens, of which it reads "
+        f"{long.replies * long.prompt / long.first:,.0f} tokens/s; {_shown(keys)}"
+    )
+    return [ok("speed", text, keys)]
+
+
+def _preset() -> str | None:
+    import torch
+
+    from condensegrpo.simulation.calibration import preset_of
+
+    return preset_of(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+
+
+def _shown(keys: Mapping[str, float | str]) -> str:
+    return ", ".join(f"{key}={value if isinstance(value, str) else f'{value:.3g}'}" for key, value in keys.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,11 +408,12 @@ TRIALS: Mapping[str, Trial] = {
         cure="NCCL_DEBUG=INFO says where it stops; sampler.options.server.weights=folder needs no NCCL",
     ),
     "learner": Trial(
-        phase="learning two steps on full micro-batches",
+        phase="learning some steps on full micro-batches",
         run=try_learner,
         on_all_devices=True,
         seconds=COMPILING_SECONDS,
     ),
+    "speed": Trial(phase="measuring the sampler", run=try_speed, seconds=COMPILING_SECONDS),
 }
 
 

@@ -12,8 +12,11 @@ from typer.testing import CliRunner
 
 from condensegrpo.cli import doctor_trials
 from condensegrpo.cli.app import app
-from condensegrpo.cli.doctor_machine import Finding, Level
+from condensegrpo.cli.doctor import write_cluster
+from condensegrpo.cli.doctor_machine import Finding, Level, ok
 from condensegrpo.cli.doctor_trials import run_trial, try_all
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.simulation.cluster import read_cluster
 
 TINY = ("quickstart", "learner.tokens_per_micro_batch=512", "train.problems_per_step=2", "train.samples_per_problem=2")
 
@@ -45,7 +48,7 @@ def test_two_ranks_add_up_and_the_first_reports() -> None:
     assert finding.found.startswith("2 ranks add up 64 MiB over gloo: ")
 
 
-@pytest.mark.parametrize(("ranks", "said"), [(1, "two steps on 1 rank in"), (2, "two steps on 2 ranks in")])
+@pytest.mark.parametrize(("ranks", "said"), [(1, "steps on 1 rank in"), (2, "steps on 2 ranks in")])
 def test_a_step_of_the_learner_on_all_devices_is_measured_against_the_plan(
     ranks: int, said: str, tmp_path: Path
 ) -> None:
@@ -55,6 +58,7 @@ def test_a_step_of_the_learner_on_all_devices_is_measured_against_the_plan(
     assert finding.level is not Level.PROBLEM, finding
     assert said in finding.found
     assert "planned" in finding.found
+    assert finding.cluster.keys() == {"learning.step_seconds", "learning.token_seconds"}
 
 
 def test_without_a_configuration_the_device_multiplies_in_bfloat16() -> None:
@@ -89,6 +93,19 @@ def test_a_server_gets_the_weights_of_a_step(tmp_path: Path) -> None:
     findings = tried("transfer", *TINY, folder=tmp_path)
     assert [finding.level for finding in findings] == [Level.OK] * 4, findings
     assert {finding.area for finding in findings} == {"server, weights=folder"}  # NCCL needs GPUs
+
+
+def test_measured_times_are_a_cluster_file(tmp_path: Path) -> None:
+    (finding,) = tried("speed", *TINY, "sampler={name: transformers}", folder=tmp_path)
+    assert finding.found.startswith("transformers: a decoding step takes "), finding
+    learned = ok("learner", "two steps", {"learning.token_seconds": 1.23456e-5})
+    write_cluster([finding, learned], tmp_path / "cluster.yaml")
+    cluster = read_cluster(tmp_path / "cluster.yaml")
+    assert cluster.server is not None
+    assert cluster.server.step_seconds == pytest.approx(float(finding.cluster["server.step_seconds"]), rel=0.01)
+    assert cluster.learning.token_seconds == 1.23e-5
+    with pytest.raises(ConfigError, match="found no measured time"):
+        write_cluster([], tmp_path / "cluster.yaml")
 
 
 def test_what_a_configuration_lacks_is_a_problem_and_no_traceback(tmp_path: Path) -> None:

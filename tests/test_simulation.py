@@ -25,9 +25,19 @@ from condensegrpo.core.trajectory import SamplingParams, Segment, TrainedTurn
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
 from condensegrpo.samplers.vllm_server.settings import RequestSettings
+from condensegrpo.simulation.calibration import Sampled, learner_keys, preset_of, sampler_keys
 from condensegrpo.simulation.clock import VirtualClock
 from condensegrpo.simulation.cluster import Cluster, Spread, plan_cluster, read_cluster
-from condensegrpo.simulation.hardware import GPUS, MODELS, Efficiency, ServerTimes, server_times, weight_bytes
+from condensegrpo.simulation.hardware import (
+    GPUS,
+    MODELS,
+    Efficiency,
+    ServerTimes,
+    learning_flops,
+    prompt_flops,
+    server_times,
+    weight_bytes,
+)
 from condensegrpo.simulation.server import SimulatedServer, State
 from condensegrpo.simulation.simulate import Simulation, simulate, tree_size
 from condensegrpo.simulation.workload import StandInPolicy, Workload, stand_in_tokenizer
@@ -333,6 +343,40 @@ def test_presets_have_the_bytes_of_their_models() -> None:
     assert sizes == pytest.approx({"1.5B": 1.54e9, "7B": 7.61e9, "32B": 32.5e9}, rel=0.01)
     times = server_times(GPUS["H100"], MODELS["7B"], Efficiency(step_overhead=0.0, bandwidth=1.0), tensor_parallel=1)
     assert times.step_seconds == pytest.approx(14.1e9 / 3.35e12, rel=0.01)
+
+
+def test_times_of_a_gpu_give_back_the_shares_of_its_data_sheet() -> None:
+    gpu, model = GPUS["H100"], MODELS["1.5B"]
+    shares = Efficiency(learner=0.4, prefill=0.6, bandwidth=0.5, step_overhead=0.002, reply_overhead=1e-5)
+    times = server_times(gpu, model, shares, tensor_parallel=1)
+
+    def sampled(replies: int, prompt: int) -> Sampled:
+        step = times.step_seconds + replies * (times.sequence_seconds + (prompt + 50) * times.cached_token_seconds)
+        first = replies * prompt_flops(model, prompt) / (0.6 * gpu.flops)
+        return Sampled(replies=replies, prompt=prompt, steps=100, first=first, step=step)
+
+    three = {"single": sampled(1, 16), "short": sampled(64, 16), "long": sampled(64, 1000)}
+    keys = sampler_keys(model, "H100", **three)
+    size = {"rows": 8, "context": 900, "outputs": 100}
+    arithmetic = learning_flops(model, tokens=8000, pairs=8 * 500_500, trained=800) / (2 * gpu.flops * 0.4)
+    keys = {**keys, **learner_keys(model, "H100", ranks=2, **size, seconds=(3 + arithmetic, 3 + 2 * arithmetic))}
+    assert keys == {"gpu": "H100", **{f"efficiency.{key}": pytest.approx(value, rel=1e-4) for key, value in shares}}
+    # of a device without a data sheet: seconds, those of an H100 by hand
+    assert sampler_keys(model, None, **three) == {
+        "server.step_seconds": pytest.approx(0.002 + 3.09e9 / (0.5 * 3.35e12), rel=0.01),
+        "server.sequence_seconds": pytest.approx(1e-5 + 3.09e9 / (0.6 * 989e12), rel=0.01),
+        "server.cached_token_seconds": pytest.approx(28_672 / (0.5 * 3.35e12)),
+        "server.prompt_token_seconds": pytest.approx(2.75e9 / (0.6 * 989e12), rel=0.02),
+    }
+    assert learner_keys(model, None, ranks=2, **size, seconds=(4.0, 5.0)) == {
+        "learning.step_seconds": 3.0,
+        "learning.token_seconds": 1 / 8000,
+    }
+
+
+def test_a_gpu_is_known_by_its_name_unless_it_has_another_data_sheet() -> None:
+    names = ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA H100 PCIe", "NVIDIA GH200 480GB", "NVIDIA L4"]
+    assert [preset_of(name) for name in names] == ["H100", "A100", None, None, None]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ between the phases).
 
 import ctypes
 import gc
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -53,26 +55,34 @@ class Meter:
         return int(next(line.split()[1] for line in status if line.startswith("VmHWM:"))) * 1024
 
 
-def measure_learning(config: RunConfig, source: str) -> dict[str, int]:
-    """Load the learner and take two steps on two full micro-batches of the longest rows, or as many as a step has.
+class Learned(NamedTuple):
+    """What a rank measured of its steps."""
 
-    Every rank must call it. Returns the peaks of ``loading`` and ``learning`` in bytes, of this rank.
-    """
+    peaks: dict[str, int]  # of ``loading`` and ``learning``, in bytes
+    rows: int  # of a step: two full micro-batches of the longest rows, or as many as a step has
+    seconds: tuple[float, float]  # of an optimiser step on so many rows, and on twice as many
+
+
+def measure_learning(config: RunConfig, source: str) -> Learned:
+    """Load the learner and take steps on the longest rows. Every rank must call it."""
     row = longest_row(config, configuration(source).get_text_config().vocab_size)
     rows = min(rows_of_step(config), 2 * max(1, config.learner.tokens_per_micro_batch // len(row.token_ids)))
     meter = Meter()
     learner = open_learner(config, source, config.learner.optimiser, lora=config.model.lora, total_steps=2)
     meter.ends("loading")
     try:
-        learn(config, source, learner, [row] * rows)
+        once = learn(config, source, learner, [row] * rows)
         meter.ends("learning")
+        return Learned(meter.peaks, rows, (once, learn(config, source, learner, [row] * 2 * rows)))
     finally:
         close_deepspeed(learner)
-    return meter.peaks
 
 
-def learn(config: RunConfig, source: str, learner: DeepSpeedEngine, rows: Sequence[Segment]) -> None:
-    """Two optimiser steps, with the reference and the old log-probabilities that a run needs."""
+def learn(config: RunConfig, source: str, learner: DeepSpeedEngine, rows: Sequence[Segment]) -> float:
+    """Two optimiser steps, with the reference and the old log-probabilities that a run needs.
+
+    Returns the seconds of the second one, when kernels are compiled.
+    """
     algorithm = config.algorithm
     packed = pack([len(row.token_ids) for row in rows], config.learner.tokens_per_micro_batch)
     batches = [lay_out([(rows[index],) for index in batch]) for batch in packed]
@@ -86,7 +96,9 @@ def learn(config: RunConfig, source: str, learner: DeepSpeedEngine, rows: Sequen
     if algorithm.importance.cap and algorithm.updates_per_batch > 1:
         measure_logprobs(learner, batches)
     for _ in range(2):
-        optimizer_step(learner, batches, objective(algorithm))
+        began = time.monotonic()
+        optimizer_step(learner, batches, objective(algorithm))  # its figures are on the host: it has ended
+    return time.monotonic() - began
 
 
 def rows_of_step(config: RunConfig) -> int:

@@ -82,6 +82,8 @@ class Efficiency(Section):
     """Share of the memory's bandwidth while decoding."""
     step_overhead: Annotated[float, Ge(0)] = 0.003
     """Seconds of a decoding step beside reading memory."""
+    reply_overhead: Annotated[float, Ge(0)] = 0.0
+    """Seconds of a decoding step for each reply in it, beside its arithmetic."""
 
 
 def weights_of(model: Decoder) -> int:
@@ -92,6 +94,17 @@ def weights_of(model: Decoder) -> int:
 def weight_bytes(model: Decoder) -> int:
     """Of a copy in bfloat16, embedding and head included."""
     return BFLOAT16 * (weights_of(model) + (1 if model.tied else 2) * model.embedding)
+
+
+def read_bytes(model: Decoder) -> int:
+    """Weights that a decoding step reads; of an embedding that is no head, a row a token."""
+    return weight_bytes(model) - (0 if model.tied else BFLOAT16 * model.embedding)
+
+
+def prompt_flops(model: Decoder, tokens: int) -> float:
+    """Floating-point operations of a prompt that no cache has, and of the logits of its last token."""
+    pairs = tokens * (tokens + 1) // 2
+    return 2.0 * (weights_of(model) * tokens + model.embedding) + 4.0 * model.layers * model.queries * pairs
 
 
 def kv_bytes(model: Decoder) -> int:
@@ -113,10 +126,9 @@ def server_times(gpu: Gpu, model: Decoder, efficiency: Efficiency, *, tensor_par
     bandwidth = tensor_parallel * gpu.bandwidth * efficiency.bandwidth
     flops = tensor_parallel * gpu.flops * efficiency.prefill
     token = 2 * (weights_of(model) + model.embedding) / flops
-    read = weight_bytes(model) - (0 if model.tied else BFLOAT16 * model.embedding)  # of the embedding, a row a token
     return ServerTimes(
-        step_seconds=efficiency.step_overhead + read / bandwidth,
-        sequence_seconds=token,
+        step_seconds=efficiency.step_overhead + read_bytes(model) / bandwidth,
+        sequence_seconds=efficiency.reply_overhead + token,
         cached_token_seconds=kv_bytes(model) / bandwidth,
         prompt_token_seconds=2 * weights_of(model) / flops,
         pair_seconds=4 * model.layers * model.queries / flops,
