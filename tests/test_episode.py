@@ -503,6 +503,7 @@ def test_an_environment_that_fails_keeps_the_turns_sampled_before(where: str, tu
     trajectory = play(engine(agent(counting), turn_seconds=0.3), environment=Broken, question=where)
     shown = trajectory.detail.partition(" (tests/test_episode.py:")[0]
     assert (trajectory.stop, len(trajectory.turns), shown) == (Stop.ENVIRONMENT_ERROR, turns, detail)
+    assert [(turn.tool_seconds or 0) >= 0.3 for turn in trajectory.turns[1:]] == [where == "hang"] * (turns - 1)
     assert segments.check(trajectory) == ()
 
 
@@ -698,6 +699,7 @@ def test_a_hung_tool_costs_its_time_limit_and_the_episode_goes_on() -> None:
     trajectory = play(engine(sampler, tools={"wait": wait}, tool_seconds=0.05))
     assert trajectory.stop is Stop.ANSWERED
     assert time.monotonic() - started < 5
+    assert [(turn.tool_seconds or 0) >= 0.05 for turn in trajectory.turns] == [True, False]
 
 
 def test_control_tokens_in_an_observation_are_text() -> None:

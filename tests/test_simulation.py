@@ -4,10 +4,11 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf
 from pathlib import Path
+from random import Random
 from typing import cast
 
 import pytest
@@ -437,6 +438,22 @@ def test_recorded_trajectories_give_turns_and_lengths_of_replies(tmp_path: Path)
     cluster = Cluster.model_validate({**BY_HAND, "steps": 1, "workload": {**LENGTHS, "recorded": str(tmp_path)}})
     (step,) = simulate(config(), cluster, Silent()).steps
     assert step.output_tokens == 16 * (60 + 40)
+
+
+def test_recorded_seconds_of_tools_are_drawn(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.trajectories(1).parent.mkdir()
+    cluster = Cluster.model_validate({**BY_HAND, "steps": 1, "workload": {**LENGTHS, "recorded_tools": str(tmp_path)}})
+    with pytest.raises(ConfigError, match=r"reading workload\.recorded_tools: found no trajectory with a turn"):
+        simulate(config(), cluster, Silent())
+    write_trajectory(run.trajectories(1), scored(trajectory(turn([1], [2]), turn([1], [2])), 1.0))
+    with pytest.raises(ConfigError, match=r"reading workload\.recorded_tools: found no seconds of a tool"):
+        simulate(config(), cluster, Silent())
+    timed = [replace(turn([1], [2]), tool_seconds=seconds) for seconds in (7.0, 7.0, 100.0)]
+    write_trajectory(run.trajectories(2), scored(trajectory(*timed), 1.0))
+    (step,) = simulate(config(), cluster, Silent()).steps
+    assert step.sampling == pytest.approx(3 * 50 * 0.01 + 2 * 7.0, abs=0.1)  # the last reply waits for nothing
+    assert Spread(mean=0.0, values=(2.0, 5.0)).draw(Random(0)) in {2.0, 5.0}
 
 
 @pytest.mark.parametrize("condenser", ["summary", "observation_mask"])

@@ -147,7 +147,8 @@ def _rows(
     for call in turn.calls:
         yield "call", Text(excerpt(f"{call.name}({call.arguments})", characters=size), theme.HEAD)
     if turn.tool_attempts:
-        yield "tools", Text(f"{turn.tool_successes} of {counted(turn.tool_attempts, 'call')} succeeded")
+        taken = "" if turn.tool_seconds is None else f" in {turn.tool_seconds:.2f} s"
+        yield "tools", Text(f"{turn.tool_successes} of {counted(turn.tool_attempts, 'call')} succeeded{taken}")
     for message in turn.observations:
         yield from _message("then", message, size, media)
     for name, value in turn.turn_rewards.items():

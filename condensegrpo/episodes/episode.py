@@ -173,14 +173,16 @@ async def _play(
                 stop_strings=(*engine.toolbox.format.stop_strings, *await _stop_strings(episode)),
             )
             exhausted = engine.toolbox.exhausted(turns=record.called, turns_of_query=record.called_of_query)
+            asked = time.monotonic()
             reaction = await react(engine, episode, history, sampled, exhausted)
+            seconds = time.monotonic() - asked
             number = len(record.turns)
             reaction = await translated(
                 partial(metered, engine, sampled, reaction, turn=number, draw=draw),
                 who="rendering the meter",
                 stop=Stop.ENVIRONMENT_ERROR,
             )
-            record.add_reply(reaction.turn(sampled, information, draft), new_query=reaction.new_query)
+            record.add_reply(reaction.turn(sampled, information, draft, seconds), new_query=reaction.new_query)
             if reaction.ending is not None:
                 return reaction.ending
             history = history.add(Unit(turn=number, reply=reaction.reply, results=reaction.observations))

@@ -56,7 +56,7 @@ class Reaction:
     rewritten: Rewritten | None = None
     ending: Ending | None = None
 
-    def turn(self, sampled: Sampled, information: float | None, draft: Drafted | None) -> Turn:
+    def turn(self, sampled: Sampled, information: float | None, draft: Drafted | None, seconds: float) -> Turn:
         """The turn of the reply; one constructor call, since each episode makes hundreds."""
         return Turn(
             prompt_ids=sampled.prompt.ids,
@@ -71,6 +71,7 @@ class Reaction:
             tool_attempts=self.tool_attempts,
             tool_successes=self.tool_successes,
             tools_abandoned=self.tools_abandoned,
+            tool_seconds=round(seconds, 6),
             answer_logprob=information,
             draft=None if draft is None else draft.draft,
             media=sampled.prompt.media,

@@ -63,6 +63,7 @@ class TurnView:
     turn_rewards: Mapping[str, float]  # from the environment
     tool_attempts: int
     tool_successes: int
+    tool_seconds: float | None  # None: not known
     draft: Draft | None  # of its answer, before the turn
     answer_logprob: float | None  # nats, of the ground truth given the context; None: not measured
     paid: float | None  # by the reward function, for this turn; None: it pays no single turns
@@ -102,6 +103,7 @@ def turns(
             turn_rewards=turn.turn_rewards,
             tool_attempts=turn.tool_attempts,
             tool_successes=turn.tool_successes,
+            tool_seconds=turn.tool_seconds,
             draft=turn.draft,
             answer_logprob=turn.answer_logprob,
             paid=scored.score.turn_rewards[index] if index < len(scored.score.turn_rewards) else None,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import exp
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import fmean, median
 from typing import Annotated, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le
@@ -14,25 +14,32 @@ from pydantic import Field
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import Section, apply_overrides, parse, read_yaml
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.trajectory import Turn
 from condensegrpo.core.wording import did_you_mean
 from condensegrpo.planning.formulas import Decoder
 from condensegrpo.simulation.hardware import GPUS, MODELS, Efficiency, Gpu, ServerTimes, server_times, weight_bytes
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.trajectories import read_trajectories
 
 Preset = TypeVar("Preset")
+NAME_A_RUN = "Name the folder of a run that has sampled, or remove the key."
 
 
 class Spread(Section):
-    """A log-normal distribution by its mean; with sigma 0 every draw is the mean."""
+    """A log-normal distribution by its mean; with sigma 0 every draw is the mean. With values every draw is of them."""
 
     mean: Annotated[float, Ge(0)]
     """Mean of the draws."""
     sigma: Annotated[float, Ge(0), Le(3)] = 0.0
     """Standard deviation of the logarithm."""
+    values: tuple[Annotated[float, Ge(0)], ...] = ()
+    """Drawn in place of mean and sigma."""
 
     def draw(self, random: Random) -> float:
-        """mean · exp(σ·z − σ²/2)."""
+        """mean · exp(σ·z − σ²/2), or one of the values."""
+        if self.values:
+            return random.choice(self.values)
         return self.mean * exp(self.sigma * random.gauss(0.0, 1.0) - self.sigma**2 / 2) if self.sigma else self.mean
 
 
@@ -55,6 +62,8 @@ class Workload(Section):
     """Share of episodes whose answer is right."""
     recorded: str | None = None
     """A run folder: turns and tokens of replies are those of its trajectories in place of the distributions."""
+    recorded_tools: str | None = None
+    """A run folder: each draw of tool_seconds is what tools or environment took in one of its turns."""
 
 
 class LearnerTimes(Section):
@@ -192,6 +201,8 @@ def plan_cluster(cluster: Cluster, config: RunConfig) -> ClusterPlan:
     """
     if cluster.measured is not None:
         cluster = _with_times_of(cluster, Path(cluster.measured))
+    if cluster.workload.recorded_tools is not None:
+        cluster = _with_recorded_tools(cluster, cluster.workload.recorded_tools)
     gpu, decoder = _known("gpu", cluster.gpu, GPUS), _known("model", cluster.model, MODELS)
     servers, learner_gpus = _shares(cluster)
     size = cluster.tensor_parallel
@@ -227,6 +238,33 @@ def _with_times_of(cluster: Cluster, folder: Path) -> Cluster:
         "weights": Transfer(measured=sync),
     }
     return cluster.model_copy(update=times)
+
+
+def _with_recorded_tools(cluster: Cluster, folder: str) -> Cluster:
+    """A cluster whose tools take the seconds of a run's turns; last ones are left out: the simulation ends there."""
+    key, workload = "workload.recorded_tools", cluster.workload
+    turns = [turn for turns in recorded_replies(key, folder) for turn in turns[:-1]]
+    seconds = tuple(turn.tool_seconds for turn in turns if turn.tool_seconds is not None)
+    if not seconds:
+        raise ConfigError(f"reading {key}: found no seconds of a tool or of an environment in {folder}. {NAME_A_RUN}")
+    drawn = workload.model_copy(update={"tool_seconds": Spread(mean=fmean(seconds), values=seconds)})
+    return cluster.model_copy(update={"workload": drawn})
+
+
+def recorded_replies(key: str, folder: str) -> list[list[Turn]]:
+    """The turns in which the policy acted, of each trajectory of a run.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    run = RunFolder(Path(folder))
+    trajectories = (
+        each.trajectory for step in run.steps() for each in read_trajectories(run.trajectories(step)).trajectories
+    )
+    replies = [[turn for turn in trajectory.turns if turn.kind == "act"] for trajectory in trajectories]
+    if not any(replies):
+        raise ConfigError(f"reading {key}: found no trajectory with a turn in {folder}. {NAME_A_RUN}")
+    return [turns for turns in replies if turns]
 
 
 def _known(key: str, name: str, known: dict[str, Preset]) -> Preset:

@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
 
 from condensegrpo.algorithms.credit import rows_of
@@ -29,12 +28,11 @@ from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import ProblemGroup, rollout_group
 from condensegrpo.episodes.scoring import score, with_score
 from condensegrpo.simulation.clock import VirtualClock
-from condensegrpo.simulation.cluster import Cluster, ClusterPlan, plan_cluster
+from condensegrpo.simulation.cluster import Cluster, ClusterPlan, plan_cluster, recorded_replies
 from condensegrpo.simulation.hardware import learning_flops
 from condensegrpo.simulation.sampler import EngineProcesses, SimulatedSampler
 from condensegrpo.simulation.server import SimulatedServer, State
 from condensegrpo.simulation.workload import (
-    Lengths,
     StandInPolicy,
     StandInReward,
     StandInTask,
@@ -42,8 +40,6 @@ from condensegrpo.simulation.workload import (
     stand_in_tokenizer,
     stand_in_tool,
 )
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.credit_step import give_credit
 from condensegrpo.training.prefetching import RolloutPrefetcher
 from condensegrpo.training.rollout_step import BatchRollout, StepBatch, batch_filter
@@ -321,6 +317,7 @@ def _stand_ins(config: RunConfig, plan: ClusterPlan) -> tuple[Components, StandI
             f"simulating the condenser {config.condenser.name}: it needs a model, and the simulation has none. Set "
             f"condenser.name to one that works on texts, such as observation_mask."
         )
+    recorded = recorded_replies("workload.recorded", workload.recorded) if workload.recorded else ()
     form = components.toolbox.format
     call = call_text(form, names[0]) if names else ""
     texts = [call, *form.instructions(components.toolbox.schemas).split("\n")]
@@ -330,7 +327,7 @@ def _stand_ins(config: RunConfig, plan: ClusterPlan) -> tuple[Components, StandI
         call=call,
         max_turns=_turns(config, with_tools=bool(names)),
         seed=seed,
-        recorded=_recorded(workload.recorded) if workload.recorded else (),
+        recorded=[tuple(len(turn.output_ids) for turn in turns) for turns in recorded],
     )
 
 
@@ -339,27 +336,6 @@ def _turns(config: RunConfig, *, with_tools: bool) -> int:
     limits, tools = config.rollout.limits, config.rollout.tools
     most = [limits.max_turns, *(each + 1 for each in (tools.max_turns,) if with_tools and each is not None)]
     return min(most)
-
-
-def _recorded(folder: str) -> tuple[Lengths, ...]:
-    """The lengths of the replies of a run's trajectories.
-
-    Raises:
-        ConfigError: there are none.
-    """
-    run = RunFolder(Path(folder))
-    lengths = [
-        tuple(len(turn.output_ids) for turn in scored.trajectory.turns if turn.kind == "act")
-        for step in run.steps()
-        for scored in read_trajectories(run.trajectories(step)).trajectories
-    ]
-    lengths = [each for each in lengths if each]
-    if not lengths:
-        raise ConfigError(
-            f"reading workload.recorded: found no trajectory with a turn in {folder}. Name the folder of a run that "
-            f"has sampled, or remove the key."
-        )
-    return tuple(lengths)
 
 
 def _learning(components: Components, plan: ClusterPlan, batch: StepBatch) -> tuple[float, int]:
