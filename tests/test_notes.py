@@ -11,7 +11,7 @@ from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.core.messages import Message
 from condensegrpo.tasks.drawn import is_eval_content
-from condensegrpo.tasks.notes import INSTRUCTION, Notes
+from condensegrpo.tasks.notes import CHATTER, INSTRUCTION, Notes
 
 MIRA, JON, ASKED = "Mira's locker is number 42.", "Jon's table is number 17.", "Which number is Mira's locker?"
 
@@ -85,6 +85,29 @@ def test_the_expert_writes_a_note_where_a_condenser_requests_a_summary(tmp_path:
     assert requested
     assert all(turn.reply.startswith("Notes: ") for turn in requested)
     assert sum(Notes().sound(turn.context, turn.reply) is True for turn in requested) > 0.6 * len(requested)
+
+
+def test_where_notes_are_requested_no_other_reply_and_only_a_request_has_facts() -> None:
+    task = Notes(notes="requested", chatter=3)
+    condenser = PolicySummary(keep_last=1, max_tokens=79, always=True)
+    shown = [turn.shown for turn in turns(task, 60, condenser=condenser, max_context_tokens=2400)]
+    judged = [(turn.reply.startswith("Notes: "), task.sound(turn.context, turn.reply)) for turn in shown]
+    assert all(turn.reply == "OK" or turn.reply.isdecimal() for turn in shown if "\n\n" not in turn.context[-1].text)
+    assert sum(sound is True for notes, sound in judged if notes) > 0.6 * sum(notes for notes, _ in judged)
+    assert all(sound is not False for notes, sound in judged if not notes)
+    assert task.sound(context("OK", MIRA), "Mira locker 42") is False
+
+
+def test_chatter_stands_around_a_fact_and_changes_no_problem() -> None:
+    task = Notes(chatter=3)
+    problem = task.problems("eval")[0]
+    assert problem == Notes().problems("eval")[0]
+    *facts, question = problem.data["messages"]
+    *messages, last = task.environment(problem).messages
+    assert last == question
+    for fact, message in zip(facts, messages, strict=True):
+        assert fact in message
+        assert sum(sentence in message for sentence in CHATTER) == message.count(".") - 1 == 3
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,16 @@ Under the condenser ``last_k(keep_last=1)`` a turn sees the instruction, its pre
 so a fact that is not carried on from note to note is lost. It is for a pretrained model: an instruction asks for the
 notes, any text counts as one, and the answer is the first number of the last reply. A fifth of the expert's notes lose
 their oldest fact: training can still learn to keep it.
+
+With ``notes="requested"`` replies before the question say nothing: under ``summary`` a fact is in the texts that the
+condenser requests, or it is lost.
 """
 
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
@@ -32,8 +35,19 @@ INSTRUCTION = (
     "You will get messages, one at a time, and then a question about one of them. You see only your last reply, so "
     "repeat your notes in every reply and add what is new. Answer the question with the number alone."
 )
+REQUESTED = (
+    "You will get messages, one at a time, and then a question about one of them. Reply to a message with OK. When you "
+    "are asked for notes, repeat your notes and add what is new. Answer the question with the number alone."
+)
+OK = "OK"
 NAMES = ("Mira", "Jon", "Ada", "Omar", "Lena", "Theo", "Ruth", "Kofi", "Ines", "Paul", "Yara", "Finn")
 THINGS = ("locker", "table", "room", "gate", "seat", "badge", "bus", "desk")
+CHATTER = (
+    *("The coffee is getting cold.", "It has been raining since noon.", "The lift is slow today."),
+    *("Someone left the window open.", "The printer is out of paper again.", "Lunch was better than last week."),
+    *("The new chairs have arrived.", "Nobody has seen the cat.", "The meeting starts a little late."),
+    *("The plants need some water.", "The lights in the hall flicker.", "A parcel came for the neighbours."),
+)
 NUMBERS = range(10, 100)
 FORGETFUL = 0.2  # share of the expert's notes that lose their oldest fact
 
@@ -50,6 +64,8 @@ class Notes:
     train_problems: Annotated[int, Ge(1)] = 100_000  # length of the virtual sequence
     eval_problems: Annotated[int, Ge(1)] = 256  # all different
     seed: int = 0  # of the order of the training problems
+    chatter: Annotated[int, Ge(0), Le(len(CHATTER))] = 0  # sentences beside the fact of a message
+    notes: Literal["replied", "requested"] = "replied"  # where facts are noted: in replies, or where a condenser asks
 
     def __post_init__(self) -> None:
         if self.min_facts > self.max_facts:
@@ -70,26 +86,32 @@ class Notes:
 
     def environment(self, problem: Problem) -> "NotesEnvironment":
         """A fresh episode."""
-        pinned = (Message(role="user", content=INSTRUCTION),)
-        return NotesEnvironment(pinned=pinned, messages=tuple(problem.data["messages"]), answer=_answer)
+        instruction = INSTRUCTION if self.notes == "replied" else REQUESTED
+        rng, (*facts, question) = random.Random(f"notes chatter {problem.id}"), problem.data["messages"]
+        return NotesEnvironment(
+            pinned=(Message(role="user", content=instruction),),
+            messages=(*(_amid(rng.sample(CHATTER, self.chatter), fact, rng) for fact in facts), question),
+            answer=_answer,
+        )
 
     def expert(self, problem: Problem) -> "NotesExpert":
         """The expert of an episode."""
-        return NotesExpert(problem)
+        return NotesExpert(problem, notes=self.notes)
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
-        """Whether a note has every number of the note and message before it, or an answer the number that is known.
+        """Whether a note has every number of its context, another reply none, or an answer the number that is known.
 
         ``None`` for an answer that the context does not determine.
         """
         facts, question = _known(context)
         if question is None or ends_with_request(context):
-            return set(_NUMBER.findall(reply)) == set(facts.values())
+            noted = facts.values() if self.notes == "replied" or ends_with_request(context) else ()
+            return set(_NUMBER.findall(reply)) == set(noted)
         return None if question not in facts else _answer(reply) == facts[question]
 
     def corpus(self) -> Iterable[str]:
         """Every word of the task."""
-        yield f"{INSTRUCTION} Notes: none ; {' '.join(map(str, NUMBERS))}"
+        yield f"{INSTRUCTION} {REQUESTED} Notes: none ; {' '.join((*map(str, NUMBERS), *CHATTER))}"
         yield from (
             f"{fact_of(name, thing, 10)} {question_of(name, thing)} {name} {thing}"
             for name in NAMES
@@ -150,16 +172,18 @@ def question_of(name: str, thing: str) -> str:
 class NotesExpert:
     """Carries its notes on and loses the oldest fact at times; guesses a number that it lost."""
 
-    def __init__(self, problem: Problem) -> None:
-        self._rng = random.Random(f"notes expert {problem.id}")
+    def __init__(self, problem: Problem, *, notes: Literal["replied", "requested"]) -> None:
+        self._rng, self._notes = random.Random(f"notes expert {problem.id}"), notes
 
     def reply(self, context: Sequence[Message]) -> str:
-        """A note, or the number that is asked for."""
+        """A note or OK, or the number that is asked for."""
         facts, question = _known(context)
-        return self._note(facts) if question is None else facts.get(question) or str(self._rng.choice(NUMBERS))
+        if question is not None:
+            return facts.get(question) or str(self._rng.choice(NUMBERS))
+        return self._note(facts) if self._notes == "replied" else OK
 
     def write(self, request: Request) -> str:
-        """A note of the last note that is shown and the newest message."""
+        """A note of what is shown."""
         return self._note(_known([message for unit in request.units for message in unit.messages])[0])
 
     def _note(self, facts: Mapping[str, str]) -> str:
@@ -173,13 +197,19 @@ class NotesExpert:
 
 
 def _known(context: Sequence[Message]) -> tuple[dict[str, str], str | None]:
-    """Numbers by the question that asks for them, from the last note and the newest message; the question, if asked."""
-    note = next((message.text for message in reversed(context) if message.role == "assistant"), "")
-    facts = {question_of(name, thing): number for name, thing, number in re.findall(r"(\w+) (\w+) (\d+)", note)}
-    newest = context[-1].text.partition("\n")[0]  # what follows is a meter, or the request of a condenser
-    if fact := _SAID.fullmatch(newest):
-        facts[question_of(fact[1], fact[2])] = fact[3]
+    """Numbers by the question that asks for them, from the notes and messages of a context; the question, if asked."""
+    facts, newest = dict[str, str](), ""
+    for message in context:
+        newest = message.text.partition("\n")[0]  # what follows is a meter, or the request of a condenser
+        noted = re.findall(r"(\w+) (\w+) (\d+)", message.text) if message.role == "assistant" else ()
+        facts |= {question_of(name, thing): number for name, thing, number in (*noted, *_SAID.findall(newest))}
     return facts, newest if newest.startswith("Which number") else None
+
+
+def _amid(sentences: Sequence[str], fact: str, rng: random.Random) -> str:
+    """A message with a fact anywhere among sentences."""
+    at = rng.randint(0, len(sentences))
+    return " ".join((*sentences[:at], fact, *sentences[at:]))
 
 
 def _answer(reply: str) -> str | None:
