@@ -13,7 +13,7 @@ from condensegrpo.config.study import load_study
 from condensegrpo.metrics.seeds import ENOUGH
 from condensegrpo.training.sweep import check_runs, runs_of
 
-PAGES = ROOT / "docs/results/studies.md", ROOT / "docs/results/pictures.md"
+PAGES = [ROOT / f"docs/results/{page}.md" for page in ("studies", "pictures", "pretrained")]
 GUIDE = ROOT / "docs/how-to/studies.md"
 
 
