@@ -97,7 +97,7 @@ def _proxy(config: "RunConfig", model: str, out: Path, *, sessions: int, idle: f
     form = config.rollout.tools.format
     with _recorded(config, model, out) as record:
         yield Proxy(
-            engine=replace(engine, ends_at_cut=False),
+            engine=replace(engine, limits=replace(engine.limits, ends_at_cut=False)),
             tool_format=form if isinstance(form, str) else form.name,
             token=os.environ.get(KEY) or secrets.token_urlsafe(24),
             finished=record,

@@ -463,6 +463,13 @@ def test_a_cut_reply_ends_the_episode_and_its_tokens_stay() -> None:
     assert "4 tokens (rollout.limits.max_output_tokens)" in trajectory.detail
 
 
+def test_where_a_cut_ends_no_episode_the_reply_is_taken_as_far_as_it_goes() -> None:
+    sampler = ScriptedSampler([said("hello 1 2 3 4"), spelled("answer 77")])
+    trajectory = play(engine(sampler, max_output_tokens=8, ends_at_cut=False))
+    assert [turn.reply.content for turn in trajectory.turns] == ["hello 1 2 3 ", "answer 7"]
+    assert (trajectory.stop, trajectory.answer) == (Stop.ANSWERED, "7")
+
+
 def test_a_cut_answer_is_no_answer() -> None:
     trajectory = play(engine(ScriptedSampler([spelled("answer 77")]), max_output_tokens=8))
     assert trajectory.turns[0].reply.content == "answer 7"

@@ -235,7 +235,11 @@ async def proxied(sampler: Sampler, *, budget: int = 600, **options: Any) -> Asy
     settings = {"max_context_tokens": budget, "turn_seconds": 20.0, "max_turns": 100, "condense_when": "over_budget"}
     played = engine(sampler, **settings)  # type: ignore[arg-type]  # settings of several types
     served = Proxy(
-        engine=replace(played, ends_at_cut=False), tool_format="tagged", token=TOKEN, finished=written.append, **options
+        engine=replace(played, limits=replace(played.limits, ends_at_cut=False)),
+        tool_format="tagged",
+        token=TOKEN,
+        finished=written.append,
+        **options,
     )
     async with served.serving("127.0.0.1", 0) as port:
         yield f"http://127.0.0.1:{port}/v1", written

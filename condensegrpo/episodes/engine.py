@@ -32,7 +32,6 @@ class Engine:
     temperature: float = 1.0  # 0 is greedy
     probe: AnswerProbe | None = None  # None: what contexts know of the answer is not measured
     confidence: Confidence | None = None  # None: no answer is drafted
-    ends_at_cut: bool = True  # a reply that was cut off at ``max_output_tokens`` ends the episode
     stopwatch: Stopwatch = field(default_factory=Stopwatch)  # of the condenser
 
     def at_step(self, step: int) -> Self:

@@ -90,7 +90,7 @@ async def react(
         exhausted: which limit allows no more calls, in words; None: none.
     """
     reply = Message(role="assistant", content=sampled.text)
-    if engine.ends_at_cut and sampled.generation.finish is Finish.LENGTH:
+    if engine.limits.ends_at_cut and sampled.generation.finish is Finish.LENGTH:
         detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.limits.max_output_tokens)"
         return Reaction(reply=reply, ending=Ending(stop=Stop.OUTPUT_LENGTH, detail=detail))
     if exhausted and engine.toolbox.format.parse(sampled.text):

@@ -23,6 +23,8 @@ class Limits:
     """Largest prompt of a turn, chat template included."""
     max_output_tokens: Annotated[int, Ge(1)] = 512
     """Sampled tokens of one turn."""
+    ends_at_cut: bool = True
+    """Whether a reply that reaches them ends the episode (stop: output_length); else it is taken as far as it goes."""
     turn_seconds: Annotated[float, Gt(0)] = 600.0
     """Time limit of one reply (waiting for a batch included), of one environment step and of one condensation."""
     reward_seconds: Annotated[float, Gt(0)] = 300.0
