@@ -102,6 +102,7 @@ class BfclMemory:
                 "messages": list(said[first : first + self.messages]),
                 "aliases": list(question.answers),
                 "index": index - first,
+                "scenario": question.scenario,
             },
         )
 

@@ -1,0 +1,177 @@
+"""The tasks of the studies b_passages and c_memory: a question, one text a turn, and the answer from the last note.
+
+One episode with 2 texts (the user on the left, replies on the right). The first message stays:
+
+    You will get texts, …        ─▶  none
+    Text: …  Question: …         ─▶  the words that answer it
+    Text: …  Question: …         ─▶  the same words, or others
+    Question: …  Repeat …        ─▶  the answer
+
+Under ``last_k(keep_last=1)`` a turn sees that message, its previous reply and the newest text only. No demonstration
+is written by hand. ``FrozenNotes`` and ``answers_only`` make the arm whose notes are those of the initial policy.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge, Gt, Le
+
+from condensegrpo.algorithms.advantages import Batch, Estimate, against_group, estimator, total
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols.reward import RewardResult
+from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.trajectory import Generation, SamplingParams, Trajectory
+from condensegrpo.learner.dtypes import DtypeName
+from condensegrpo.learner.policy import load_tokenizer
+from condensegrpo.rewards.outcome import Correct
+from condensegrpo.samplers.transformers import TransformersSampler
+from condensegrpo.storage.bfcl_memory import contains_answer
+from condensegrpo.storage.rows import Row, read_rows
+from condensegrpo.tasks.bfcl_memory import BfclMemory
+from condensegrpo.tasks.notes import NotesEnvironment
+from condensegrpo.tasks.splits import Splits, fold, is_held_out
+
+PINNED = (
+    "You will get texts, one at a time, each with the same question. Answer with a few words copied from the text. You "
+    "see only the newest text and your last reply: if the text does not answer the question, repeat your last reply. "
+    "Reply to this message with: none"
+)
+COPY = "Answer with a few words copied from the text, or repeat your last reply."
+LAST = "Repeat the answer in your last reply."
+Scenario = Literal["customer", "finance", "healthcare", "notetaker", "student"]
+
+
+def episode(question: str, texts: Sequence[str]) -> NotesEnvironment:
+    """An episode: the texts, each followed by the question, and then the question alone."""
+    asked = f"Question: {question}"
+    messages = (*(f"Text: {text}\n\n{asked}\n{COPY}" for text in texts), f"{asked}\n{LAST}")
+    pinned = (Message(role="user", content=PINNED),)
+    return NotesEnvironment(pinned=pinned, messages=messages, answer=lambda reply: reply.strip() or None)
+
+
+@dataclass(kw_only=True, eq=False)
+class NqPassages:
+    """Questions of NQ-open. One passage of an episode has the answer; the others are those of other questions."""
+
+    data: str  # rows with question, answers and ctxs, the first of which has an answer
+    passages: Annotated[int, Ge(1)] = 2  # of an episode
+    words: Annotated[int, Ge(8)] = 60  # of a passage that are shown
+    retrieved: bool = False  # whether the episode has the passage alone that BM25 finds best for the question
+    eval_share: Annotated[float, Gt(0), Le(1)] = (
+        0.4  # of the passages, held out by their hash with the questions that they answer
+    )
+
+    def __post_init__(self) -> None:
+        rows = read_rows(self.data, split="train")
+        texts = [" ".join(str(row["ctxs"][0]["text"]).split()[: self.words]) for row in rows]
+        held_out = [is_held_out(text, share=self.eval_share) for text in texts]
+        train, chosen = (
+            self._problems(rows, [(n, text) for n, text in enumerate(texts) if held_out[n] is side])
+            for side in (False, True)
+        )
+        asked = {fold(problem.question) for problem in chosen}
+        kept = tuple(problem for problem in train if fold(problem.question) not in asked)
+        self._splits = Splits(train=kept, held_out=chosen, dropped=len(train) - len(kept))
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The problems of a split, in the order of the rows."""
+        return self._splits.train if split == "train" else self._splits.held_out
+
+    def environment(self, problem: Problem) -> NotesEnvironment:
+        """A fresh episode."""
+        return episode(problem.question, problem.data["messages"])
+
+    def _problems(self, rows: Sequence[Row], texts: Sequence[tuple[int, str]]) -> tuple[Problem, ...]:
+        """The problems of a split: every row whose clipped passage has an answer, each question once."""
+        problems: dict[str, Problem] = {}
+        unique = list(dict.fromkeys(text for _, text in texts))
+        folded = [text.casefold() for text in unique]
+        for number, text in texts:
+            question, aliases = str(rows[number]["question"]), [str(alias) for alias in rows[number]["answers"]]
+            rng = random.Random(f"nq {question}")
+            order = rng.sample(range(len(unique)), min(len(unique), 50 * self.passages))
+            fit = (at for at in order if not any(alias.casefold() in folded[at] for alias in aliases))
+            shown = [unique[at] for at in islice(fit, self.passages - 1)]
+            if not contains_answer(aliases, text) or len({*shown, text}) < self.passages:
+                continue
+            shown.insert(rng.randrange(self.passages), text)
+            data = {"aliases": aliases, "messages": [_best(question, shown)] if self.retrieved else shown}
+            problems[fold(question)] = Problem(id=f"nq-{number}", question=f"{question}?", answer=aliases[0], data=data)
+        return tuple(problems.values())
+
+
+def _best(question: str, texts: Sequence[str]) -> str:
+    """The text that BM25 finds best."""
+    import bm25s
+
+    index = bm25s.BM25()
+    index.index(bm25s.tokenize(list(texts), stopwords="english", show_progress=False), show_progress=False)
+    words = bm25s.tokenize([question], stopwords="english", show_progress=False)
+    found, _ = index.retrieve(words, k=1, show_progress=False, backend_selection="numpy")
+    return texts[int(found[0, 0])]
+
+
+@dataclass(kw_only=True, eq=False)
+class MemoryScenarios(BfclMemory):
+    """BFCL's memory questions, split by scenario: no conversation of the held-out scenario is trained on."""
+
+    held_out: Scenario
+
+    def __post_init__(self) -> None:
+        BfclMemory.__post_init__(self)
+        every = (*self._splits.train, *self._splits.held_out)
+        chosen = tuple(problem for problem in every if problem.data["scenario"] == self.held_out)
+        rest = tuple(problem for problem in every if problem not in chosen)
+        self._splits = Splits(train=rest, held_out=chosen, dropped=0)
+
+    def environment(self, problem: Problem) -> NotesEnvironment:
+        """A fresh episode."""
+        return episode(problem.question, problem.data["messages"])
+
+
+@dataclass(kw_only=True, eq=False)
+class NoteAndAnswer(Correct):
+    """1 for a right answer, and ½ if the last note has one; only the answer counts as correct."""
+
+    def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
+        """The reward of one trajectory."""
+        answer = Correct.__call__(self, trajectory, problem).correct or 0.0
+        notes = [turn.reply.text for turn in trajectory.turns[:-1]]
+        note = float(bool(notes) and contains_answer(problem.data["aliases"], notes[-1]))
+        return RewardResult(total=answer + note / 2, components={"answer": answer, "note": note / 2}, correct=answer)
+
+
+class FrozenNotes(TransformersSampler):
+    """The initial policy writes every reply but the last of an episode, which the policy that is trained writes."""
+
+    def __init__(self, model_path: str, *, dtype: DtypeName = "float32") -> None:
+        super().__init__(model_path, dtype=dtype)
+        self._initial = TransformersSampler(model_path, dtype=dtype)
+        tokenizer = load_tokenizer(model_path)
+        self._is_last: Callable[[Sequence[int]], bool] = lambda ids: LAST in tokenizer.decode(ids[-32:])
+
+    async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """A reply by one of the two."""
+        sampler = super() if self._is_last(prompt_ids) else self._initial
+        return await sampler.sample(prompt_ids, params)
+
+    def close(self) -> None:
+        """Free both."""
+        super().close()
+        self._initial.close()
+
+
+@estimator(summary="as grpo, for the last turn alone", formula="A_it = N_ε(R)_i at the last turn, else 0")
+def answers_only(batch: Batch) -> Estimate:
+    """What trains answers from notes of another policy.
+
+    Biased by: what ``grpo`` is.
+    """
+    compared = against_group("R", batch.outcome_N, batch.group_N, scale="std", eps=1e-4)
+    turn_K = torch.arange(int(batch.turns_N.max()), device=batch.turns_N.device)
+    last_NK = turn_K == (batch.turns_N - 1)[:, None]
+    return total(compared._replace(value_NK=compared.value_NK[:, None].expand(last_NK.shape), applies_NK=last_NK))
