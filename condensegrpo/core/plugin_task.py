@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.failures import Failure, location_of
-from condensegrpo.core.thread_call import abandon, too_many_abandoned
+from condensegrpo.core.thread_call import abandon, too_many_abandoned, without_limits
 from condensegrpo.core.wording import counted
 
 T = TypeVar("T")
@@ -83,11 +83,6 @@ async def result_of_task(
         task.cancel()
 
 
-def run_without_limits(loop: asyncio.AbstractEventLoop) -> None:
-    """Let plug-ins on this loop run in its own thread, where they may block it: for a simulation, whose clock waits."""
-    _without_limits.add(loop)
-
-
 def plugin_task(work: Coroutine[Any, Any, T], *, name: str, seconds: float) -> asyncio.Task[T]:
     """Start a coroutine of a plug-in as a task, like ``asyncio.create_task``. Tasks that it creates are run likewise.
 
@@ -97,7 +92,7 @@ def plugin_task(work: Coroutine[Any, Any, T], *, name: str, seconds: float) -> a
             until a task of that name ends by itself.
     """
     loop = asyncio.get_running_loop()
-    if loop in _without_limits:
+    if loop in without_limits:
         return loop.create_task(work)
     if loop.get_task_factory() is None:
         loop.set_task_factory(_create_task)  # type: ignore[arg-type]  # typeshed still has generators as coroutines
@@ -276,5 +271,4 @@ def _retrieve(task: asyncio.Task[object]) -> None:
 
 
 _limit: ContextVar[_Limit | None] = ContextVar("limit of a plug-in's steps", default=None)
-_without_limits = weakref.WeakSet[asyncio.AbstractEventLoop]()
 _workers = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Workers]()

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from condensegrpo.core.errors import RunError
-from condensegrpo.core.plugin_task import run_without_limits
+from condensegrpo.core.thread_call import without_limits
 
 T = TypeVar("T")
 STALL_SECONDS = 60.0  # of real time, that a thread of a plug-in may take while no timer is set
@@ -28,7 +28,7 @@ class VirtualClock:
     def __init__(self) -> None:
         self._runner = asyncio.Runner(loop_factory=_VirtualLoop)
         self.loop = self._runner.get_loop()
-        run_without_limits(self.loop)
+        without_limits.add(self.loop)
 
     @property
     def now(self) -> float:

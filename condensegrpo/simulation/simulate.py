@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from condensegrpo.algorithms.credit import rows_of
@@ -18,15 +18,12 @@ from condensegrpo.config.load import BFLOAT16_CAP
 from condensegrpo.config.schema import Plugin, RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols.environment import Environment
 from condensegrpo.core.protocols.holds_model import HoldsModel
-from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Segment, Trajectory
+from condensegrpo.core.trajectory import Segment
 from condensegrpo.episodes.collect import OnScored
-from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.group import ProblemGroup, rollout_group
-from condensegrpo.episodes.scoring import score, with_score
+from condensegrpo.episodes.group import ProblemGroup
+from condensegrpo.episodes.player import LocalPlayer
 from condensegrpo.simulation.clock import VirtualClock
 from condensegrpo.simulation.cluster import Cluster, ClusterPlan, plan_cluster, recorded_replies
 from condensegrpo.simulation.hardware import learning_flops
@@ -136,7 +133,7 @@ def simulate(config: RunConfig, cluster: Cluster, observer: Observer) -> Simulat
     player = _Player(
         environment=components.task.environment,
         engine=trajectory_engine(components, renderer=renderer, sampler=sampler, temperature=temperature),
-        reward=StandInReward(correct=cluster.workload.correct, seed=config.seed),
+        reward=components.reward,
         servers=sampler.servers,
     )
     rollout = BatchRollout(
@@ -232,58 +229,31 @@ def _usage(servers: Sequence[SimulatedServer]) -> dict[State, float]:
     return {state: sum(server.usage.seconds[state] for server in servers) for state in State}
 
 
-@dataclass(slots=True, kw_only=True)
-class _Player:
-    """Plays and scores groups in virtual time: rewards are called on the loop, not in threads."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Player(LocalPlayer):
+    """Tells the servers what they wait for."""
 
-    environment: Callable[[Problem], Environment]
-    engine: Engine
-    reward: StandInReward
     servers: Sequence[SimulatedServer]
-    condensing_seconds: float = 0.0
-    batches: int = 0  # that are played
+    played: list[int] = field(default_factory=list)  # the steps of the batches that are played
 
     async def play(
         self, batch: Sequence[ProblemGroup], *, samples: int, run_seed: int, step: int, on_scored: OnScored
     ) -> tuple[ScoredTrajectory, ...]:
-        """``samples`` scored trajectories of every group of a batch; as ``collect``."""
-        problems = {group.id: group.problem for group in batch}
-        scored: dict[str, ScoredTrajectory] = {}
-
-        async def add(trajectory: Trajectory) -> None:
-            outcome = score(trajectory, problems[trajectory.group_id], self.reward)
-            scored[trajectory.id] = with_score(trajectory, outcome)
-            on_scored(scored[trajectory.id])
-
-        self._begin()
+        """As ``LocalPlayer``."""
+        self.played.append(step)
+        self._idle_for(State.TAIL)
         try:
-            groups = await rollout_group(
-                batch,
-                samples=samples,
-                environment=self.environment,
-                engine=self.engine.at_step(step),
-                run_seed=run_seed,
-                step=step,
-                on_finish=add,
+            return await LocalPlayer.play(
+                self, batch, samples=samples, run_seed=run_seed, step=step, on_scored=on_scored
             )
         finally:
-            self._end()
-        return tuple(scored[trajectory.id] for group in groups for trajectory in group)
+            self.played.remove(step)
+            if not self.played:
+                self._idle_for(State.LEARNER)
 
-    def counts(self) -> Mapping[str, float]:
-        """Nothing."""
-        return {}
-
-    def _begin(self) -> None:
-        self.batches += 1
+    def _idle_for(self, state: State) -> None:
         for server in self.servers:
-            server.idle_for(State.TAIL)
-
-    def _end(self) -> None:
-        self.batches -= 1
-        if not self.batches:
-            for server in self.servers:
-                server.idle_for(State.LEARNER)
+            server.idle_for(state)
 
 
 def _stand_ins(config: RunConfig, plan: ClusterPlan) -> tuple[Components, StandInPolicy]:
