@@ -112,12 +112,6 @@ def kv_bytes(model: Decoder) -> int:
     return BFLOAT16 * 2 * model.layers * model.keys
 
 
-def kv_room(gpu: Gpu, model: Decoder, *, tensor_parallel: int) -> int:
-    """Tokens of keys and values that a server has room for; 0 or less: the weights do not fit."""
-    room = tensor_parallel * (USABLE * gpu.memory - RESERVED) - weight_bytes(model)
-    return int(room / kv_bytes(model))
-
-
 def server_times(gpu: Gpu, model: Decoder, efficiency: Efficiency, *, tensor_parallel: int) -> ServerTimes:
     """The times of a server by the roofline: decoding reads weights and keys and values, prompts are arithmetic.
 
@@ -126,13 +120,14 @@ def server_times(gpu: Gpu, model: Decoder, efficiency: Efficiency, *, tensor_par
     bandwidth = tensor_parallel * gpu.bandwidth * efficiency.bandwidth
     flops = tensor_parallel * gpu.flops * efficiency.prefill
     token = 2 * (weights_of(model) + model.embedding) / flops
+    room = tensor_parallel * (USABLE * gpu.memory - RESERVED) - weight_bytes(model)  # 0 or less: they do not fit
     return ServerTimes(
         step_seconds=efficiency.step_overhead + read_bytes(model) / bandwidth,
         sequence_seconds=efficiency.reply_overhead + token,
         cached_token_seconds=kv_bytes(model) / bandwidth,
         prompt_token_seconds=2 * weights_of(model) / flops,
         pair_seconds=4 * model.layers * model.queries / flops,
-        kv_tokens=kv_room(gpu, model, tensor_parallel=tensor_parallel),
+        kv_tokens=int(room / kv_bytes(model)),
     )
 
 
