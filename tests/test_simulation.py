@@ -26,7 +26,7 @@ from condensegrpo.core.trajectory import SamplingParams, Segment, TrainedTurn
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
 from condensegrpo.samplers.vllm_server.settings import RequestSettings
-from condensegrpo.simulation.calibration import Sampled, learner_keys, preset_of, sampler_keys
+from condensegrpo.simulation.calibration import SampleTimes, learner_keys, preset_of, sampler_keys
 from condensegrpo.simulation.clock import VirtualClock
 from condensegrpo.simulation.cluster import Cluster, Spread, plan_cluster, read_cluster
 from condensegrpo.simulation.hardware import (
@@ -351,10 +351,10 @@ def test_times_of_a_gpu_give_back_the_shares_of_its_data_sheet() -> None:
     shares = Efficiency(learner=0.4, prefill=0.6, bandwidth=0.5, step_overhead=0.002, reply_overhead=1e-5)
     times = server_times(gpu, model, shares, tensor_parallel=1)
 
-    def sampled(replies: int, prompt: int) -> Sampled:
+    def sampled(replies: int, prompt: int) -> SampleTimes:
         step = times.step_seconds + replies * (times.sequence_seconds + (prompt + 50) * times.cached_token_seconds)
         first = replies * prompt_flops(model, prompt) / (0.6 * gpu.flops)
-        return Sampled(replies=replies, prompt=prompt, steps=100, first=first, step=step)
+        return SampleTimes(replies=replies, prompt=prompt, steps=100, first=first, step=step)
 
     three = {"single": sampled(1, 16), "short": sampled(64, 16), "long": sampled(64, 1000)}
     keys = sampler_keys(model, "H100", **three)

@@ -54,7 +54,7 @@ def learner_keys(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
+class SampleTimes:
     """Replies that were sampled at the same time."""
 
     replies: int
@@ -69,7 +69,9 @@ class Sampled:
         return self.prompt + self.steps / 2
 
 
-def sampler_keys(decoder: Decoder, gpu: str | None, *, single: Sampled, short: Sampled, long: Sampled) -> Keys:
+def sampler_keys(
+    decoder: Decoder, gpu: str | None, *, single: SampleTimes, short: SampleTimes, long: SampleTimes
+) -> Keys:
     """Of a reply to a short prompt, and of many replies to short prompts and to long ones.
 
     step(B replies, C cached tokens of each) = a + B·b + B·C·c, so that the three give a, b and c
@@ -99,7 +101,7 @@ def sampler_keys(decoder: Decoder, gpu: str | None, *, single: Sampled, short: S
 
 def measure_sampler(
     sampler: Sampler, vocabulary: int, *, replies: int, context: int, outputs: int
-) -> tuple[Sampled, Sampled, Sampled]:
+) -> tuple[SampleTimes, SampleTimes, SampleTimes]:
     """The three of ``sampler_keys``: a reply, and ``replies``, to prompts of ``SHORT`` and of ``context`` tokens."""
     random = Random(0)  # no prefix cache has its prompts
 
@@ -112,9 +114,9 @@ def measure_sampler(
         asyncio.run(sample())
         return time.monotonic() - began
 
-    def sampled(number: int, prompt: int) -> Sampled:
+    def sampled(number: int, prompt: int) -> SampleTimes:
         first, last = (min(seconds(number, prompt, tokens) for _ in range(2)) for tokens in (1, outputs))
         step = max(last - first, 1e-9) / (outputs - 1)
-        return Sampled(replies=number, prompt=prompt, steps=outputs - 1, first=first, step=step)
+        return SampleTimes(replies=number, prompt=prompt, steps=outputs - 1, first=first, step=step)
 
     return sampled(1, SHORT), sampled(replies, SHORT), sampled(replies, context)
