@@ -2,7 +2,7 @@
 
 One episode with 2 texts (the user on the left, replies on the right). The first message stays:
 
-    You will get texts, …        ─▶  none
+    You will get texts, …        ─▶  The answer is none.
     Text: …  Question: …         ─▶  the words that answer it
     Text: …  Question: …         ─▶  the same words, or others
     Question: …  Repeat …        ─▶  the answer
@@ -14,6 +14,7 @@ is written by hand. ``FrozenNotes`` and ``answers_only`` make the arm whose note
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import Annotated, Literal
 
@@ -37,10 +38,10 @@ from condensegrpo.tasks.splits import Splits, fold, is_held_out
 
 PINNED = (
     "You will get texts, one at a time, each with the same question. Answer with a few words copied from the text. You "
-    "see only the newest text and your last reply: if the text does not answer the question, repeat your last reply. "
-    "Reply to this message with: none"
+    "see only the newest text and your last reply: if the text does not answer the question, repeat your last reply."
+    "\n\nText: There is no text yet.\n\nQuestion: What is the answer so far?\nAnswer: none. Repeat this answer."
 )
-COPY = "Answer with a few words copied from the text, or repeat your last reply."
+COPY = "Answer with a few words copied from the text."
 LAST = "Repeat the answer in your last reply."
 Scenario = Literal["customer", "finance", "healthcare", "notetaker", "student"]
 
@@ -66,16 +67,7 @@ class NqPassages:
     )
 
     def __post_init__(self) -> None:
-        rows = read_rows(self.data, split="train")
-        texts = [" ".join(str(row["ctxs"][0]["text"]).split()[: self.words]) for row in rows]
-        held_out = [is_held_out(text, share=self.eval_share) for text in texts]
-        train, chosen = (
-            self._problems(rows, [(n, text) for n, text in enumerate(texts) if held_out[n] is side])
-            for side in (False, True)
-        )
-        asked = {fold(problem.question) for problem in chosen}
-        kept = tuple(problem for problem in train if fold(problem.question) not in asked)
-        self._splits = Splits(train=kept, held_out=chosen, dropped=len(train) - len(kept))
+        self._splits = _nq_splits(self.data, self.passages, self.words, self.retrieved, self.eval_share)
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in the order of the rows."""
@@ -85,23 +77,41 @@ class NqPassages:
         """A fresh episode."""
         return episode(problem.question, problem.data["messages"])
 
-    def _problems(self, rows: Sequence[Row], texts: Sequence[tuple[int, str]]) -> tuple[Problem, ...]:
-        """The problems of a split: every row whose clipped passage has an answer, each question once."""
-        problems: dict[str, Problem] = {}
-        unique = list(dict.fromkeys(text for _, text in texts))
-        folded = [text.casefold() for text in unique]
-        for number, text in texts:
-            question, aliases = str(rows[number]["question"]), [str(alias) for alias in rows[number]["answers"]]
-            rng = random.Random(f"nq {question}")
-            order = rng.sample(range(len(unique)), min(len(unique), 50 * self.passages))
-            fit = (at for at in order if not any(alias.casefold() in folded[at] for alias in aliases))
-            shown = [unique[at] for at in islice(fit, self.passages - 1)]
-            if not contains_answer(aliases, text) or len({*shown, text}) < self.passages:
-                continue
-            shown.insert(rng.randrange(self.passages), text)
-            data = {"aliases": aliases, "messages": [_best(question, shown)] if self.retrieved else shown}
-            problems[fold(question)] = Problem(id=f"nq-{number}", question=f"{question}?", answer=aliases[0], data=data)
-        return tuple(problems.values())
+
+@lru_cache(maxsize=8)  # a sweep builds the same tasks for each of its runs
+def _nq_splits(data: str, passages: int, words: int, retrieved: bool, share: float) -> Splits:
+    rows = read_rows(data, split="train")
+    texts = [" ".join(str(row["ctxs"][0]["text"]).split()[:words]) for row in rows]
+    train, held_out = (
+        _nq_problems(
+            [(row, text) for row, text in zip(rows, texts, strict=True) if is_held_out(text, share=share) is side],
+            passages=passages,
+            retrieved=retrieved,
+        )
+        for side in (False, True)
+    )
+    asked = {fold(problem.question) for problem in held_out}
+    kept = tuple(problem for problem in train if fold(problem.question) not in asked)
+    return Splits(train=kept, held_out=held_out, dropped=len(train) - len(kept))
+
+
+def _nq_problems(rows: Sequence[tuple[Row, str]], *, passages: int, retrieved: bool) -> tuple[Problem, ...]:
+    """The problems of a split: every row whose clipped passage has an answer, each question once."""
+    problems: dict[str, Problem] = {}
+    unique = list(dict.fromkeys(text for _, text in rows))
+    folded = [text.casefold() for text in unique]
+    for row, text in rows:
+        question, aliases = str(row["question"]), [str(alias) for alias in row["answers"]]
+        rng = random.Random(f"nq {question}")
+        order = rng.sample(range(len(unique)), min(len(unique), 50 * passages))
+        fit = (at for at in order if not any(alias.casefold() in folded[at] for alias in aliases))
+        shown = [unique[at] for at in islice(fit, passages - 1)]
+        if not contains_answer(aliases, text) or len({*shown, text}) < passages:
+            continue
+        shown.insert(rng.randrange(passages), text)
+        data = {"aliases": aliases, "messages": [_best(question, shown)] if retrieved else shown}
+        problems[fold(question)] = Problem(id=fold(question), question=f"{question}?", answer=aliases[0], data=data)
+    return tuple(problems.values())
 
 
 def _best(question: str, texts: Sequence[str]) -> str:
