@@ -25,12 +25,11 @@ ENVIRONMENT: Mapping[str, str] = {
     "NO_COLOR": "1",
 }
 
-# a run of seconds: the quickstart's policy and task with hardly any steps
+# a run of seconds: the quickstart's task and half of its policy with hardly any steps
 TINY = (
     "configs/quickstart.yaml",
-    "warm_start.steps=60",
-    "warm_start.turns_per_step=16",
-    "warm_start.probe_target=null",
+    "model.new.layers=1",
+    "warm_start={steps: 40, turns_per_step: 8, optimiser: {lr: 0.01, betas: [0.9, 0.95]}, probe_target: null}",
     "train.steps=4",
     "train.problems_per_step=4",
     "train.samples_per_problem=4",

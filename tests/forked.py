@@ -1,8 +1,8 @@
 """Runs the command line in forks of a process that has imported torch, DeepSpeed and transformers already.
 
 A start of Python with these imports takes six seconds of CPU time, and the tests start the command more than a hundred
-times. Everything else is as in a fresh process: its own pid, arguments, environment, working folder, streams, signals
-and exit code.
+times. Everything else but the picture of a run is as in a fresh process: its own pid, arguments, environment, working
+folder, streams, signals and exit code.
 """
 
 import atexit

@@ -259,7 +259,7 @@ def test_the_warm_start_goes_another_round_while_its_probe_falls_short(tmp_path:
 
 def test_a_run_killed_again_and_again_in_its_warm_start_gets_on_and_equals_an_undisturbed_one(tmp_path: Path) -> None:
     warm = "warm_start={steps: 30, turns_per_step: 64, probe_target: 1.0, probe_turns: 8, max_rounds: 2}"
-    settings = (warm, "train.steps=1", "train.problems_per_step=1", "evaluate.problems=1")
+    settings = ("model.new.layers=2", warm, "train.steps=1", "train.problems_per_step=1", "evaluate.problems=1")
     assert succeed("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=whole", "--quiet") == ""
     process = start("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=killed")
     latest = tmp_path / "killed/origin/.warm-checkpoints/latest"
@@ -385,7 +385,7 @@ def test_what_dynamic_sampling_adds_does_not_depend_on_the_number_of_ranks(finis
         "algorithm={advantage: {estimator: grpo, whiten: true}, resample_rounds: 2, "
         "stops: {handling: {turn_limit: mask}}}"
     )
-    changes = ("reward={name: correct}", algorithm)  # hardly any answer is right yet
+    changes = ("reward={name: format}", algorithm)  # hardly any trajectory is well formed yet
     one_step(finished, tmp_path / "one", *changes)
     one_step(finished, tmp_path / "two", *changes, ranks=2)
     assert sampled(tmp_path / "one", 1) == sampled(tmp_path / "two", 1)

@@ -12,7 +12,7 @@ from condensegrpo.storage.trajectories import read_trajectories
 
 pytestmark = needs_vllm
 
-VLLM = ("sampler.name=vllm", "train.eval_every=0", "warm_start.turns_per_step=64")
+VLLM = ("sampler.name=vllm", "train.eval_every=0", "warm_start.steps=60", "warm_start.turns_per_step=64")
 
 
 def test_every_step_is_sampled_with_the_learners_weights_also_the_first_after_a_resume(tmp_path: Path) -> None:
