@@ -45,8 +45,9 @@ class Plan:
         assert not folder.exists() or not any(folder.iterdir()), f"{folder} has no configuration to resume with"
         shutil.rmtree(folder, ignore_errors=True)
         # it takes more than a second, after which it saves checkpoints
-        slow = ("model.new.layers=2", "warm_start.steps=30", "warm_start.turns_per_step=64")
-        settings = (*TINY, *slow, f"train.steps={STEPS}", "train.keep_checkpoints=2", *self.settings)
+        slow = ("warm_start.steps=80", "warm_start.turns_per_step=16")
+        sizes = ("train.problems_per_step=2", f"train.steps={STEPS}", "train.keep_checkpoints=2")
+        settings = (*TINY, *slow, *sizes, *self.settings)
         return start("train", *settings, f"runs_dir={folder.parent}", f"name={folder.name}", launcher=self.launcher)
 
 
