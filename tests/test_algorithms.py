@@ -77,7 +77,8 @@ def run(folder: Path, *changes: str, observer: Observer | None = None) -> list[d
 def warm(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A policy that sometimes answers right: the quickstart's after a short warm start."""
     folder = tmp_path_factory.mktemp("warm") / "run"
-    run(folder, "train.steps=0", "warm_start.steps=160", "warm_start.probe_target=null")
+    short = "warm_start={steps: 100, turns_per_step: 16, optimiser: {lr: 0.01, betas: [0.9, 0.95]}, probe_target: null}"
+    run(folder, "model.new.layers=1", "train.steps=0", short)
     return str(folder / "origin" / "warm")
 
 
