@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from scipy.stats import spearmanr
 from tables import show
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
@@ -200,6 +199,8 @@ async def compared(
         tokens: most that are read at once.
         layers: that are watched; none: the default.
     """
+    from scipy.stats import spearmanr  # here: it takes a second, and every worker of the tests imports this file
+
     scorer = AttentionScorer(sampler, renderer, layers=layers)
     correlations: Found = defaultdict(lambda: defaultdict(list))
     for trajectory in played:
