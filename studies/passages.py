@@ -2,7 +2,7 @@
 
 One episode with 2 texts (the user on the left, replies on the right). The first message stays:
 
-    You will get texts, …        ─▶  The answer is none.
+    You will get texts, …        ─▶  none
     Text: …  Question: …         ─▶  the words that answer it
     Text: …  Question: …         ─▶  the same words, or others
     Question: …  Repeat …        ─▶  the answer
@@ -38,10 +38,10 @@ from condensegrpo.tasks.splits import Splits, fold, is_held_out
 
 PINNED = (
     "You will get texts, one at a time, each with the same question. Answer with a few words copied from the text. You "
-    "see only the newest text and your last reply: if the text does not answer the question, repeat your last reply."
-    "\n\nText: There is no text yet.\n\nQuestion: What is the answer so far?\nAnswer: none. Repeat this answer."
+    "see only the newest text and your last reply: if the text does not answer the question, repeat your last reply. "
+    "Reply to this message with: none"
 )
-COPY = "Answer with a few words copied from the text."
+COPY = "Answer with a few words copied from the text, or repeat your last reply."
 LAST = "Repeat the answer in your last reply."
 Scenario = Literal["customer", "finance", "healthcare", "notetaker", "student"]
 
