@@ -27,7 +27,10 @@ from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 
 if TYPE_CHECKING:
+    import torch
+
     from condensegrpo.config.schema import RunConfig
+    from condensegrpo.learner.attention_kernels import Heads
     from condensegrpo.planning.zero import Device
     from condensegrpo.storage.run_folder import RunFolder
     from condensegrpo.training.parity import ParityTrial
@@ -235,16 +238,10 @@ def try_sampler(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
 
 def try_attention(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     """The kernels of the learner's attention against SDPA, with the heads and numbers of the run's model."""
-    import torch
+    from condensegrpo.learner.attention_kernels import check_kernel
 
-    from condensegrpo.learner.attention_kernels import Heads, check_kernel
-    from condensegrpo.learner.dtypes import DTYPES
-    from condensegrpo.planning.architecture import architecture
-
-    sizes, device = architecture(config.model).decoder, torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    heads, dtype = Heads(sizes.heads, sizes.kv_heads, sizes.head_size), DTYPES[config.model.dtype]
     findings = []
-    for check in (check_kernel(kernel, heads, dtype, device) for kernel in ("flex", "flash")):
+    for check in (check_kernel(kernel, *_attends(config)) for kernel in ("flex", "flash")):
         area, chosen = f"attention, {check.kernel}", config.model.attention == check.kernel
         if check.fault is None:
             findings.append(ok(area, f"output and gradients differ from SDPA by {check.difference:.1e} of their norm"))
@@ -253,6 +250,18 @@ def try_attention(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
         else:
             findings.append(warning(area, check.fault, "not needed: without it another kernel is used"))
     return findings
+
+
+def _attends(config: "RunConfig") -> "tuple[Heads, torch.dtype, torch.device]":
+    """What the learner's attention computes: the heads and numbers of the run's model, and where."""
+    import torch
+
+    from condensegrpo.learner.attention_kernels import Heads
+    from condensegrpo.learner.dtypes import DTYPES
+    from condensegrpo.planning.architecture import architecture
+
+    sizes, device = architecture(config.model).decoder, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return Heads(sizes.heads, sizes.kv_heads, sizes.head_size), DTYPES[config.model.dtype], device
 
 
 def try_transfer(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
@@ -276,6 +285,7 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     from condensegrpo.assembly.build import build
     from condensegrpo.config.load import vary
     from condensegrpo.learner import ranks
+    from condensegrpo.learner.attention_kernels import kernels_on
     from condensegrpo.planning.architecture import architecture
     from condensegrpo.planning.measured import measure_learning
     from condensegrpo.planning.plan import config_on_devices, plan
@@ -287,6 +297,9 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     size, sharing = ranks.world_size(), config.learner.sequence_parallel
     # the sampler's memory is not the learner's
     alone = vary(config, ("sampler={name: scripted}", *(["learner.sequence_parallel=1"] if size % sharing else [])))
+    kernels = kernels_on(config.model.attention, *_attends(config))
+    if kernels.flex is None and kernels.varlen is None:
+        alone = vary(alone, ("model.attention=sdpa",))  # auto is planned as flex on a GPU, where flex may not compile
     source = base_policy(config, build(config).task, ranks.from_first(folder))
     device: Device = "gpu" if torch.cuda.is_available() else "cpu"
     alone = config_on_devices(alone, ranks=size, memory=ranks.least_device_memory())
