@@ -57,8 +57,13 @@ PREFETCHING = Plan(
     ("rollout.staleness=1", "algorithm={advantage: {estimator: grpo}, importance: {cap: 2}}"),
 )
 TORCHRUN = Plan("two ranks", ("learner.zero_stage=2",), TWO_RANKS)
-VLLM = Plan("vllm", ("sampler.name=vllm",), ("-m",))
-VLLM_SERVERS = Plan("vllm servers", ("sampler.name=vllm_server",), ("-m",))
+LEARNS = (  # in every step, whatever vLLM samples
+    "model.new.layers=2",
+    "warm_start={steps: 30, turns_per_step: 64, probe_target: null}",
+    "train.problems_per_step=4",
+)
+VLLM = Plan("vllm", ("sampler.name=vllm", *LEARNS), ("-m",))
+VLLM_SERVERS = Plan("vllm servers", ("sampler.name=vllm_server", *LEARNS), ("-m",))
 
 # what a run writes, by a pattern of its path in the run folder, in the order of a run
 WRITES: Mapping[str, str] = {

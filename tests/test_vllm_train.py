@@ -12,7 +12,8 @@ from condensegrpo.storage.trajectories import read_trajectories
 
 pytestmark = needs_vllm
 
-VLLM = ("sampler.name=vllm", "train.eval_every=0", "warm_start.steps=60", "warm_start.turns_per_step=64")
+LEARNS = ("model.new.layers=2", "warm_start={steps: 60, turns_per_step: 64, probe_target: null}")  # in every step
+VLLM = ("sampler.name=vllm", "train.eval_every=0", *LEARNS)
 
 
 def test_every_step_is_sampled_with_the_learners_weights_also_the_first_after_a_resume(tmp_path: Path) -> None:
