@@ -162,7 +162,7 @@ class FrozenNotes(TransformersSampler):
         super().__init__(model_path, dtype=dtype)
         self._initial = TransformersSampler(model_path, dtype=dtype)
         tokenizer = load_tokenizer(model_path)
-        self._is_last: Callable[[Sequence[int]], bool] = lambda ids: LAST in tokenizer.decode(ids[-32:])
+        self._is_last: Callable[[Sequence[int]], bool] = lambda ids: LAST in tokenizer.decode(ids[-128:])
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """A reply by one of the two."""

@@ -1,5 +1,7 @@
 """The tasks of the studies of a pretrained model on passages: what is held out, shown, paid and trained."""
 
+import asyncio
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -8,13 +10,17 @@ import pytest
 import torch
 from command import ROOT
 from memory_questions import write_memory_questions
+from talk import save_model, tokenizer
 from test_rewards import answered
 
 from condensegrpo.algorithms.credit import Estimator
 from condensegrpo.algorithms.invariance import SCORES, check_estimator
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.plugins import load
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Problem, Task
+from condensegrpo.core.trajectory import SamplingParams
+from condensegrpo.samplers.transformers import TransformersSampler
 
 FILE = f"{ROOT}/studies/passages.py"
 SCENARIOS = ("customer", "finance", "student")
@@ -92,3 +98,25 @@ def test_with_frozen_notes_only_the_last_turn_of_a_trajectory_has_an_advantage()
     at_last_N = found_NK.gather(1, last_N[:, None])[:, 0]
     assert torch.allclose(at_last_N, all_NK.gather(1, last_N[:, None])[:, 0], atol=1e-3)
     assert found_NK.abs().sum() == at_last_N.abs().sum() > 0
+
+
+def test_frozen_notes_are_of_the_initial_policy_and_the_answer_is_of_the_trained_one(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    frozen = build_plugin("samplers", f"{FILE}:FrozenNotes", {}, {"model_path": str(tmp_path), "dtype": "float32"})
+    initial = TransformersSampler(str(tmp_path))
+    weights = {name: tensor.clone() for name, tensor in initial._model.state_dict().items()}
+    frozen.update_weights([(name, tensor.flip(0)) for name, tensor in weights.items()], 1)
+
+    async def logprobs(sampler: Sampler, text: str) -> tuple[float, ...]:
+        chat = [{"role": "user", "content": text}]
+        ids = tokenizer().apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        return (await sampler.sample(ids, SamplingParams(max_tokens=4, seed=0))).logprobs
+
+    async def compare() -> None:
+        module: Any = inspect.getmodule(type(frozen))
+        assert await logprobs(frozen, f"Text: x {module.COPY}") == await logprobs(initial, f"Text: x {module.COPY}")
+        assert await logprobs(frozen, f"x {module.LAST}") != await logprobs(initial, f"x {module.LAST}")
+
+    asyncio.run(compare())
+    frozen.close()
+    initial.close()
