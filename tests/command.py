@@ -29,7 +29,7 @@ ENVIRONMENT: Mapping[str, str] = {
 TINY = (
     "configs/quickstart.yaml",
     "model.new.layers=1",
-    "warm_start={steps: 40, turns_per_step: 8, optimiser: {lr: 0.01, betas: [0.9, 0.95]}, probe_target: null}",
+    "warm_start={steps: 60, turns_per_step: 8, optimiser: {lr: 0.01, betas: [0.9, 0.95]}, probe_target: null}",
     "train.steps=4",
     "train.problems_per_step=4",
     "train.samples_per_problem=4",
