@@ -22,11 +22,10 @@ compare: install
 
 # Tests of the HTML pages drive the Chromium on the PATH (Debian, Ubuntu: apt-get install chromium) through playwright,
 # which the dev extra installs; without a browser they are skipped and say so.
-# They start several hundred interpreters: bytecode is stored even where the environment forbids it. They are of the CPU, also
-# on a machine with a GPU, which `condensegrpo doctor --gpu` tries.
+# They start several hundred interpreters: bytecode is stored even where the environment forbids it.
 test: install others vllm
 	$(MAKE) --jobs 2 --output-sync=target lint typecheck docs
-	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # An hour of killed, stopped and starved runs; CHAOS_SECONDS is what each of six tests goes on for with other seeds.
 # `make test` spends about a minute on one round.

@@ -1,6 +1,7 @@
 """Fixtures that several files use, and the order of the files."""
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 
@@ -8,6 +9,8 @@ import pytest
 import torch
 
 from condensegrpo.core.start_up import postpone_collections, resume_collections
+
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # they run on the CPU; `condensegrpo doctor --gpu` tries a GPU
 
 # files that take longest, longest first: a file is run by one worker, and a long one at the end leaves the others idle
 LONG = (

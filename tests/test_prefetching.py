@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+import leaving
 import pytest
 from command import TINY, start, succeed, succeed_on_two_ranks
 from metrics_page import missing, unexplained
@@ -115,7 +116,7 @@ def test_two_ranks_sample_ahead_what_one_does_and_go_on(finished: Path, tmp_path
     assert len(ahead.trajectories) == 16
     assert places == sorted(places)
     before = json.dumps(read_metrics(tmp_path / "two/metrics.jsonl")[-2]["loss"])
-    succeed_on_two_ranks("train", "--resume", str(tmp_path / "two"))
+    succeed_on_two_ranks("train", "--resume", str(tmp_path / "two"), program=leaving.command)
     lines = [line for line in read_metrics(tmp_path / "two/metrics.jsonl") if "loss" in line]
     assert [line["step"] for line in lines] == [1, 2]
     assert json.dumps(lines[-1]["loss"]) == before

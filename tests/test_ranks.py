@@ -1,13 +1,13 @@
 """The process group of the ranks: a process leaves what it joined, since NCCL warns at the end of one that has not."""
 
-import one_rank
+import leaving
 from command import succeed
 
 
 def test_a_single_process_leaves_its_group_when_it_ends() -> None:
-    for program in (one_rank.learner, one_rank.sampler):
+    for program in (leaving.learner, leaving.sampler):
         assert succeed(program=program).splitlines() == ["joined: True", "at the end: False"]
 
 
 def test_ranks_can_join_again_after_they_left() -> None:
-    assert succeed(program=one_rank.twice).splitlines() == ["[1] 1", "[1] 1"]
+    assert succeed(program=leaving.twice).splitlines() == ["[1] 1", "[1] 1"]

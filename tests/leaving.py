@@ -1,8 +1,10 @@
-"""What a process of its own does with its process group; ``test_ranks.py`` reads what it prints."""
+"""What a process of its own does with its process group."""
 
 import atexit
+import os
 from collections.abc import Callable
 
+from forked import main
 from torch import distributed
 
 from condensegrpo.learner import ranks
@@ -22,6 +24,12 @@ def twice() -> None:
         ranks.join()
         print(ranks.gather(1), distributed.get_world_size(), flush=True)
         ranks.leave()
+
+
+def command() -> None:
+    """The command line, which fails if it leaves a group behind."""
+    atexit.register(lambda: distributed.is_initialized() and os._exit(3))
+    main()
 
 
 def _joined(join: Callable[[], None]) -> None:
