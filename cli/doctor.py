@@ -60,7 +60,7 @@ def doctor(
         bool, typer.Option("--gpu", help="Also try what a run does on the GPUs of this machine; takes minutes.")
     ] = False,
     cluster: Annotated[
-        Path | None, typer.Option(help="With --gpu: write what was measured into this cluster file of `simulate`.")
+        Path | None, typer.Option(help="With --gpu: write what was measured into a new cluster file of `simulate`.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -70,6 +70,8 @@ def doctor(
 
     Example: condensegrpo doctor gsm8k model.path=Qwen/Qwen2.5-0.5B-Instruct
     """
+    if cluster is not None:
+        check_cluster(cluster, gpu=gpu)
     with PhaseDisplay(Console(stderr=True)) as display:
         display.phase("checking this machine", None)
         findings = [*machine_findings(), disk_finding(runs_dir)]
@@ -86,22 +88,38 @@ def doctor(
             from condensegrpo.cli.doctor_trials import gpu_findings
 
             findings += gpu_findings(config, overrides or ())
-    if cluster is not None:
-        write_cluster(findings, cluster)
     if as_json:
         typer.echo(json.dumps({"version": 1, "findings": [asdict(finding) for finding in findings]}))
     else:
         print_findings(findings, theme.console())
+    if cluster is not None:
+        write_cluster(findings, cluster)
     if any(finding.level is Level.PROBLEM for finding in findings):
         raise typer.Exit(1)
+
+
+def check_cluster(file: Path, *, gpu: bool) -> None:
+    """Check before the trials, which take minutes, that they measure times and that the file can be written.
+
+    Raises:
+        ConfigError: ``--gpu`` is missing, the file exists, or it cannot be created.
+    """
+    if not gpu:
+        raise ConfigError("checking --cluster: found no --gpu, whose trials measure the times. Add --gpu.")
+    try:
+        file.open("x").close()
+    except OSError as error:
+        raise ConfigError(
+            f"creating {file}: {error.strerror}. Give --cluster a new file in a folder that can be written."
+        ) from error
+    file.unlink()
 
 
 def write_cluster(findings: Sequence[Finding], file: Path) -> None:
     """Write the measured keys of a cluster file.
 
     Raises:
-        ConfigError: nothing was measured.
-        RunError: the file cannot be written.
+        RunError: nothing was measured, or the file cannot be written.
     """
     from condensegrpo.config.yaml_tree import dump, put
 
@@ -110,7 +128,7 @@ def write_cluster(findings: Sequence[Finding], file: Path) -> None:
         for key, value in finding.cluster.items():
             put(tree, key.split("."), value if isinstance(value, str) else float(f"{value:.3g}"))
     if not tree:
-        raise ConfigError("writing --cluster: found no measured time. Add --gpu, on a machine with a GPU.")
+        raise RunError(f"writing {file}: no trial measured a time. Fix the problems above first.")
     try:
         file.write_text(dump(tree), encoding="utf-8")
     except OSError as error:

@@ -15,7 +15,7 @@ from condensegrpo.cli.app import app
 from condensegrpo.cli.doctor import write_cluster
 from condensegrpo.cli.doctor_machine import Finding, Level, ok
 from condensegrpo.cli.doctor_trials import run_trial, try_all
-from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.simulation.cluster import read_cluster
 
 TINY = ("quickstart", "learner.tokens_per_micro_batch=512", "train.problems_per_step=2", "train.samples_per_problem=2")
@@ -104,8 +104,29 @@ def test_measured_times_are_a_cluster_file(tmp_path: Path) -> None:
     assert cluster.server is not None
     assert cluster.server.step_seconds == pytest.approx(float(finding.cluster["server.step_seconds"]), rel=0.01)
     assert cluster.learning.token_seconds == 1.23e-5
-    with pytest.raises(ConfigError, match="found no measured time"):
-        write_cluster([], tmp_path / "cluster.yaml")
+
+
+def test_a_cluster_file_that_cannot_be_written_is_refused_before_the_trials(tmp_path: Path) -> None:
+    existing = tmp_path / "cluster.yaml"
+    existing.write_text("gpus: 8\n")
+    for arguments, message in (
+        (["--cluster", "new.yaml"], "found no --gpu"),
+        (["--gpu", "--cluster", str(existing)], "File exists"),
+        (["--gpu", "--cluster", str(tmp_path / "nowhere" / "new.yaml")], "No such file"),
+    ):
+        result = CliRunner().invoke(app, ["doctor", *arguments])
+        assert isinstance(result.exception, ConfigError)
+        assert message in str(result.exception)
+        assert result.stdout == ""
+    assert existing.read_text() == "gpus: 8\n"
+
+
+def test_the_findings_are_shown_where_no_trial_measured_a_time(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", "--gpu", "--cluster", str(tmp_path / "new.yaml")])
+    assert "sees none" in result.stdout
+    assert isinstance(result.exception, RunError)
+    assert "no trial measured a time" in str(result.exception)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_configuration_lacks_is_a_problem_and_no_traceback(tmp_path: Path) -> None:
