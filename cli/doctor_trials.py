@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from condensegrpo.config.schema import RunConfig
     from condensegrpo.learner.attention_kernels import Heads
+    from condensegrpo.planning.formulas import Decoder
     from condensegrpo.planning.zero import Device
     from condensegrpo.storage.run_folder import RunFolder
     from condensegrpo.training.parity import ParityTrial
@@ -291,6 +292,7 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     from condensegrpo.planning.plan import config_on_devices, plan
     from condensegrpo.planning.remedies import advice_for_learner
     from condensegrpo.simulation.calibration import learner_keys
+    from condensegrpo.simulation.simulate import passes
     from condensegrpo.training.initial_policy import base_policy
 
     ranks.join()
@@ -320,15 +322,16 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
         rows=learned.rows * size // alone.learner.sequence_parallel,
         context=limits.max_context_tokens,
         outputs=limits.max_output_tokens,
-        seconds=learned.seconds,
+        seconds=learned.seconds or (0.0, 0.0),
+        passes=passes(alone.algorithm),
     )
     text = (
         f"steps on {counted(size, 'rank')} in {time.monotonic() - began:.0f} s with loading, peak "
         f"{measured / GIB:.2f} GiB, planned {planned / GIB:.2f} GiB ({planned / measured - 1:+.0%})"
     )
-    if device == "gpu":  # gaps between tensors included
-        text += f", {torch.cuda.max_memory_reserved() / GIB:.2f} GiB reserved"
-    text += f"; {_shown(keys)}"
+    if device == "gpu":
+        text += f", {learned.reserved / GIB:.2f} GiB reserved"
+    text += f"; {_shown(keys) if learned.seconds else 'times not measured: twice the rows do not fit'}"
     if abs(planned / measured - 1) > OFF_BY:
         cure = "leave that much room: the plan is off here; please report it"
         return [replace(warning("learner", text, cure), cluster=keys)]
@@ -344,14 +347,18 @@ def try_speed(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     from condensegrpo.simulation.calibration import measure_sampler, sampler_keys
     from condensegrpo.training.initial_policy import base_policy
 
-    limits = config.rollout.limits
-    if ranks_a_copy(config.sampler.options) > 1:
-        return [ok("speed", "not tried: several ranks share a copy of the model")]
+    limits, options = config.rollout.limits, config.sampler.options
+    servers = max(options.get("replicas", 1), len(options.get("urls", ())), 2 * ("urls_file" in options))
+    if max(servers, ranks_a_copy(options), options.get("server", {}).get("tensor_parallel_size", 1)) > 1:
+        return [ok("speed", "not tried: it needs one sampler or server on one GPU")]
     if limits.max_context_tokens < LEAST_CONTEXT or limits.max_output_tokens < LEAST_OUTPUT:
         return [ok("speed", f"not tried: it needs {LEAST_CONTEXT} tokens of context and {LEAST_OUTPUT} of output")]
     source = base_policy(config, build(config).task, folder)
     decoder = architecture(config.model.model_copy(update={"new": None, "path": source})).decoder
-    replies = max(2, min(MOST_REPLIES, config.train.problems_per_step * config.train.samples_per_problem))
+    trajectories = config.train.problems_per_step * config.train.samples_per_problem
+    replies = min(MOST_REPLIES, max(2, trajectories), _room(config, decoder))
+    if replies < 2:
+        return [ok("speed", "not tried: the sampler has no room for two replies at the same time")]
     sampler = open_sampler(config, source)
     try:
         single, short, long = measure_sampler(
@@ -372,15 +379,39 @@ def try_speed(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     return [ok("speed", text, keys)]
 
 
+def _room(config: "RunConfig", decoder: "Decoder") -> int:
+    """Full prompts and replies that the sampler has at the same time, by its slots and its room for keys and values."""
+    import torch
+
+    from condensegrpo.learner.dtypes import DTYPES
+    from condensegrpo.samplers.vllm.settings import EngineSettings
+    from condensegrpo.samplers.vllm_server.settings import ServerSettings
+    from condensegrpo.simulation.hardware import RESERVED, kv_bytes, weight_bytes
+
+    options, element = config.sampler.options, DTYPES[config.model.dtype].itemsize / 2
+    engine, server = EngineSettings(**options.get("engine", {})), ServerSettings(**options.get("server", {}))
+    slots = int(options.get("max_batch") or engine.max_num_seqs or MOST_REPLIES)
+    if config.sampler.name not in ("vllm", "vllm_server") or not torch.cuda.is_available():
+        return slots
+    settings = engine if config.sampler.name == "vllm" else server
+    left = settings.gpu_memory_utilization * torch.cuda.mem_get_info()[1] - RESERVED - element * weight_bytes(decoder)
+    cache = settings.kv_cache_gib * GIB if settings.kv_cache_gib else left
+    return min(slots, int(cache / (element * kv_bytes(decoder) * config.rollout.limits.turn_tokens)))
+
+
 def _preset() -> str | None:
     import torch
 
     from condensegrpo.simulation.calibration import preset_of
 
-    return preset_of(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    if not torch.cuda.is_available():
+        return None
+    return preset_of(torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1])
 
 
 def _shown(keys: Mapping[str, float | str]) -> str:
+    if not keys:
+        return "not measured: the times are noise, or faster than the data sheet"
     return ", ".join(f"{key}={value if isinstance(value, str) else f'{value:.3g}'}" for key, value in keys.items())
 
 

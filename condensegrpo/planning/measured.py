@@ -59,8 +59,9 @@ class Learned(NamedTuple):
     """What a rank measured of its steps."""
 
     peaks: dict[str, int]  # of ``loading`` and ``learning``, in bytes
+    reserved: int  # most bytes that torch held on the GPU while learning, gaps between tensors included
     rows: int  # of a step: two full micro-batches of the longest rows, or as many as a step has
-    seconds: tuple[float, float]  # of an optimiser step on so many rows, and on twice as many
+    seconds: tuple[float, float] | None  # of an optimiser step on so many rows, and on twice as many; None: no memory
 
 
 def measure_learning(config: RunConfig, source: str) -> Learned:
@@ -72,8 +73,13 @@ def measure_learning(config: RunConfig, source: str) -> Learned:
     meter.ends("loading")
     try:
         once = learn(config, source, learner, [row] * rows)
+        reserved = torch.cuda.max_memory_reserved()
         meter.ends("learning")
-        return Learned(meter.peaks, rows, (once, learn(config, source, learner, [row] * 2 * rows)))
+        try:
+            seconds = once, learn(config, source, learner, [row] * 2 * rows)
+        except torch.OutOfMemoryError:  # a run may have fewer rows in a step
+            seconds = None
+        return Learned(meter.peaks, reserved, rows, seconds)
     finally:
         close_deepspeed(learner)
 

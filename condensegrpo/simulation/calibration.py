@@ -1,7 +1,7 @@
 """Keys of a cluster file from times that were measured on a machine: what ``doctor --gpu --cluster`` writes.
 
-Of a GPU with a data sheet they are shares of it, which hold for every model; of other devices seconds of the model that
-was measured.
+For a GPU with a data sheet they are shares of it, which a simulation applies to every model; for other devices they are
+seconds of the measured model. Times that are noise, or faster than the data sheet, give no keys.
 """
 
 import asyncio
@@ -18,13 +18,16 @@ from condensegrpo.simulation.hardware import GPUS, kv_bytes, learning_flops, pro
 
 Keys = Mapping[str, float | str]  # of a cluster file, with dots
 SHORT = 16  # tokens of a short prompt
-OTHER_SHEETS = {"PCIe", "NVL"}  # cards that share a name with one of the presets
+OTHER_SHEETS = {"PCIE", "NVL", "MIG"}  # cards, or parts of one, that share a name with one of the presets
+OFF_BY = 0.1  # of the preset's memory: how far that of a GPU may be from it; an H100 of 64 GB differs by 15 %
+NOISE = 0.05  # of a time: smaller differences between two times are noise
 
 
-def preset_of(name: str) -> str | None:
-    """The preset of a GPU by the name that torch reports."""
-    words = re.split("[ -]", name)
-    return None if OTHER_SHEETS & set(words) else next((gpu for gpu in GPUS if gpu in words), None)
+def preset_of(name: str, memory: float) -> str | None:
+    """The preset of a GPU by the name and the bytes of memory that torch reports."""
+    words = set(re.split("[ -]", name.upper()))
+    found = (gpu for gpu in GPUS if gpu in words and abs(memory / GPUS[gpu].memory - 1) <= OFF_BY)
+    return None if OTHER_SHEETS & words else next(found, None)
 
 
 def learner_keys(
@@ -36,21 +39,28 @@ def learner_keys(
     context: int,
     outputs: int,
     seconds: tuple[float, float],
+    passes: float,
 ) -> Keys:
-    """Of the seconds of an optimiser step on ``rows`` rows and on twice as many; what both have is no arithmetic.
+    """The keys of the learner. Twice the rows take longer by their arithmetic; the other seconds are overhead.
 
     Args:
         ranks: GPUs of the learner.
         rows: of all ranks.
         context, outputs: tokens of a row that are read, and that are trained.
+        seconds: of an optimiser step on ``rows`` rows, and on twice as many.
+        passes: of a batch (``simulate.passes``); an optimiser step is one of them.
     """
     once, twice = seconds
-    length, more = context + outputs, max(twice - once, 1e-9)
+    length, more = context + outputs, twice - once
+    if more <= NOISE * once:
+        return {}
+    overhead = {"learning.step_seconds": passes * max(once - more, 0.0)}
     if gpu is None:
-        return {"learning.step_seconds": max(once - more, 0.0), "learning.token_seconds": more / (rows * length)}
+        return {**overhead, "learning.token_seconds": passes * more / (rows * length)}
     pairs = rows * length * (length + 1) // 2
     flops = learning_flops(decoder, tokens=rows * length, pairs=pairs, trained=rows * outputs)
-    return {"gpu": gpu, "efficiency.learner": flops / (more * ranks * GPUS[gpu].flops)}
+    share = flops / (more * ranks * GPUS[gpu].flops)
+    return {"gpu": gpu, "efficiency.learner": share, **overhead} if share <= 1 else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,37 +82,51 @@ class SampleTimes:
 def sampler_keys(
     decoder: Decoder, gpu: str | None, *, single: SampleTimes, short: SampleTimes, long: SampleTimes
 ) -> Keys:
-    """Of a reply to a short prompt, and of many replies to short prompts and to long ones.
+    """The keys of a server, from a reply to a short prompt and many replies to short prompts and to long ones.
 
     step(B replies, C cached tokens of each) = a + B·b + B·C·c, so that the three give a, b and c
+
+    Where no shares of the data sheet give these back, such as keys and values that are read far slower than weights,
+    the keys are seconds of the measured model, as those of a device without a data sheet.
     """
     cached = max((long.step - short.step) / (long.replies * (long.cached - short.cached)), 1e-12)
     reply = max((short.step - single.step) / (short.replies - 1) - cached * short.cached, 0.0)
     step = max(single.step - reply - cached * single.cached, 1e-6)
+    seconds = {
+        "server.step_seconds": step,
+        "server.sequence_seconds": reply,
+        "server.cached_token_seconds": cached,
+        "server.prompt_token_seconds": long.first / (long.replies * long.prompt),
+    }
     if gpu is None:
-        return {
-            "server.step_seconds": step,
-            "server.sequence_seconds": reply,
-            "server.cached_token_seconds": cached,
-            "server.prompt_token_seconds": long.first / (long.replies * long.prompt),
-        }
+        return seconds
     sheet = GPUS[gpu]
     prefill = long.replies * prompt_flops(decoder, long.prompt) / (long.first * sheet.flops)
-    bandwidth = min(kv_bytes(decoder) / (cached * sheet.bandwidth), 1.0)
-    arithmetic = prompt_flops(decoder, 1) / (sheet.flops * prefill)
+    if prefill > 1:
+        return {}
+    bandwidth = kv_bytes(decoder) / (cached * sheet.bandwidth)
+    step_overhead = step - read_bytes(decoder) / (sheet.bandwidth * bandwidth)
+    reply_overhead = reply - prompt_flops(decoder, 1) / (sheet.flops * prefill)
+    if bandwidth > 1 or min(step_overhead, reply_overhead) < 0:
+        return seconds
     return {
         "gpu": gpu,
         "efficiency.prefill": prefill,
         "efficiency.bandwidth": bandwidth,
-        "efficiency.step_overhead": max(step - read_bytes(decoder) / (sheet.bandwidth * bandwidth), 0.0),
-        "efficiency.reply_overhead": max(reply - arithmetic, 0.0),
+        "efficiency.step_overhead": step_overhead,
+        "efficiency.reply_overhead": reply_overhead,
     }
 
 
 def measure_sampler(
     sampler: Sampler, vocabulary: int, *, replies: int, context: int, outputs: int
 ) -> tuple[SampleTimes, SampleTimes, SampleTimes]:
-    """The three of ``sampler_keys``: a reply, and ``replies``, to prompts of ``SHORT`` and of ``context`` tokens."""
+    """Sample what ``sampler_keys`` needs: a reply to a short prompt, ``replies`` to short ones and to long ones.
+
+    Args:
+        context: tokens of a long prompt; a short one has ``SHORT``.
+        outputs: tokens of a reply.
+    """
     random = Random(0)  # no prefix cache has its prompts
 
     def seconds(number: int, prompt: int, tokens: int) -> float:

@@ -15,7 +15,7 @@ from condensegrpo.assembly.objects import configured
 from condensegrpo.assembly.runtime import renderer_with, trajectory_engine
 from condensegrpo.assembly.scorers import names_of
 from condensegrpo.config.load import BFLOAT16_CAP
-from condensegrpo.config.schema import Plugin, RunConfig
+from condensegrpo.config.schema import AlgorithmSettings, Plugin, RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.holds_model import HoldsModel
@@ -323,8 +323,13 @@ def _learning(components: Components, plan: ClusterPlan, batch: StepBatch) -> tu
     rows = rows_of(batch.kept, credit.advantage_NK, credit.weight_NK, idle=bool(algorithm.kl.coefficient))
     tokens, pairs = tree_size(rows)
     one = learning_flops(plan.decoder, tokens=tokens, pairs=pairs, trained=sum(row.trained for row in rows))
+    return one * passes(algorithm), tokens
+
+
+def passes(algorithm: AlgorithmSettings) -> float:
+    """Passes of a batch, forward and backward; a forward pass alone, for a reference or old ratios, is a third."""
     forwards = bool(algorithm.kl.coefficient) + (bool(algorithm.importance.cap) and algorithm.updates_per_batch > 1)
-    return one * (algorithm.updates_per_batch + forwards / 3), tokens
+    return algorithm.updates_per_batch + forwards / 3
 
 
 def tree_size(rows: Sequence[Segment]) -> tuple[int, int]:
