@@ -19,9 +19,10 @@ from itertools import islice
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Lt
 
 from condensegrpo.algorithms.advantages import Batch, Estimate, against_group, estimator, total
+from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem, Split
@@ -48,21 +49,25 @@ Scenario = Literal["customer", "finance", "healthcare", "notetaker", "student"]
 
 def episode(question: str, texts: Sequence[str]) -> NotesEnvironment:
     """An episode: the texts, each followed by the question, and then the question alone."""
-    asked = f"Question: {question}"
-    messages = (*(f"Text: {text}\n\n{asked}\n{COPY}" for text in texts), f"{asked}\n{LAST}")
+    question = f"Question: {question}"
+    messages = (*(f"Text: {text}\n\n{question}\n{COPY}" for text in texts), f"{question}\n{LAST}")
     pinned = (Message(role="user", content=PINNED),)
     return NotesEnvironment(pinned=pinned, messages=messages, answer=lambda reply: reply.strip() or None)
 
 
 @dataclass(kw_only=True, eq=False)
 class NqPassages:
-    """Questions of NQ-open. One passage of an episode has the answer; the others are those of other questions."""
+    """Questions of NQ-open. One passage of an episode has the answer; the others are those of other questions.
+
+    Raises:
+        DataError: what ``rows.read_rows`` raises, a row of another schema, or no problem in a split.
+    """
 
     data: str  # rows with question, answers and ctxs, the first of which has an answer
     passages: Annotated[int, Ge(1)] = 2  # of an episode
     words: Annotated[int, Ge(8)] = 60  # of a passage that are shown
     retrieved: bool = False  # whether the episode has the passage alone that BM25 finds best for the question
-    eval_share: Annotated[float, Gt(0), Le(1)] = (
+    eval_share: Annotated[float, Gt(0), Lt(1)] = (
         0.4  # of the passages, held out by their hash with the questions that they answer
     )
 
@@ -81,7 +86,7 @@ class NqPassages:
 @lru_cache(maxsize=8)  # a sweep builds the same tasks for each of its runs
 def _nq_splits(data: str, passages: int, words: int, retrieved: bool, share: float) -> Splits:
     rows = read_rows(data, split="train")
-    texts = [" ".join(str(row["ctxs"][0]["text"]).split()[:words]) for row in rows]
+    texts = [" ".join(_passage(row, number, data).split()[:words]) for number, row in enumerate(rows, start=1)]
     train, held_out = (
         _nq_problems(
             [(row, text) for row, text in zip(rows, texts, strict=True) if is_held_out(text, share=share) is side],
@@ -90,9 +95,35 @@ def _nq_splits(data: str, passages: int, words: int, retrieved: bool, share: flo
         )
         for side in (False, True)
     )
-    asked = {fold(problem.question) for problem in held_out}
-    kept = tuple(problem for problem in train if fold(problem.question) not in asked)
-    return Splits(train=kept, held_out=held_out, dropped=len(train) - len(kept))
+    return _separated(train, held_out, source=data)
+
+
+def _passage(row: Row, number: int, source: str) -> str:
+    """The passage of a row that has an answer."""
+    match row:
+        case {"question": str(), "answers": [str(), *_], "ctxs": [{"text": str(text)}, *_]}:
+            return text
+    found = ", ".join(f"{column}: {row.get(column)!r:.60}" for column in ("question", "answers", "ctxs"))
+    raise DataError(
+        f"reading the dataset {source}: row {number} has {found}. Wanted a text as question, a list of texts as "
+        f"answers and a list of passages with a text as ctxs; correct the row or remove it"
+    )
+
+
+def _separated(train: Sequence[Problem], held_out: Sequence[Problem], *, source: str) -> Splits:
+    """The splits, without the training problems that share a question or a text with a held-out problem."""
+
+    def texts(problem: Problem) -> set[str]:
+        return {fold(text) for text in (problem.question, *problem.data["messages"])}
+
+    unseen = set[str]().union(*map(texts, held_out))
+    kept = tuple(problem for problem in train if unseen.isdisjoint(texts(problem)))
+    if not kept or not held_out:
+        raise DataError(
+            f"splitting {source}: found {len(kept)} problems for training and {len(held_out)} for evaluation, wanted "
+            f"at least one of each. Give more data or fewer passages, or hold out another part"
+        )
+    return Splits(train=kept, held_out=tuple(held_out), dropped=len(train) - len(kept))
 
 
 def _nq_problems(rows: Sequence[tuple[Row, str]], *, passages: int, retrieved: bool) -> tuple[Problem, ...]:
@@ -127,7 +158,11 @@ def _best(question: str, texts: Sequence[str]) -> str:
 
 @dataclass(kw_only=True, eq=False)
 class MemoryScenarios(BfclMemory):
-    """BFCL's memory questions, split by scenario: no conversation of the held-out scenario is trained on."""
+    """BFCL's memory questions, split by scenario: no message of a held-out problem is trained on.
+
+    Raises:
+        DataError: what ``BfclMemory`` raises, or no problem in a split.
+    """
 
     held_out: Scenario
 
@@ -136,7 +171,7 @@ class MemoryScenarios(BfclMemory):
         every = (*self._splits.train, *self._splits.held_out)
         chosen = tuple(problem for problem in every if problem.data["scenario"] == self.held_out)
         rest = tuple(problem for problem in every if problem not in chosen)
-        self._splits = Splits(train=rest, held_out=chosen, dropped=0)
+        self._splits = _separated(rest, chosen, source=self.data or "bfcl_eval")
 
     def environment(self, problem: Problem) -> NotesEnvironment:
         """A fresh episode."""
@@ -156,7 +191,11 @@ class NoteAndAnswer(Correct):
 
 
 class FrozenNotes(TransformersSampler):
-    """The initial policy writes every reply but the last of an episode, which the policy that is trained writes."""
+    """The initial policy writes every reply but the last of an episode, which the policy that is trained writes.
+
+    The initial policy is the model that the sampler opens. Under ``condensegrpo eval RUN`` that is the trained policy,
+    so that only evaluations within a run have frozen notes.
+    """
 
     def __init__(self, model_path: str, *, dtype: DtypeName = "float32") -> None:
         super().__init__(model_path, dtype=dtype)
@@ -177,10 +216,7 @@ class FrozenNotes(TransformersSampler):
 
 @estimator(summary="as grpo, for the last turn alone", formula="A_it = N_ε(R)_i at the last turn, else 0")
 def answers_only(batch: Batch) -> Estimate:
-    """What trains answers from notes of another policy.
-
-    Biased by: what ``grpo`` is.
-    """
+    """Trains the last turn alone, with the advantage and the biases of ``grpo``: another policy writes the notes."""
     compared = against_group("R", batch.outcome_N, batch.group_N, scale="std", eps=1e-4)
     turn_K = torch.arange(int(batch.turns_N.max()), device=batch.turns_N.device)
     last_NK = turn_K == (batch.turns_N - 1)[:, None]

@@ -10,12 +10,14 @@ import pytest
 import torch
 from command import ROOT
 from memory_questions import write_memory_questions
+from safetensors.torch import load_file
 from talk import save_model, tokenizer
 from test_rewards import answered
 
 from condensegrpo.algorithms.credit import Estimator
 from condensegrpo.algorithms.invariance import SCORES, check_estimator
 from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.core.errors import DataError
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Problem, Task
@@ -28,18 +30,20 @@ SCENARIOS = ("customer", "finance", "student")
 
 @pytest.fixture
 def rows(tmp_path: Path) -> str:
-    """200 questions, two for each passage, whose answers are words of no other passage."""
+    """190 questions on 100 passages, ten of them on two. An answer is a word of no other passage."""
     path = tmp_path / "rows.jsonl"
     made = [
-        {"question": f"what is thing {n}", "answers": [f"word{n // 2}x"], "ctxs": [{"text": f"It is word{n // 2}x."}]}
-        for n in range(200)
+        {"question": f"what is thing {n % 190}", "answers": [word], "ctxs": [{"text": f"It is {word}."}]}
+        for n, word in enumerate(f"word{n // 2}x" for n in range(200))
     ]
     path.write_text("\n".join(map(json.dumps, made)))
     return str(path)
 
 
 def shown(task: Task, split: str) -> set[str]:
-    return {text for problem in task.problems(split) for text in problem.data["messages"]}  # type: ignore[arg-type]
+    """The questions and texts of a split."""
+    problems = task.problems(split)  # type: ignore[arg-type]
+    return {text for problem in problems for text in (problem.question, *problem.data["messages"])}
 
 
 def nq(rows: str, **options: Any) -> Task:
@@ -48,9 +52,9 @@ def nq(rows: str, **options: Any) -> Task:
 
 
 @pytest.mark.parametrize("passages", [1, 2, 8])
-def test_no_passage_of_nq_is_in_both_splits_and_one_of_an_episode_has_the_answer(rows: str, passages: int) -> None:
+def test_the_splits_of_nq_share_nothing_and_one_passage_of_an_episode_has_the_answer(rows: str, passages: int) -> None:
     task = nq(rows, passages=passages)
-    assert len(task.problems("train")) + len(task.problems("eval")) == 200
+    assert len(task.problems("train")) + len(task.problems("eval")) == 190
     assert not shown(task, "train") & shown(task, "eval")
     for problem in (*task.problems("train"), *task.problems("eval")):
         texts = problem.data["messages"]
@@ -63,19 +67,42 @@ def test_retrieval_leaves_one_passage(rows: str) -> None:
     assert {len(problem.data["messages"]) for problem in task.problems("eval")} == {1}
 
 
-def test_the_held_out_scenario_of_memory_questions_is_not_trained_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ctxs": []}, "row 200 has question: 'q', answers: .'a'., ctxs: ..\\. Wanted"),
+        ({"answers": "a"}, "row 200 has question: 'q', answers: 'a', ctxs"),
+        ({"question": None}, "rows.jsonl: row 200 has question: None"),
+    ],
+)
+def test_a_row_of_another_schema_is_an_error(rows: str, changes: dict[str, Any], message: str) -> None:
+    row = {"question": "q", "answers": ["a"], "ctxs": [{"text": "a"}], **changes}
+    Path(rows).write_text("\n".join([*Path(rows).read_text().splitlines()[1:], json.dumps(row)]))
+    with pytest.raises(DataError, match=message):
+        nq(rows)
+
+
+def test_a_split_without_problems_is_an_error(rows: str) -> None:
+    with pytest.raises(DataError, match=r"rows\.jsonl: found 0 problems for training and 0 for evaluation"):
+        nq(rows, passages=100)
+
+
+def test_no_question_or_message_of_the_held_out_scenario_is_trained_on(tmp_path: Path) -> None:
+    """The scenarios share the question about the jay, and the message about the fox."""
+    things = ("cat", "dog", "owl", "jay")
     said = {
-        name: [[f"The {thing} of {name} is {name}{thing}." for thing in ("cat", "dog", "owl")]] for name in SCENARIOS
+        name: [[*(f"The {thing} of {name} is {name}{thing}." for thing in things), "A red fox."]] for name in SCENARIOS
     }
-    questions = [
-        (name, f"Which {thing} has {name}?", [f"{name}{thing}"]) for name in SCENARIOS for thing in ("cat", "owl")
-    ]
-    data = str(write_memory_questions(tmp_path, said, questions))
+    distinct = [(name, f"Which {thing} has {name}?", [name + thing]) for name in SCENARIOS for thing in ("cat", "owl")]
+    shared = [(name, "Which jay?", [f"{name}jay"]) for name in SCENARIOS]
+    shared += [(name, f"Which fox has {name}?", ["red"]) for name in SCENARIOS]
+    data = str(write_memory_questions(tmp_path, said, distinct + shared))
     for name in SCENARIOS:
         options = {"data": data, "messages": 2, "held_out": name}
         task: Task = build_plugin("tasks", f"{FILE}:MemoryScenarios", options)
-        assert {problem.question for problem in task.problems("eval")} == {q for s, q, _ in questions if s == name}
-        assert {problem.question for problem in task.problems("train")} == {q for s, q, _ in questions if s != name}
+        held_out = {q for s, q, _ in distinct + shared if s == name}
+        assert {problem.question for problem in task.problems("eval")} == held_out
+        assert {problem.question for problem in task.problems("train")} == {q for s, q, _ in distinct if s != name}
         assert not shown(task, "train") & shown(task, "eval")
 
 
@@ -104,7 +131,7 @@ def test_frozen_notes_are_of_the_initial_policy_and_the_answer_is_of_the_trained
     save_model(tmp_path)
     frozen = build_plugin("samplers", f"{FILE}:FrozenNotes", {}, {"model_path": str(tmp_path), "dtype": "float32"})
     initial = TransformersSampler(str(tmp_path))
-    weights = {name: tensor.clone() for name, tensor in initial._model.state_dict().items()}
+    weights = load_file(tmp_path / "model.safetensors")
     frozen.update_weights([(name, tensor.flip(0)) for name, tensor in weights.items()], 1)
 
     async def logprobs(sampler: Sampler, text: str) -> tuple[float, ...]:
