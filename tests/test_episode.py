@@ -460,6 +460,7 @@ def test_a_cut_reply_ends_the_episode_and_its_tokens_stay() -> None:
     assert trajectory.stop is Stop.OUTPUT_LENGTH
     assert trajectory.turns[1].output_ids == tuple(said("hello 1 2 3 4")[:4])
     assert (trajectory.turns[1].reply.content, trajectory.turns[1].observations) == ("hello 1 ", ())
+    assert [turn.tool_seconds is None for turn in trajectory.turns] == [False, True]
     assert "4 tokens (rollout.limits.max_output_tokens)" in trajectory.detail
 
 
@@ -636,7 +637,7 @@ def test_a_call_beyond_the_tool_turns_ends_the_episode_unexecuted() -> None:
     trajectory = play(parts)
     assert (trajectory.stop, len(trajectory.turns), len(ran)) == (Stop.TURN_LIMIT, 3, 2)
     assert "rollout.tools.max_turns" in trajectory.detail
-    assert trajectory.turns[2].observations == ()
+    assert (trajectory.turns[2].observations, trajectory.turns[2].tool_seconds) == ((), None)
     assert trajectory.turns[2].turn_rewards == {}  # an attempt that nobody answered is none
 
 

@@ -140,7 +140,7 @@ class Turn:
     tool_attempts: int = 0  # tool calls in the reply, malformed ones included
     tool_successes: int = 0  # of these, calls whose result is neither blank nor an error text ("Error: …")
     tools_abandoned: int = 0  # of these, calls that exceeded their time limit
-    # seconds that its tools or the environment's step took; None: not known
+    # seconds that its tools or the environment's step took; None: not known, or neither saw the reply
     tool_seconds: float | None = field(default=None, compare=False)
     answer_logprob: float | None = None  # nats, log π(ground truth | prompt); None: not measured
     draft: Draft | None = None  # of the answer, at this prompt; taken if the trajectory stopped as confident here

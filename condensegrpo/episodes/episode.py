@@ -173,9 +173,9 @@ async def _play(
                 stop_strings=(*engine.toolbox.format.stop_strings, *await _stop_strings(episode)),
             )
             exhausted = engine.toolbox.exhausted(turns=record.called, turns_of_query=record.called_of_query)
-            asked = time.monotonic()
+            began = time.monotonic()
             reaction = await react(engine, episode, history, sampled, exhausted)
-            seconds = time.monotonic() - asked
+            seconds = time.monotonic() - began
             number = len(record.turns)
             reaction = await translated(
                 partial(metered, engine, sampled, reaction, turn=number, draw=draw),

@@ -55,6 +55,7 @@ class Reaction:
     tools_abandoned: int = 0
     rewritten: Rewritten | None = None
     ending: Ending | None = None
+    responded: bool = True  # False: the episode ended before tools or environment saw the reply
 
     def turn(self, sampled: Sampled, information: float | None, draft: Drafted | None, seconds: float) -> Turn:
         """The turn of the reply; one constructor call, since each episode makes hundreds."""
@@ -71,7 +72,7 @@ class Reaction:
             tool_attempts=self.tool_attempts,
             tool_successes=self.tool_successes,
             tools_abandoned=self.tools_abandoned,
-            tool_seconds=round(seconds, 6),
+            tool_seconds=round(seconds, 6) if self.responded else None,
             answer_logprob=information,
             draft=None if draft is None else draft.draft,
             media=sampled.prompt.media,
@@ -92,10 +93,10 @@ async def react(
     reply = Message(role="assistant", content=sampled.text)
     if engine.limits.ends_at_cut and sampled.generation.finish is Finish.LENGTH:
         detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.limits.max_output_tokens)"
-        return Reaction(reply=reply, ending=Ending(stop=Stop.OUTPUT_LENGTH, detail=detail))
+        return Reaction(reply=reply, ending=Ending(stop=Stop.OUTPUT_LENGTH, detail=detail), responded=False)
     if exhausted and engine.toolbox.format.parse(sampled.text):
         detail = f"a reply called a tool after {exhausted}"
-        return Reaction(reply=reply, ending=Ending(stop=Stop.TURN_LIMIT, detail=detail))
+        return Reaction(reply=reply, ending=Ending(stop=Stop.TURN_LIMIT, detail=detail), responded=False)
     if isinstance(environment, AnswersCalls):
         return await _answered(engine, environment, history, reply, sampled.generation.finish)
     try:
