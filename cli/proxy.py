@@ -6,7 +6,6 @@ import secrets
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -55,7 +54,7 @@ def proxy(
     named = parsed_condensers(condenser)
     if len(named) != 1:
         raise ConfigError(f"reading --condenser {condenser!r}: found {len(named)} condensers, wanted one.")
-    limits = {"max_turns": UNLIMITED, "max_context_tokens": budget, "max_output_tokens": 4096}
+    limits = {"max_turns": UNLIMITED, "max_context_tokens": budget, "max_output_tokens": 4096, "ends_at_cut": False}
     tree = {
         "name": out.name,
         "runs_dir": str(out.parent),
@@ -97,7 +96,7 @@ def _proxy(config: "RunConfig", model: str, out: Path, *, sessions: int, idle: f
     form = config.rollout.tools.format
     with _recorded(config, model, out) as record:
         yield Proxy(
-            engine=replace(engine, limits=replace(engine.limits, ends_at_cut=False)),
+            engine=engine,
             tool_format=form if isinstance(form, str) else form.name,
             token=os.environ.get(KEY) or secrets.token_urlsafe(24),
             finished=record,

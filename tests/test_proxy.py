@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from test_agent import said as said_by
 from test_openai_sampler import exact
 
 from condensegrpo.algorithms.segments import check
+from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import Generation, SamplingParams, Stop, Trajectory
@@ -121,6 +121,7 @@ def test_an_agent_holds_a_conversation_of_30_turns_that_exceeds_the_budget_four_
         printed = end()
     assert "session-0: 31 replies, answered." in printed
     folder = tmp_path / "runs" / "proxy"
+    assert not load_config(folder / "config.yaml").rollout.limits.ends_at_cut
     read = read_trajectories(folder / "trajectories" / "step_000000.jsonl")
     trajectories = sorted((scored.trajectory for scored in read.trajectories), key=lambda each: each.id)
     assert [each.problem_id for each in trajectories] == ["session-0", "second"]
@@ -232,15 +233,9 @@ Proxied = tuple[str, list[Trajectory]]  # the URL of a proxy in this process, an
 @asynccontextmanager
 async def proxied(sampler: Sampler, *, budget: int = 600, **options: Any) -> AsyncIterator[Proxied]:
     written: list[Trajectory] = []
-    settings = {"max_context_tokens": budget, "turn_seconds": 20.0, "max_turns": 100, "condense_when": "over_budget"}
-    played = engine(sampler, **settings)  # type: ignore[arg-type]  # settings of several types
-    served = Proxy(
-        engine=replace(played, limits=replace(played.limits, ends_at_cut=False)),
-        tool_format="tagged",
-        token=TOKEN,
-        finished=written.append,
-        **options,
-    )
+    limits = {"max_context_tokens": budget, "turn_seconds": 20.0, "max_turns": 100, "ends_at_cut": False}
+    played = engine(sampler, condense_when="over_budget", **limits)  # type: ignore[arg-type]  # settings of several types
+    served = Proxy(engine=played, tool_format="tagged", token=TOKEN, finished=written.append, **options)
     async with served.serving("127.0.0.1", 0) as port:
         yield f"http://127.0.0.1:{port}/v1", written
 

@@ -24,7 +24,8 @@ class Limits:
     max_output_tokens: Annotated[int, Ge(1)] = 512
     """Sampled tokens of one turn."""
     ends_at_cut: bool = True
-    """Whether a reply that reaches them ends the episode (stop: output_length); else it is taken as far as it goes."""
+    """Whether a reply that is cut off at max_output_tokens ends the episode (stop: output_length); otherwise the cut
+    reply is used and the episode continues. The default of ``condensegrpo proxy`` is false."""
     turn_seconds: Annotated[float, Gt(0)] = 600.0
     """Time limit of one reply (waiting for a batch included), of one environment step and of one condensation."""
     reward_seconds: Annotated[float, Gt(0)] = 300.0
