@@ -1,8 +1,7 @@
 """Runs the command line in forks of a process that has imported torch, DeepSpeed and transformers already.
 
 A start of Python with these imports takes six seconds of CPU time, and the tests start the command more than a hundred
-times. Everything else but the picture of a run is as in a fresh process: its own pid, arguments, environment, working
-folder, streams, signals and exit code.
+times. A fork has a pid, arguments, environment, working folder, streams, signals and exit code as a fresh process has.
 """
 
 import atexit

@@ -1,9 +1,5 @@
 # ruff: noqa: E402, F401  imports stand after the first call, and are not used here: a fork finds them imported
-"""What a process to fork has imported: `forked.py`. Its forks look for garbage only in what is theirs.
-
-What every run would do again is done here. The picture of a run, 0.6 s of CPU time, is an empty file: `test_train.py`
-has a run with one, in an interpreter of its own, and `test_report.py` tests it.
-"""
+"""What a process to fork has imported and cached: `forked.py`. Its forks look for garbage only in what is theirs."""
 
 from condensegrpo.core.start_up import postpone_collections, resume_collections
 
@@ -21,6 +17,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 import condensegrpo.condensers.last_k
 import condensegrpo.evaluation.study
 import condensegrpo.planning.remedies
+import condensegrpo.reporting.run_plot
 import condensegrpo.reporting.run_report
 import condensegrpo.rewards.weighted_sum
 import condensegrpo.samplers.decoding
@@ -31,7 +28,6 @@ import condensegrpo.training.train
 PIL.Image.init()  # its plug-ins, which the first picture would import
 get_checkpoint_conversion_mapping("qwen3")  # 0.1 s, cached
 condensegrpo.tasks.ledger.Ledger().problems("eval")  # the quickstart's: 0.2 s, cached
-condensegrpo.reporting.run_report.write_picture = lambda run_folder: (run_folder / "report.png").touch()
 
 import deepspeed.module_inject.auto_ep_layer  # deepspeed.initialize imports it; last: train chose the device
 

@@ -83,9 +83,9 @@ def seeds() -> Iterator[int]:
 def test_killed_during_every_kind_of_write(plan: Plan, undisturbed: Undisturbed, tmp_path: Path) -> None:
     for seed in seeds():
         draw, folder = random.Random(seed), tmp_path / f"{seed}/run"
-        of_disks = () if SECONDS else ("weights", "trajectories after a checkpoint")  # killed in two tests below
-        other = of_disks if plan is PREFETCHING else ("prefetched batches",)
-        kinds = [name for name in WRITES if name not in other]
+        disk_tests = () if SECONDS else ("weights", "trajectories after a checkpoint")  # two tests below kill in these
+        skipped = disk_tests if plan is PREFETCHING else ("prefetched batches",)
+        kinds = [name for name in WRITES if name not in skipped]
         hits = {name: disturbed(plan, folder, kill_at(name, draw)) for name in kinds}
         finish(plan, folder)
         print(f"{plan.name}, seed {seed}: kill -9 during {', '.join(name for name, hit in hits.items() if hit)}")
@@ -115,7 +115,8 @@ def test_a_full_disk_stops_a_run_with_advice_and_space_continues_it(undisturbed:
 
 def test_a_read_only_disk_is_an_error_that_changes_nothing(undisturbed: Undisturbed, tmp_path: Path) -> None:
     with disk(tmp_path / "disk", 16384) as folder:
-        disturbed(ONE_RANK, folder / "run", kill_at("trajectories after a checkpoint", random.Random(SEED)))
+        for name in ("latest", "trajectories after a checkpoint"):
+            assert disturbed(ONE_RANK, folder / "run", kill_at(name, random.Random(SEED)))
         remount(folder, "ro")
         refusal = refused(ONE_RANK, folder / "run")
         assert "Read-only file system" in refusal
