@@ -15,7 +15,6 @@ log turns (or log trajectories): 1 is flat per turn.
 """
 
 import argparse
-import gc
 import math
 import multiprocessing
 import random
@@ -199,8 +198,7 @@ def _child(cell: Cell, sender: "Connection[Cost, None]", limit: float) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         played(replace(cell, turns=2, trajectories=SAMPLES), Path(folder) / "first.jsonl")  # what loads on first use
-        gc.collect()
-        before, memory = resource.getrusage(resource.RUSAGE_SELF), Meter()
+        memory, before = Meter(), resource.getrusage(resource.RUSAGE_SELF)  # a meter begins with a collection
         used = int(before.ru_utime + before.ru_stime)
         resource.setrlimit(resource.RLIMIT_CPU, (used + int(limit) + 1, used + int(limit) + 5))
         played(cell, Path(folder) / "trajectories.jsonl")
