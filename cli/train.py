@@ -87,7 +87,7 @@ def train(
     with PhaseDisplay(Console(stderr=True, quiet=output is not Output.CONSOLE)) as display:
         display.phase("checking the configuration", None)
         postpone_collections()  # until the run begins
-        from condensegrpo.learner.ranks import leave
+        from condensegrpo.learner.ranks import leave, world_size
         from condensegrpo.training.run_setup import prepare_run
 
         prepared = prepare_run(config, continued=run, overwrite=overwrite, allow_changes=allow_changes, dry_run=dry_run)
@@ -101,7 +101,8 @@ def train(
             code = 0 if prepared.train(folder, observer=Silent(), stopping=stop.requested) else stop.exit_code
         else:
             code = _train_as_first_rank(prepared, folder, output, debug=debug)
-    leave()
+    if world_size() > 1:  # a single process leaves at its exit
+        leave()
     raise typer.Exit(code)
 
 

@@ -19,13 +19,6 @@ def sampler() -> None:
     _joined(_join_alone)
 
 
-def twice() -> None:
-    for _ in range(2):
-        ranks.join()
-        print(ranks.gather(1), distributed.get_world_size(), flush=True)
-        ranks.leave()
-
-
 def command() -> None:
     """The command line, which fails if it leaves a group behind."""
     atexit.register(lambda: distributed.is_initialized() and os._exit(3))

@@ -7,7 +7,3 @@ from command import succeed
 def test_a_single_process_leaves_its_group_when_it_ends() -> None:
     for program in (leaving.learner, leaving.sampler):
         assert succeed(program=program).splitlines() == ["joined: True", "at the end: False"]
-
-
-def test_ranks_can_join_again_after_they_left() -> None:
-    assert succeed(program=leaving.twice).splitlines() == ["[1] 1", "[1] 1"]
