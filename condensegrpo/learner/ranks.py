@@ -89,8 +89,9 @@ def own_device() -> int:
 
 
 def leave() -> None:
-    """Destroy the process group, if one was joined. Call it last: no other function here works afterwards, and DeepSpeed
-    opens no engine in this process again.
+    """Destroy the process group, if one was joined.
+
+    Call it last: no other function here works afterwards, and DeepSpeed opens no engine in this process again.
 
     A single process does so at its exit, since NCCL warns if it has not. Several ranks call it together: in one that
     failed it could wait for the others.
