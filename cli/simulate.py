@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from condensegrpo.cli.options import AnyConfig, AsJson, Overrides
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.display import theme
+from condensegrpo.display.tables import show_fitting, table
 
 if TYPE_CHECKING:
     from condensegrpo.simulation.simulate import Simulation
@@ -70,7 +70,8 @@ def simulate(
     if as_json:
         typer.echo(json.dumps([_as_json(point, result) for point, result in results], indent=2))
         return
-    theme.console().print(_table(results))
+    rows = [{**point, **_cells(point, result)} for point, result in results]
+    show_fitting(theme.console(), table("", tuple(rows[0]), (tuple(row.values()) for row in rows), left=0))
     for point, result in results:
         if result.failed:
             theme.console().print(f"{_name(point)}: {result.failed} trajectories ended with an error", style=theme.WARN)
@@ -95,17 +96,6 @@ def _points(sweep: Sequence[str]) -> Iterator[dict[str, str]]:
             raise ConfigError(f"reading --sweep {given!r}: wanted KEY=A,B,…, such as servers=4,8,16.")
         axes.append([(key, value) for value in values.split(",")])
     return (dict(point) for point in itertools.product(*axes))
-
-
-def _table(results: "Sequence[tuple[dict[str, str], Simulation]]") -> Table:
-    """A row for each simulated run."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style=theme.DIM)
-    rows = [{**point, **_cells(point, result)} for point, result in results]
-    for column in rows[0]:
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(*row.values())
-    return table
 
 
 COLUMNS = {  # of the table, and how their values are written

@@ -30,8 +30,14 @@ from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.prefetch_files import read_batches, restore_batches, write_batches
 from condensegrpo.training.prefetching import RolloutPrefetcher
 from condensegrpo.training.resume import rollout_settings
-from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, StepBatch, batch_filter, trajectory_writer
-from condensegrpo.training.train import batch_rollout
+from condensegrpo.training.rollout_step import (
+    BatchFilter,
+    BatchRollout,
+    StepBatch,
+    batch_filter,
+    batch_rollout,
+    trajectory_writer,
+)
 
 ONE = (
     *TINY,

@@ -138,7 +138,7 @@ def policy() -> StandInPolicy:
 
 
 def server_of(clock: VirtualClock, times: ServerTimes) -> SimulatedServer:
-    return SimulatedServer(0, times, policy(), now=lambda: clock.now, load_seconds=1.0, room=10_000)
+    return SimulatedServer("simulated:0", times, policy(), now=lambda: clock.now, load_seconds=1.0)
 
 
 def served(

@@ -312,3 +312,9 @@ class RunConfig(Section):
         """The estimator of advantages: the one that is set, or the default for the reward."""
         default = "efficient" if self.reward.name == RewardPlugin().name else "grpo"
         return self.algorithm.advantage.estimator or default
+
+    @property
+    def longest_output(self) -> int:
+        """L of the aggregation trajectory_constant: what is set, or the most tokens that a trajectory may sample."""
+        limits = self.rollout.limits
+        return self.algorithm.aggregation.max_tokens or limits.max_turns * limits.max_output_tokens

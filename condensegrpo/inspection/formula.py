@@ -119,8 +119,7 @@ def _weight(record: IndexedTrajectory, turn: TurnView, config: "RunConfig | None
     if config is None or not turn.weight:
         yield CreditLine("weight", "", value)
         return
-    mode, limits = config.algorithm.aggregation.mode, config.rollout.limits
-    length = config.algorithm.aggregation.max_tokens or limits.max_turns * limits.max_output_tokens
+    mode, length = config.algorithm.aggregation.mode, config.longest_output
     output = record.figures.output_tokens
     known = {
         "trajectory_constant": length,

@@ -98,10 +98,7 @@ def plot_runs(compared: RunComparison, curves: Sequence[tuple[str, str]], file: 
             panel.remove()
         if measured:
             figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-        try:
-            figure.savefig(file, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
-        except (OSError, ValueError) as error:
-            raise RunError(f"drawing {file}: {error}. Give a file that ends in .svg or .png.") from error
+        save_picture(figure, file)
 
 
 def plot_study(figures: StudyFigures, stem: Path) -> tuple[Path, ...]:
@@ -211,6 +208,18 @@ def save_figure(figure: "Figure", stem: Path) -> tuple[Path, ...]:
     figure.savefig(paths[0], dpi=150)
     figure.savefig(paths[1], metadata={"Date": None})
     return paths
+
+
+def save_picture(figure: "Figure", file: Path) -> None:
+    """Write one file, in the format that its ending names.
+
+    Raises:
+        RunError: it cannot be written, or its ending names no format.
+    """
+    try:
+        figure.savefig(file, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
+    except (OSError, ValueError) as error:
+        raise RunError(f"drawing {file}: {error}. Give a file that ends in .svg or .png.") from error
 
 
 def bars(intervals: Sequence[Interval]) -> list[list[float]]:

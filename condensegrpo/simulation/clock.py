@@ -37,19 +37,7 @@ class VirtualClock:
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start ``work``; it goes on whenever a result is waited for."""
-        future = _Driven[T](self.loop)
-        task = self.loop.create_task(work)
-
-        def copy_outcome(_: asyncio.Task[T]) -> None:
-            if task.cancelled():
-                future.cancel()
-            elif (error := task.exception()) is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(task.result())
-
-        task.add_done_callback(copy_outcome)
-        return future
+        return _Driven(self.loop, work)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``; everything that was submitted goes on meanwhile."""
@@ -61,20 +49,25 @@ class VirtualClock:
 
 
 class _Driven(Future[T]):
-    """A future whose ``result`` runs the loop."""
+    """The future of a coroutine, whose ``result`` runs the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
         super().__init__()
-        self._loop = loop
+        self._loop, self._task = loop, loop.create_task(work)
+        self._task.add_done_callback(self._settle)
 
     def result(self, timeout: float | None = None) -> T:
         """The result, at whatever virtual time it is there."""
         del timeout  # of real seconds
-        if not self.done():
-            done = self._loop.create_future()
-            self.add_done_callback(lambda _: done.set_result(None))
-            self._loop.run_until_complete(done)
-        return super().result()
+        return super().result() if self.done() else self._loop.run_until_complete(self._task)
+
+    def _settle(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.cancel()
+        elif (error := task.exception()) is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(task.result())
 
 
 class _VirtualLoop(asyncio.SelectorEventLoop):

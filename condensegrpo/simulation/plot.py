@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from condensegrpo.core.errors import RunError
-from condensegrpo.reporting.plots import COLOURS, MARKERS, settings
+from condensegrpo.reporting.plots import arm_style, save_picture, settings
 from condensegrpo.simulation.server import State
 from condensegrpo.simulation.simulate import Simulation
 
@@ -26,16 +25,13 @@ def plot_sweep(results: Sequence[tuple[Mapping[str, str], Simulation]], file: Pa
             lines.setdefault(label, []).append((point[axis], simulation))
         panels = figure.subplots(1, 2)
         for index, (label, points) in enumerate(lines.items()):
-            style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "label": label}
             names = [name for name, _ in points]
-            panels[0].plot(names, [simulation.seconds for _, simulation in points], **style)
-            panels[1].plot(names, [simulation.servers[State.BUSY] for _, simulation in points], **style)
+            seconds, busy = zip(*((each.seconds, each.servers[State.BUSY]) for _, each in points), strict=True)
+            for panel, values in zip(panels, (seconds, busy), strict=True):
+                panel.plot(names, values, label=label, **arm_style(index))
         for panel, title in zip(panels, ("seconds a step", "share of servers' time with requests"), strict=True):
             panel.set(xlabel=axis, ylabel=title, ylim=(0, None))
             panel.grid(alpha=0.3)
         if any(lines):
             figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
-        try:
-            figure.savefig(file)
-        except (OSError, ValueError) as error:
-            raise RunError(f"writing {file}: {error}.") from error
+        save_picture(figure, file)

@@ -12,14 +12,15 @@ from condensegrpo.samplers.vllm_server.settings import RequestSettings
 from condensegrpo.simulation.clock import VirtualClock
 from condensegrpo.simulation.cluster import ClusterPlan
 from condensegrpo.simulation.server import SimulatedServer
+from condensegrpo.simulation.workload import StandInPolicy
 
 
 class EngineProcesses:
     """The processes that play episodes: each does one thing at a time."""
 
-    def __init__(self, clock: VirtualClock, *, processes: int, turn_seconds: float) -> None:
-        self._clock, self._turn_seconds = clock, turn_seconds
-        self._free_at = [0.0] * processes
+    def __init__(self, clock: VirtualClock, plan: ClusterPlan) -> None:
+        self._clock, self._turn_seconds = clock, plan.cluster.engine.turn_seconds
+        self._free_at = [0.0] * plan.engine_processes
         self.busy_seconds = self.waited_seconds = 0.0  # of all turns
 
     async def turn(self, trajectory: str) -> None:
@@ -36,31 +37,26 @@ class EngineProcesses:
 class SimulatedSampler:
     """Samples from simulated servers."""
 
-    def __init__(
-        self,
-        clock: VirtualClock,
-        plan: ClusterPlan,
-        engine: EngineProcesses,
-        make_server: Callable[[int], SimulatedServer],
-    ) -> None:
+    def __init__(self, clock: VirtualClock, plan: ClusterPlan, policy: StandInPolicy) -> None:
         """Bring all servers up."""
         self.version = 0
         self.servers: list[SimulatedServer] = []
-        self._clock, self._plan, self._engine = clock, plan, engine
+        self.clock, self.plan, self.engine = clock, plan, EngineProcesses(clock, plan)
         self._pool = ReplicaPool(WeightsLabel(label=STARTED_WITH, folder="simulated"), RequestSettings())
 
         def client(url: str, _: str) -> SimulatedServer:
-            self.servers.append(make_server(int(url)))
-            return self.servers[-1]
+            server = SimulatedServer(url, plan.times, policy, now=lambda: clock.now, load_seconds=plan.load_seconds)
+            self.servers.append(server)
+            return server
 
-        urls = [(str(index), None) for index in range(plan.servers)]
+        urls = [(f"simulated:{index}", None) for index in range(plan.servers)]
         clock.run(self._pool.open(urls, token="", shape={}, start_seconds=3600.0, client=client))
         for loss in plan.cluster.losses:
             clock.submit(self._lose(self.servers[loss.server], loss.at, loss.seconds))
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """One reply, after the engine's own work on it."""
-        await self._engine.turn(params.trajectory)
+        await self.engine.turn(params.trajectory)
         return await self._pool.sample(prompt_ids, params)
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
@@ -70,17 +66,17 @@ class SimulatedSampler:
     def stage_weights(self, named_tensors: NamedTensors, version: int) -> Callable[[], None]:
         """Take the time of writing them; the call that it returns takes that of loading."""
         del named_tensors
-        self._clock.run(asyncio.sleep(self._plan.stage_seconds))
+        self.clock.run(asyncio.sleep(self.plan.stage_seconds))
 
         def update() -> None:
-            self._clock.run(self._pool.load(WeightsLabel(label=f"simulated:{version}", folder="simulated")))
+            self.clock.run(self._pool.load(WeightsLabel(label=f"simulated:{version}", folder="simulated")))
             self.version = version
 
         return update
 
     def close(self) -> None:
         """Close the pool."""
-        self._clock.run(self._pool.close())
+        self.clock.run(self._pool.close())
 
     @staticmethod
     async def _lose(server: SimulatedServer, at: float, seconds: float) -> None:

@@ -71,28 +71,25 @@ class SimulatedServer:
 
     def __init__(
         self,
-        index: int,
+        url: str,
         times: ServerTimes,
         policy: StandInPolicy,
         *,
         now: Callable[[], float],
         load_seconds: float,
-        room: int,
     ) -> None:
         """Start with an empty cache.
 
         Args:
             policy: writes the replies; the time that they take is the server's.
             load_seconds: of an update of the weights.
-            room: tokens of prompt and reply that it takes.
         """
-        self.url = f"simulated:{index}"
+        self.url = url
         self.usage = ServerUsage(now)
         self.trajectories: set[str] = set()  # that it serves and that have not ended
         self.preemptions = self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
         self._times, self._policy, self._now = times, policy, now
-        self._load_seconds, self._room = load_seconds, room
-        self._label, self._lost = STARTED_WITH, False
+        self._load_seconds, self._label, self._lost = load_seconds, STARTED_WITH, False
         self._waiting: deque[_Request] = deque()
         self._running: list[tuple[float, int, _Request]] = []  # heap by the step in which each ends
         self._order = 0
@@ -162,7 +159,7 @@ class SimulatedServer:
         return Description(
             shape={},
             logprobs_mode="processed_logprobs",
-            max_model_len=self._room,
+            max_model_len=self._times.kv_tokens,
             world_size=1,
             lora_rank=0,
             nccl=False,

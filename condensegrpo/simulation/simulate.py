@@ -27,7 +27,7 @@ from condensegrpo.episodes.player import LocalPlayer
 from condensegrpo.simulation.clock import VirtualClock
 from condensegrpo.simulation.cluster import Cluster, ClusterPlan, plan_cluster, recorded_replies
 from condensegrpo.simulation.hardware import learning_flops
-from condensegrpo.simulation.sampler import EngineProcesses, SimulatedSampler
+from condensegrpo.simulation.sampler import SimulatedSampler
 from condensegrpo.simulation.server import SimulatedServer, State
 from condensegrpo.simulation.workload import (
     StandInPolicy,
@@ -39,7 +39,7 @@ from condensegrpo.simulation.workload import (
 )
 from condensegrpo.training.credit_step import give_credit
 from condensegrpo.training.prefetching import RolloutPrefetcher
-from condensegrpo.training.rollout_step import BatchRollout, StepBatch, batch_filter
+from condensegrpo.training.rollout_step import StepBatch, batch_filter, batch_rollout
 
 EPOCH_STEPS = 4  # a stand-in task has the problems of so many steps
 
@@ -119,58 +119,34 @@ def simulate(config: RunConfig, cluster: Cluster, observer: Observer) -> Simulat
     """
     plan = plan_cluster(cluster, config)
     components, policy = _stand_ins(config, plan)
-    config = components.config
-    clock = VirtualClock()
-    engine = EngineProcesses(clock, processes=plan.engine_processes, turn_seconds=cluster.engine.turn_seconds)
-
-    def server(index: int) -> SimulatedServer:
-        room, load = config.rollout.limits.turn_tokens, plan.load_seconds
-        return SimulatedServer(index, plan.times, policy, now=lambda: clock.now, load_seconds=load, room=room)
-
-    sampler = SimulatedSampler(clock, plan, engine, server)
+    rollout, clock = components.config.rollout, VirtualClock()
+    sampler = SimulatedSampler(clock, plan, policy)
     renderer = renderer_with(components, policy.tokenizer, stop_ids=())
-    temperature = config.rollout.temperature
     player = _Player(
         environment=components.task.environment,
-        engine=trajectory_engine(components, renderer=renderer, sampler=sampler, temperature=temperature),
+        engine=trajectory_engine(components, renderer=renderer, sampler=sampler, temperature=rollout.temperature),
         reward=components.reward,
         servers=sampler.servers,
     )
-    rollout = BatchRollout(
-        problems=components.problems("train"),
-        player=player,
-        seed=config.seed,
-        problems_per_step=config.train.problems_per_step,
-        samples_per_problem=config.train.samples_per_problem,
-        write=lambda step, scored: None,
-    )
-    prefetcher = RolloutPrefetcher(
-        rollout,
+    with RolloutPrefetcher(
+        batch_rollout(components, player, write=lambda step, scored: None),
         batch_filter(components),
-        staleness=config.rollout.staleness,
-        steps=cluster.steps + config.rollout.staleness,  # so that the last step too has one that is sampled meanwhile
+        staleness=rollout.staleness,
+        steps=cluster.steps + rollout.staleness,  # so that the last step too has one that is sampled meanwhile
         observer=observer,
         batches={},
         loop=clock,
-    )
-    with prefetcher:
-        return _run(components, plan, clock, sampler, prefetcher, engine)
+    ) as prefetcher:
+        return _run(components, sampler, prefetcher)
 
 
-def _run(
-    components: Components,
-    plan: ClusterPlan,
-    clock: VirtualClock,
-    sampler: SimulatedSampler,
-    prefetcher: RolloutPrefetcher,
-    engine: EngineProcesses,
-) -> Simulation:
-    staleness = components.config.rollout.staleness
-    skipped = min(1 + staleness, plan.cluster.steps - 1)
+def _run(components: Components, sampler: SimulatedSampler, prefetcher: RolloutPrefetcher) -> Simulation:
+    plan, engine = sampler.plan, sampler.engine
+    skipped = min(1 + components.config.rollout.staleness, plan.cluster.steps - 1)
     steps: list[StepTimes] = []
     before, busy = dict.fromkeys(State, 0.0), 0.0
     for step in range(1, plan.cluster.steps + 1):
-        steps.append(_step(step, components, plan, clock, sampler, prefetcher))
+        steps.append(_step(step, components, sampler, prefetcher))
         if step == skipped:
             before, busy = _usage(sampler.servers), engine.busy_seconds
     used = _usage(sampler.servers)
@@ -190,15 +166,9 @@ def _run(
     )
 
 
-def _step(
-    step: int,
-    components: Components,
-    plan: ClusterPlan,
-    clock: VirtualClock,
-    sampler: SimulatedSampler,
-    prefetcher: RolloutPrefetcher,
-) -> StepTimes:
+def _step(step: int, components: Components, sampler: SimulatedSampler, prefetcher: RolloutPrefetcher) -> StepTimes:
     """One step, in the order of ``training.train``."""
+    clock, plan = sampler.clock, sampler.plan
     began = clock.now
     batch = prefetcher.take(step)
     sampled = clock.now
@@ -288,37 +258,28 @@ def _stand_ins(config: RunConfig, plan: ClusterPlan) -> tuple[Components, StandI
             f"condenser.name to one that works on texts, such as observation_mask."
         )
     recorded = recorded_replies("workload.recorded", workload.recorded) if workload.recorded else ()
-    form = components.toolbox.format
+    form, most, calls = components.toolbox.format, config.rollout.limits.max_turns, config.rollout.tools.max_turns
     call = call_text(form, names[0]) if names else ""
     texts = [call, *form.instructions(components.toolbox.schemas).split("\n")]
     return components, StandInPolicy(
         tokenizer=stand_in_tokenizer(texts),
         workload=workload,
         call=call,
-        max_turns=_turns(config, with_tools=bool(names)),
+        max_turns=most if calls is None or not names else min(most, calls + 1),  # the last one answers
         seed=seed,
         recorded=[tuple(len(turn.output_ids) for turn in turns) for turns in recorded],
     )
 
 
-def _turns(config: RunConfig, *, with_tools: bool) -> int:
-    """The most replies of an episode that ends with an answer."""
-    limits, tools = config.rollout.limits, config.rollout.tools
-    most = [limits.max_turns, *(each + 1 for each in (tools.max_turns,) if with_tools and each is not None)]
-    return min(most)
-
-
 def _learning(components: Components, plan: ClusterPlan, batch: StepBatch) -> tuple[float, int]:
     """Floating-point operations of the optimiser steps on a batch, and the tokens of one pass."""
-    algorithm, limits = components.config.algorithm, components.config.rollout.limits
-    longest = algorithm.aggregation.max_tokens or limits.max_turns * limits.max_output_tokens
+    algorithm = components.config.algorithm
     credit = give_credit(
         batch.kept,
         components.estimator,
-        replace(algorithm.aggregation, max_tokens=longest),
+        replace(algorithm.aggregation, max_tokens=components.config.longest_output),
         stops=algorithm.stops,
         whitened=algorithm.advantage.whiten,
-        kl_aggregation=algorithm.kl.aggregation,
     )
     rows = rows_of(batch.kept, credit.advantage_NK, credit.weight_NK, idle=bool(algorithm.kl.coefficient))
     tokens, pairs = tree_size(rows)

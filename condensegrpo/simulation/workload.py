@@ -159,7 +159,7 @@ class StandInPolicy:
     def __call__(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """The next reply of the trajectory, or a text that a condenser asks for; of one seed always the same."""
         random = Random(params.seed)
-        if not self._follows_input(prompt_ids):
+        if self._mark not in prompt_ids[-INPUT_TAIL:]:  # it ends with a condenser's instruction
             return self._written(random, round(self.workload.summary_tokens.draw(random)), params)
         seeds = self._replies.setdefault(params.trajectory, [])
         if params.seed not in seeds:  # else it is asked for again, of another server
@@ -180,10 +180,6 @@ class StandInPolicy:
         turns = self.workload.turns
         count = self.max_turns if turns is None else min(max(1, round(turns.draw(random))), self.max_turns)
         return [round(self.workload.reply_tokens.draw(random)) for _ in range(count)]
-
-    def _follows_input(self, prompt_ids: Sequence[int]) -> bool:
-        """Whether a prompt ends as one for a reply: with a text of task or tool, not with a condenser's instruction."""
-        return self._mark in prompt_ids[-INPUT_TAIL:]
 
     def _written(
         self, random: Random, length: int, params: SamplingParams, *, answers: bool = False, calls: bool = False

@@ -116,6 +116,21 @@ class BatchRollout:
         return everything[len(everything) - batch.new :][ranks.rank() :: ranks.world_size()]
 
 
+def batch_rollout(
+    components: Components, player: GroupPlayer, write: Callable[[int, ScoredTrajectory], None]
+) -> BatchRollout:
+    """The rollout of a run's batches."""
+    config = components.config
+    return BatchRollout(
+        problems=components.problems("train"),
+        player=player,
+        seed=config.seed,
+        problems_per_step=config.train.problems_per_step,
+        samples_per_problem=config.train.samples_per_problem,
+        write=write,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFilter:
     """Decides which trajectories of a step train."""

@@ -23,7 +23,6 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import TooManyFailed
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import Describes, Sampler, Sleeps
-from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.episodes.failures import FailureWatch, failures_of
 from condensegrpo.episodes.player import GroupPlayer
 from condensegrpo.evaluation.evaluate import evaluate
@@ -44,7 +43,7 @@ from condensegrpo.training.hints import SignalWatch, SummaryWatch, TurnRewardWat
 from condensegrpo.training.initial_policy import base_policy, first_policy
 from condensegrpo.training.prefetching import RolloutPrefetcher
 from condensegrpo.training.resume import resume
-from condensegrpo.training.rollout_step import BatchRollout, StepBatch, batch_filter, trajectory_writer
+from condensegrpo.training.rollout_step import StepBatch, batch_filter, batch_rollout, trajectory_writer
 from condensegrpo.training.saving import CheckpointSaver
 from condensegrpo.training.tracking import RunTracking
 from condensegrpo.training.update_step import sampled_weights, update
@@ -191,21 +190,6 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
             tracking.close()
 
 
-def batch_rollout(
-    components: Components, player: GroupPlayer, write: Callable[[int, ScoredTrajectory], None]
-) -> BatchRollout:
-    """The rollout of a run's batches."""
-    config = components.config
-    return BatchRollout(
-        problems=components.problems("train"),
-        player=player,
-        seed=config.seed,
-        problems_per_step=config.train.problems_per_step,
-        samples_per_problem=config.train.samples_per_problem,
-        write=write,
-    )
-
-
 def _reference(config: RunConfig, source: str, learner: DeepSpeedEngine) -> Reference | None:
     model, device = config.model, learner.device
     if not config.algorithm.kl.coefficient:
@@ -289,11 +273,10 @@ def _step(run: _Run, step: int, failing: FailureWatch) -> dict[str, float]:
 def _learn(run: _Run, step: int, batch: StepBatch) -> tuple[StepCredit, dict[str, float]]:
     """Give credit to a batch and take its optimiser steps; returns the credit and the statistics of the last one."""
     algorithm, rollout = run.config.algorithm, run.config.rollout
-    longest = algorithm.aggregation.max_tokens or rollout.limits.max_turns * rollout.limits.max_output_tokens
     credit = give_credit(
         batch.kept,
         run.components.estimator,
-        replace(algorithm.aggregation, max_tokens=longest),
+        replace(algorithm.aggregation, max_tokens=run.config.longest_output),
         stops=algorithm.stops,
         whitened=algorithm.advantage.whiten,
         sources=algorithm.advantage.sources,
