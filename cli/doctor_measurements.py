@@ -32,7 +32,8 @@ def attends(config: "RunConfig") -> "tuple[Heads, torch.dtype, torch.device]":
     from condensegrpo.learner.dtypes import DTYPES
     from condensegrpo.planning.architecture import architecture
 
-    sizes, device = architecture(config.model).decoder, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    sizes, gpu = architecture(config.model).decoder, torch.cuda.is_available()
+    device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
     return Heads(sizes.heads, sizes.kv_heads, sizes.head_size), DTYPES[config.model.dtype], device
 
 
@@ -57,7 +58,7 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     # the sampler's memory is not the learner's
     alone = vary(config, ("sampler={name: scripted}", *(["learner.sequence_parallel=1"] if size % sharing else [])))
     kernels = kernels_on(config.model.attention, *attends(config))
-    if kernels.flex is None and kernels.varlen is None:
+    if config.model.attention == "auto" and kernels.flex is None and kernels.varlen is None:
         alone = vary(alone, ("model.attention=sdpa",))  # auto is planned as flex on a GPU, where flex may not compile
     source = base_policy(config, build(config).task, ranks.from_first(folder))
     device: Device = "gpu" if torch.cuda.is_available() else "cpu"

@@ -20,6 +20,7 @@ from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.trajectory import Segment, TrainedTurn
 from condensegrpo.learner import ranks
+from condensegrpo.learner.devices import synchronize
 from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, measure_logprobs, optimizer_step
 from condensegrpo.learner.policy import configuration
 from condensegrpo.learner.reference import against_base, against_copy, open_reference
@@ -102,8 +103,10 @@ def learn(config: RunConfig, source: str, learner: DeepSpeedEngine, rows: Sequen
     if algorithm.importance.cap and algorithm.updates_per_batch > 1:
         measure_logprobs(learner, batches)
     for _ in range(2):
+        synchronize()
         began = time.monotonic()
-        optimizer_step(learner, batches, objective(algorithm))  # its figures are on the host: it has ended
+        optimizer_step(learner, batches, objective(algorithm))
+    synchronize()  # its figures are on the host before a GPU has updated the weights
     return time.monotonic() - began
 
 
