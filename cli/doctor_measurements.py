@@ -64,14 +64,15 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     device: Device = "gpu" if torch.cuda.is_available() else "cpu"
     alone = config_on_devices(alone, ranks=size, memory=ranks.least_device_memory())
     model = architecture(config.model.model_copy(update={"new": None, "path": source}))
-    phases = plan(alone, model, ranks=size, device=device).phases
-    planned = next(phase.bytes for phase in phases if phase.name == "learning")
     began = time.monotonic()
     try:
         learned = measure_learning(alone, source)
     except torch.OutOfMemoryError as error:
         cure = advice_for_learner(alone, ranks=size, device=device)
         return [problem("learner", f"a step takes more memory than the device has: {error}", cure)]
+    alone = vary(alone, (f"learner.compile_layers={learned.compiled}",))  # auto is planned as not compiled
+    phases = plan(alone, model, ranks=size, device=device).phases
+    planned = next(phase.bytes for phase in phases if phase.name == "learning")
     measured, limits = learned.peaks["learning"], config.rollout.limits
     keys = learner_keys(
         model.decoder,
@@ -86,6 +87,7 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     text = (
         f"steps on {counted(size, 'rank')} in {time.monotonic() - began:.0f} s with loading, peak "
         f"{measured / GIB:.2f} GiB, planned {planned / GIB:.2f} GiB ({planned / measured - 1:+.0%})"
+        f"{' with compiled layers' if learned.compiled else ''}"
     )
     if device == "gpu":
         text += f", {learned.reserved / GIB:.2f} GiB reserved"

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from condensegrpo.algorithms.objective import MicroBatchLoss, PerToken, supervised
 from condensegrpo.learner import fused_head
 from condensegrpo.learner.activation_checkpointing import checkpoint_layers
+from condensegrpo.learner.compiled_layers import compile_layers
 from condensegrpo.learner.head import ChunkedHead
 from condensegrpo.learner.logprobs import CPU
 from condensegrpo.learner.lora import add_adapters
@@ -192,6 +193,20 @@ def test_activations_are_what_autograd_keeps(
 ) -> None:
     found = kept_bytes(model(kind, dtype, layers=2, **more), 4, 32)
     assert found == activation_bytes(sizes, MicroBatch(tokens=128, length=32, trained=0), dtype.itemsize)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the learner does not show it either
+@pytest.mark.parametrize("adapted", [0, 4 * 7 * 2])
+def test_compiled_layers_keep_what_the_partitioner_does_not_compute_again(adapted: int) -> None:
+    policy = model("qwen3", torch.bfloat16, layers=2, head_dim=8)
+    if adapted:
+        lora = LoraSettings(rank=4, alpha=8.0, dropout=0.0, targets="all-linear")
+        add_adapters(policy, lora, base="base", seed=0)
+    torch._dynamo.reset()
+    compile_layers(policy, backend="aot_eager")  # which divides forward and backward as inductor does
+    sizes, batch = decoder(layers=2, normed=True), MicroBatch(tokens=128, length=32, trained=0)
+    scales = 4 * 7 * 2 if adapted else 0  # a number in fp32 of each adapter
+    assert kept_bytes(policy, 4, 32) == activation_bytes(sizes, batch, 2, width=adapted, compiled=True) + scales
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -61,7 +61,8 @@ def open_learner(
         engine.module.pictures = BatchPictures(processor, policy)
     if trial is not None:
         engine.module.compilation = trial.describe()
-    if config.learner.compile_layers is True or (trial is not None and trial.fault is None):
+    engine.module.compiled = config.learner.compile_layers is True or (trial is not None and trial.fault is None)
+    if engine.module.compiled:
         compile_layers(policy)  # not before: DeepSpeed opens a policy that is on the CPU
     if checkpointed := _checkpointed(config, policy):
         checkpoint_layers(policy, checkpointed)

@@ -41,13 +41,13 @@ class TrainedLogprobs(nn.Module):
 
     ``policy`` is the model itself; ``head`` shares its LM head. ``without_trees`` is why the model takes plain rows
     only; None: it computes prefix trees. ``kernel`` is the one that shall compute them, as in ``model.attention``.
-    ``compilation`` says for the log whether its layers are compiled; empty: as the configuration does.
+    ``compilation`` says for the log whether its layers are ``compiled``; empty: as the configuration does.
     ``group`` is the ranks that compute every micro-batch with this one; None: it computes them alone.
     ``pictures`` prepares those that rows show; None: the model is one of text.
     """
 
     kernel = "auto"
-    compilation = ""
+    compilation, compiled = "", False
     group: RankGroup | None = None
     pictures: BatchPictures | None = None
 

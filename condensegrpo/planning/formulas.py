@@ -134,17 +134,19 @@ def gathered(branches: Iterable[Branch]) -> Gathered:
 # --- activations
 
 
-def norm_bytes(width: int, element: int, *, trained: bool = True) -> int:
-    """What an RMS norm keeps of a token: x in fp32, x̂ and y in e, and 1/rms.
+def norm_bytes(width: int, element: int, *, trained: bool = True, compiled: bool = False) -> int:
+    """What an RMS norm keeps of a token: x in fp32, x̂ and y in e, and 1/rms. ``compiled``: x and y in e, and 1/rms.
 
     x is what pow(2) and the product save, x̂ what the weight's gradient needs if it is ``trained``, y what the next
     linear layer saves. In float32 x is the residual stream itself, which nothing else saves; in bfloat16 it is the copy
     that the norm makes.
     """
+    if compiled:
+        return 2 * element * width + FLOAT
     return (FLOAT + (2 if trained else 1) * element) * width + FLOAT
 
 
-def layer_bytes(decoder: Decoder, element: int, *, trained: bool = True) -> int:
+def layer_bytes(decoder: Decoder, element: int, *, trained: bool = True, compiled: bool = False) -> int:
     """What one decoder layer keeps of a token until backward, with plain attention.
 
         two norms                     x, x̂, y each
@@ -155,14 +157,18 @@ def layer_bytes(decoder: Decoder, element: int, *, trained: bool = True) -> int:
 
     Without training its own weights no x̂ is kept; all else is, for the adapters beside them.
 
+    A compiled layer keeps the inputs of its linear layers, their outputs that a norm or act reads, q, k and v: of what
+    is computed pointwise between them torch's partitioner (``min_cut_rematerialization_partition``) leaves x̂, act(gate)
+    and copies in fp32 to backward.
+
     Example: Llama with H = Q = 48, K = 16, 6 heads, F = 112 in float32: 2·(12·48 + 4) + 4·(2·48 + 2·16) + 4·6 + 4·4·112
     = 3488.
     """
-    kept = 2 * norm_bytes(decoder.hidden, element, trained=trained)
+    kept = 2 * norm_bytes(decoder.hidden, element, trained=trained, compiled=compiled)
     if decoder.normed_heads:
-        width = FLOAT + (element if trained else 0)
+        width = element if compiled else FLOAT + (element if trained else 0)
         kept += width * (decoder.queries + decoder.keys) + FLOAT * (decoder.heads + decoder.kv_heads)
-    return kept + attention_bytes(decoder, element) + element * 4 * decoder.ffn
+    return kept + attention_bytes(decoder, element) + element * (3 if compiled else 4) * decoder.ffn
 
 
 def attention_bytes(decoder: Decoder, element: int) -> int:
@@ -180,7 +186,7 @@ def ends_bytes(decoder: Decoder, element: int, *, trained: bool = True) -> int:
 
 
 def activation_bytes(
-    decoder: Decoder, batch: MicroBatch, element: int, *, width: int = 0, checkpointed: int = 0
+    decoder: Decoder, batch: MicroBatch, element: int, *, width: int = 0, checkpointed: int = 0, compiled: bool = False
 ) -> int:
     """What a forward pass keeps until backward, with plain attention.
 
@@ -191,10 +197,13 @@ def activation_bytes(
     Args:
         width: the ranks of all adapters together; 0: all weights train.
         checkpointed: the first layers, of which only the input is kept.
+        compiled: whether the layers are.
     """
     trained, whole = not width, decoder.layers - checkpointed
-    layers = whole * layer_bytes(decoder, element, trained=trained) + checkpointed * element * decoder.hidden
-    unneeded = 0 if trained or checkpointed else FLOAT * (decoder.hidden + 1)  # of the first norm
+    layers = whole * layer_bytes(decoder, element, trained=trained, compiled=compiled)
+    layers += checkpointed * element * decoder.hidden
+    first_norm = (element if compiled else FLOAT) * decoder.hidden + FLOAT
+    unneeded = 0 if trained or checkpointed else first_norm
     adapters = element * (width * whole // max(1, decoder.layers))
     return batch.tokens * (layers - unneeded + ends_bytes(decoder, element, trained=trained) + adapters)
 

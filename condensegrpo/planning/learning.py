@@ -54,6 +54,11 @@ class PlannedRun:
         return Weights(trainable=adapters.parameters, frozen=parameters, element=self.element)
 
     @property
+    def compiled(self) -> bool:
+        """Whether the decoder's layers are sure to be compiled; by ``auto`` that is known when they are tried."""
+        return self.config.learner.compile_layers is True
+
+    @property
     def trains_tower(self) -> bool:
         """Whether a vision tower takes gradients."""
         return self.model.tower is not None and self.config.model.vision == "train"
@@ -127,11 +132,13 @@ def activations(run: PlannedRun) -> tuple[Part, Part]:
         return ceil(_attention(run, replace(decoder, layers=layers)) / ranks)
 
     whole, again = decoder.layers - run.checkpointed, 0
-    kept = formulas.activation_bytes(decoder, of_rank, element, width=width, checkpointed=run.checkpointed)
+    kept = formulas.activation_bytes(
+        decoder, of_rank, element, width=width, checkpointed=run.checkpointed, compiled=run.compiled
+    )
     kept += kernel(whole) + whole * exchanged
     if not whole:  # else a layer is computed again when the last one, which was kept, is gone
-        layer = formulas.layer_bytes(decoder, element, trained=run.trained) + element * width / decoder.layers
-        again = ceil(of_rank.tokens * layer) + kernel(1) - kernel(0) + exchanged
+        layer = formulas.layer_bytes(decoder, element, trained=run.trained, compiled=run.compiled)
+        again = ceil(of_rank.tokens * (layer + element * width / decoder.layers)) + kernel(1) - kernel(0) + exchanged
     return Part("activations", kept), Part("a layer, computed again", again)
 
 

@@ -61,6 +61,7 @@ class Learned(NamedTuple):
 
     peaks: dict[str, int]  # of ``loading`` and ``learning``, in bytes
     reserved: int  # most bytes that torch held on the GPU while learning, gaps between tensors included
+    compiled: bool  # whether the decoder's layers are
     rows: int  # of a step: two full micro-batches of the longest rows, or as many as a step has
     seconds: tuple[float, float] | None  # of an optimiser step on so many rows, and on twice as many; None: no memory
 
@@ -80,7 +81,7 @@ def measure_learning(config: RunConfig, source: str) -> Learned:
             seconds = once, learn(config, source, learner, [row] * 2 * rows)
         except torch.OutOfMemoryError:  # a run may have fewer rows in a step
             seconds = None
-        return Learned(meter.peaks, reserved, rows, seconds)
+        return Learned(meter.peaks, reserved, learner.module.compiled, rows, seconds)
     finally:
         close_deepspeed(learner)
 
