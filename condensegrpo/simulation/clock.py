@@ -6,7 +6,7 @@ calls no virtual time passes, so that computing takes none unless a stand-in cha
 
 import asyncio
 import selectors
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -102,7 +102,3 @@ class _JumpingSelector(selectors.SelectSelector):
         if timeout > 0:
             self.now += timeout
         return []
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        """As the base class, which declares that it may be missing."""
-        return super().get_map() or {}
