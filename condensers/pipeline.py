@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from condensegrpo.condensers.fit import fits
 from condensegrpo.core.messages import Caption, History, Message, Summary
 from condensegrpo.core.protocols.condenser import Budget, ChecksRoom, Condensed, Counted, RanksUnits, Stage, Writes
-from condensegrpo.core.protocols.holds_model import HoldsModel
+from condensegrpo.core.protocols.holds_model import any_holds_model
 from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools
 
 
@@ -37,7 +37,7 @@ class Stages:
     @property
     def holds_model(self) -> bool:
         """Whether the condenser of a stage may load a model."""
-        return any(isinstance(stage.condenser, HoldsModel) and stage.condenser.holds_model for stage in self.stages)
+        return any_holds_model(*(stage.condenser for stage in self.stages))
 
     @property
     def writes(self) -> int:

@@ -14,7 +14,7 @@ from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
 from condensegrpo.assembly.scorers import frozen_model
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.failures import Failure
-from condensegrpo.core.protocols.holds_model import HoldsModel
+from condensegrpo.core.protocols.holds_model import any_holds_model
 from condensegrpo.core.protocols.sampler import RepliesToMessages, Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.wording import counted
@@ -182,12 +182,8 @@ def _workers_of(components: Components) -> Workers:
     workers = components.config.rollout.workers
     objects = components.objects.keys() - {components.config.sampler.name}  # no other process can build them
     frozen = components.config.rollout.condense.writer == "initial"  # a copy of the policy in this process
-    stays = bool(objects) or frozen or _holds_model(components.condenser, components.reward)
+    stays = bool(objects) or frozen or any_holds_model(components.condenser, components.reward)
     return Workers(processes=0) if stays and workers == Workers() else workers
-
-
-def _holds_model(*plugins: object) -> bool:
-    return any(isinstance(plugin, HoldsModel) and plugin.holds_model for plugin in plugins)
 
 
 def rank_cpus() -> int:

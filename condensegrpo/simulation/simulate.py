@@ -18,7 +18,7 @@ from condensegrpo.config.load import BFLOAT16_CAP
 from condensegrpo.config.schema import AlgorithmSettings, Plugin, RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols.holds_model import HoldsModel
+from condensegrpo.core.protocols.holds_model import any_holds_model
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.episodes.collect import OnScored
@@ -250,9 +250,7 @@ def _stand_ins(config: RunConfig, plan: ClusterPlan) -> tuple[Components, StandI
         },
     )
     components = build_components(replaced, objects=objects)
-    if names_of(components.condenser) or (
-        isinstance(components.condenser, HoldsModel) and components.condenser.holds_model
-    ):
+    if names_of(components.condenser) or any_holds_model(components.condenser):
         raise ConfigError(
             f"simulating the condenser {config.condenser.name}: it needs a model, and the simulation has none. Set "
             f"condenser.name to one that works on texts, such as observation_mask."

@@ -10,3 +10,8 @@ class HoldsModel(Protocol):
     @property
     def holds_model(self) -> bool:
         """Whether it does. By default trajectories are then played in one process, see ``rollout.workers``."""
+
+
+def any_holds_model(*plugins: object) -> bool:
+    """Whether any of them holds a model."""
+    return any(isinstance(plugin, HoldsModel) and plugin.holds_model for plugin in plugins)
