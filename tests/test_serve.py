@@ -5,8 +5,6 @@ import json
 import re
 import shlex
 import signal
-import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +12,8 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from command import ENVIRONMENT, ROOT, command, run
+from command import ENVIRONMENT, ROOT, run
+from forked import ForkedCommand
 from needs_vllm import needs_vllm
 from recipe_world import make_model
 from served import change, gap, save_model, together
@@ -23,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.samplers.openai import OpenAISampler
+from condensegrpo.samplers.vllm_server import server
 from condensegrpo.samplers.vllm_server.process import free_port
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 from condensegrpo.storage.trajectories import read_trajectories
@@ -60,7 +60,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Served:
     """The command as a user started it."""
 
-    process: subprocess.Popen[str]
+    process: ForkedCommand
     url: str
     token: str
 
@@ -68,8 +68,8 @@ class Served:
 @pytest.fixture(scope="module")
 def served(model: Path) -> Iterator[Served]:
     """The command for all tests: a start takes the CPU half a minute. The last one ends it."""
-    url, said = f"http://127.0.0.1:{free_port()}", list[str]()
-    line = command(
+    url = f"http://127.0.0.1:{free_port()}"
+    line = (
         "serve",
         "quickstart",
         f"--model={model}",
@@ -77,24 +77,18 @@ def served(model: Path) -> Iterator[Served]:
         "sampler={name: vllm_server, options: {max_model_len: 2048, server: {kv_cache_gib: 0.05}}}",
     )
     clean = {name: value for name, value in ENVIRONMENT.items() if name != "VLLM_API_KEY"}
-    with subprocess.Popen(
-        line, env=clean, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        listening = threading.Thread(target=said.extend, args=(process.stdout,), daemon=True)
-        listening.start()
-        deadline = time.monotonic() + 400
-        while True:
-            assert process.poll() is None, "".join(said)
-            assert time.monotonic() < deadline, "".join(said)
-            with contextlib.suppress(OSError):
-                urlopen(f"{url}/health", timeout=5).close()
-                break
-            time.sleep(0.25)
-        (token,) = re.findall(r"^export VLLM_API_KEY=(\S+)$", "".join(said), re.MULTILINE)
-        yield Served(process, url, token)
-        process.kill()
-        listening.join()
+    process = ForkedCommand(line, cwd=ROOT, environment=clean)
+    deadline = time.monotonic() + 400
+    while True:
+        assert process.poll() is None, process.errors()
+        assert time.monotonic() < deadline, process.errors()
+        with contextlib.suppress(OSError):
+            urlopen(f"{url}/health", timeout=5).close()
+            break
+        time.sleep(0.25)
+    (token,) = re.findall(r"^export VLLM_API_KEY=(\S+)$", process.errors(), re.MULTILINE)
+    yield Served(process, url, token)
+    process.kill()
 
 
 @needs_vllm
@@ -172,6 +166,6 @@ def test_a_run_of_the_same_model_samples_from_it_with_its_token_and_ctrl_c_ends_
 @needs_vllm
 def test_a_model_without_a_kernel_is_refused_before_the_server_is_ready(tmp_path: Path) -> None:
     save_model(tmp_path, head_dim=24)
-    done = run("serve", "quickstart", f"--model={tmp_path}", f"--port={free_port()}")
+    done = run("--model", str(tmp_path), program=server.main)
     assert done.returncode == 1
     assert "error: starting vLLM on a CPU: the model's attention heads have 24 dimensions, and it has" in done.stderr
