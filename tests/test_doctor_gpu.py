@@ -42,8 +42,17 @@ def test_a_machine_without_a_gpu_is_a_problem_with_its_cure() -> None:
     assert "install the CUDA build of torch" in " ".join(result.output.split())
 
 
-def test_two_ranks_add_up_and_the_first_reports() -> None:
-    (finding,) = run_trial("ranks", TINY, ranks=2)
+def test_a_check_on_all_devices_is_a_rank_on_each_and_the_first_reports(module: Path) -> None:
+    module.write_text(
+        "import json, os, sys\nfinding = {'area': 'ranks', 'level': 'ok', 'found': os.environ['WORLD_SIZE']}\n"
+        "os.environ['RANK'] == '0' and open(sys.argv[2], 'w').write(json.dumps([finding]))"
+    )
+    (finding,) = run_trial("ranks", (), ranks=2, module="faulty_check")
+    assert (finding.level, finding.found) == (Level.OK, "2")
+
+
+def test_two_ranks_add_up(tmp_path: Path) -> None:
+    (finding,) = tried("ranks", *TINY, folder=tmp_path, ranks=2)
     assert finding.level is Level.OK
     assert finding.found.startswith("2 ranks add up 64 MiB over gloo: ")
 
@@ -62,8 +71,8 @@ def test_a_step_of_the_learner_on_all_devices_is_measured_against_the_plan(
     assert finding.cluster.keys() == keys or "not measured: the times are noise" in finding.found  # on a busy machine
 
 
-def test_without_a_configuration_the_device_multiplies_in_bfloat16() -> None:
-    (finding,) = run_trial("device", (), ranks=2)
+def test_without_a_configuration_the_device_multiplies_in_bfloat16(tmp_path: Path) -> None:
+    (finding,) = tried("device", folder=tmp_path)
     assert (finding.level, finding.found) == (Level.OK, "bfloat16 works on cpu")
 
 

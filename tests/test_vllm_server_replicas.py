@@ -3,12 +3,11 @@
 import asyncio
 import gc
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ import pytest
 import torch
 from adapters import adapted_qwen3, trained_weights
 from aiohttp import web
+from command import ENVIRONMENT
+from forked import ForkedCommand
 from safetensors.torch import load_file
 from stand_in_server import TOKEN, StandIn, serving
 from tiny import qwen3
@@ -504,14 +505,12 @@ def one_of_two_ranks(rank: int, folder: Path, shape: dict[str, str]) -> None:
 
 def test_two_ranks_of_a_machine_write_weights_once_for_the_servers_of_both(tmp_path: Path) -> None:
     """Each rank wrote a copy: 8 ranks of a 7B model filled /dev/shm with 16 x 15 GB."""
-    code = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
-        "import test_vllm_server_replicas as tests\n"
-        "tests.one_of_two_ranks(int(sys.argv[3]), Path(sys.argv[2]), tests.SHAPE)"
-    )
-    command = [sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path)]
-    processes = [subprocess.Popen([*command, str(rank)]) for rank in range(2)]
-    assert [process.wait(240) for process in processes] == [0, 0]
+    code = "import test_vllm_server_replicas as t; t.one_of_two_ranks({}, t.Path({!r}), t.SHAPE)"
+    programs = [partial(exec, code.format(rank, str(tmp_path))) for rank in range(2)]
+    ranks = [ForkedCommand((), cwd=tmp_path, environment=ENVIRONMENT, program=program) for program in programs]
+    for rank in ranks:
+        _, errors = rank.communicate(timeout=240)
+        assert rank.returncode == 0, errors
     first, second = ((tmp_path / f"loaded{rank}").read_text().splitlines() for rank in range(2))
     assert first == second
     assert {Path(path).parent for path in first} == {tmp_path / "rank0"}
