@@ -84,7 +84,7 @@ def _lone_marks(values: Sequence[float]) -> dict[str, Any]:
 
 def _finish(axes: "Axes", title: str, unit: str, *, legend: str = "best") -> None:
     """Titles, labels, grid and legend, the same for all diagrams."""
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", y=1.0)
     axes.set_ylabel(unit, fontsize=9, color="#555555")
     axes.set_xlabel("optimiser steps", fontsize=9, color="#555555")
     axes.grid(color="#e6e6e6", linewidth=0.8)
