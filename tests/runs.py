@@ -62,6 +62,15 @@ def wait_for_phase(
         time.sleep(0.02)
 
 
+def wait_for_error(text: str, process: ForkedCommand, seconds: float = 200) -> None:
+    """Wait until a command has written something to standard error: two signals before it count as one."""
+    deadline = time.monotonic() + seconds
+    while text not in process.errors():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, process.errors()
+        time.sleep(0.02)
+
+
 def one_step(finished: Path, folder: Path, *changes: str, ranks: int = 1) -> None:
     """The first step of a run that starts where another one did, on one rank or two."""
     shutil.copytree(finished / "origin", folder / "origin")

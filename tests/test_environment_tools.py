@@ -16,7 +16,7 @@ import pytest
 from builders import scored
 from command import ROOT
 from formats import TOOL_FORMATS
-from talk import CHATML, add, agent, engine, problem
+from talk import CHATML, add, agent, all_tasks_end, engine, problem
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.held_out import check_disjoint
@@ -209,7 +209,7 @@ def test_five_hundred_episodes_leave_nothing_behind() -> None:
         made.append(asked.id)
         return Counter(asked, closed)
 
-    async def episodes() -> int:
+    async def episodes() -> None:
         parts = engine(
             agent(lambda prompt: call("up", by=1) if prompt.count("<result>") < 2 else "done"), tool_seconds=0.05
         )
@@ -230,15 +230,14 @@ def test_five_hundred_episodes_leave_nothing_behind() -> None:
             if number % 3 == 0:
                 asyncio.get_running_loop().call_later(number / 5000, task.cancel)
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0.1)  # tools that were abandoned have been cancelled
         assert all(isinstance(each, Trajectory | asyncio.CancelledError) for each in results)
-        return len(asyncio.all_tasks()) - 1
+        await all_tasks_end()  # tools that were abandoned have been cancelled
 
     asyncio.run(episodes())  # threads that are kept for later are there now
     closed.clear()
     made.clear()
     threads, files = threading.active_count(), psutil.Process().num_fds()
-    assert asyncio.run(episodes()) == 0
+    asyncio.run(episodes())
     assert sorted(closed) == sorted(made)
     gc.collect()
     deadline = time.monotonic() + 60
@@ -250,37 +249,41 @@ def test_five_hundred_episodes_leave_nothing_behind() -> None:
 
 def test_an_environment_that_is_being_closed_is_closed_to_the_end_when_the_episode_is_cancelled() -> None:
     """Once while it is closed; and twice at once, the second time before the first step of closing."""
-    events: list[str] = []
 
     class Slow(Counter):
-        async def close(self) -> None:
-            events.append("begins")
-            await asyncio.sleep(0.05)
-            events.append("ends")
+        def __init__(self, asked: Problem) -> None:
+            super().__init__(asked, [])
+            self.events: list[str] = []
+            self.go_on = asyncio.Event()
 
-    async def cancelled(question: str, until: Callable[[], bool], times: int) -> None:
-        events.clear()
+        async def close(self) -> None:
+            self.events.append("begins")
+            await self.go_on.wait()
+            self.events.append("ends")
+
+    async def cancelled(question: str, begun: Callable[[Slow], object], times: int) -> None:
+        slow = Slow(problem(0, question))
         episode = run_episode(
-            problem(0, question),
-            environment=lambda asked: Slow(asked, []),
+            slow.problem,
+            environment=lambda asked: slow,
             engine=engine(agent(lambda _: call("up", by=1) if question == "hangs" else "done")),
             group_id="1/0",
             sample=0,
             seed=lambda n: n,
         )
         task = asyncio.create_task(episode)
-        while not until():
-            await asyncio.sleep(0.001)
+        while not begun(slow):
+            await asyncio.sleep(0)
         for _ in range(times):
             task.cancel()
             await asyncio.sleep(0)
+        slow.go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert events == ["begins", "ends"]
+        assert slow.events == ["begins", "ends"]
 
-    asyncio.run(cancelled("count", lambda: bool(events), times=1))
-    started = time.monotonic()
-    asyncio.run(cancelled("hangs", lambda: time.monotonic() > started + 0.1, times=4))
+    asyncio.run(cancelled("count", lambda slow: slow.events, times=1))
+    asyncio.run(cancelled("hangs", lambda slow: slow.units, times=4))
 
 
 def test_the_built_in_examples_are_solved_with_their_tools() -> None:

@@ -4,21 +4,20 @@ import asyncio
 import random
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from talk import END, Counting, agent, counting, engine, ignore, last_count, problem, said, shown, tokenizer
+from talk import END, Counting, agent, counting, engine, ignore, last_count, problem, said, shown, simulated, tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.algorithms import segments
 from condensegrpo.condensers.last_k import LastK
-from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
@@ -40,6 +39,7 @@ def roll(
     environment: Callable[[Problem], Counting] = Counting,
     run_seed: int = 0,
     on_finish: Callable[[Trajectory], None] = lambda _: None,
+    run_loop: Callable[[Coroutine[Any, Any, Groups]], Groups] = asyncio.run,
 ) -> Groups:
     async def told(one: Trajectory) -> None:
         on_finish(one)
@@ -55,7 +55,7 @@ def roll(
             on_finish=told,
         )
 
-    return asyncio.run(run())
+    return run_loop(run())
 
 
 @dataclass
@@ -98,48 +98,8 @@ def test_on_finish_sees_each_trajectory_as_it_ends() -> None:
     seen: list[str] = []
     slow_first = ScriptedSampler(lambda _: said("answer 1"), seconds=lambda ids: 0.1 if "slow" in shown(ids) else 0.0)
     problems = [problem(0, "slow"), problem(1, "fast")]
-    roll(engine(slow_first), problems, samples=1, on_finish=lambda one: seen.append(one.id))
+    roll(engine(slow_first), problems, samples=1, on_finish=lambda one: seen.append(one.id), run_loop=simulated)
     assert seen == ["7/1/0", "7/0/0"]
-
-
-def test_nobody_waits_for_a_turn_of_another() -> None:
-    """With a barrier a turn, every turn would take as long as its slowest: 5 × 1 s instead of 1 s in all."""
-
-    def seconds(prompt_ids: tuple[int, ...]) -> float:
-        prompt = shown(prompt_ids)
-        return 1.0 if f"slow{last_count(prompt)}" in prompt else 0.0
-
-    problems = [problem(number, f"slow{number}") for number in range(5)]  # problem n is slow in its turn n alone
-    sampler = ScriptedSampler(lambda ids: said(counting(shown(ids))), seconds=seconds)
-    parts = engine(sampler)
-    started = time.monotonic()
-    groups = roll(parts, problems, samples=2)
-    wall = time.monotonic() - started
-    assert {len(one.turns) for group in groups for one in group} == {6}
-    assert sum(one.seconds for group in groups for one in group) >= 10 * 1.0
-    assert 1.0 <= wall < 4.0
-
-
-class Moody(Counting):
-    """Hangs, or raises, in the second turn of an episode whose question says so."""
-
-    async def step(self, reply: Message) -> Step:
-        if self.problem.question == "hang" and self.replies:
-            await asyncio.Event().wait()
-        if self.problem.question == "raise" and self.replies:
-            raise ZeroDivisionError("moody")
-        return await super().step(reply)
-
-
-def test_a_hung_or_crashed_sibling_costs_only_itself() -> None:
-    """Pitfall 29: the group completes in bounded time, and the sibling is marked."""
-    problems = [problem(0, "hang"), problem(1, "raise"), problem(2, "count")]
-    started = time.monotonic()
-    groups = roll(engine(agent(counting), turn_seconds=0.3), problems, environment=Moody)
-    assert time.monotonic() - started < 5
-    stops = [[(one.stop, len(one.turns)) for one in group] for group in groups]
-    assert stops[0] == stops[1] == [(Stop.ENVIRONMENT_ERROR, 2)] * 2
-    assert stops[2] == [(Stop.ANSWERED, 6)] * 2
 
 
 def test_a_trajectory_does_not_depend_on_its_company_or_on_the_pace() -> None:
@@ -244,7 +204,7 @@ def test_what_on_finish_raises_stops_the_rollout_and_leaves_nothing_running() ->
 
     started = time.monotonic()
     assert asyncio.run(run()) == set()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_a_cancelled_rollout_leaves_nothing_running() -> None:

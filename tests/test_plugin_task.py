@@ -152,17 +152,16 @@ async def blocks(release: threading.Event) -> None:
 
 
 def test_the_limits_of_a_plugin_that_hangs_again_and_again_halve_down_to_a_second() -> None:
-    async def run() -> list[float]:
-        release, took = threading.Event(), []
+    async def run() -> list[str]:
+        release, limits = threading.Event(), []
         for _ in range(2):
-            began = time.monotonic()
             await asyncio.wait({task := started(blocks(release), seconds=1.6)})
-            assert isinstance(task.exception(), Blocked)
-            took.append(time.monotonic() - began)
+            limits.append(str(task.exception()).partition(",")[0])
         release.set()
-        return took
+        return limits
 
-    assert asyncio.run(run()) == pytest.approx([1.6, 1.0], abs=0.3)
+    held_up = "it held up the event loop for more than"
+    assert asyncio.run(run()) == [f"{held_up} 1.6 seconds", f"{held_up} 1 second"]
 
 
 def test_one_worker_serves_a_loop_and_ends_with_it() -> None:

@@ -16,7 +16,7 @@ from aiohttp import ClientSession
 from answering import Behaviour, completion, endpoint
 from command import ENVIRONMENT, ROOT, run, succeed
 from forked import ForkedCommand
-from talk import agent, engine, said, shown, tokenizer
+from talk import agent, all_tasks_end, engine, said, shown, tokenizer
 from test_agent import UP, ask, assistant, call, counts, listening, numbered, user
 from test_agent import said as said_by
 from test_openai_sampler import exact
@@ -88,7 +88,7 @@ def started(upstream: str, folder: Path, *arguments: str) -> Iterator[tuple[str,
 
     def end() -> str:
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
         return out + err
 
@@ -233,7 +233,7 @@ Proxied = tuple[str, list[Trajectory]]  # the URL of a proxy in this process, an
 @asynccontextmanager
 async def proxied(sampler: Sampler, *, budget: int = 600, **options: Any) -> AsyncIterator[Proxied]:
     written: list[Trajectory] = []
-    limits = {"max_context_tokens": budget, "turn_seconds": 20.0, "max_turns": 100, "ends_at_cut": False}
+    limits = {"max_context_tokens": budget, "turn_seconds": 120.0, "max_turns": 100, "ends_at_cut": False}
     played = engine(sampler, condense_when="over_budget", **limits)  # type: ignore[arg-type]  # settings of several types
     served = Proxy(engine=played, tool_format="tagged", token=TOKEN, finished=written.append, **options)
     async with served.serving("127.0.0.1", 0) as port:
@@ -369,7 +369,7 @@ def test_an_idle_session_is_written_and_closed() -> None:
     async def scenario() -> tuple[int, int]:
         async with proxied(agent(numbered()), idle_seconds=0.1) as (url, written):
             await named(url, "a", "go")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while not written:
                     await asyncio.sleep(0.02)
             early = len(written)
@@ -381,9 +381,15 @@ def test_an_idle_session_is_written_and_closed() -> None:
 
 def test_at_the_end_a_reply_under_way_is_sent_and_recorded() -> None:
     async def scenario() -> tuple[Any, list[Trajectory]]:
-        async with proxied(ScriptedSampler(lambda _: said("late"), seconds=0.3)) as (url, written):
+        asked = asyncio.Event()
+
+        def reply(prompt_ids: tuple[int, ...]) -> list[int]:
+            asked.set()
+            return said("late")
+
+        async with proxied(ScriptedSampler(reply, seconds=0.3)) as (url, written):
             request = asyncio.create_task(said_by(url, TOKEN, [user("go")]))
-            await asyncio.sleep(0.1)
+            await asked.wait()
         return await request, written
 
     reply, (trajectory,) = asyncio.run(scenario())
@@ -414,8 +420,7 @@ def test_floods_are_refused_and_32_sessions_at_a_time_leave_nothing() -> None:
             await asyncio.sleep(0.01)
             left.cancel()
             await asyncio.gather(left, return_exceptions=True)
-        await asyncio.sleep(0.1)
-        assert len(asyncio.all_tasks()) == 1
+        await all_tasks_end()
         return list(lengths), more, [status for status, _ in flood], written
 
     lengths, more, flood, written = asyncio.run(scenario())

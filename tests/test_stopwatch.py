@@ -1,6 +1,5 @@
 """The condenser's stopwatch: overlapping stays count once."""
 
-import asyncio
 import time
 
 import pytest
@@ -9,19 +8,15 @@ from condensegrpo.episodes.stopwatch import Stopwatch
 
 
 def test_stays_that_overlap_count_once() -> None:
-    watch = Stopwatch()
-
-    async def inside(after: float, seconds: float) -> None:
-        await asyncio.sleep(after)
-        with watch:
-            await asyncio.sleep(seconds)
-
-    async def both() -> None:
-        await asyncio.gather(inside(0.0, 0.2), inside(0.1, 0.2))
-
-    began = time.monotonic()
-    asyncio.run(both())
-    assert 0.29 < watch.seconds <= time.monotonic() - began
+    watch, began = Stopwatch(), time.monotonic()
+    watch.__enter__()
+    time.sleep(0.02)
+    watch.__enter__()
+    time.sleep(0.02)
+    watch.__exit__()
+    time.sleep(0.02)
+    watch.__exit__()
+    assert 0.06 <= watch.seconds <= time.monotonic() - began
 
 
 def test_stays_apart_add_up_and_the_time_between_them_does_not_count() -> None:

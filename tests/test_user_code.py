@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import pytest
 from command import TINY, run, start
-from runs import wait_for
-from talk import CHATML, Counting, agent, counting, engine, problem, said, tokenizer
+from runs import wait_for, wait_for_error
+from talk import CHATML, Counting, agent, counting, engine, play_all, problem, said, simulated, tokenizer
 from tiny import qwen3
 
 from condensegrpo.algorithms.credit import scores_of, split_masked
@@ -65,11 +65,15 @@ class Moody:
         if trajectory.sample == 3:
             raise KeyboardInterrupt
         if trajectory.sample == 4:
-            while True:
-                pass
-        if trajectory.sample == 5:
             return 1.0
         return {"correct": 1.0}
+
+class Loops:
+    """Never returns."""
+
+    def __call__(self, trajectory, problem):
+        while True:
+            pass
 '''
 
 
@@ -88,7 +92,7 @@ def collected(
     reward: Reward, *, samples: int, environment: Callable[[Problem], Any] = Counting, parts: Engine | None = None
 ) -> tuple[ScoredTrajectory, ...]:
     """One group, rolled out as training does: on a loop of its own. Every reply answers at once."""
-    parts = parts or engine(ScriptedSampler(lambda _: said("answer 1")), reward_seconds=0.5)
+    parts = parts or engine(ScriptedSampler(lambda _: said("answer 1")))
     with BackgroundLoop("test", close_seconds=PLUGIN_SECONDS) as loop:
         return loop.run(
             collect(
@@ -158,15 +162,13 @@ def test_a_corpus_alone_makes_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_failing_reward_ends_its_own_trajectory_with_file_and_line(rewards: Path) -> None:
-    found = collected(load("rewards", f"{rewards}:Moody")(), samples=7)
+    found = collected(load("rewards", f"{rewards}:Moody")(), samples=6)
     details = [one.trajectory.detail for one in found]
-    assert [one.trajectory.stop for one in found] == [Stop.ANSWERED, *[Stop.REWARD_ERROR] * 5, Stop.ANSWERED]
+    assert [one.trajectory.stop for one in found] == [Stop.ANSWERED, *[Stop.REWARD_ERROR] * 4, Stop.ANSWERED]
     assert details[1] == f"the reward Moody: ZeroDivisionError: division by zero ({rewards}:9)"
     assert details[2] == f"the reward Moody: SystemExit: no judge ({rewards}:11)"
     assert details[3] == f"the reward Moody: KeyboardInterrupt ({rewards}:13)"
-    limit = "0.5 seconds (rollout.limits.reward_seconds)"
-    assert details[4].startswith(f"the reward Moody: no result within {limit}, abandoned ({rewards}:1")
-    assert details[5].startswith('the reward Moody: TypeError: returned 1.0, wanted numbers by name, as in return {"br')
+    assert details[4].startswith('the reward Moody: TypeError: returned 1.0, wanted numbers by name, as in return {"br')
     for one in found:  # stored and read back with its failure
         assert codec.decode(ScoredTrajectory, json.loads(codec.dump_line(one))) == one
 
@@ -178,34 +180,41 @@ def test_a_failure_is_a_line_without_a_full_stop_so_that_a_sentence_may_go_on() 
 
 
 def test_failed_rewards_are_counted_and_leave_the_group(rewards: Path) -> None:
-    """Two of seven are left: the statistics of the group are theirs alone."""
-    found = collected(load("rewards", f"{rewards}:Moody")(), samples=7)
+    """Two of six are left: the statistics of the group are theirs alone."""
+    found = collected(load("rewards", f"{rewards}:Moody")(), samples=6)
     metrics = summarise([one.figures for one in found])
-    assert metrics["stop/reward_error"] == pytest.approx(5 / 7)
+    assert metrics["stop/reward_error"] == pytest.approx(4 / 6)
     kept, masked = split_masked(found, DEFAULT_STOPS)
-    assert [one.trajectory.sample for one in masked] == [1, 2, 3, 4, 5]
+    assert [one.trajectory.sample for one in masked] == [1, 2, 3, 4]
     assert scores_of(kept).total_N.tolist() == [1.0, 1.0]
 
 
 def test_an_abandoned_busy_loop_ends(rewards: Path) -> None:
     """It would take its share of the processor from everything else."""
-    collected(load("rewards", f"{rewards}:Moody")(), samples=5)
-    deadline = time.monotonic() + 20
-    while any(thread.name == f"{ABANDONED}the reward Moody" for thread in threading.enumerate()):
+    parts = engine(ScriptedSampler(lambda _: said("answer 1")), reward_seconds=0.5)
+    (one,) = collected(load("rewards", f"{rewards}:Loops")(), samples=1, parts=parts)
+    limit = "0.5 seconds (rollout.limits.reward_seconds)"
+    assert one.trajectory.detail.startswith(f"the reward Loops: no result within {limit}, abandoned ({rewards}:2")
+    deadline = time.monotonic() + 60
+    while any(thread.name == f"{ABANDONED}the reward Loops" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 def test_too_many_abandoned_calls_are_followed_by_no_further_one() -> None:
-    release = threading.Event()
+    release, held = threading.Event(), list[None]()
+
+    def hold() -> None:
+        with contextlib.suppress(SystemExit):
+            held.append(None)  # from here on it stays; a thread that is abandoned before it ends at once
+            release.wait()
+        release.wait()
 
     def running() -> int:
         return sum(thread.name.startswith(ABANDONED) for thread in threading.enumerate())
 
-    while running() < MAX_ABANDONED:  # a thread that was abandoned before it reached the wait ends at once
-        assert isinstance(result_in_thread(release.wait, name="the reward Slow", seconds=0.001), Failure)
-        if running() == MAX_ABANDONED:
-            time.sleep(0.5)
+    while len(held) < MAX_ABANDONED:
+        assert isinstance(result_in_thread(hold, name="the reward Slow", seconds=0.001), Failure)
     refused = result_in_thread(lambda: 5, name="the reward Slow", seconds=10)
     release.set()
     message = f"{MAX_ABANDONED} calls that exceeded their time limit are still running"
@@ -217,8 +226,7 @@ def test_too_many_abandoned_calls_are_followed_by_no_further_one() -> None:
 
 def test_a_run_shows_failures_in_one_line_each_and_with_debug_their_tracebacks(rewards: Path, tmp_path: Path) -> None:
     small = ("warm_start.steps=1", "train.steps=1", "train.eval_every=0", "evaluate.problems=2")
-    limits = ("rollout.limits.reward_seconds=1", "train.max_failed=1")
-    changes = (*limits, f"reward={{name: '{rewards}:Moody'}}", f"runs_dir={tmp_path}")
+    changes = ("train.max_failed=1", f"reward={{name: '{rewards}:Moody'}}", f"runs_dir={tmp_path}")
     done = run("train", *TINY, *small, *changes, "name=moody", "--debug")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -238,7 +246,8 @@ def test_a_run_stops_if_every_reward_fails_and_a_hanging_one_does_not_hold_up_ct
     (tmp_path / "bad.py").write_text(
         "import time\n"
         "class Typo:\n    def __call__(self, trajectory, problem):\n        return {'brief': trajectory.anwser}\n"
-        "class Hangs:\n    def __call__(self, trajectory, problem):\n        time.sleep(1000)\n"
+        "class Hangs:\n    def __call__(self, trajectory, problem):\n"
+        "        open(__file__ + '.called', 'w').close()\n        time.sleep(1000)\n"
     )
     small = (*TINY, "warm_start.steps=1", "train.steps=1", "evaluate.problems=1", f"runs_dir={tmp_path}")
     done = run("train", *small, f"reward={{name: '{tmp_path}/bad.py:Typo'}}", "name=typo")
@@ -246,14 +255,11 @@ def test_a_run_stops_if_every_reward_fails_and_a_hanging_one_does_not_hold_up_ct
     assert "the trajectory failed: the reward Typo: AttributeError" in done.stderr
     assert f"({tmp_path}/bad.py:4)" in done.stderr
     process = start("train", *small, f"reward={{name: '{tmp_path}/bad.py:Hangs'}}", "name=hangs")
-    wait_for(tmp_path / "hangs/origin/warm", process)
-    time.sleep(1.0)
+    wait_for(tmp_path / "bad.py.called", process)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    began = time.monotonic()
+    wait_for_error("press Ctrl-C again to quit now", process)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) in (130, -signal.SIGINT)
-    assert time.monotonic() - began < 1
+    assert process.wait(timeout=60) in (130, -signal.SIGINT)
 
 
 # --- tasks, condensers and tools --------------------------------------------------------------------------------------
@@ -327,14 +333,15 @@ def test_an_environment_that_holds_up_the_event_loop_ends_its_own_trajectory(how
     RELEASE.clear()
     hows = iter([how, "", "", ""])
     parts = engine(ScriptedSampler(lambda _: said("answer 1")), turn_seconds=1.0)
-    found = collected(fine, samples=4, environment=lambda posed: Hangs(posed, next(hows)), parts=parts)
+    posed = [problem(number) for number in range(4)]
+    found = play_all(parts, posed, lambda one: Hangs(one, next(hows)), run_loop=simulated)
     RELEASE.set()
-    assert [one.trajectory.stop for one in found] == [Stop.ENVIRONMENT_ERROR, *[Stop.ANSWERED] * 3]
+    assert [one.stop for one in found] == [Stop.ENVIRONMENT_ERROR, *[Stop.ANSWERED] * 3]
     line = Hangs.step.__code__.co_firstlineno
     message = (
         "it held up the event loop for more than 1 second, and was abandoned; put blocking code into asyncio.to_thread"
     )
-    detail = found[0].trajectory.detail
+    detail = found[0].detail
     assert detail.startswith(f"the environment: {'Blocked: ' * (how == 'task')}{message} (tests/test_user_code.py:")
     assert line < int(detail.rstrip(")").rpartition(":")[2]) < line + 12
 
@@ -382,7 +389,7 @@ def test_a_tool_that_ignores_its_cancellation_holds_up_nothing_and_is_counted() 
 
     async def stubborn() -> str:
         """Never ends."""
-        while not release.is_set():
+        while not release.is_set() and time.monotonic() < began + 60:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.05)
         return "late"
@@ -391,7 +398,7 @@ def test_a_tool_that_ignores_its_cancellation_holds_up_nothing_and_is_counted() 
     parts = engine(agent(partial(calls, "stubborn")), tools={"stubborn": stubborn}, tool_seconds=0.2)
     (one,) = collected(fine, samples=1, parts=parts)
     release.set()
-    assert time.monotonic() - began < 0.2 + PLUGIN_SECONDS + 1
+    assert time.monotonic() - began < 30
     assert one.trajectory.answer == "Error: stubborn did not finish within 0.2 seconds"
     assert summarise([one.figures])["tool_calls_abandoned"] == 1.0
 
