@@ -13,12 +13,10 @@ the name of the token's variable. What starts a server, and needs both, is in ``
 
 import hmac
 import json
-import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +66,7 @@ def _serve() -> None:
         except SamplerError as error:
             sys.exit(f"error: {error}")
     from vllm.entrypoints.launchers.api_server.entry import main as serve
-    from vllm.platforms import current_platform
-    from vllm.v1.engine import utils
 
-    if current_platform.is_cpu():  # the engine would take 9 s of CPU time to import vLLM again
-        utils.get_mp_context = partial(multiprocessing.get_context, "fork")
     serve()
 
 
