@@ -5,7 +5,6 @@ import gc
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from builders import scored
 from command import ROOT
 from formats import TOOL_FORMATS
 from talk import CHATML, add, agent, all_tasks_end, engine, problem
+from waiting import eventually
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.held_out import check_disjoint
@@ -240,10 +240,7 @@ def test_five_hundred_episodes_leave_nothing_behind() -> None:
     asyncio.run(episodes())
     assert sorted(closed) == sorted(made)
     gc.collect()
-    deadline = time.monotonic() + 60
-    while threading.active_count() > threads and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert threading.active_count() <= threads
+    assert eventually(lambda: threading.active_count() <= threads)
     assert psutil.Process().num_fds() <= files
 
 

@@ -1,6 +1,7 @@
 """The task ``mcp`` against real servers of the package ``mcp``, over pipes and over HTTP on the loopback interface."""
 
 import asyncio
+import contextlib
 import gc
 import json
 import re
@@ -21,6 +22,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from command import ROOT, succeed
 from scripted_training import train_on_replies
 from talk import agent, engine, play_all
+from waiting import eventually
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import EnvironmentLost, PluginError
@@ -119,12 +121,12 @@ def address(script: str) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     process = subprocess.Popen([sys.executable, script, str(port)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def listens() -> bool:
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.1)
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    assert eventually(listens)
     yield f"http://127.0.0.1:{port}/mcp"
     process.kill()
     process.wait()
@@ -194,14 +196,14 @@ def test_a_server_that_dies_ends_its_trajectories_and_nothing_is_left(tmp_path: 
     assert died.stop is Stop.ENVIRONMENT_ERROR
     assert "the MCP server words ended with exit code 3: out of paper" in died.detail
     assert other.stop is (Stop.ENVIRONMENT_ERROR if per == "run" else Stop.ANSWERED), other.detail
-    assert [child.cmdline() for child in children(script)] == []
+    assert eventually(lambda: not children(script))
     if per == "run":
         again = play(task_with(mcp, 'w_price {"item": "lamp"}'))
         assert results(again[0]) == ["25"]
         assert len(children(script)) == 1
     del mcp
     gc.collect()
-    assert children(script) == []
+    assert eventually(lambda: not children(script))
 
 
 def task_with(mcp: Any, question: str) -> Any:
@@ -212,8 +214,12 @@ def task_with(mcp: Any, question: str) -> Any:
 
 def children(script: str) -> list[psutil.Process]:
     """Servers that run."""
-    processes = psutil.Process().children(recursive=True)
-    return [child for child in processes if child.status() != psutil.STATUS_ZOMBIE and script in child.cmdline()]
+    running = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE and script in child.cmdline():
+                running.append(child)
+    return running
 
 
 def test_thirty_two_episodes_share_a_server_at_an_address_and_leave_no_socket(tmp_path: Path, address: str) -> None:
@@ -226,7 +232,7 @@ def test_thirty_two_episodes_share_a_server_at_an_address_and_leave_no_socket(tm
     assert [one for one in connections(port) if one.status == psutil.CONN_ESTABLISHED]
     del mcp
     gc.collect()
-    assert connections(port) == []
+    assert eventually(lambda: not connections(port))
 
 
 def test_more_requests_than_the_usual_limit_of_connections_are_under_way_at_once() -> None:
@@ -269,8 +275,8 @@ def test_servers_that_start_while_their_episodes_are_given_up_are_ended(tmp_path
     }
     del mcp
     gc.collect()
-    assert children("61") == []
-    assert psutil.Process().num_fds() <= files
+    assert eventually(lambda: not children("61"))
+    assert eventually(lambda: psutil.Process().num_fds() <= files)
 
 
 def plain(seconds: float) -> McpServer:
@@ -284,7 +290,7 @@ def test_lines_that_answer_nothing_are_skipped_and_no_credential_is_shown(
 ) -> None:
     monkeypatch.setenv("SHOP_PAT", "t0p-secret")
     words = {"command": [sys.executable, "-c", PLAIN, "0"], "environment": ["SHOP_PAT"]}
-    (trajectory,) = play(task(tmp_path, ["price"], {"words": words}), tool_seconds=5)
+    (trajectory,) = play(task(tmp_path, ["price"], {"words": words}))
     assert results(trajectory) == ["Error: no entry with [removed]"], trajectory.detail
 
 
@@ -336,9 +342,9 @@ def test_a_process_that_a_server_leaves_behind_holds_no_file_open(tmp_path: Path
     assert {trajectory.stop for trajectory in trajectories} == {Stop.ANSWERED}, trajectories[0].detail
     del mcp
     gc.collect()
-    left = psutil.Process().num_fds() - files
+    closed = eventually(lambda: psutil.Process().num_fds() <= files, seconds=20)
     psutil.Process(int(held.read_text())).kill()
-    assert left <= 0
+    assert closed
 
 
 def test_an_answer_of_many_lines_takes_no_time() -> None:

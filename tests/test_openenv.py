@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +19,12 @@ from typing import Any
 
 import psutil
 import pytest
-from aiohttp import web
+from aiohttp import WSMsgType, web
 from command import ROOT
 from PIL import Image
 from scripted_training import train_on_replies
 from talk import add, agent, engine, play_all
+from waiting import eventually
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.background_loop import BackgroundLoop
@@ -102,9 +102,10 @@ class Shop(MCPEnvironment):
             return {"lamp": 25}[item]
 
         @server.tool
-        async def later(seconds: float) -> str:
-            """Waits."""
-            await asyncio.sleep(seconds)
+        async def later(file: str) -> str:
+            """Waits for a file."""
+            while not os.path.exists(file):
+                await asyncio.sleep(0.01)
             return "now"
 
         @server.tool
@@ -148,7 +149,7 @@ class Guarded:
 port, style, capacity = sys.argv[1:]
 parts = {"orders": (Orders, Order, Seen), "shop": (Shop, CallToolAction, CallToolObservation)}[style]
 app = Guarded(create_app(*parts, max_concurrent_envs=int(capacity)))
-uvicorn.run(app, port=int(port), ws_ping_interval=0.2, ws_ping_timeout=1.5, log_level="warning")
+uvicorn.run(app, port=int(port), log_level="warning")
 '''
 
 
@@ -188,28 +189,35 @@ def running(script: str, style: str, capacity: int) -> Iterator[dict[str, Any]]:
 
 def wait_for(port: int) -> None:
     """Wait until a server listens."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def listens() -> bool:
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    assert eventually(listens)
 
 
 def started(script: str) -> list[list[str]]:
     """The commands of processes that tasks started: guards, and servers that have a parent other than this process."""
-    commands = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.ppid() != os.getpid() or "-P" in process.cmdline():
-                commands.append(process.cmdline())
-    return [command for command in commands if script in command]
+    return [line for line, ppid in children() if script in line and (ppid != os.getpid() or "-P" in line)]
 
 
 def guards(script: str) -> list[list[str]]:
     """The commands of the guards alone."""
-    own = [child.cmdline() for child in psutil.Process().children()]
-    return [command for command in own if script in command and "-P" in command]
+    return [line for line, ppid in children() if script in line and "-P" in line and ppid == os.getpid()]
+
+
+def children() -> list[tuple[list[str], int]]:
+    """The commands of the processes of this process, and the parent of each."""
+    lines = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            lines.append((process.cmdline(), process.ppid()))
+    return lines
+
+
+def sleeping() -> bool:
+    return any("sleep" in line for line, _ in children())
 
 
 def task(folder: Path, orders: list[str], *servers: dict[str, Any], **options: Any) -> Any:
@@ -318,10 +326,16 @@ def test_an_action_that_the_server_refuses_is_no_step_and_an_environment_that_ra
 def test_tools_of_an_environment_are_called_limited_and_end_the_episode(tmp_path: Path, shop: dict[str, Any]) -> None:
     asked = [
         'price {"item": "lamp"};price {"item": "car"};price {};pay {"item": "lamp"}',
-        'later {"seconds": 1};price {"item": "lamp"};done',
+        f'later {{"file": "{tmp_path}/late"}};price {{"item": "lamp"}};done',
         "nothing",
     ]
-    paid, slow, none = play(task(tmp_path, asked, shop, show=["metadata"]), tool_seconds=0.7)
+
+    def say(prompt: str) -> str:
+        if "later did not finish" in prompt:
+            (tmp_path / "late").touch()
+        return reply(prompt)
+
+    paid, slow, none = play(task(tmp_path, asked, shop, show=["metadata"]), say, tool_seconds=4)
     known, unknown, missing, _ = observed(paid)
     assert known == "25"
     assert unknown.startswith("Error: Error calling tool 'price'")
@@ -330,7 +344,7 @@ def test_tools_of_an_environment_are_called_limited_and_end_the_episode(tmp_path
     assert paid.turns[0].context[-1].text.endswith('\n{"status": "open"}')
     # the answer that came too late is not that of the next call, and what it paid counts
     assert not slow.detail
-    assert observed(slow) == ["Error: later did not finish within 0.7 seconds", "25"]
+    assert observed(slow) == ["Error: later did not finish within 4 seconds", "25"]
     assert (slow.stop, slow.answer, slow.outcome) == (Stop.ANSWERED, "done", 1.0)
     assert (none.stop, none.answer, none.outcome) == (Stop.ANSWERED, "nothing", None)
 
@@ -341,14 +355,34 @@ def test_a_tool_of_the_run_has_no_name_of_the_environment(tmp_path: Path, shop: 
     assert "'price', which another tool is called too" in trajectory.detail
 
 
-def test_a_policy_that_thinks_for_long_keeps_its_session(tmp_path: Path, orders: dict[str, Any]) -> None:
-    """The server pings every 0.2 seconds and waits 1.5 seconds for the reply."""
+def test_a_policy_that_thinks_for_long_keeps_its_session(tmp_path: Path) -> None:
+    """A ping of the server is answered meanwhile."""
+    thinks, answered = threading.Event(), threading.Event()
+
+    async def session(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(autoping=False)
+        await socket.prepare(request)
+        await socket.receive()
+        await socket.send_json(RESET)
+        await asyncio.to_thread(thinks.wait, 60)
+        await socket.ping()
+        if (await socket.receive()).type is WSMsgType.PONG:
+            answered.set()
+        await socket.receive()
+        await socket.send_json({**RESET, "data": {**RESET["data"], "done": True}})
+        await socket.receive()
+        return socket
+
+    async def schema(_: web.Request) -> web.Response:
+        return web.json_response(ORDERS)
 
     def slow(prompt: str) -> str:
-        time.sleep(2)
+        thinks.set()
+        assert answered.wait(20)
         return reply(prompt)
 
-    (trajectory,) = play(task(tmp_path, ["end"], orders), slow)
+    with serving([web.get("/schema", schema), web.get("/ws", session)]) as server:
+        (trajectory,) = play(task(tmp_path, ["end"], server), slow)
     assert trajectory.stop is Stop.FINISHED, trajectory.detail
 
 
@@ -362,12 +396,12 @@ def test_thirty_two_episodes_of_a_server_that_is_full_wait_for_each_other_and_le
         f'{{"text": "{number}", "number": 0}}' for number in range(32)
     ]
     (guard,) = guards(script)
-    assert connections(int(guard[guard.index(script) + 1])) == []
+    assert eventually(lambda: not connections(int(guard[guard.index(script) + 1])))
     del played
     gc.collect()
-    assert started(script) == []
-    assert threading.active_count() <= threads
-    assert psutil.Process().num_fds() <= files
+    assert eventually(lambda: not started(script))
+    assert eventually(lambda: threading.active_count() <= threads)
+    assert eventually(lambda: psutil.Process().num_fds() <= files)
 
 
 def with_replies(played: Any, *replies: str) -> Any:
@@ -395,7 +429,7 @@ def test_a_server_that_dies_ends_its_episodes_only_and_is_started_again(
     assert len(guards(script)) == 2
     del both
     gc.collect()
-    assert started(script) == []
+    assert eventually(lambda: not started(script))
 
 
 @contextlib.contextmanager
@@ -508,7 +542,7 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path, server: dict[str,
     assert re.search(message, trajectory.detail), trajectory.detail
     del played
     gc.collect()
-    assert [child for child in psutil.Process().children(recursive=True) if "sleep" in child.cmdline()] == []
+    assert eventually(lambda: not sleeping())
 
 
 def test_sessions_that_are_opened_while_their_episodes_are_given_up_leave_nothing(tmp_path: Path) -> None:
@@ -520,12 +554,13 @@ def test_sessions_that_are_opened_while_their_episodes_are_given_up_leave_nothin
     }
     del played
     gc.collect()
-    assert [child for child in psutil.Process().children(recursive=True) if "sleep" in child.cmdline()] == []
-    assert psutil.Process().num_fds() <= files
+    assert eventually(lambda: not sleeping())
+    assert eventually(lambda: psutil.Process().num_fds() <= files)
 
 
 def test_a_step_that_takes_too_long_ends_the_episode(tmp_path: Path, orders: dict[str, Any]) -> None:
-    slow, other = play(task(tmp_path, ["sleep 2", "say one;end"], orders), turn_seconds=1.0)
+    (slow,) = play(task(tmp_path, ["sleep 2"], orders), turn_seconds=1.0)
+    (other,) = play(task(tmp_path, ["say one;end"], orders))  # of a server that is not done with it
     assert slow.stop is Stop.ENVIRONMENT_ERROR
     assert "no result within 1 second (rollout.limits.turn_seconds)" in slow.detail
     assert other.stop is Stop.FINISHED

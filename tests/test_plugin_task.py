@@ -6,7 +6,6 @@ import gc
 import inspect
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from aiohttp import ClientSession, web
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import eventually
 
 from condensegrpo.core.plugin_task import Blocked, plugin_task, wait_for_task
 from condensegrpo.core.thread_call import ABANDONED
@@ -176,10 +176,9 @@ def test_one_worker_serves_a_loop_and_ends_with_it() -> None:
     gc.collect()
     assert len(used) == 1
     assert threading.get_ident() not in used
-    deadline = time.monotonic() + 60
-    while used & {thread.ident for thread in threading.enumerate() if not thread.name.startswith(ABANDONED)}:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert eventually(
+        lambda: not used & {each.ident for each in threading.enumerate() if not each.name.startswith(ABANDONED)}
+    )
 
 
 def test_a_task_that_is_cancelled_before_its_first_step_closes_its_coroutine() -> None:

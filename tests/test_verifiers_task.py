@@ -15,6 +15,7 @@ import pytest
 from command import ROOT
 from scripted_training import train_on_replies
 from talk import agent, engine, play_all
+from waiting import eventually
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.last_k import LastK
@@ -253,7 +254,11 @@ def shop(folder: Path) -> Iterator[Any]:
     task = taskset(f"{folder / 'shop.py'}:Questions", config=config, eval_config={"questions": [*WAITING[:2], "ring"]})
     yield task
     task._end()
-    assert not [child for child in psutil.Process().children() if str(PROGRAM) in child.cmdline()]
+    assert eventually(lambda: not [each for each in psutil.process_iter(["cmdline", "ppid"]) if is_program(each)])
+
+
+def is_program(process: psutil.Process) -> bool:
+    return process.info["ppid"] == os.getpid() and str(PROGRAM) in (process.info["cmdline"] or ())
 
 
 def taskset(name: str, **options: Any) -> Any:
@@ -381,7 +386,7 @@ def test_thirty_two_episodes_share_the_process_and_leave_nothing(shop: Any) -> N
     assert rings == list(range(rings[0], rings[0] + 32))
     assert {results(trajectory)[0] for trajectory in trajectories} == {"25"}
     assert len({trajectory.outcome for trajectory in trajectories}) > 1
-    assert psutil.Process().num_fds() <= files
+    assert eventually(lambda: psutil.Process().num_fds() <= files)
 
 
 def test_a_process_that_dies_ends_the_trajectories_that_use_it(shop: Any) -> None:

@@ -58,10 +58,10 @@ class Group:
         self.loop = loop
         self.wires: list[Recorded] = []
         self.meetings: list[Mapping[str, Any]] = []
-        self.publisher = NcclPublisher(loop, seconds=5.0, dtype=torch.float32, join=self.join, part_bytes=PART_BYTES)
-        self.pool = ReplicaPool(WeightsLabel(label="default", folder=None), RequestSettings(seconds=2.0, retries=0))
+        self.publisher = NcclPublisher(loop, seconds=60.0, dtype=torch.float32, join=self.join, part_bytes=PART_BYTES)
+        self.pool = ReplicaPool(WeightsLabel(label="default", folder=None), RequestSettings(seconds=60.0, retries=0))
         urls = [(server.url, None) for server in servers]
-        loop.run(self.pool.open(urls, token=TOKEN, shape=SHAPE, start_seconds=2.0))
+        loop.run(self.pool.open(urls, token=TOKEN, shape=SHAPE, start_seconds=60.0))
 
     def join(self, meeting: Mapping[str, Any]) -> Wire:
         self.meetings.append(meeting)
@@ -206,7 +206,7 @@ def test_a_failed_join_is_an_error_with_the_address() -> None:
         def refuse(meeting: Mapping[str, Any]) -> Wire:
             raise RuntimeError("no route")
 
-        made.publisher = NcclPublisher(made.loop, seconds=5.0, dtype=torch.float32, join=refuse)
+        made.publisher = NcclPublisher(made.loop, seconds=60.0, dtype=torch.float32, join=refuse)
         with pytest.raises(
             SamplerError, match=r"joining 1 servers over NCCL at 127\.0\.0\.1:\d+: RuntimeError: no route"
         ):
@@ -229,7 +229,8 @@ def test_a_worker_that_never_joins_is_an_error_within_the_time_limit() -> None:
     with group(StandIn(SHAPE, nccl=True)) as made:
         made.publisher = NcclPublisher(made.loop, seconds=0.3, dtype=torch.float32, join=wait_for_all)
         found = (
-            r"joining 1 servers over NCCL at .*: found servers that are ready and a rank that is not after 0\.3 seconds"
+            r"joining 1 servers over NCCL at .*: found (servers that are ready and a rank that is not|"
+            r"no answer from a server) after 0\.3 seconds"  # the latter on a busy machine
         )
         with pytest.raises(SamplerError, match=found) as caught:
             made.publish(1)
@@ -244,7 +245,7 @@ def test_the_next_part_is_gathered_while_the_servers_take_one() -> None:
 
     class Waiting(StandIn):
         async def transfer(self, request: web.Request) -> web.Response:
-            if request.path == TAKE and not await asyncio.to_thread(gathered.wait, 5.0):
+            if request.path == TAKE and not await asyncio.to_thread(gathered.wait, 30.0):
                 return web.json_response({"error": {"message": "nothing was gathered meanwhile"}}, status=400)
             return await super().transfer(request)
 

@@ -3,8 +3,9 @@
 import asyncio
 import gc
 import shutil
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from stand_in_server import TOKEN, StandIn, serving
 from tiny import qwen3
 from torch import distributed
 from transformers import AutoConfig
+from waiting import eventually
 
 from condensegrpo.assembly.plugins import check_plugin
 from condensegrpo.core.background_loop import BackgroundLoop
@@ -59,7 +61,7 @@ def shape(folder: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def sampling(
     folder: str,
     *servers: StandIn,
-    seconds: float = 2.0,
+    seconds: float = 60.0,
     retries: int = 3,
     weights: str = TEMPORARY,
     lora: LoraSettings | None = None,
@@ -77,13 +79,6 @@ def sampling(
         yield sampler
     finally:
         sampler.close()
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def ask(sampler: VllmServerSampler, trajectory: str = "t", prompt: tuple[int, ...] = (3, 4)) -> Generation:
@@ -148,7 +143,7 @@ def test_a_restarted_server_gets_the_weights_before_it_serves(folder: str, shape
         first = serving(server)
         first.__enter__()
         port = int(server.url.rpartition(":")[2])
-        sampler = stack.enter_context(sampling(folder, server, seconds=10))
+        sampler = stack.enter_context(sampling(folder, server))
         sampler.update_weights(MODEL.named_parameters(), 1)
         first.__exit__(None, None, None)
         new = StandIn(shape)  # the same place, and what it was started with
@@ -183,17 +178,17 @@ def test_servers_join_and_leave_a_run_with_the_file_of_their_urls(
         first, second, third = (stack.enter_context(serving(StandIn(shape))) for _ in range(3))
         other = stack.enter_context(serving(StandIn({**shape, "vocab_size": "7"})))
         file.write_text(f"{first.url}\n")
-        server = ServerSettings(start_seconds=20.0)
-        sampler = VllmServerSampler(folder, urls_file=str(file), server=server, requests=RequestSettings(seconds=20.0))
+        server = ServerSettings(start_seconds=60.0)
+        sampler = VllmServerSampler(folder, urls_file=str(file), server=server, requests=RequestSettings(seconds=60.0))
         stack.callback(sampler.close)
         ask_all(sampler, 16)
         assert len(first.prompts) == 16
         file.write_text(f"{first.url}/\n{second.url}\n{other.url}\n")
         sampler.update_weights(MODEL.named_parameters(), 1)
         # a trajectory that began before the server joined stays where it is: each look begins others
-        until(lambda: (ask_all(sampler, 16, of=f"{len(first.prompts)}/"), second.prompts)[1])
+        assert eventually(lambda: bool((ask_all(sampler, 16, of=f"{len(first.prompts)}/"), second.prompts)[1]))
         assert (second.label, second.loaded[-1]) == (first.label, first.loaded[-1])
-        until(lambda: f"{other.url} did not join the run: checking the model" in caplog.text)
+        assert eventually(lambda: f"{other.url} did not join the run: checking the model" in caplog.text)
         file.write_text("half a ur")
         sampler.update_weights(MODEL.named_parameters(), 2)
         assert "the run keeps its servers" in caplog.text
@@ -221,7 +216,7 @@ def test_a_server_that_loads_weights_which_an_update_replaces_gets_those_of_the_
 
     pool = ReplicaPool(WeightsLabel(label="run:1", folder="/old"), RequestSettings())
     with serving(Replaced(shape)) as server, BackgroundLoop("test") as loop:
-        loop.run(pool.open([(server.url, None)], token=TOKEN, shape=shape, start_seconds=20))
+        loop.run(pool.open([(server.url, None)], token=TOKEN, shape=shape, start_seconds=60))
         assert (server.loaded, server.label) == (["replaced", "/new"], "run:2")
         loop.run(pool.close())
 
@@ -229,11 +224,11 @@ def test_a_server_that_loads_weights_which_an_update_replaces_gets_those_of_the_
 @contextmanager
 def pools_of_two_ranks(server: StandIn, loop: BackgroundLoop, weights: WeightsLabel) -> Iterator[list[ReplicaPool]]:
     """The first rank's, which watches over the server, and another's."""
-    requests = RequestSettings(seconds=2.0, retries=3)
+    requests = RequestSettings(seconds=60.0, retries=3)
     pools = [ReplicaPool(weights, requests, restores=first) for first in (True, False)]
 
     async def opened() -> None:
-        opening = (pool.open([(server.url, None)], token=TOKEN, shape=server.shape, start_seconds=10) for pool in pools)
+        opening = (pool.open([(server.url, None)], token=TOKEN, shape=server.shape, start_seconds=60) for pool in pools)
         await asyncio.gather(*opening)
         await pools[0].watch(0.1)
 
@@ -291,7 +286,7 @@ def test_a_server_that_never_answers_costs_a_bounded_time(folder: str, shape: di
         began = time.monotonic()
         with pytest.raises(SamplerError, match=r"2 attempts failed; the last: .*no answer within 0\.3 seconds"):
             ask(sampler)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def test_a_server_that_is_gone_for_good_is_an_error_in_a_bounded_time(folder: str, shape: dict[str, str]) -> None:
@@ -346,13 +341,22 @@ def test_a_reply_from_other_weights_is_never_returned(folder: str, shape: dict[s
 
 
 def test_an_update_during_a_request_is_an_error(folder: str, shape: dict[str, str]) -> None:
-    with serving(StandIn(shape, seconds=0.5)) as server, sampling(folder, server) as sampler:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Held(StandIn):
+        async def generate(self, request: web.Request) -> web.Response:
+            begun.set()
+            await asyncio.to_thread(go_on.wait, 60)
+            return await super().generate(request)
+
+    with serving(Held(shape)) as server, sampling(folder, server) as sampler:
 
         async def update_in_between() -> Generation:
             asked = asyncio.create_task(sampler.sample((3, 4), SamplingParams(max_tokens=4)))
-            await asyncio.sleep(0.1)
+            await asyncio.to_thread(begun.wait, 60)
             with pytest.raises(SamplerError, match="to version 1: 1 requests are under way"):
                 sampler.update_weights(MODEL.named_parameters(), 1)
+            go_on.set()
             return await asked
 
         assert asyncio.run(update_in_between()).token_ids == (7, 2)
@@ -455,7 +459,7 @@ def test_a_folder_without_room_for_two_updates_is_an_error_before_anything_is_wr
     room = {tmp_path: 2 * size - 1}
     with serving(StandIn(shape)) as server, BackgroundLoop("test") as loop:
         pool = ReplicaPool(WeightsLabel(label="default", folder=None), RequestSettings())
-        loop.run(pool.open([(server.url, None)], token=TOKEN, shape=shape, start_seconds=2.0))
+        loop.run(pool.open([(server.url, None)], token=TOKEN, shape=shape, start_seconds=60.0))
         publisher = FolderPublisher(loop=loop, folder=tmp_path, dtype=torch.float32, nbytes=size, free=room.__getitem__)
         no_room = r"found 0\.00 GB free, wanted 0\.00 GB.*--shm-size=1g.*server\.weights"
         with pytest.raises(SamplerError, match=no_room):
@@ -482,7 +486,7 @@ def one_of_two_ranks(rank: int, folder: Path, shape: dict[str, str]) -> None:
     own.mkdir()
     with serving(StandIn(shape)) as server, BackgroundLoop("test") as loop:
         pool = ReplicaPool(WeightsLabel(label="default", folder=None), RequestSettings())
-        loop.run(pool.open([(server.url, None)], token=TOKEN, shape=shape, start_seconds=2.0))
+        loop.run(pool.open([(server.url, None)], token=TOKEN, shape=shape, start_seconds=60.0))
         room = {0: 800, 1: 0}[rank]  # bytes: for two updates of 100 numbers, on the rank that writes
         publisher = FolderPublisher(loop=loop, folder=own, dtype=torch.float32, nbytes=400, free=lambda _: room)
         publisher.check_room()
