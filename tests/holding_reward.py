@@ -1,8 +1,11 @@
 """A reward that leaves a program running in the sandbox, and then the interpreter no chance to run anything else."""
 
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
+
+import psutil
 
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
@@ -19,6 +22,7 @@ class Holding:
     def __call__(self, trajectory: Trajectory, problem: Problem) -> Mapping[str, float]:
         sandboxed = "import subprocess, time\nsubprocess.Popen(['sleep', '1000'])\ntime.sleep(1000)"
         threading.Thread(target=self._sandbox.run_python_now, args=(sandboxed,), daemon=True).start()
-        threading.Event().wait(1.0)
+        while len(psutil.Process().children(recursive=True)) < 3:
+            time.sleep(0.02)
         self._begun.touch()
         return {"sum": float(sum(range(10**12)))}

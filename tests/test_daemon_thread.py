@@ -22,12 +22,12 @@ def test_calls_run_in_order_and_an_error_concerns_its_own_call() -> None:
         worker.submit(lambda: (made.append(3), "done")[1]),
     )
     worker.close()
-    assert first.result(10) is None
+    assert first.result(60) is None
     with pytest.raises(SystemExit):
-        second.result(10)
-    assert third.result(10) == "done"
+        second.result(60)
+    assert third.result(60) == "done"
     assert made == [1, 3]
-    assert worker.join(10)
+    assert worker.join(60)
 
 
 def test_a_cancelled_call_is_skipped_and_close_lets_those_that_wait_run() -> None:
@@ -36,18 +36,18 @@ def test_a_cancelled_call_is_skipped_and_close_lets_those_that_wait_run() -> Non
 
     def wait() -> None:
         begun.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     worker.submit(wait)
-    assert begun.wait(10)
+    assert begun.wait(60)
     skipped, last = worker.submit(lambda: made.append("skipped")), worker.submit(lambda: made.append("last"))
     assert skipped.cancel()
     worker.close()
     assert worker.waiting == 2
     assert not worker.join(0.01)
     go_on.set()
-    last.result(10)
-    assert worker.join(10)
+    last.result(60)
+    assert worker.join(60)
     assert made == ["last"]
     with pytest.raises(RuntimeError, match="the thread 'mine' was closed"):
         worker.submit(lambda: None)
@@ -60,14 +60,14 @@ def test_the_outcome_of_a_call_is_awaited_within_a_time_limit() -> None:
     def fail() -> None:
         raise error
 
-    assert worker.outcome(lambda: 5, 10) == (5, None)
-    assert worker.outcome(fail, 10) == (None, error)
+    assert worker.outcome(lambda: 5, 60) == (5, None)
+    assert worker.outcome(fail, 60) == (None, error)
     with pytest.raises(TimeoutError):
-        worker.outcome(lambda: release.wait(10), 0.02)
+        worker.outcome(lambda: release.wait(60), 0.02)
     release.set()
-    assert worker.outcome(lambda: 6, 10) == (6, None)
+    assert worker.outcome(lambda: 6, 60) == (6, None)
     worker.close()
-    assert worker.join(10)
+    assert worker.join(60)
 
 
 EXITS = """
@@ -81,8 +81,8 @@ def fork():
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 worker = DaemonThread("mine")
-print(worker.submit(lambda: os._exit(7)).exception(10))
-print(worker.submit(fork).result(10), flush=True)
+print(worker.submit(lambda: os._exit(7)).exception(60))
+print(worker.submit(fork).result(60), flush=True)
 os._exit(3)
 """
 

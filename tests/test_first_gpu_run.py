@@ -60,4 +60,4 @@ def test_the_keys_of_a_command_exist(line: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_is_bash(script: str) -> None:
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=10)
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=60)

@@ -71,6 +71,14 @@ def add_step(run: RunFolder, step: int, *, evaluation: str | None = None, solved
         )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _patient() -> Iterator[None]:
+    """A batch is shown when all of it has been read, also on a slow machine."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("condensegrpo.cli.inspect_app.selection.PATIENCE", 60.0)
+        yield
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     run = RunFolder.create(tmp_path_factory.mktemp("runs") / "demo")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def exact(ids: Sequence[int], logprobs: Sequence[float | None], finish: str = "s
 
 
 def sample(url: str, **options: Any) -> Generation:
-    options = {"requests": RequestSettings(seconds=0.5, retries=0), **options}
+    options = {"requests": RequestSettings(seconds=60, retries=0), **options}
     return asyncio.run(OpenAISampler(url, "big", **options).sample((5, 6), PARAMS))
 
 
@@ -97,9 +98,7 @@ def test_what_a_server_does_wrong_is_said_with_its_address(
 ) -> None:
     monkeypatch.setenv(KEY, "secret-key")
     with endpoint(behaviour) as url, pytest.raises(SamplerError, match=message) as error:
-        sample(
-            url, key_variable=KEY, requests=RequestSettings(seconds=5 if len(behaviour.body) > 99 else 0.5, retries=0)
-        )
+        sample(url, key_variable=KEY, requests=RequestSettings(seconds=0.5 if behaviour.seconds else 60, retries=0))
     assert f"{url}/completions" in str(error.value) or "not numbers" in message
     assert "secret-" not in str(error.value)
 
@@ -112,7 +111,7 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
 
 
 def test_open_requests_are_bounded() -> None:
-    behaviour = Behaviour(body=exact([7], [-1.0]), seconds=0.02)
+    behaviour = Behaviour(body=exact([7], [-1.0]), meeting=threading.Barrier(2))
     with endpoint(behaviour) as url:
         together(OpenAISampler(url, "big", concurrency=2), [((5,), PARAMS)] * 8)
     assert behaviour.most_at_once == 2

@@ -470,7 +470,7 @@ def test_data_of_the_hub_without_network_is_refused_within_seconds(
     text, seconds = hub_error("read_rows('openai/gsm8k:main', split='train')", HF_HOME=str(tmp_path), **variables)
     assert f"loading the split 'train' of 'openai/gsm8k' from the Hugging Face Hub: {why}, and the data set is" in text
     assert "set task.data and task.eval_data to local JSONL or Parquet files" in text
-    assert seconds < 5
+    assert seconds < 20
 
 
 class Refusing(BaseHTTPRequestHandler):

@@ -50,7 +50,7 @@ def test_no_process_of_a_server_outlives_the_others(
         server, child = sorted(int(guard.stdout.readline()) for _ in range(2))
         assert os.getpgid(server) == os.getpgid(child) == server
         end(guard, server, child)
-        assert guard.wait(20) == code
+        assert guard.wait(60) == code
         assert guard.stdout.read() == ""  # at its end: the last process that could write to it has ended
         assert weights.exists() != guard.stdin.closed
         assert sockets.exists() == (code == -signal.SIGKILL)  # of the guard itself
@@ -70,5 +70,5 @@ def test_a_command_is_guarded_too(end: Callable[[Guard], None], code: int) -> No
         assert guard.stderr is not None
         assert guard.stderr.readline() == "here\n"
         end(guard)
-        assert guard.wait(20) == code
+        assert guard.wait(60) == code
         assert guard.stderr.read() == ""  # at its end: the child of the command has ended

@@ -134,9 +134,9 @@ def test_text_of_a_model_is_shown_and_never_run(watched: Watched, tab: "Page") -
     assert tab.locator("h1").inner_text() == "<b>bold"
     assert tab.locator("img").count() == 0
     assert watched.requests == []
-    tab.evaluate("""const script = document.createElement("script"); script.textContent = "alert(3)";
-        document.body.append(script); const image = new Image(); image.src = "https://example.org/x.png";""")
-    tab.wait_for_timeout(50)
+    with tab.expect_event("requestfailed"):
+        tab.evaluate("""const script = document.createElement("script"); script.textContent = "alert(3)";
+            document.body.append(script); const image = new Image(); image.src = "https://example.org/x.png";""")
     assert watched.refused == ["https://example.org/x.png csp"]
     assert watched.dialogs == []
     assert watched.errors == []

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confined import BACKENDS, ROOT, gone, processes, python_for_nobody, why_not
+from confined import BACKENDS, ROOT, gone, late, processes, python_for_nobody, why_not
 
 from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox.limits import MIB, SandboxLimits
@@ -20,7 +20,7 @@ from condensegrpo.sandbox.result import CallOutcome
 from condensegrpo.sandbox.sandbox import Sandbox
 from condensegrpo.sandbox.supervisor import OutputBuffer
 
-LIMITS = SandboxLimits(seconds=5, memory_mib=256)
+LIMITS = SandboxLimits(seconds=60, memory_mib=256)
 
 
 @pytest.fixture(scope="module", params=[*BACKENDS, "none"])
@@ -48,7 +48,7 @@ def test_a_call_returns_its_output_and_exit_status(sandbox: Sandbox) -> None:
         "a\n",
         "b\n",
     )
-    assert 0 < result.seconds < 5
+    assert 0 < result.seconds < 60
 
 
 def test_a_traceback_is_printed_as_by_the_interpreter(sandbox: Sandbox) -> None:
@@ -110,20 +110,20 @@ def test_random_numbers_differ_between_calls_and_hashes_do_not(sandbox: Sandbox)
 
 
 def test_output_before_the_time_limit_is_kept(sandbox: Sandbox) -> None:
-    result = sandbox.run_python_now("print('before')\nwhile True: pass", seconds=0.5)
+    result = sandbox.run_python_now("print('before')\nwhile True: pass", seconds=1.5)
     assert (result.outcome, result.stdout) == (CallOutcome.TIMEOUT, "before\n")
-    assert 0.5 <= result.seconds < 1.5
+    assert 1.5 <= result.seconds < late(1.5)
 
 
 def test_long_output_keeps_its_beginning_and_end(sandbox: Sandbox) -> None:
-    limits = SandboxLimits(seconds=5, memory_mib=256, output_bytes=20)
+    limits = SandboxLimits(seconds=60, memory_mib=256, output_bytes=20)
     with Sandbox(isolation=sandbox.open(), limits=limits) as other:
         result = other.run_python_now("print('a' * 10 + 'x' * 1000 + 'b' * 9)")
     assert result.stdout == "aaaaaaaaaa\n[… 1000 bytes omitted …]\nbbbbbbbbb\n"
 
 
 def test_a_report_larger_than_the_buffer_of_a_socket_arrives(sandbox: Sandbox) -> None:
-    limits = SandboxLimits(seconds=5, memory_mib=256, output_bytes=8 * MIB)
+    limits = SandboxLimits(seconds=60, memory_mib=256, output_bytes=8 * MIB)
     with Sandbox(isolation=sandbox.open(), limits=limits) as other:
         result = other.run_python_now("print('x' * 3_000_000)")
     assert (result.outcome, len(result.stdout)) == (CallOutcome.FINISHED, 3_000_001), result.detail
@@ -138,13 +138,13 @@ async def _cancelled(sandbox: Sandbox) -> float:
 
 def test_a_call_whose_caller_is_cancelled_ends(sandbox: Sandbox) -> None:
     folder = sandbox.running().folder
-    assert asyncio.run(_cancelled(sandbox)) < 2
+    assert asyncio.run(_cancelled(sandbox)) < 30
     assert gone(folder, but=1)  # the server
 
 
 def test_a_daemon_ends_with_its_call(sandbox: Sandbox) -> None:
     code = "import os, time\nif os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0: time.sleep(60)\n  os._exit(0)"
-    assert sandbox.run_python_now(code).seconds < 4
+    assert sandbox.run_python_now(code).seconds < 30
     assert gone(sandbox.running().folder, but=1)
 
 

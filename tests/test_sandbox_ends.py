@@ -33,7 +33,7 @@ import os, signal, time
 for number in range(1, 65):
     try: signal.signal(number, signal.SIG_IGN)
     except (OSError, ValueError): pass
-end = time.monotonic() + 8
+end = time.monotonic() + 40
 def fork():
     try: return os.fork() if few() else 1
     except OSError: return 1
@@ -73,7 +73,7 @@ def test_processes_that_multiply_detach_and_ignore_signals_end_with_their_call(i
         seconds = time.monotonic() - begin
         assert result.outcome in ("timeout", "processes", "memory", "failed"), result
         assert gone(folder, but=1)  # the server
-    assert seconds < late(0.5) + 1
+    assert seconds < late(0.5)
 
 
 def test_a_call_whose_supervisor_is_stopped_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,5 +144,5 @@ def test_a_process_that_forks_after_its_first_call_can_go_on_calling_in_both() -
         "print(sandbox.run_python_now('print(4)').stdout.strip(), sandbox.running().folder == server)"
     )
     command = [sys.executable, "-W", "error", "-c", program]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert (result.stdout.splitlines(), result.stderr) == (["1", "2 True", "3", "4 True"], "")

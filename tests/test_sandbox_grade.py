@@ -11,7 +11,7 @@ from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.sandbox import Sandbox
 
 TESTS = ("assert add(1, 2) == 3", "assert add([1], [2]) == [1, 2]", "assert add('a', 'b') == 'ab'")
-LIMITS = SandboxLimits(seconds=5, memory_mib=256)
+LIMITS = SandboxLimits(seconds=60, memory_mib=256)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_code_without_tests_does_not_pass(sandbox: Sandbox) -> None:
 
 def test_tests_before_an_infinite_loop_keep_their_verdict() -> None:
     code = "def add(a, b):\n  while a == [1]: pass\n  return a + b"
-    with Sandbox(limits=SandboxLimits(seconds=1.5, memory_mib=256)) as short:
+    with Sandbox(limits=SandboxLimits(seconds=2.5, memory_mib=256)) as short:
         result = grade_now(short, code, TESTS)
     assert result.passed == (True, False, False)
     assert result.reasons[1] == "not judged: the tests ended with the outcome timeout"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -168,7 +169,7 @@ def test_trajectories_that_make_the_same_request_at_the_same_time_share_one_call
 
 
 def test_no_more_requests_are_open_at_one_time_than_allowed_in_any_event_loop() -> None:
-    behaviour = Behaviour(seconds=0.05)
+    behaviour = Behaviour(meeting=threading.Barrier(2))
     pasts = [history(*(answered(turn, f"{word} {turn}", "o" * 60) for turn in range(4))) for word in "abcdefgh"]
 
     async def all_at_once(condenser: SummaryModel) -> list[Condensed]:

@@ -23,6 +23,7 @@ from runs import (
     wait_for_error,
     wait_for_phase,
 )
+from waiting import eventually
 
 from condensegrpo.config.load import load_config
 from condensegrpo.storage.evaluations import stored_evaluations
@@ -465,11 +466,12 @@ def test_eval_does_not_add_to_a_folder_that_is_there(finished: Path, tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_in_eval_leaves_at_once_and_says_so(finished: Path) -> None:
-    process = start("eval", str(finished), "evaluate.problems=256", "evaluate.samples=100")
-    time.sleep(3)
+def test_ctrl_c_in_eval_leaves_at_once_and_says_so(finished: Path, tmp_path: Path) -> None:
+    long = ("evaluate.problems=256", "evaluate.samples=100")
+    process = start("eval", str(finished), *long, "--save", str(tmp_path / "saved"))
+    assert eventually(lambda: any((tmp_path / "saved").rglob("*.jsonl")))
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted" in err
 

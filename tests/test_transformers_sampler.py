@@ -302,9 +302,9 @@ def test_a_missing_model_and_invalid_options_are_refused_by_name(tmp_path: Path)
 
 def test_waiting_requests_are_batched_together(qwen: TransformersSampler) -> None:
     def seconds(count: int) -> float:
-        started = time.perf_counter()
+        started = time.process_time()
         together(qwen, [(MIXED[0], params(max_tokens=32, seed=seed)) for seed in range(count)])
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     seconds(1)  # warm up
     assert seconds(64) < 16 * min(seconds(1) for _ in range(3))
@@ -332,7 +332,7 @@ def test_requests_that_come_while_a_batch_is_generated_are_served_next(qwen: Tra
 def test_a_cancelled_request_does_not_break_its_batch(qwen: TransformersSampler, wait: float) -> None:
     async def one_gives_up() -> tuple[Generation, bool, Generation]:
         staying = asyncio.create_task(qwen.sample(MIXED[0], params(seed=1, max_tokens=50)))
-        leaving = asyncio.create_task(qwen.sample(MIXED[2], params(seed=2, max_tokens=50)))
+        leaving = asyncio.create_task(qwen.sample(MIXED[2], params(seed=2, max_tokens=200)))
         await asyncio.sleep(wait)
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)

@@ -32,7 +32,7 @@ def test_every_step_is_sampled_with_the_learners_weights_also_the_first_after_a_
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all(line["gap_max"] < 1e-4 for line in lines)
     assert all(line["ratio"] == pytest.approx(1, abs=1e-3) for line in lines)
-    assert all(line["seconds/sync"] < 5 for line in lines)  # it is milliseconds; a loaded machine may take its time
+    assert all(line["seconds/sync"] < 60 for line in lines)  # it is milliseconds; a loaded machine may take its time
     assert unexplained(lines) == set()
     for step in (1, 2, 3, 4):
         read = read_trajectories(tmp_path / f"run/trajectories/step_{step:06d}.jsonl")
