@@ -335,7 +335,8 @@ def test_tools_of_an_environment_are_called_limited_and_end_the_episode(tmp_path
             (tmp_path / "late").touch()
         return reply(prompt)
 
-    paid, slow, none = play(task(tmp_path, asked, shop, show=["metadata"]), say, tool_seconds=4)
+    played = task(tmp_path, asked, shop, show=["metadata"])
+    paid, slow, none = play(played, say, tool_seconds=4, max_output_tokens=300)
     known, unknown, missing, _ = observed(paid)
     assert known == "25"
     assert unknown.startswith("Error: Error calling tool 'price'")
