@@ -7,9 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from condensegrpo.core.start_up import postpone_collections, resume_collections
 
+# no example fails because the machine stood still while it was made or tried
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # they run on the CPU; `condensegrpo doctor --gpu` tries a GPU
 
 # files that take longest, longest first: a file is run by one worker, and a long one at the end leaves the others idle

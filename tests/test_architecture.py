@@ -260,14 +260,14 @@ def test_every_folder_says_what_it_is_for_what_it_imports_and_where_to_start() -
 def test_the_core_loads_without_torch() -> None:
     names = ", ".join(module.removesuffix(".__init__") for module in in_folder("core"))
     program = f"import sys, {names}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60, cwd="/").returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=240, cwd="/").returncode == 0
 
 
 def test_a_vllm_server_watches_for_the_end_of_its_run_before_torch_is_imported() -> None:
     program = (
         "import sys, condensegrpo.samplers.vllm_server.server; sys.exit(len({'torch', 'vllm'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60, cwd="/").returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=240, cwd="/").returncode == 0
 
 
 def test_nothing_imports_the_command_line() -> None:

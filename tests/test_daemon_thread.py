@@ -88,6 +88,6 @@ os._exit(3)
 
 
 def test_os_exit_of_a_call_raises_and_ends_a_fork_or_another_thread_as_ever() -> None:
-    done = subprocess.run([sys.executable, "-c", EXITS], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", EXITS], capture_output=True, text=True, check=False, timeout=240)
     raised = "os._exit(7) would end the process without a message. Raise an exception instead."
     assert (done.returncode, done.stdout.splitlines()) == (3, [raised, "5"]), done.stderr

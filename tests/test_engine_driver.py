@@ -217,7 +217,7 @@ class Ranks:
     """Two ranks as threads: the command of each in a round is there for both."""
 
     commands: list[Command | None] = field(default_factory=lambda: [None, None])
-    together: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=60))
+    together: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=240))
 
     def exchange(self, index: int, command: Command) -> list[Command]:
         self.commands[index] = command

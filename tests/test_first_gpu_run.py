@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_plans_are_what_the_commands_print_and_they_fit(folder: Path) -> None:
     def run(given: Sequence[str]) -> str:
         process = ForkedCommand(given, cwd=folder, environment=ENVIRONMENT, more={"COLUMNS": plans.COLUMNS})
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
         assert process.returncode == 0, out + err
         return out
 
@@ -60,4 +60,4 @@ def test_the_keys_of_a_command_exist(line: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_is_bash(script: str) -> None:
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=60)
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=240)

@@ -101,7 +101,7 @@ def test_a_job_is_not_queued_again_after_an_error_or_scancel(tmp_path: Path, clu
     launch("slurm", *SHORT, f"runs_dir={tmp_path / 'runs'}", "--gpus", 0, "--out", script)
     record(cluster, log, "srun", then="exit 1")
     job = start(script, cluster.environment())
-    job.communicate(timeout=60)
+    job.communicate(timeout=240)
     assert job.returncode == 1
     assert log.read_text().count("srun") == 1  # doctor found a problem: nothing is trained
     record(
@@ -110,7 +110,7 @@ def test_a_job_is_not_queued_again_after_an_error_or_scancel(tmp_path: Path, clu
     for state, code in (("CANCELLED", 143), ("RUNNING", 0)):
         cluster.state = state
         job = start(script, cluster.environment())
-        job.communicate(timeout=60)
+        job.communicate(timeout=240)
         assert job.returncode == code
     assert [call[1] for call in cluster.calls] == ["show", "show", "requeue"]
 
@@ -247,7 +247,7 @@ def test_sagemaker_continues_what_it_copied_to_s3(tmp_path: Path, cluster: Slurm
     job = start(ml / "input/data/code/start.sh", cluster.environment())
     wait_for(ml / "checkpoints/mine/trajectories/step_000001.jsonl", job)
     job.send_signal(signal.SIGTERM)  # process 1: the command, not a shell before it
-    assert "stopped. To continue" in job.communicate(timeout=60)[0]
+    assert "stopped. To continue" in job.communicate(timeout=240)[0]
     assert job.returncode == 143
     before = trained_steps(ml / "checkpoints/mine")
     (ml / "checkpoints").rename(tmp_path / "before")

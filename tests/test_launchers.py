@@ -88,7 +88,7 @@ def test_several_processes_of_unknown_rank_are_refused(variables: dict[str, str]
 def test_train_is_refused_before_several_processes_make_a_folder_each(tmp_path: Path) -> None:
     more = {"OMPI_COMM_WORLD_SIZE": "2"}
     process = ForkedCommand(("train", *TINY, f"runs_dir={tmp_path}"), cwd=ROOT, environment=ENVIRONMENT, more=more)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 2
     assert "mpirun started 2 processes" in err
     assert not list(tmp_path.iterdir())
@@ -120,7 +120,7 @@ def test_a_rank_may_get_sigterm_twice_and_still_saves() -> None:
     ranks = ({"RANK": "0"}, {"SLURM_STEP_ID": "1"})  # the second: the only task of its step
     for rank, code, out in (({}, -signal.SIGTERM, ""), *((rank, -signal.SIGINT, "saved\n") for rank in ranks)):
         done = subprocess.run(
-            [sys.executable, "-uc", program], env={**ENVIRONMENT, **rank}, capture_output=True, text=True, timeout=60,
+            [sys.executable, "-uc", program], env={**ENVIRONMENT, **rank}, capture_output=True, text=True, timeout=240,
             check=False,
         )  # fmt: skip
         assert (done.returncode, done.stdout) == (code, out), done.stderr
@@ -141,7 +141,7 @@ def ended(processes: list[ForkedCommand], code: int) -> list[str]:
     """What processes that end with this exit code wrote to standard error."""
     errors = []
     for process in processes:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
         assert process.returncode == code, out + err
         errors.append(err)
     return errors

@@ -125,7 +125,7 @@ def test_each_blocking_tool_runs_in_its_own_thread() -> None:
 
     def meet() -> str:
         """Blocks until so many are in it at once."""
-        together.wait(timeout=60)
+        together.wait(timeout=240)
         return "met"
 
     box = engine(agent(lambda prompt: calls("meet", prompt)), tools={"meet": meet})

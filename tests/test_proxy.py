@@ -88,7 +88,7 @@ def started(upstream: str, folder: Path, *arguments: str) -> Iterator[tuple[str,
 
     def end() -> str:
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
         assert process.returncode == 0, err
         return out + err
 

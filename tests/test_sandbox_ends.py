@@ -98,7 +98,7 @@ def test_a_call_ends_when_its_caller_is_killed_although_a_fork_of_the_caller_liv
         "print(child, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     command = [sys.executable, "-c", program, isolation]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert result.returncode == -signal.SIGKILL, result.stderr
     folder, child = result.stdout.split()
     killed.append(int(child))
@@ -144,5 +144,5 @@ def test_a_process_that_forks_after_its_first_call_can_go_on_calling_in_both() -
         "print(sandbox.run_python_now('print(4)').stdout.strip(), sandbox.running().folder == server)"
     )
     command = [sys.executable, "-W", "error", "-c", program]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
     assert (result.stdout.splitlines(), result.stderr) == (["1", "2 True", "3", "4 True"], "")
