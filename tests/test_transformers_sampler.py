@@ -356,7 +356,7 @@ def test_a_time_out_of_all_requests_leaves_the_sampler_usable(qwen: Transformers
 
 def test_an_event_loop_that_dies_with_requests_does_not_harm_the_next(qwen: TransformersSampler) -> None:
     async def leave_early() -> None:
-        background: Coroutine[Any, Any, Generation] = qwen.sample(MIXED[0], params(max_tokens=60))
+        background: Coroutine[Any, Any, Generation] = qwen.sample(MIXED[0], params(max_tokens=200))
         task = asyncio.create_task(background)
         await asyncio.sleep(0.01)
         assert not task.done()
