@@ -108,7 +108,7 @@ def test_no_trajectory_and_no_turn_make_empty_tables() -> None:
     assert grpo(Batch(torch.ones(2), torch.ones(2), empty_N, empty_N, empty_N - 1)).advantage_NK.shape == (2, 0)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(0, 3)), min_size=1, max_size=16),
     st.sampled_from(["std", "none"]),
@@ -121,7 +121,7 @@ def test_advantages_are_finite_and_sum_to_zero_in_every_group(pairs: list[tuple[
         assert abs(float(found[group_N == group].sum())) < 1e-6
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.permutations(range(6)))
 def test_the_order_of_trajectories_does_not_matter(order: list[int]) -> None:
     outcomes, groups = [1.0, 0.0, 0.5, 0.2, 0.9, 0.4], [0, 0, 0, 1, 1, 1]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from conformance import PINNED, check_account, count, history, statuses, turns, unit
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from condensegrpo.assembly.plugins import build_plugin
@@ -76,7 +76,6 @@ def test_tokens_that_do_not_add_up_never_break_the_budget() -> None:
     assert turns(found)[-1] == 7
 
 
-@settings(deadline=None)
 @given(
     worth=st.lists(st.floats(0, 10), max_size=12),
     costs=st.lists(st.integers(1, 50), min_size=13, max_size=13),

@@ -106,7 +106,7 @@ def test_the_example_of_the_docstrings() -> None:
     assert (found.longest, gathered_keys(depths)) == ((4, 4), 10)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(ROWS)
 def test_a_token_sees_its_own_row_up_to_itself_and_no_other(rows: list[list[int]]) -> None:
     laid_out = tree(rows)

@@ -1,7 +1,7 @@
 """From attention to scores, on numbers that can be checked by hand."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from condensegrpo.attention.scores import unit_scores
@@ -48,7 +48,6 @@ def test_a_page_on_which_the_question_finds_nothing_scores_less_than_one_with_wh
     assert best_of_noise == pytest.approx(4 * 0.01)
 
 
-@settings(deadline=None)  # a busy machine is slow
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=30), st.integers(1, 5))
 def test_scores_of_a_prompt_repeated_are_the_same(pairs: list[tuple[float, float]], times: int) -> None:
     question, blank = (list(column) for column in zip(*pairs, strict=True))

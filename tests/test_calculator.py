@@ -106,7 +106,7 @@ def test_no_power_takes_long_or_has_many_digits() -> None:
     assert time.process_time() - started < 1
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.text(alphabet="0123456789+-*/.()%, ", max_size=60))
 def test_any_text_of_the_allowed_characters_gives_a_number_or_a_value_error(expression: str) -> None:
     try:
@@ -116,14 +116,14 @@ def test_any_text_of_the_allowed_characters_gives_a_number_or_a_value_error(expr
     assert isinstance(ast.literal_eval(result), int | float)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.integers(-(10**9), 10**9), st.integers(-(10**9), 10**9), st.sampled_from("+-*"))
 def test_integers_are_exact(left: int, right: int, sign: str) -> None:
     wanted = {"+": left + right, "-": left - right, "*": left * right}[sign]
     assert calculator(f"({left}) {sign} ({right})") == str(wanted)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_cents_add_up_without_float_noise(left: int, right: int) -> None:
     result = calculator(f"{left // 100}.{left % 100:02} + {right // 100}.{right % 100:02}")

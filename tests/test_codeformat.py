@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from condensegrpo.core.messages import ToolCall
@@ -97,7 +97,6 @@ def test_instructions_stand_where_there_is_a_tool() -> None:
     assert "<code>" in CODE.instructions(({"function": {}},))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(["<code>", "</code>", "```python\n", "\n```", "<answer>", "</think>", "x\n"])).map("".join)
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from conformance import PINNED, condense, count, history, spans, turns, unit
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from condensegrpo.assembly.plugins import build_plugin
@@ -111,7 +111,6 @@ def test_last_k_asks_for_few_counts() -> None:
     assert len(asked) <= 60 + 1 + 7
 
 
-@settings(deadline=None)
 @given(total=st.integers(0, 200), room=st.integers(0, 220), likely=st.integers(-1, 220))
 def test_what_is_likely_to_fit_changes_the_questions_and_not_the_answer(total: int, room: int, likely: int) -> None:
     asked: list[int] = []

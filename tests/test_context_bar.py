@@ -73,7 +73,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     return trajectory(*turns)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(trajectories(), st.integers(0, 80))
 def test_the_parts_of_a_context_add_up_to_its_prompt(one: Trajectory, budget: int) -> None:
     for view, each in zip(context_views(one, budget), one.turns, strict=True):
@@ -84,7 +84,7 @@ def test_the_parts_of_a_context_add_up_to_its_prompt(one: Trajectory, budget: in
         assert len(view.statuses) == view.turn
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 5000), min_size=6, max_size=6), st.integers(6, 60))
 def test_shares_fill_the_bar_and_show_every_part(amounts: list[int], width: int) -> None:
     cells = shares(amounts, width)

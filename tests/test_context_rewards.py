@@ -120,7 +120,7 @@ def test_the_component_is_named_after_the_reward_and_right_stays_right(name: str
 
 @pytest.mark.parametrize("name", SINGLE)
 @given(contexts=st.lists(st.integers(1, 600), min_size=1, max_size=4), more=st.integers(0, 200))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_longer_context_is_never_worth_more(name: str, contexts: Sequence[int], more: int) -> None:
     for measure in ("max", "sum", "last"):
         reward = SINGLE[name](measure=measure)
@@ -174,7 +174,7 @@ def test_every_member_of_a_group_is_judged() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 600)), min_size=1, max_size=8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_it_does_not_matter_in_which_order_siblings_stand(drawn: list[tuple[bool, int]]) -> None:
     group = [answered(tokens, answer="7" if right else "8") for right, tokens in drawn]
     backwards = totals(LinearPassRate(**ANCHORS), *reversed(group))
@@ -182,7 +182,7 @@ def test_it_does_not_matter_in_which_order_siblings_stand(drawn: list[tuple[bool
 
 
 @given(st.lists(st.integers(1, 600), min_size=1, max_size=6), st.integers(0, 6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_harder_question_is_never_taxed_more(contexts: list[int], wrong: int) -> None:
     """More wrong siblings lower p; where nobody is wrong the tax is that of ``multiplicative``."""
     right = [answered(tokens) for tokens in contexts]

@@ -99,7 +99,7 @@ def of_turns(turns: list[tuple[Literal["act", "condense"], int]], name: int) -> 
 
 
 @pytest.mark.parametrize("mode", sorted(WEIGHTS))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(batch=st.lists(TURNS, min_size=1, max_size=4), kind=st.sampled_from(["act", "condense"]))
 def test_turns_that_do_not_train_weigh_nothing_and_change_no_denominator(
     mode: Aggregation, batch: list[list[tuple[Literal["act", "condense"], int]]], kind: Literal["act", "condense"]

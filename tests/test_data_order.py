@@ -1,6 +1,6 @@
 """Which problems a step trains on."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from condensegrpo.core.data_order import indices
@@ -24,7 +24,6 @@ def test_epochs_and_seeds_are_shuffled_anew() -> None:
     assert first != indices(seed=1, step=0, count=50, size=50)
 
 
-@settings(deadline=None)
 @given(step=st.integers(0, 40), count=st.integers(1, 9), size=st.integers(1, 23))
 def test_the_cursor_is_the_step_alone(step: int, count: int, size: int) -> None:
     whole = [index for number in range(step + 1) for index in indices(seed=3, step=number, count=count, size=size)]

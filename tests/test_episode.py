@@ -119,7 +119,7 @@ def test_retokenisation_never_changes_what_was_sampled() -> None:
     assert trained_tokens(row) == outputs
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     keep_last=st.integers(0, 4),
     keep_first=st.integers(0, 2),
@@ -268,7 +268,6 @@ def test_the_jitter_of_a_trigger_takes_its_share_off() -> None:
     assert trigger.at(1, 0.9) == 1
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**30), st.integers(-1, 2**20), st.text())
 def test_a_problems_draw_is_a_share_and_always_the_same(run_seed: int, step: int, problem_id: str) -> None:
     draw = problem_draw(run_seed, step, problem_id)
@@ -741,7 +740,6 @@ def test_a_stream_is_named_by_run_step_problem_sample_and_turn() -> None:
     assert stream_seed(0, 7, "3/0/p", 1, 2) != stream_seed(0, 7, "p", 1, 2)
 
 
-@settings(deadline=None)
 @given(st.integers(-(2**40), 2**40), st.integers(-1, 2**30), st.text(), st.integers(0, 99), st.integers(0, 99))
 def test_seeds_have_63_bits(run_seed: int, step: int, problem_id: str, sample: int, turn: int) -> None:
     assert 0 <= stream_seed(run_seed, step, problem_id, sample, turn) < 2**63

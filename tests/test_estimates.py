@@ -84,7 +84,7 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says(successes: float
     assert covered / 400 > 0.9
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(values=RATES, draw=st.randoms(use_true_random=False))
 def test_bounds_hold_the_mean_have_a_width_and_do_not_depend_on_the_order(
     values: dict[str, list[float]], draw: random.Random
@@ -132,7 +132,7 @@ def test_a_difference_holds_the_truth_about_as_often_as_it_says() -> None:
 
 
 @given(ours=RATES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_difference_to_oneself_is_nothing(ours: dict[str, list[float]]) -> None:
     found = paired_difference(ours, ours)
     assert found.mean == 0

@@ -116,7 +116,7 @@ def test_what_is_neither_page_nor_answer_is_a_format_error(reply: str) -> None:
     pages=st.integers(2, 12), facts=st.integers(1, 4), asked=st.integers(1, 3), words=st.integers(1, 4),
     early=st.floats(0.3, 1.0), index=st.integers(0, 99_999),
 )  # fmt: skip
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_facts_stand_on_early_pages_of_their_own_and_all_else_is_noise(
     pages: int, facts: int, asked: int, words: int, early: float, index: int
 ) -> None:

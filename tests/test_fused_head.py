@@ -103,7 +103,7 @@ def assert_equal(objective: ObjectiveFunction, batch: PackedBatch, *, temperatur
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     tokens=st.integers(0, 13),
     tile=st.sampled_from([1, 4, 99]),

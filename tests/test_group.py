@@ -170,7 +170,6 @@ def test_ids_need_no_quotes_in_a_shell() -> None:
     assert [one.id for one in group] == ["7/0/0", "7/0/1"] == [shlex.quote(one.id) for one in group]
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["a", "a~2", "a~3", "a~2~", "a~2~2", "b"])))
 def test_names_are_unique_whatever_the_ids(ids: list[str]) -> None:
     batch = [Problem(id=one, question=str(number)) for number, one in enumerate(ids)]
@@ -231,7 +230,7 @@ def test_a_cancelled_rollout_leaves_nothing_running() -> None:
     assert asyncio.run(run()) == 0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(sizes=st.lists(st.integers(0, 3), min_size=0, max_size=3), samples=st.integers(1, 3))
 def test_every_asked_trajectory_comes_back_exactly_once(sizes: list[int], samples: int) -> None:
     problems = [problem(number) for number in sizes]

@@ -72,7 +72,7 @@ def test_the_bounds_themselves_are_inside() -> None:
 
 @pytest.mark.parametrize("level", sorted(LEVELS))
 @pytest.mark.parametrize("mode", sorted(MODES))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.floats(-50, 0, width=32), st.integers(-3, 3)), max_size=12), st.floats(1, 10))
 def test_equal_engines_need_no_correction(
     level: Level, mode: Mode, tokens: list[tuple[float, int]], cap: float
@@ -86,7 +86,7 @@ def test_equal_engines_need_no_correction(
 
 
 @pytest.mark.parametrize("level", sorted(LEVELS))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.floats(-50, 0), st.floats(-50, 0), st.integers(-3, 3)), max_size=12),
     st.floats(1, 1e6),

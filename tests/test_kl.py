@@ -79,7 +79,7 @@ def reverse_kl(policy: list[float], reference: list[float]) -> float:
     return sum(p * math.log(p / q) for p, q in zip(policy, reference, strict=True))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(LOGITS, LOGITS)
 def test_k1_and_k3_are_unbiased_values_of_the_reverse_kl(logits: list[float], reference: list[float]) -> None:
     wanted = reverse_kl(probabilities(logits), probabilities(reference))
@@ -94,13 +94,13 @@ def test_k2_is_a_biased_value() -> None:
     assert reverse_kl([0.5, 0.5], [0.8, 0.2]) == pytest.approx(0.2231, abs=1e-4)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(LOGITS, LOGITS)
 def test_k1_as_a_loss_regularises_nothing(logits: list[float], reference: list[float]) -> None:
     assert expectation("k1", logits, reference)[1] == pytest.approx([0] * 4, abs=1e-12)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(LOGITS, LOGITS)
 def test_k2_as_a_loss_is_the_reverse_kl(logits: list[float], reference: list[float]) -> None:
     # ∂KL(π‖ref)/∂z_v = π_v·(ln(π_v/ref_v) − KL)
@@ -110,7 +110,7 @@ def test_k2_as_a_loss_is_the_reverse_kl(logits: list[float], reference: list[flo
     assert expectation("k2", logits, reference)[1] == pytest.approx(wanted, abs=1e-12)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(LOGITS, LOGITS)
 def test_k3_as_a_loss_is_the_forward_kl(logits: list[float], reference: list[float]) -> None:
     # KL(ref‖π) is a cross-entropy up to a constant: ∂/∂z_v = π_v − ref_v
@@ -134,7 +134,7 @@ def test_k3_keeps_its_digits_near_zero_in_float32(size: float, relative: float, 
     assert k3(torch.zeros(1), reference_T).item() == pytest.approx(size**2 / 2, rel=relative)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.floats(-40, 0), st.floats(-40, 0))
 def test_k2_and_k3_are_never_negative_and_never_push_away_from_the_reference(logp: float, reference: float) -> None:
     for term in (k2, k3):

@@ -81,7 +81,7 @@ def test_no_tokens_have_no_loss() -> None:
     assert clipped(empty_T, torch.zeros(0), torch.zeros(0)).loss_T.sum().item() == 0
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.floats(-30, 0), st.floats(-30, 0), st.floats(-5, 5))
 def test_clipping_never_lowers_the_loss(logp: float, old: float, advantage: float) -> None:
     def as_tensor(value: float) -> Tensor:
@@ -157,7 +157,7 @@ def test_cispo_by_default_bounds_the_upper_side_only() -> None:
     assert (found.low_T.tolist(), found.high_T.tolist()) == ([False, False], [True, False])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.floats(-1e4, 0), st.floats(-1e4, 0), st.floats(1e-3, 5), st.sampled_from([-1, 1]))
 def test_cispo_never_drops_a_token_that_has_an_advantage(logp: float, old: float, size: float, sign: int) -> None:
     logp_T = column(logp).requires_grad_()
@@ -215,7 +215,7 @@ def test_gspo_keeps_turns_apart_whatever_their_labels() -> None:
     assert found.ratio_T.tolist() == pytest.approx([2, 0.5, 2])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.floats(-2, 2), min_size=1, max_size=8), st.floats(-3, 3))
 def test_gspo_has_the_size_of_a_token_level_loss(moves: list[float], advantage: float) -> None:
     # Σ over the turn = −n·s·A, and its gradient −s·A in every token, however many there are

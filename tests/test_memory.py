@@ -294,7 +294,7 @@ def kept_along(policy: PreTrainedModel, pattern: Paths, depth: Tensor) -> int:
     return forward + sum(tensor.numel() * tensor.element_size() for tensor in own)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(branches=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 500)), min_size=1, max_size=6))
 def test_gathered_sizes_are_those_of_the_buckets(branches: list[tuple[float, int]]) -> None:
     """Of trees whose branches leave the path before them anywhere, its last token left out."""
@@ -363,7 +363,7 @@ def test_the_one_pass_head_keeps_two_gradients_and_no_logits(trained: bool) -> N
 # --- what grows with what
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     tokens=st.integers(1, 5000),
     more=st.integers(1, 5000),

@@ -251,7 +251,7 @@ def test_a_value_that_only_some_have_is_a_mean_over_those_and_not_over_ranks() -
     assert "reward/style" not in summarise(figures[3:6])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(FIGURES, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_any_number_of_ranks_says_the_same_to_the_bit(
     figures: list[TrajectoryFigures], ranks: int, draw: random.Random
@@ -261,7 +261,7 @@ def test_any_number_of_ranks_says_the_same_to_the_bit(
     assert summarise(gathered) == summarise(figures)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(FIGURES, min_size=1, max_size=12))
 def test_shares_are_shares(figures: list[TrajectoryFigures]) -> None:
     found = summarise(figures)

@@ -62,7 +62,7 @@ def walls(questions: Sequence[str], *, sampling: float, limit: float = NEVER) ->
     return simulated(run())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.lists(st.integers(0, 60), min_size=REPLIES, max_size=REPLIES), min_size=1, max_size=8))
 def test_a_batch_takes_as_long_as_its_longest_trajectory(paces: list[list[int]]) -> None:
     found, wall = walls([" ".join(map(str, pace)) for pace in paces], sampling=1.0)

@@ -63,7 +63,7 @@ def test_a_row_over_the_budget_is_an_error_that_names_it_and_the_cure() -> None:
         pack([3, 30, 40], 10)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(st.integers(1, 20), max_size=30), st.integers(20, 60))
 def test_every_row_is_in_exactly_one_micro_batch_within_the_budget(lengths: list[int], budget: int) -> None:
     batches = pack(lengths, budget)
@@ -82,7 +82,7 @@ def test_rows_of_like_length_come_together_where_that_takes_no_more_micro_batche
     assert pack([2, 8, 2, 8, 2, 2], 16) == ((1, 3), (0, 2, 4, 5))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(20, 40))
 def test_no_micro_batch_is_larger_than_an_even_share_and_one_row(lengths: list[int], budget: int) -> None:
     batches = pack(lengths, budget)
@@ -122,7 +122,7 @@ def test_ranks_that_are_as_equal_as_can_be_keep_what_they_have() -> None:
     assert balanced_owners([[6, 4], [5, 4]]) == ((0, 0), (1, 1))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.integers(1, 20), max_size=8), min_size=1, max_size=4))
 def test_shares_differ_by_less_than_the_smallest_block_of_the_busiest(sizes: list[list[int]]) -> None:
     owners = balanced_owners(sizes)
@@ -236,7 +236,7 @@ def test_no_rows_make_no_batch() -> None:
         collate([])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 11), st.booleans()), min_size=1, max_size=6), min_size=1, max_size=5))
 def test_packing_keeps_every_trained_token_and_what_predicts_it(texts: list[list[tuple[int, bool]]]) -> None:
     rows = [

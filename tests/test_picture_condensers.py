@@ -133,7 +133,7 @@ def test_only_omitting_drops_nothing() -> None:
     assert statuses(four(), found, count) == "rrrk"
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     pictures=st.lists(st.integers(0, 2), max_size=12),
     tokens=st.integers(0, 3000),

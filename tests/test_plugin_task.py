@@ -32,7 +32,7 @@ def started(work: Coroutine[Any, Any, Any], name: str = "it", seconds: float = 5
 # --- as on the event loop ---------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.sampled_from(["yield", "set", "wait", "spawn", "raise"]), max_size=6), max_size=5))
 def test_everything_happens_in_the_same_order(scripts: list[list[str]]) -> None:
     def happened(start: Start) -> list[str]:

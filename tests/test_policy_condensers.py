@@ -333,7 +333,7 @@ def check_spans(one: Trajectory, turn: int) -> None:
 
 
 @pytest.mark.parametrize("which", range(8))
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(replies=REPLIES, room=st.sampled_from([9000, 900, 400]))
 def test_the_declared_spans_match_what_was_shown(which: int, replies: list[str], room: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

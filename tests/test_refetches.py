@@ -73,7 +73,7 @@ def test_what_the_environment_says_is_no_result_of_a_call() -> None:
 
 
 @given(pages=st.lists(st.integers(0, 3), max_size=12))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_refetches_are_calls_made_before_and_none_where_everything_is_shown(pages: list[int]) -> None:
     every = [result(f"text {page}") for page in range(4)]
 

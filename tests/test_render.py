@@ -256,7 +256,7 @@ def test_special_token_text_in_calls_and_names_is_text_too() -> None:
     assert control_ids(chatml(), chatml().prompt([QUESTION, said])) == control_ids(chatml(), plain)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from([*CONTROL, "<", "|", "s>", " ", "\n", "a", "\ue000"]) | st.text(max_size=3), max_size=8)
 )
@@ -371,7 +371,7 @@ def test_a_continued_prompt_is_the_prompt_of_the_whole_conversation(make: Any, s
         assert prompt == renderer.prompt(talk)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.text(max_size=20), st.data())
 def test_non_canonical_splits_of_a_reply_survive_byte_identical(said: str, data: st.DataObject) -> None:
     """Pitfall 1: what was sampled is never tokenised again, whatever its split."""

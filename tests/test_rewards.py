@@ -148,7 +148,7 @@ def test_a_ground_truth_that_is_no_number_cannot_be_judged_by_number() -> None:
 
 
 @given(st.integers(-(10**9), 10**9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_number_is_read_however_it_is_grouped(value: int) -> None:
     assert number(f"{value:,}") == number(f"$ {value}") == number(f"{value}.") == float(value)
 

@@ -196,7 +196,7 @@ def test_a_failed_reward_ends_its_trajectory_unless_something_failed_before() ->
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.floats(-100, 100), max_size=6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_breakdown_accounts_for_the_total(parts: dict[str, float]) -> None:
     found = paying(parts)
     assert found.total == pytest.approx(sum(found.components.values()))
@@ -344,7 +344,7 @@ def test_what_environment_and_reward_pay_turns_adds_up() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-8, 8), st.integers(-8, 8)), max_size=5))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_it_does_not_matter_who_pays_a_turn(pays: list[tuple[int, int]]) -> None:
     by_both = earned(*[earning(hint=float(a)) for a, _ in pays], paid=[float(b) for _, b in pays])
     by_one = earned(*[earning(hint=float(a), more=float(b)) for a, b in pays])

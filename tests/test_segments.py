@@ -194,13 +194,13 @@ def episodes(draw: st.DrawFn) -> Trajectory:
     return trajectory(*turns)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(episodes())
 def test_every_sampled_token_is_trained_exactly_once_in_order(one: Trajectory) -> None:
     assert trained_ids(rows(one)) == [token for each in one.turns for token in each.output_ids]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(episodes())
 def test_a_trained_token_keeps_the_context_log_probability_and_credit_of_its_turn(one: Trajectory) -> None:
     # trl#5224, Agent-R1#30: rows rebuilt from text differ from what was sampled; here they are byte-identical
@@ -223,7 +223,7 @@ def test_a_trained_token_keeps_the_context_log_probability_and_credit_of_its_tur
     assert found == wanted
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(episodes())
 def test_two_rows_in_a_row_could_not_have_been_one(one: Trajectory) -> None:
     found = rows(one)
@@ -233,7 +233,7 @@ def test_two_rows_in_a_row_could_not_have_been_one(one: Trajectory) -> None:
         assert one.turns[row.first_turn].prompt_ids[: len(whole)] != whole
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(episodes())
 def test_whatever_segments_accepts_is_found_in_order(one: Trajectory) -> None:
     assert check(one) == ()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from builders import scored, trajectory, turn
 from estimating import ESTIMATORS
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from condensegrpo.algorithms.credit import Estimator
@@ -74,7 +74,6 @@ def test_a_positive_advantage_shrinks_by_a_term_of_its_own_and_a_negative_one_an
     assert found.terms[-1].added().tolist() == [[-0.5, -0.25, 0], [0, 0, 0]]
 
 
-@settings(deadline=None)
 @given(dropped=st.floats(0, 1), rewritten=st.floats(0, 1))
 def test_no_factor_turns_a_sign_or_exceeds_the_advantage(dropped: float, rewritten: float) -> None:
     found = given_credit(SourceCredit(dropped=dropped, rewritten=rewritten))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from builders import turn
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from condensegrpo.algorithms.staleness import check_staleness, last_prefetched, sampler_gets_weights, staleness_of
@@ -31,7 +31,6 @@ def test_the_examples_of_the_module() -> None:
     assert versions(2, 7) == [0, 0, 0, 2, 2, 4, 4]
 
 
-@settings(deadline=None)
 @given(staleness=st.integers(0, 6), steps=st.integers(1, 40))
 def test_every_batch_is_sampled_once_and_none_is_older_than_allowed(staleness: int, steps: int) -> None:
     ages = [step - 1 - version for step, version in enumerate(versions(staleness, steps), start=1)]

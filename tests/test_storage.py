@@ -127,7 +127,7 @@ def run_folder(tmp_path: Path) -> RunFolder:
 # --- trajectories
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.builds(ScoredTrajectory, trajectory=TRAJECTORIES, score=SCORES, figures=FIGURES))
 def test_any_trajectory_reads_back_equal(one: ScoredTrajectory) -> None:
     line = dump_line(one)
@@ -158,7 +158,7 @@ def episodes(draw: st.DrawFn) -> Trajectory:
     return trajectory(*played)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(episodes())
 def test_an_episode_reads_back_equal_whatever_its_turns_share(one: Trajectory) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -409,7 +409,7 @@ def test_two_ranks_that_append_to_one_file_lose_nothing(tmp_path: Path) -> None:
 # --- credit
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.dictionaries(TEXT, st.lists(st.tuples(FLOAT, FLOAT), max_size=4), max_size=4))
 def test_credit_reads_back_equal(
     tmp_path_factory: pytest.TempPathFactory, given_credit: dict[str, list[tuple[float, float]]]

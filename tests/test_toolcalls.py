@@ -228,7 +228,7 @@ WORDS = ['"name"', '"arguments"', '"args"', '"add"', "NaN", "1e999", "null", "\n
 PIECES = st.sampled_from([*MARKS, *WORDS])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(PIECES | st.text(max_size=5), max_size=30).map("".join), st.sampled_from(sorted(TOOL_FORMATS)))
 def test_whatever_is_written_reading_never_raises(text: str, name: str) -> None:
     for item in TOOL_FORMATS[name].parse(text):
@@ -247,7 +247,7 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.dictionaries(st.text(max_size=8), JSON, max_size=4), st.booleans(), st.sampled_from([None, 2]))
 def test_every_json_object_arrives_as_it_was_written(
     arguments: dict[str, Any], ascii_only: bool, indent: int | None
@@ -621,7 +621,7 @@ def test_a_tool_without_docstring_or_types_is_refused_before_the_run() -> None:
         toolbox(bare)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(PIECES | st.text(max_size=5), max_size=30).map("".join))
 def test_whatever_is_written_every_attempt_is_answered(text: str) -> None:
     found = answers(toolbox(add), text)

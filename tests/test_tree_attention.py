@@ -60,7 +60,7 @@ def test_long_branches_are_cut_into_like_pieces_that_see_no_further_than_their_e
     ]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(ROWS)
 def test_every_token_sees_exactly_its_own_row_up_to_itself(rows: list[list[int]]) -> None:
     laid_out = tree(rows)
@@ -84,7 +84,7 @@ def dense(query: Tensor, key: Tensor, value: Tensor, places: list[tuple[int, ...
     return output[None]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.lists(st.integers(0, 160), min_size=1, max_size=5), st.sampled_from([(4, 4), (4, 2), (3, 1)]), st.integers(0, 9)
 )

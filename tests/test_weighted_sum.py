@@ -133,7 +133,7 @@ def test_tool_execution_pays_each_turn_its_share_of_all_calls(one: Trajectory, w
 
 
 @given(st.lists(st.integers(0, 5).flatmap(lambda tried: st.tuples(st.just(tried), st.integers(0, tried))), max_size=6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_tool_execution_sums_to_what_tool_calls_pays_the_outcome(counts: list[tuple[int, int]]) -> None:
     one = calling(*counts)
     assert sum(ToolExecution().turn_rewards(one, SEVEN)) == pytest.approx(ToolCalls()(one, SEVEN).total)

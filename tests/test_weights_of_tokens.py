@@ -141,7 +141,7 @@ def summed(name: str, logp_T: Tensor, columns: dict[str, Tensor], places: list[i
 
 @pytest.mark.parametrize("mode", sorted(WEIGHTS))
 @pytest.mark.parametrize("name", sorted(LOSSES))
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(
     counts=st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=1, max_size=4),
     seed=st.integers(0, 999),

@@ -101,7 +101,7 @@ def test_the_moments_are_told_apart_by_name(weights: Weights, stage: int) -> Non
     assert [part.bytes for part in of(weights, stage).always if part.name == MOMENTS] == [8000]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     parameters=st.integers(200, 10**10),
     element=st.sampled_from((2, 4)),
