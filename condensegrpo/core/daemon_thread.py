@@ -65,8 +65,10 @@ class DaemonThread:
         outcomes = SimpleQueue[tuple[T, None] | tuple[None, BaseException]]()
         self._put(partial(_answer, outcomes, call))
         for _ in range(CHECKS):
-            with contextlib.suppress(Empty):
+            try:
                 return outcomes.get(timeout=seconds / CHECKS)
+            except Empty:
+                continue
         raise TimeoutError
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.failures import Failure, location_of
@@ -69,7 +69,6 @@ async def result_of_task(
         setting: the configuration key of that limit, for the failure; empty: there is none.
     """
     task = plugin_task(work, name=name, seconds=step_seconds)
-    task.add_done_callback(_retrieve)
     try:
         if not await wait_for_task(task, seconds) and seconds is not None:
             message = f"no result within {counted(seconds, 'second')}{setting and f' ({setting})'}"
@@ -80,7 +79,10 @@ async def result_of_task(
     except Blocked as blocked:
         return Failure(source=name, error="", message=blocked.message, location=blocked.location)
     finally:
-        task.cancel()
+        if task.cancel():
+            task.add_done_callback(_retrieve)
+        else:
+            _retrieve(task)
 
 
 def plugin_task(work: Coroutine[Any, Any, T], *, name: str, seconds: float) -> asyncio.Task[T]:
@@ -98,7 +100,7 @@ def plugin_task(work: Coroutine[Any, Any, T], *, name: str, seconds: float) -> a
         loop.set_task_factory(_create_task)  # type: ignore[arg-type]  # typeshed still has generators as coroutines
     context = copy_context()
     context.run(_limit.set, _Limit(name, seconds, _workers_of(loop)))
-    return context.run(_create_task, loop, work)
+    return context.run(_create_task, loop, work, context=context)
 
 
 async def wait_for_task(task: asyncio.Task[Any], seconds: float | None) -> bool:
@@ -106,13 +108,14 @@ async def wait_for_task(task: asyncio.Task[Any], seconds: float | None) -> bool:
 
     Unlike ``asyncio.wait_for``, it does not wait for a task that ignores its cancellation.
     """
-    workers = _workers_of(asyncio.get_running_loop())
-    while True:
+    await asyncio.sleep(0)  # most tasks end in their first step, and need neither a timer nor a callback
+    while not task.done():
+        workers = _workers_of(task.get_loop())
         lost = workers.lost
         await asyncio.wait([task], timeout=seconds)
-        seconds = workers.lost - lost
-        if task.done() or not seconds:
-            return task.done()
+        if not (seconds := workers.lost - lost):
+            break
+    return task.done()
 
 
 def _create_task(
@@ -241,8 +244,7 @@ class _Workers:
             worker.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Limit:
+class _Limit(NamedTuple):
     name: str  # of the plug-in
     seconds: float  # of a step
     workers: _Workers
