@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 from condensegrpo.config.study import Prediction
 from condensegrpo.metrics.estimates import Interval
 from condensegrpo.metrics.seeds import Matrix, difference_interval, mean_interval
@@ -38,7 +40,7 @@ class PredictionOutcome:
     evaluation: str
     predicted: str  # the contrast and its threshold
     found: Interval | None  # None: it was not measured
-    by_seed: Mapping[str, float]  # of the arm; the differences where both arms have the same seeds
+    by_seed: Mapping[str, float]  # of the arm, or of the contrast if both arms have the same seeds
     paired: bool  # the difference was computed seed by seed
     verdict: Verdict
 
@@ -50,10 +52,10 @@ def outcome(prediction: Prediction, ours: Figure | None, theirs: Figure | None, 
         theirs: of the subtracted arm; None: the prediction is about an arm alone, or it was not measured.
         paired: the runs of a seed share their warm start, or are the same.
     """
-    found, values_S = None, ours.value_SP.mean(axis=1) if ours is not None else ()
+    found, values_S = None, np.array([])
     share = prediction.figure == "success"
     if ours is not None and prediction.minus is None:
-        found = mean_interval(ours.value_SP, share=share)
+        found, values_S = mean_interval(ours.value_SP, share=share), ours.value_SP.mean(axis=1)
     elif ours is not None and theirs is not None:
         paired = paired and ours.seeds == theirs.seeds
         sides = ours.value_SP, prediction.times * theirs.value_SP
@@ -68,7 +70,7 @@ def outcome(prediction: Prediction, ours: Figure | None, theirs: Figure | None, 
         evaluation=prediction.evaluation,
         predicted=prediction.text,
         found=found,
-        by_seed={str(seed): float(value) for seed, value in zip(ours.seeds if ours else (), values_S, strict=True)},
+        by_seed=dict(zip(map(str, ours.seeds), values_S.tolist(), strict=True)) if ours and values_S.size else {},
         paired=paired and prediction.minus is not None,
         verdict=_verdict(prediction, found) if found is not None and fewest > 1 else Verdict.UNDECIDED,
     )
