@@ -208,7 +208,8 @@ def test_the_script_prints_its_tables_and_all_gradients_agree() -> None:
 
 def test_the_profile_names_the_operators_of_the_step() -> None:
     out = succeed("--quick", "--profile", "--workloads", "append-32k", program=learner.main)
-    assert re.search(r"^ +aten::mm  .*\[\[\d+, 32\], ", out, re.MULTILINE)  # 32: the width of the toy model
+    # 32: the width of the toy model; which of its operators are among the slowest is a matter of the machine
+    assert re.search(r"^ +aten::\w+  .*\[\[[\d, ]*\b32\]", out, re.MULTILINE)
 
 
 def test_short_rows_are_short() -> None:
