@@ -98,16 +98,26 @@ def _rows(evaluation: Json, baseline: str) -> Iterator[tuple[str, ...]]:
             equal = share and len(set(values.values())) == 1  # then the problems give the interval its width
             cell_SP = column.repeat(evaluation["problems"], axis=1) if equal else column
             mean = Interval(*arm[figure]) if figure in arm else mean_interval(cell_SP, share=share)
+            known = share or len(values) > 1  # of one seed only success is known by problem
             new = new_seed_interval(column) if share else None
             difference = "–"
             if each := compared.get(name):
                 theirs = _column(by_arm[baseline]["by_seed"][figure])
                 interval = difference_interval(column, theirs, paired=each["paired"], share=share)
                 interval = Interval(*each["difference"]) if share and "difference" in each else interval
-                difference = f"{interval:+.3f}{', paired' if each['paired'] else ''}"
+                spread = interval if known else interval.mean
+                difference = f"{spread:+.3f}{', paired' if each['paired'] else ''}"
             digits = ", ".join(f"{value:.4g}" for value in values.values())
             bounds = f"{new.low:.2f} … {new.high:.2f}" if new else "–"
-            yield evaluation["name"], f"`{name}`", figure, digits, f"{mean:.3f}", bounds, difference
+            yield (
+                evaluation["name"],
+                f"`{name}`",
+                figure,
+                digits,
+                f"{mean if known else mean.mean:.3f}",
+                bounds,
+                difference,
+            )
 
 
 def _column(values: Mapping[str, float]) -> "np.ndarray[Any, np.dtype[np.float64]]":
