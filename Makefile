@@ -26,7 +26,6 @@ compare: install
 test: install others vllm
 	$(MAKE) --jobs 2 --output-sync=target lint typecheck docs
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
-	$(MAKE) cluster
 
 # An hour of killed, stopped and starved runs; CHAOS_SECONDS is what each of six tests goes on for with other seeds.
 # `make test` spends about a minute on one round.
@@ -35,7 +34,8 @@ chaos: install vllm
 	OMP_NUM_THREADS=1 CHAOS_SECONDS=$(CHAOS_SECONDS) CHAOS_SEED=$$(date +%j) \
 		$(BIN)/python -m pytest -s tests/test_chaos.py
 
-# The tests that need Ray or a stand-in for S3, which brings a botocore of its own and therefore has a process of its own.
+# The tests that need Ray or a stand-in for S3, after a change of rollout workers or of mirrors: some minutes. The stand-in
+# brings a botocore of its own, and therefore they have a process of their own.
 CLUSTER := $(VENV)/others/cluster
 cluster: install $(CLUSTER)
 	test ! -d $(CLUSTER) || PYTHONPATH=$(abspath $(CLUSTER)) OMP_NUM_THREADS=1 \
