@@ -6,6 +6,7 @@ import gc
 import inspect
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any
@@ -144,6 +145,17 @@ def test_a_task_that_waits_meanwhile_loses_none_of_its_time() -> None:
         return ends[0], ends[1]
 
     assert asyncio.run(run()) == (True, True)
+
+
+def test_the_time_of_a_first_step_counts() -> None:
+    async def late() -> None:
+        time.sleep(0.3)
+        await asyncio.sleep(0.01)
+
+    async def run() -> bool:
+        return await wait_for_task(started(late()), 0.2)
+
+    assert not asyncio.run(run())
 
 
 async def blocks(release: threading.Event) -> None:

@@ -108,13 +108,15 @@ async def wait_for_task(task: asyncio.Task[Any], seconds: float | None) -> bool:
 
     Unlike ``asyncio.wait_for``, it does not wait for a task that ignores its cancellation.
     """
+    loop = task.get_loop()
+    workers = _workers_of(loop)
+    lost, deadline = workers.lost, None if seconds is None else loop.time() + seconds
     await asyncio.sleep(0)  # most tasks end in their first step, and need neither a timer nor a callback
     while not task.done():
-        workers = _workers_of(task.get_loop())
-        lost = workers.lost
-        await asyncio.wait([task], timeout=seconds)
-        if not (seconds := workers.lost - lost):
+        await asyncio.wait([task], timeout=None if deadline is None else max(0.0, deadline - loop.time()))
+        if deadline is None or workers.lost == lost:
             break
+        deadline, lost = deadline + workers.lost - lost, workers.lost
     return task.done()
 
 

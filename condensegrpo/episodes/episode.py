@@ -284,7 +284,7 @@ async def _stop_strings(environment: Environment) -> tuple[str, ...]:
     """What ends the next reply, if the environment has a say in it."""
 
     async def stop_strings() -> tuple[str, ...]:
-        return tuple(environment.stop_strings) if hasattr(environment, "stop_strings") else ()
+        return tuple(environment.stop_strings) if isinstance(environment, AnswersCalls) else ()
 
     return await translated(stop_strings, who="the environment", stop=Stop.ENVIRONMENT_ERROR, plugin=environment)
 

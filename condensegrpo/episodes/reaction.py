@@ -7,7 +7,10 @@ from functools import partial
 from condensegrpo.core.failures import Failure, failure_of
 from condensegrpo.core.messages import History, Message, ToolCall
 from condensegrpo.core.protocols.environment import (
+    AnswersCalls,
     Environment,
+    ReadsFinish,
+    ReadsHistory,
     Rewritten,
     Step,
 )
@@ -94,7 +97,7 @@ async def react(
     if exhausted and engine.toolbox.format.parse(sampled.text):
         detail = f"a reply called a tool after {exhausted}"
         return Reaction(reply=reply, ending=Ending(stop=Stop.TURN_LIMIT, detail=detail), responded=False)
-    if hasattr(environment, "stop_strings"):  # an AnswersCalls; isinstance takes 12 µs for a protocol
+    if isinstance(environment, AnswersCalls):
         return await _answered(engine, environment, history, reply, sampled.generation.finish)
     try:
         answers = await translated(  # each call has the toolbox's own time limit
@@ -160,9 +163,9 @@ async def _stepped(
 
 
 async def _step(engine: Engine, environment: Environment, history: History, reply: Message, finish: Finish) -> Step:
-    if hasattr(environment, "read_history"):  # a ReadsHistory
+    if isinstance(environment, ReadsHistory):
         environment.read_history(history)
-    if hasattr(environment, "read_finish"):  # a ReadsFinish
+    if isinstance(environment, ReadsFinish):
         environment.read_finish(finish)
     step = checked_step(await asynchronous(environment.step(reply), "step()"))
     return replace(step, observations=engine.renderer.taken_up(step.observations))

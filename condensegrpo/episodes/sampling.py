@@ -7,7 +7,7 @@ from functools import partial
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import Message, Unit
 from condensegrpo.core.protocols.condenser import Request
-from condensegrpo.core.protocols.sampler import Sampler
+from condensegrpo.core.protocols.sampler import RepliesToMessages, Sampler
 from condensegrpo.core.protocols.task import Expert
 from condensegrpo.core.trajectory import Condensation, Finish, Generation, SamplingParams, Stop, Turn
 from condensegrpo.episodes.boundary import Ended, guarded
@@ -120,7 +120,7 @@ async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sa
     version = sampler.version
     if engine.expert is not None:
         generation = _written(engine.expert, engine.renderer, prompt, params.max_tokens)
-    elif hasattr(sampler, "reply"):  # a RepliesToMessages
+    elif isinstance(sampler, RepliesToMessages):
         if engine.toolbox.template_schemas:
             raise SamplerError(
                 "sampling from messages: the chat template is to show the tools, and the messages do not. Set "

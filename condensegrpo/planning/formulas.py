@@ -157,9 +157,8 @@ def layer_bytes(decoder: Decoder, element: int, *, trained: bool = True, compile
 
     Without training its own weights no x̂ is kept; all else is, for the adapters beside them.
 
-    A compiled layer keeps the inputs of its linear layers, their outputs that a norm or act reads, q, k and v: of what
-    is computed pointwise between them torch's partitioner (``min_cut_rematerialization_partition``) leaves x̂, act(gate)
-    and copies in fp32 to backward.
+    A compiled layer keeps the inputs of its linear layers, their outputs that a norm or act reads, q, k and v. torch's
+    partitioner (``min_cut_rematerialization_partition``) computes x̂, act(gate) and copies in fp32 again in backward.
 
     Example: Llama with H = Q = 48, K = 16, 6 heads, F = 112 in float32: 2·(12·48 + 4) + 4·(2·48 + 2·16) + 4·6 + 4·4·112
     = 3488.

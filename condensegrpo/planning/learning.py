@@ -55,7 +55,7 @@ class PlannedRun:
 
     @property
     def compiled(self) -> bool:
-        """Whether the decoder's layers are sure to be compiled; by ``auto`` that is known when they are tried."""
+        """Whether the decoder's layers are certainly compiled; with ``auto`` only a trial at the start decides."""
         return self.config.learner.compile_layers is True
 
     @property

@@ -59,7 +59,9 @@ class _Driven(Future[T]):
     def result(self, timeout: float | None = None) -> T:
         """The result, at whatever virtual time it is there."""
         del timeout  # of real seconds
-        return super().result() if self.done() else self._loop.run_until_complete(self._task)
+        if not self.done():
+            self._loop.run_until_complete(asyncio.wait([self._task]))
+        return super().result()
 
     def _settle(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
