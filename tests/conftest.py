@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -69,8 +70,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """Import the tests, and what they import, without looking for garbage among it."""
+    """Import the tests, and what they import, without looking for garbage among it.
+
+    SIGINT is what it is at a terminal: a shell ignores it in jobs in the background, and children inherit that.
+    """
     postpone_collections()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

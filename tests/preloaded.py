@@ -14,6 +14,7 @@ import transformers.models.qwen3.modeling_qwen3
 import typer.rich_utils
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
+import condensegrpo.cli.app
 import condensegrpo.condensers.last_k
 import condensegrpo.evaluation.study
 import condensegrpo.planning.remedies
