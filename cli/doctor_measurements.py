@@ -74,6 +74,7 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     phases = plan(alone, model, ranks=size, device=device).phases
     planned = next(phase.bytes for phase in phases if phase.name == "learning")
     measured, limits = learned.peaks["learning"], config.rollout.limits
+    frozen = config.model.lora is not None
     keys = learner_keys(
         model.decoder,
         _preset(),
@@ -82,7 +83,8 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
         context=limits.max_context_tokens,
         outputs=limits.max_output_tokens,
         seconds=learned.seconds or (0.0, 0.0),
-        passes=passes(alone.algorithm),
+        passes=passes(alone.algorithm, frozen=frozen),
+        frozen=frozen,
     )
     text = (
         f"steps on {counted(size, 'rank')} in {time.monotonic() - began:.0f} s with loading, peak "

@@ -18,11 +18,12 @@ from command import run
 from condensegrpo.algorithms.settings import StopSettings
 from condensegrpo.assembly.learning_signal import advantage_estimator
 from condensegrpo.config.load import validate
-from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.schema import AlgorithmSettings, RunConfig
 from condensegrpo.core.errors import ConfigError, RunError, ServerUnreachable
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.plugin_task import result_of_task
 from condensegrpo.core.trajectory import SamplingParams, Segment, TrainedTurn
+from condensegrpo.planning.formulas import Decoder
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
 from condensegrpo.samplers.vllm_server.settings import RequestSettings
@@ -40,7 +41,7 @@ from condensegrpo.simulation.hardware import (
     weight_bytes,
 )
 from condensegrpo.simulation.server import SimulatedServer, State
-from condensegrpo.simulation.simulate import Simulation, simulate, tree_size
+from condensegrpo.simulation.simulate import Simulation, passes, simulate, tree_size
 from condensegrpo.simulation.workload import StandInPolicy, Workload, stand_in_tokenizer
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import write_trajectory
@@ -338,6 +339,18 @@ def test_the_tree_of_rows_counts_shared_tokens_once() -> None:
     assert tree_size([row(1, 2, 3), row(1, 2, 4)]) == (4, 1 + 2 + 3 + 3)
 
 
+def test_frozen_weights_have_no_gradient() -> None:
+    """6 · 22 weights · 5 tokens + 12 · 2 · 15 pairs + 6 · 20 · 3 trained, and 4 in place of 6."""
+    # weights: 2 · (2·2 + 2·2 + 3)
+    sizes = {"hidden": 2, "layers": 1, "heads": 1, "kv_heads": 1, "head_size": 2, "ffn": 1, "vocabulary": 10}
+    model = Decoder(**sizes, normed_heads=False, tied=True)
+    size = {"tokens": 5, "pairs": 15, "trained": 3}
+    assert learning_flops(model, **size, frozen=False) == 660 + 360 + 360
+    assert learning_flops(model, **size, frozen=True) == 440 + 360 + 240
+    penalised = AlgorithmSettings.model_validate({"kl": {"coefficient": 0.1}})  # the reference's forward pass
+    assert (passes(penalised, frozen=False), passes(penalised, frozen=True)) == (pytest.approx(4 / 3), 1.5)
+
+
 def test_presets_have_the_bytes_of_their_models() -> None:
     sizes = {name: weight_bytes(model) / 2 for name, model in MODELS.items()}
     # parameters of Qwen2.5 by its model cards, biases and norms (less than 1 %) left out
@@ -359,8 +372,10 @@ def test_times_of_a_gpu_give_back_the_shares_of_its_data_sheet() -> None:
     three = {"single": sampled(1, 16), "short": sampled(64, 16), "long": sampled(64, 1000)}
     keys = sampler_keys(model, "H100", **three)
     assert sampler_keys(model, "H100", **{**three, "long": replace(three["long"], first=1e-6)}) == {}
-    size = {"rows": 8, "context": 900, "outputs": 100, "passes": 2}
-    arithmetic = learning_flops(model, tokens=8000, pairs=8 * 500_500, trained=800) / (2 * gpu.flops * 0.4)
+    size = {"rows": 8, "context": 900, "outputs": 100, "passes": 2, "frozen": False}
+    arithmetic = learning_flops(model, tokens=8000, pairs=8 * 500_500, trained=800, frozen=False) / (
+        2 * gpu.flops * 0.4
+    )
     keys = {**keys, **learner_keys(model, "H100", ranks=2, **size, seconds=(0.3 + arithmetic, 0.3 + 2 * arithmetic))}
     efficiency = {f"efficiency.{key}": pytest.approx(value, rel=1e-4) for key, value in shares}
     assert keys == {"gpu": "H100", "learning.step_seconds": pytest.approx(0.6), **efficiency}

@@ -40,6 +40,7 @@ def learner_keys(
     outputs: int,
     seconds: tuple[float, float],
     passes: float,
+    frozen: bool,
 ) -> Keys:
     """The keys of the learner. Twice the rows take longer by their arithmetic; the other seconds are overhead.
 
@@ -49,6 +50,7 @@ def learner_keys(
         context, outputs: tokens of a row that are read, and that are trained.
         seconds: of an optimiser step on ``rows`` rows, and on twice as many.
         passes: of a batch (``simulate.passes``); an optimiser step is one of them.
+        frozen: adapters are trained, and nothing else.
     """
     once, twice = seconds
     length, more = context + outputs, twice - once
@@ -58,7 +60,7 @@ def learner_keys(
     if gpu is None:
         return {**overhead, "learning.token_seconds": passes * more / (rows * length)}
     pairs = rows * length * (length + 1) // 2
-    flops = learning_flops(decoder, tokens=rows * length, pairs=pairs, trained=rows * outputs)
+    flops = learning_flops(decoder, tokens=rows * length, pairs=pairs, trained=rows * outputs, frozen=frozen)
     share = flops / (more * ranks * GPUS[gpu].flops)
     return {"gpu": gpu, "efficiency.learner": share, **overhead} if share <= 1 else {}
 

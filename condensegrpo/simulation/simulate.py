@@ -281,14 +281,18 @@ def _learning(components: Components, plan: ClusterPlan, batch: StepBatch) -> tu
     )
     rows = rows_of(batch.kept, credit.advantage_NK, credit.weight_NK, idle=bool(algorithm.kl.coefficient))
     tokens, pairs = tree_size(rows)
-    one = learning_flops(plan.decoder, tokens=tokens, pairs=pairs, trained=sum(row.trained for row in rows))
-    return one * passes(algorithm), tokens
+    frozen, trained = components.config.model.lora is not None, sum(row.trained for row in rows)
+    one = learning_flops(plan.decoder, tokens=tokens, pairs=pairs, trained=trained, frozen=frozen)
+    return one * passes(algorithm, frozen=frozen), tokens
 
 
-def passes(algorithm: AlgorithmSettings) -> float:
-    """Passes of a batch, forward and backward; a forward pass alone, for a reference or old ratios, is a third."""
+def passes(algorithm: AlgorithmSettings, *, frozen: bool) -> float:
+    """Passes of a batch, forward and backward; a forward pass alone, for a reference or old ratios, is a third.
+
+    It is half of a pass where weights are ``frozen``, and adapters are trained.
+    """
     forwards = bool(algorithm.kl.coefficient) + (bool(algorithm.importance.cap) and algorithm.updates_per_batch > 1)
-    return algorithm.updates_per_batch + forwards / 3
+    return algorithm.updates_per_batch + forwards / (2 if frozen else 3)
 
 
 def tree_size(rows: Sequence[Segment]) -> tuple[int, int]:
