@@ -72,7 +72,13 @@ def doctor(
     """
     if cluster is not None:
         check_cluster(cluster, gpu=gpu)
+    tried: list[Finding] = []
     with PhaseDisplay(Console(stderr=True)) as display:
+        if gpu:  # first: what the other checks ask a GPU leaves a context in its memory
+            display.phase("trying the GPUs", None)
+            from condensegrpo.cli.doctor_trials import gpu_findings
+
+            tried = gpu_findings(config, overrides or ())
         display.phase("checking this machine", None)
         findings = [*machine_findings(), disk_finding(runs_dir)]
         if config is not None:
@@ -83,11 +89,7 @@ def doctor(
             from condensegrpo.cli.doctor_trials import sampler_findings
 
             findings += sampler_findings(sampler, config, overrides or [])
-        if gpu:
-            display.phase("trying the GPUs", None)
-            from condensegrpo.cli.doctor_trials import gpu_findings
-
-            findings += gpu_findings(config, overrides or ())
+        findings += tried
     if as_json:
         typer.echo(json.dumps({"version": 1, "findings": [asdict(finding) for finding in findings]}))
     else:
