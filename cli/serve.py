@@ -41,7 +41,8 @@ def serve(
     from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 
     source = model or _policy(loaded, Path(config))
-    line = command(*_served(loaded, source), host=host, port=port)
+    served, settings = _served(loaded, source)
+    line = command(served, settings, host=host, port=port)
     if dry_run:
         typer.echo(shlex.join(line))
         return
@@ -54,7 +55,8 @@ def serve(
     typer.echo(f"sampler.name=vllm_server sampler.options.urls=[http://{host}:{port}]", err=True)
     with in_use(source):
         verify_model(Path(source))
-        os.execvpe(line[0], line, environment(token))  # the server replaces this process: Ctrl-C reaches it directly
+        # the server replaces this process: Ctrl-C reaches it directly
+        os.execvpe(line[0], line, environment(token, settings))
 
 
 def _served(config: "RunConfig", model: str) -> "tuple[ServedModel, ServerSettings]":

@@ -518,6 +518,15 @@ def test_weights_that_are_not_numbers_are_an_error_not_a_reply(sampler: "VllmSam
         alone(sampler, MIXED[0], params())
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what vLLM does on a CPU; this machine has a GPU")
+@pytest.mark.usefixtures("sampler")
+def test_vllm_compiles_no_function_of_its_own_and_the_learner_may() -> None:
+    from vllm.v1.sample.ops.logprobs import batched_count_greater_than
+
+    functions = batched_count_greater_than, torch.compile(torch.sqrt, backend="eager")
+    assert [hasattr(function, "_torchdynamo_orig_callable") for function in functions] == [False, True]
+
+
 def test_a_closed_sampler_says_so_leaves_torch_alone_and_closes_twice(
     sampler: "VllmSampler", monkeypatch: pytest.MonkeyPatch
 ) -> None:

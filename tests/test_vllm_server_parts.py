@@ -71,7 +71,7 @@ def test_a_command_line_holds_no_token_and_asks_for_exact_logprobs() -> None:
     line = command(served, ServerSettings(flags=("--max-num-seqs", "8")), host="127.0.0.1", port=1234)
     text = " ".join(line)
     assert "secret" not in text
-    assert environment("secret")["VLLM_API_KEY"] == "secret"
+    assert environment("secret", ServerSettings())["VLLM_API_KEY"] == "secret"
     for wanted in (
         "--model model",
         "--dtype bfloat16",
@@ -92,10 +92,16 @@ def test_on_a_cpu_prompts_are_prefilled_in_one_step() -> None:
     assert line[line.index("--max-num-batched-tokens") + 1] == "20000"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the variables of a CPU; this machine has a GPU")
+def test_on_a_cpu_functions_are_compiled_where_the_model_is() -> None:
+    assert environment("t", ServerSettings())["TORCHDYNAMO_DISABLE"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in environment("t", ServerSettings(enforce_eager=False))
+
+
 def test_a_server_does_not_join_the_learners_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
-    inside = environment("t", device="2,3")
+    inside = environment("t", ServerSettings(), device="2,3")
     assert not {"RANK", "WORLD_SIZE", "MASTER_PORT"} & inside.keys()
     assert inside["CUDA_VISIBLE_DEVICES"] == "2,3"
 
@@ -109,7 +115,12 @@ def test_a_server_of_a_rank_of_torchrun_makes_the_store_of_its_own_group(monkeyp
         "timeout=timedelta(seconds=5))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment("t"), capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program],
+        env=environment("t", ServerSettings()),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-1000:]
 

@@ -27,12 +27,13 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.core.wording import counted
+from condensegrpo.episodes.group import rare_collections
 from condensegrpo.learner.devices import use_new_stream
 from condensegrpo.learner.ranks import gather, leave
 from condensegrpo.learner.settings import TIMEOUT_MINUTES, LoraSettings
 from condensegrpo.samplers.vllm.adapters import NativeAdapters, native_rank, unsupported_by
 from condensegrpo.samplers.vllm.pictures import mismatch, picture_prompts
-from condensegrpo.samplers.vllm.settings import EngineSettings
+from condensegrpo.samplers.vllm.settings import NO_COMPILER, EngineSettings
 from condensegrpo.samplers.vllm.weights import ExpectedWeights, check_head_size, repack_heads
 from condensegrpo.storage.media import MediaFolder
 
@@ -89,7 +90,7 @@ class VllmEngine:
         self._expected = ExpectedWeights(model_path)
         self._pictures = picture_prompts(model_path, media)
         self._rendered: dict[str, Sequence[int]] = {}  # prompts with pictures under way, by name
-        with _undisturbed():
+        with _undisturbed(), rare_collections(), _without_compiler(settings):
             _join_alone()
             if settings.tensor_parallel_size > 1:
                 check_ranks(gather(socket.gethostname()), settings.tensor_parallel_size)
@@ -386,6 +387,20 @@ def _undisturbed() -> Iterator[None]:
             np.random.set_state(states[1])
             torch.set_num_threads = setter  # on a CPU vLLM replaces it by a function that only warns
             torch.set_num_threads(threads)
+
+
+@contextmanager
+def _without_compiler(settings: EngineSettings) -> Iterator[None]:
+    """Compile no function of vLLM where a model on a CPU is not compiled. It imports them in this block."""
+    eager = not torch.cuda.is_available() and settings.enforce_eager is not False
+    if eager and NO_COMPILER not in os.environ:
+        os.environ[NO_COMPILER] = "1"
+        try:
+            yield
+        finally:
+            del os.environ[NO_COMPILER]
+    else:
+        yield
 
 
 @contextmanager

@@ -7,6 +7,10 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge, Gt, Le
 from pydantic import ConfigDict
 
+# torch reads it where a function is compiled by a decorator. Without it vLLM compiles some on a CPU even if the model
+# runs without compilation: seconds of every start, and it needs a C++ compiler.
+NO_COMPILER = "TORCHDYNAMO_DISABLE"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:

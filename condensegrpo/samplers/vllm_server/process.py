@@ -18,6 +18,7 @@ from condensegrpo.learner.policy import positions
 from condensegrpo.learner.ranks import gather, rank
 from condensegrpo.samplers.vllm.adapters import native_rank, targets_of
 from condensegrpo.samplers.vllm.request import INSTALL
+from condensegrpo.samplers.vllm.settings import NO_COMPILER
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 from condensegrpo.samplers.vllm_server.settings import NCCL, ServedModel, ServerSettings
 
@@ -62,7 +63,7 @@ def command(model: ServedModel, settings: ServerSettings, *, host: str, port: in
     ]
 
 
-def environment(token: str, *, device: str | None = None) -> dict[str, str]:
+def environment(token: str, settings: ServerSettings, *, device: str | None = None) -> dict[str, str]:
     """The variables of a server's process: the caller's, the token, and the switch of the routes that change weights.
 
     Args:
@@ -78,6 +79,8 @@ def environment(token: str, *, device: str | None = None) -> dict[str, str]:
     }
     if not torch.cuda.is_available():
         quiet["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker runs in the engine's process: a third less to start
+        if settings.enforce_eager is not False:
+            quiet[NO_COMPILER] = "1"
     # of the learner's launcher: vLLM would join its ranks, and wait for torchrun's store in place of its own
     inherited = {
         name: value for name, value in os.environ.items() if name not in LAUNCHED and not name.startswith(ELASTIC)
@@ -137,7 +140,7 @@ class ServerProcess:
     ) -> None:
         self._model = model
         self._settings = settings
-        self._environment = environment(token, device=device)
+        self._environment = environment(token, settings, device=device)
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
         self.log = log

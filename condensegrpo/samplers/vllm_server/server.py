@@ -6,9 +6,10 @@
 
 Its processes end together, with ``--watched`` also when standard input closes, see ``core/process_guard.py``.
 
-vLLM loads the classes by name, and the process of its engine imports this file again. The file imports the standard
-library only: the processes are guarded before the seconds that torch and vLLM take, and ``condensegrpo serve`` reads
-the name of the token's variable. What starts a server, and needs both, is in ``process.py``.
+vLLM loads the classes by name, and the process of its engine runs this file again, before it imports vLLM. The file
+imports the standard library only: the processes are guarded before the seconds that torch and vLLM take, and
+``condensegrpo serve`` reads the name of the token's variable. What starts a server, and needs both, is in
+``process.py``.
 """
 
 import hmac
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from condensegrpo.core.process_guard import guarded
+from condensegrpo.core.start_up import postpone_collections, resume_collections
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +56,7 @@ def main() -> None:
 
 def _serve() -> None:
     os.environ[ENGINES_VARIABLE] = engines_of(sys.argv)
+    postpone_collections()
     if "--model" in sys.argv:
         from condensegrpo.core.errors import SamplerError
         from condensegrpo.samplers.vllm.weights import ExpectedWeights, check_head_size
@@ -67,6 +70,7 @@ def _serve() -> None:
             sys.exit(f"error: {error}")
     from vllm.entrypoints.launchers.api_server.entry import main as serve
 
+    resume_collections()
     serve()
 
 
@@ -161,3 +165,8 @@ def _tensors(files: list[Path]) -> Iterator[tuple[str, "Tensor"]]:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":  # the process of the engine, or of a worker
+    postpone_collections()
+    import vllm.v1.engine.core  # noqa: F401
+
+    resume_collections()
