@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.samplers.openai import OpenAISampler
+from condensegrpo.samplers.vllm_server import server
 from condensegrpo.samplers.vllm_server.process import free_port
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 from condensegrpo.storage.trajectories import read_trajectories
@@ -167,6 +168,6 @@ def test_a_run_of_the_same_model_samples_from_it_with_its_token_and_ctrl_c_ends_
 @needs_vllm
 def test_a_model_without_a_kernel_is_refused_before_the_server_is_ready(tmp_path: Path) -> None:
     save_model(tmp_path, head_dim=24)
-    done = run("serve", "quickstart", f"--model={tmp_path}", f"--port={free_port()}")
+    done = run("--model", str(tmp_path), program=server.main)
     assert done.returncode == 1
     assert "error: starting vLLM on a CPU: the model's attention heads have 24 dimensions, and it has" in done.stderr
