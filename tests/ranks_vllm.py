@@ -20,6 +20,7 @@ from torch import distributed
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from vllm_as_on_a_gpu import as_on_a_gpu
 
+from condensegrpo.core.start_up import postpone_collections, resume_collections
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner import ranks
 from condensegrpo.samplers.vllm.sampler import VllmSampler
@@ -70,8 +71,10 @@ async def sampled(sampler: VllmSampler, prompts: Sequence[Sequence[int]]) -> lis
 
 
 def main(folder: Path) -> None:
+    postpone_collections()  # vLLM is imported
     as_on_a_gpu()
     watch = Watch()
+    resume_collections()
     sharing = int(os.environ.get("WORLD_SIZE", "1"))
     engine = EngineSettings(
         kv_cache_gib=0.01,
