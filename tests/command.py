@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from forked import ForkedCommand, forked_ranks, main
@@ -69,6 +70,15 @@ def run(
 def on_a_full_disk(size: int) -> None:
     """The command where a file may have ``size`` bytes at most: the system answers with the same kind of error."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    main()
+
+
+def at_terminal(terminal: Connection) -> None:
+    """The command with a terminal as its streams: the connection brings its descriptor into the fork."""
+    for stream in range(3):
+        os.dup2(terminal.fileno(), stream)
+    terminal.close()
+    sys.stdin = os.fdopen(0)
     main()
 
 

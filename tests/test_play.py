@@ -5,10 +5,13 @@ import os
 import pty
 import re
 import subprocess
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from command import ENVIRONMENT, ROOT, command, run, succeed
+from command import ENVIRONMENT, ROOT, at_terminal, command, run, succeed
+from forked import ForkedCommand
 from typer.testing import CliRunner
 
 from condensegrpo.api import rollout
@@ -27,10 +30,9 @@ REPLIES = (*["<note> 5 </note>"] * 5, "<answer> 7 </answer>")
 
 def test_a_person_plays_at_a_terminal_and_gets_the_reward() -> None:
     terminal, end = pty.openpty()
-    process = subprocess.Popen(
-        command(*EPISODE), cwd=ROOT, env={**ENVIRONMENT, "TERM": "dumb"}, stdin=end, stdout=end, stderr=end
-    )
-    os.close(end)
+    with Connection(end) as other_end:
+        program = partial(at_terminal, other_end)
+        process = ForkedCommand(EPISODE, cwd=ROOT, environment=ENVIRONMENT, more={"TERM": "dumb"}, program=program)
     typed, shown = ["<note> \\\n5 </note>", *REPLIES[1:]], ""
     while typed:
         shown += os.read(terminal, 4096).decode()
