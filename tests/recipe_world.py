@@ -115,11 +115,9 @@ def _teach(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: i
         rows = [row + draw.choice(replies) for row in rows]
         longest = max(map(len, rows))
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
-        labels = torch.full_like(ids, -100)
-        for place, row in enumerate(rows):
-            begin = length + len(start)
-            labels[place, begin : len(row)] = ids[place, begin : len(row)]
-        loss = model(input_ids=ids, labels=labels, use_cache=False).loss
+        begin = length + len(start)
+        labels = torch.tensor([[-100, *row[begin:], *[-100] * (longest - len(row))] for row in rows])  # from begin - 1
+        loss = model(input_ids=ids, labels=labels, logits_to_keep=labels.shape[1], use_cache=False).loss
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
