@@ -71,13 +71,18 @@ def wait_for_error(text: str, process: ForkedCommand, seconds: float = 200) -> N
         time.sleep(0.02)
 
 
-def one_step(finished: Path, folder: Path, *changes: str, ranks: int = 1) -> None:
-    """The first step of a run that starts where another one did, on one rank or two."""
+def from_the_start_of(finished: Path, folder: Path, *changes: str) -> tuple[str, ...]:
+    """The arguments of a run in a new folder that starts where another one did, after its warm start."""
     shutil.copytree(finished / "origin", folder / "origin")
     (folder / "config.yaml").write_text((finished / "config.yaml").read_text())
     for name in ("trajectories", "credit", "checkpoints"):
         (folder / name).mkdir()
-    arguments = ("train", "--resume", str(folder), "--allow-changes", "train.steps=1", *changes)
+    return ("train", "--resume", str(folder), "--allow-changes", *changes)
+
+
+def one_step(finished: Path, folder: Path, *changes: str, ranks: int = 1) -> None:
+    """The first step of a run that starts where another one did, on one rank or two."""
+    arguments = from_the_start_of(finished, folder, "train.steps=1", *changes)
     if ranks == 1:
         succeed(*arguments)
     else:

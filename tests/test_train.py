@@ -16,6 +16,7 @@ from runs import (
     TWO_RANKS,
     assert_equal_runs,
     first_update,
+    from_the_start_of,
     one_step,
     sampled,
     undisturbed,
@@ -235,13 +236,8 @@ def test_a_run_of_no_steps_can_be_evaluated_and_shows_itself_to_programs(tmp_pat
 
 def test_two_updates_a_batch_share_one_cosine(finished: Path, tmp_path: Path) -> None:
     """The schedule counts optimiser steps: it must not reach 0 when half of the batches are still to come."""
-    shutil.copytree(finished / "origin", tmp_path / "two/origin")
-    config = (finished / "config.yaml").read_text()
-    (tmp_path / "two/config.yaml").write_text(config)
-    for name in ("trajectories", "credit", "checkpoints"):
-        (tmp_path / "two" / name).mkdir()
     changes = ("algorithm.updates_per_batch=2", "learner.optimiser.schedule=cosine", "train.eval_every=0")
-    succeed("train", "--resume", str(tmp_path / "two"), "--allow-changes", *changes)
+    succeed(*from_the_start_of(finished, tmp_path / "two", *changes))
     rates = [line["lr"] for line in read_metrics(tmp_path / "two/metrics.jsonl") if "lr" in line]
     wanted = [1e-3 * 0.5 * (1 + math.cos(math.pi * step / 8)) for step in (1, 3, 5, 7)]  # of the second update
     assert rates == pytest.approx(wanted)
@@ -337,17 +333,9 @@ def test_a_name_that_is_taken_is_refused_and_nothing_is_overwritten(finished: Pa
     assert [path.name for path in finished.parent.iterdir() if path.name.startswith((".", "whole-"))] == []
 
 
-def test_two_ranks_under_zero_3_train_and_evaluate_and_one_rank_resumes(tmp_path: Path) -> None:
-    arguments = (
-        *TINY,
-        "learner.zero_stage=3",
-        "train.steps=2",
-        "train.save_every=1",
-        "evaluate.problems=2",
-        f"runs_dir={tmp_path}",
-        "name=two",
-    )
-    process = start("train", *arguments, launcher=TWO_RANKS)
+def test_two_ranks_under_zero_3_train_and_evaluate_and_one_rank_resumes(finished: Path, tmp_path: Path) -> None:
+    changes = ("learner.zero_stage=3", "train.steps=2", "train.save_every=1", "evaluate.problems=2")
+    process = start(*from_the_start_of(finished, tmp_path / "two", *changes), launcher=TWO_RANKS)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, out[-2000:] + err[-4000:]
     lines = read_metrics(tmp_path / "two/metrics.jsonl")
@@ -467,7 +455,7 @@ def test_eval_does_not_add_to_a_folder_that_is_there(finished: Path, tmp_path: P
 
 
 def test_ctrl_c_in_eval_leaves_at_once_and_says_so(finished: Path, tmp_path: Path) -> None:
-    long = ("evaluate.problems=256", "evaluate.samples=100")
+    long = ("evaluate.problems=256", "evaluate.samples=10")  # the first of 2,560 ends after a tenth of the work
     process = start("eval", str(finished), *long, "--save", str(tmp_path / "saved"))
     assert eventually(lambda: any((tmp_path / "saved").rglob("*.jsonl")))
     process.send_signal(signal.SIGINT)
