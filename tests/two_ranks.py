@@ -49,7 +49,7 @@ from condensegrpo.learner.weights import gathered_weights
 
 OPTIMISER = OptimizerSettings(lr=0.01, eps=1e-3, weight_decay=0.1, grad_clip=0.05, warmup_steps=2)
 STEPS = 3
-SPLITS = {"4_3": (4, 3), "7_0": (7, 0)}  # rows of the two ranks
+SPLITS = {"2_1": (2, 1), "3_0": (3, 0)}  # rows of the two ranks
 
 
 def at_once(logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
@@ -77,11 +77,11 @@ def train(
 
 
 def uneven(folder: Path) -> None:
-    """Two ranks with 4 and 3 rows, then with 7 and none; a micro-batch a row."""
+    """Two ranks with 2 rows and 1, then with 3 and none; a micro-batch a row."""
     rank = ranks.rank()
     for name, (first, second) in SPLITS.items():
         mine = slice(0, first) if rank == 0 else slice(first, first + second)
-        batches = [micro_batches(rows(7, seed=step)[mine], 1) for step in range(STEPS)]
+        batches = [micro_batches(rows(3, seed=step)[mine], 1) for step in range(STEPS)]
         for stage in STAGES:
             found = train(stage, batches)
             torch.save(found, folder / f"{name}_stage{stage}_rank{rank}.pt")
