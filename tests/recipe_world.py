@@ -116,7 +116,8 @@ def _teach(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: i
         longest = max(map(len, rows))
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
         begin = length + len(start)
-        labels = torch.tensor([[-100, *row[begin:], *[-100] * (longest - len(row))] for row in rows])  # from begin - 1
+        labels = torch.tensor([[-100, *row[begin:], *[-100] * (longest - len(row))] for row in rows])
+        # both begin at the position before the reply, whose logits are for the reply's first token
         loss = model(input_ids=ids, labels=labels, logits_to_keep=labels.shape[1], use_cache=False).loss
         optimiser.zero_grad()
         loss.backward()

@@ -13,7 +13,7 @@ import leaving
 import pytest
 from command import TINY, start, succeed, succeed_on_two_ranks
 from metrics_page import missing, unexplained
-from runs import assert_equal_runs, first_update, one_step, sampled, wait_for
+from runs import assert_equal_runs, first_update, from_the_start_of, one_step, sampled, wait_for
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.players import PlayerSettings, local_player
@@ -58,10 +58,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def begun(finished: Path, tmp_path: Path) -> Path:
     """A run that is to take the same four steps from the same policy."""
-    shutil.copytree(finished / "origin", tmp_path / "begun/origin")
-    shutil.copy(finished / "config.yaml", tmp_path / "begun/config.yaml")
-    for name in ("trajectories", "credit", "checkpoints"):
-        (tmp_path / "begun" / name).mkdir()
+    from_the_start_of(finished, tmp_path / "begun")
     return tmp_path / "begun"
 
 

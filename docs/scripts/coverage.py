@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from condensegrpo.metrics.estimates import Interval
 from condensegrpo.metrics.seeds import difference_interval, mean_interval, new_seed_interval
 
-SEEDS = (3, 5, 10, 20)
+SEEDS = (2, 3, 5, 10, 20)
 PROBLEMS = 128
 STUDIES = 400  # simulated for each cell: the standard error of a coverage of 0.95 is 0.011
 Chances = NDArray[np.float64]

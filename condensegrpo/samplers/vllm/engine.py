@@ -392,15 +392,14 @@ def _undisturbed() -> Iterator[None]:
 @contextmanager
 def _without_compiler(settings: EngineSettings) -> Iterator[None]:
     """Compile no function of vLLM where a model on a CPU is not compiled. It imports them in this block."""
-    eager = not torch.cuda.is_available() and settings.enforce_eager is not False
-    if eager and NO_COMPILER not in os.environ:
-        os.environ[NO_COMPILER] = "1"
-        try:
-            yield
-        finally:
-            del os.environ[NO_COMPILER]
-    else:
+    if torch.cuda.is_available() or settings.enforce_eager is False or NO_COMPILER in os.environ:
         yield
+        return
+    os.environ[NO_COMPILER] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[NO_COMPILER]
 
 
 @contextmanager

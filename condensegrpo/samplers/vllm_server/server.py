@@ -167,6 +167,6 @@ if __name__ == "__main__":
     main()
 elif __name__ == "__mp_main__":  # the process of the engine, or of a worker
     postpone_collections()
-    import vllm.v1.engine.core  # noqa: F401
+    import vllm.v1.engine.core  # noqa: F401  what the process will run: imported before collections resume
 
     resume_collections()
