@@ -13,6 +13,12 @@ from command import run, succeed
 from runs import sampled
 from swept import start_sweep
 
+from condensegrpo.config.resumed import store_configuration
+from condensegrpo.config.study import load_study
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.training.sweep import runs_of
+
 STUDY = """
 name: two_by_two
 question: Does it matter?
@@ -163,6 +169,24 @@ def test_pilots_have_the_arms_of_the_study_and_other_seeds(study: Path, tmp_path
     listed = succeed("sweep", str(study), "--pilots", "--out", str(tmp_path), "--dry-run")
     assert [line.split()[0] for line in listed.splitlines()[:-1]] == ["outcome-seed7", "efficient-seed7"]
     assert "evaluate.skip=4" in listed
+
+
+def test_a_study_goes_on_in_a_moved_folder(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("note.txt").write_text("What do you know?")
+    with_file = Path("study.yaml")
+    condenser = "condenser={name: summary, options: {template: note.txt}}"
+    with_file.write_text(STUDY.replace("overrides:\n", f'overrides:\n  - "{condenser}"\n', 1))
+    loaded, out = load_study(with_file), Path("out")
+    folder = RunFolder(out / RUNS[0])
+    folder.path.mkdir(parents=True)
+    store_configuration(folder, loaded.config_of("outcome", 0, out), first_step=0)
+    (folder.path / "environment.json").write_text(json.dumps({"folder": str(tmp_path / "before")}))
+    assert [run.name for run in runs_of(loaded, out)] == list(RUNS)
+    Path("before").mkdir()
+    Path("before/note.txt").write_text("another file, which the run would go on with")
+    with pytest.raises(ConfigError, match=r"condenser\.options\.template .* → .note\.txt"):
+        runs_of(loaded, out)
 
 
 def test_a_run_of_another_configuration_is_not_continued(finished: Path, study: Path, tmp_path: Path) -> None:

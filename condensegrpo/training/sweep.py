@@ -126,10 +126,13 @@ def runs_of(study: Study, out: Path) -> tuple[StudyRun, ...]:
 
 
 def _changes(before: RunConfig, after: RunConfig) -> list[Change]:
-    """What differs, except for where the run is written: a folder can be moved."""
+    """What differs, except for where the run is written, and for how a file is named: folders can be moved."""
     old, new = (config.model_dump(mode="json", exclude={"runs_dir"}) for config in (before, after))
-    leaves = differences(old, new)
-    return [Change(first_step=0, key=key, old=was, new=now) for key, (was, now) in leaves.items()]
+    return [
+        Change(first_step=0, key=key, old=was, new=now)
+        for key, (was, now) in differences(old, new).items()
+        if not (isinstance(was, str) and isinstance(now, str) and Path(was).absolute() == Path(now).absolute())
+    ]
 
 
 def check_runs(runs: Iterable[StudyRun], study: Study) -> None:
