@@ -26,10 +26,11 @@ ENVIRONMENT: Mapping[str, str] = {
     "NO_COLOR": "1",
 }
 
-# a run of seconds: the quickstart's task and half of its policy with hardly any steps
+# a run of seconds: short problems of the quickstart's task and half of its policy with hardly any steps
 TINY = (
     "configs/quickstart.yaml",
     "model.new.layers=1",
+    "task.options={min_ops: 2, max_ops: 3, train_problems: 512, eval_problems: 16}",
     "warm_start={steps: 60, turns_per_step: 8, optimiser: {lr: 0.01, betas: [0.9, 0.95]}, probe_target: null}",
     "train.steps=4",
     "train.problems_per_step=4",
