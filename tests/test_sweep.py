@@ -176,7 +176,8 @@ def test_a_study_goes_on_in_a_moved_folder(study: Path, tmp_path: Path, monkeypa
     Path("note.txt").write_text("What do you know?")
     with_file = Path("study.yaml")
     condenser = "condenser={name: summary, options: {template: note.txt}}"
-    with_file.write_text(STUDY.replace("overrides:\n", f'overrides:\n  - "{condenser}"\n', 1))
+    variant = "evaluate.variants.again=[condenser.options.template=note.txt]"
+    with_file.write_text(STUDY.replace("arms:\n", f'  - "{condenser}"\n  - "{variant}"\narms:\n', 1))
     loaded, out = load_study(with_file), Path("out")
     folder = RunFolder(out / RUNS[0])
     folder.path.mkdir(parents=True)

@@ -131,8 +131,14 @@ def _changes(before: RunConfig, after: RunConfig) -> list[Change]:
     return [
         Change(first_step=0, key=key, old=was, new=now)
         for key, (was, now) in differences(old, new).items()
-        if not (isinstance(was, str) and isinstance(now, str) and Path(was).absolute() == Path(now).absolute())
+        if not (isinstance(was, str) and isinstance(now, str) and _is_same_path(was, now))
     ]
+
+
+def _is_same_path(one: str, other: str) -> bool:
+    """Whether two texts name the same path, from the working directory; behind ``key=`` in an override."""
+    (key, _, path), (name, _, target) = one.rpartition("="), other.rpartition("=")
+    return key == name and Path(path).absolute() == Path(target).absolute()
 
 
 def check_runs(runs: Iterable[StudyRun], study: Study) -> None:
