@@ -9,7 +9,7 @@ import pytest
 from condensegrpo.config.load import load_config
 from condensegrpo.config.resumed import allowed_changes, store_configuration
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import PluginError
+from condensegrpo.core.errors import ConfigError, PluginError
 from condensegrpo.core.plugins import load
 from condensegrpo.storage.environment import write_environment
 from condensegrpo.storage.run_folder import RunFolder
@@ -74,6 +74,27 @@ def test_a_project_that_was_moved_is_found_from_its_new_folder(project: Path, mo
     config = load_config(run.config)
     assert names_of(config) == {f"{moved}/my/reward.py:Mine"}
     assert allowed_changes(run, config, allow_changes=False) == ()
+
+
+def test_a_run_goes_on_from_another_folder_with_the_configuration_that_started_it(project: Path) -> None:
+    run, elsewhere = RunFolder(project / "runs/run"), Path("by_link/../project")
+    Path("by_link").symlink_to(project)
+    same = load_config(elsewhere / "config.yaml", [f"runs_dir={elsewhere / 'runs'}"])
+    assert names_of(same) == {"by_link/../project/my/reward.py:Mine"}
+    assert allowed_changes(run, same, allow_changes=False) == ()
+    shutil.copy(project / "my/reward.py", "reward.py")
+    with pytest.raises(ConfigError, match=r"reward\.name would change"):
+        allowed_changes(run, load_config(run.config, ["reward.name=reward.py:Mine"]), allow_changes=False)
+    with pytest.raises(ConfigError, match=r"runs_dir cannot change"):
+        allowed_changes(run, load_config(run.config, ["runs_dir=elsewhere"]), allow_changes=False)
+
+
+def test_a_path_of_a_variant_may_hold_an_equals_sign(project: Path) -> None:
+    (project / "lr=1").mkdir()
+    shutil.copy(project / "rows.jsonl", project / "lr=1/rows.jsonl")
+    (project / "config.yaml").write_text(CONFIG.replace("reward.name=my/reward.py:Mine", "task.data=lr=1/rows.jsonl"))
+    config = load_config(project / "config.yaml")
+    assert config.evaluate.variants["other"] == [f"task.data={project}/lr=1/rows.jsonl"]
 
 
 def test_an_error_names_the_folders_in_which_a_file_was_looked_for(project: Path) -> None:

@@ -30,7 +30,7 @@ def located(tree: Any, file: Path) -> Any:  # noqa: ANN401  a YAML tree
             return leaf
         beside = (here, Path(leaf.origin).parent) if start is None else (start, here)
         folders = (here,) if leaf.origin == OVERRIDE else beside
-        name, equals, text = leaf.value.rpartition("=") if key[: len(VARIANTS)] == VARIANTS else ("", "", leaf.value)
+        name, equals, text = leaf.value.partition("=") if key[: len(VARIANTS)] == VARIANTS else ("", "", leaf.value)
         path = _found(text, tuple(name.split(".")) if equals else key, folders, stays=here == (start or here))
         return Sourced(f"{name}{equals}{path}", leaf.origin)
 
@@ -48,7 +48,7 @@ def _replaced(tree: Any, change: Callable[[Sourced, KeyPath], Sourced], key: Key
 
 def _found(text: str, key: KeyPath, folders: Iterable[Path], *, stays: bool) -> str:
     """A text with the relative path in it made absolute, unless it is found in the working directory and ``stays``."""
-    file, colon, name = text.rpartition(":") if ".py:" in text else (text, "", "")
+    file, colon, name = _file_and_name(text)
     path = Path(file).expanduser()
     if path.is_absolute() or not (path.suffix or key in FOLDERS):
         return text
@@ -59,3 +59,18 @@ def _found(text: str, key: KeyPath, folders: Iterable[Path], *, stays: bool) -> 
     if colon:
         looked_for(text, folders)
     return text
+
+
+def is_same_file(one: str, other: str) -> bool:
+    """Whether two texts name one file from the working directory: as paths, ``path.py:Name``, or behind a ``key=``."""
+    (key, equals, value), (other_key, _, other_value) = one.partition("="), other.partition("=")
+    if equals and key == other_key:
+        return value == other_value or is_same_file(value, other_value)
+    (file, _, name), (other_file, _, other_name) = _file_and_name(one), _file_and_name(other)
+    exist = os.path.exists(file) and os.path.exists(other_file)
+    return exist and name == other_name and os.path.samefile(file, other_file)
+
+
+def _file_and_name(text: str) -> tuple[str, str, str]:
+    """``path.py``, a colon and the name behind it; of another path the path alone."""
+    return text.rpartition(":") if ".py:" in text else (text, "", "")

@@ -8,11 +8,12 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from condensegrpo.config.extends import plain, sourced
 from condensegrpo.config.load import dump_config, load_config, validate
-from condensegrpo.config.located import located
+from condensegrpo.config.located import is_same_file, located
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.storage.files import read_lines, write_atomically
@@ -66,7 +67,9 @@ def allowed_changes(folder: RunFolder, after: RunConfig, *, allow_changes: bool)
     """
     history = _history(folder)
     before = history[-1][1] if history else load_config(folder.config)
-    changes = _changes(before, after, first_step=0)
+    changes = changes_between(before, after)
+    if (Path(after.runs_dir) / after.name).resolve() == folder.path.resolve():  # where it is, however it came there
+        changes = tuple(change for change in changes if change.key != "runs_dir")
     if fixed := [change.key for change in changes if _within(change.key, FIXED)]:
         raise _refused(
             folder,
@@ -97,13 +100,13 @@ def store_configuration(folder: RunFolder, config: RunConfig, *, first_step: int
 def learned_otherwise(folder: RunFolder, config: RunConfig) -> bool:
     """Whether a configuration changes what is learned compared with the last record; False without any."""
     history = _history(folder)
-    return bool(history) and any(change.learned for change in _changes(history[-1][1], config, first_step=0))
+    return bool(history) and any(change.learned for change in changes_between(history[-1][1], config))
 
 
 def recorded_changes(folder: RunFolder) -> tuple[Change, ...]:
     """What was changed by all resumes of a run, in order."""
     pairs = pairwise(_history(folder))
-    return tuple(change for (_, old), (step, new) in pairs for change in _changes(old, new, first_step=step))
+    return tuple(change for (_, old), (step, new) in pairs for change in changes_between(old, new, first_step=step))
 
 
 def config_at(folder: RunFolder, step: int) -> RunConfig:
@@ -136,9 +139,14 @@ def _history(folder: RunFolder) -> list[tuple[int, RunConfig]]:
     return [(first_step, validate(plain(tree), source=source)) for first_step, tree in trees]
 
 
-def _changes(before: RunConfig, after: RunConfig, *, first_step: int) -> tuple[Change, ...]:
+def changes_between(before: RunConfig, after: RunConfig, *, first_step: int = 0) -> tuple[Change, ...]:
+    """What differs, except for how a file is named: from another folder the same file has another path."""
     leaves = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
-    return tuple(Change(first_step=first_step, key=key, old=old, new=new) for key, (old, new) in leaves.items())
+    return tuple(
+        Change(first_step=first_step, key=key, old=old, new=new)
+        for key, (old, new) in leaves.items()
+        if not (isinstance(old, str) and isinstance(new, str) and is_same_file(old, new))
+    )
 
 
 def _within(key: str, sections: Iterable[str]) -> bool:

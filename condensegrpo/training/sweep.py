@@ -19,7 +19,7 @@ from condensegrpo.assembly.build import build
 from condensegrpo.assembly.held_out import check_fresh
 from condensegrpo.assembly.preflight import check_run
 from condensegrpo.config.load import load_config
-from condensegrpo.config.resumed import Change, change_table, differences, store_configuration
+from condensegrpo.config.resumed import Change, change_table, changes_between, store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.study import Study, run_name, same_warm_start
 from condensegrpo.core.errors import ConfigError
@@ -126,19 +126,8 @@ def runs_of(study: Study, out: Path) -> tuple[StudyRun, ...]:
 
 
 def _changes(before: RunConfig, after: RunConfig) -> list[Change]:
-    """What differs, except for where the run is written, and for how a file is named: folders can be moved."""
-    old, new = (config.model_dump(mode="json", exclude={"runs_dir"}) for config in (before, after))
-    return [
-        Change(first_step=0, key=key, old=was, new=now)
-        for key, (was, now) in differences(old, new).items()
-        if not (isinstance(was, str) and isinstance(now, str) and _is_same_path(was, now))
-    ]
-
-
-def _is_same_path(one: str, other: str) -> bool:
-    """Whether two texts name the same path, from the working directory; behind ``key=`` in an override."""
-    (key, _, path), (name, _, target) = one.rpartition("="), other.rpartition("=")
-    return key == name and Path(path).absolute() == Path(target).absolute()
+    """What differs, except for where the run is written: a folder can be moved."""
+    return [change for change in changes_between(before, after) if change.key != "runs_dir"]
 
 
 def check_runs(runs: Iterable[StudyRun], study: Study) -> None:
