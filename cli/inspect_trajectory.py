@@ -98,7 +98,8 @@ def inspect_trajectory(
     choice = Choice(group=group, trajectory=trajectory or trajectory_id, where=condition, sort=sort)
     if step is None and (path / "config.yaml").is_file():
         step = step_of(choice.trajectory, group)
-    index, file = Index(path), choose(path, step, evaluation)
+    file = choose(path, step, evaluation)
+    index = Index(path)  # writes a file, so not into a folder without trajectories
     is_worse = named == views.GOT_WORSE
     ready = views.ready_view(named) if named is not None and not is_worse else None
     printed = plain or tokens or full or as_json or svg is not None

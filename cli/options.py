@@ -1,5 +1,6 @@
 """Arguments and options that several commands have, and what the shell completes. Imports nothing heavy."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -23,9 +24,9 @@ def without_debug(arguments: Sequence[str]) -> list[str]:
 
 
 def names_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments without, and those with an equals sign."""
-    named = [argument for argument in arguments if "=" not in argument]
-    return named, [argument for argument in arguments if "=" in argument]
+    """The arguments without an equals sign or that are paths, which may hold one, and the others."""
+    named = [argument for argument in arguments if "=" not in argument or os.path.exists(argument)]
+    return named, [argument for argument in arguments if argument not in named]
 
 
 def config_names(incomplete: str) -> list[str]:

@@ -130,6 +130,14 @@ def test_train_without_a_configuration_says_what_it_wants() -> None:
     assert "wanted one CONFIG" in refused("train", "train.steps=3")
 
 
+def test_a_configuration_whose_path_holds_an_equals_sign_is_no_override(tmp_path: Path) -> None:
+    file = tmp_path / "lr=3" / "config.yaml"
+    file.parent.mkdir()
+    file.write_text("extends: quickstart\n")
+    assert "steps: 7" in succeed("train", str(file), "train.steps=7", f"runs_dir={tmp_path}", "--dry-run")
+    assert "train.stps: unknown key" in refused("eval", "some/model", str(file.parent), "train.stps=7")
+
+
 def test_resuming_what_is_no_run_says_so(tmp_path: Path) -> None:
     assert "no config.yaml" in refused("train", "--resume", str(tmp_path), code=1)
 

@@ -586,6 +586,9 @@ def test_what_is_not_there_is_named(demo: Path, arguments: list[str], kind: type
 
 
 def test_no_run_no_trajectories_and_no_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"holds no config\.yaml"):
+        inspect(tmp_path)
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(RunError, match="there is no such run folder or trajectory file"):
         inspect(tmp_path / "none")
     run = RunFolder.create(tmp_path / "fresh")
