@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from condensegrpo.config.load import load_config
-from condensegrpo.config.resumed import allowed_changes, store_configuration
+from condensegrpo.config.resumed import Change, allowed_changes, named_as, recorded_changes, store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, PluginError
 from condensegrpo.core.plugins import load
 from condensegrpo.storage.environment import write_environment
 from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.training.resume import rollout_settings
 
 CONFIG = """
 name: run
@@ -89,12 +90,40 @@ def test_a_run_goes_on_from_another_folder_with_the_configuration_that_started_i
         allowed_changes(run, load_config(run.config, ["runs_dir=elsewhere"]), allow_changes=False)
 
 
+def test_batches_that_were_sampled_ahead_know_a_file_by_the_path_of_the_first_start(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(project / "runs/run")
+    elsewhere = rollout_settings(load_config(run.config))
+    monkeypatch.chdir(project)
+    settings = rollout_settings(load_config(run.config))
+    monkeypatch.chdir(project.with_name("elsewhere"))
+    assert elsewhere != settings
+    assert named_as(run, settings, elsewhere) == settings
+
+
 def test_a_path_of_a_variant_may_hold_an_equals_sign(project: Path) -> None:
     (project / "lr=1").mkdir()
     shutil.copy(project / "rows.jsonl", project / "lr=1/rows.jsonl")
     (project / "config.yaml").write_text(CONFIG.replace("reward.name=my/reward.py:Mine", "task.data=lr=1/rows.jsonl"))
     config = load_config(project / "config.yaml")
     assert config.evaluate.variants["other"] == [f"task.data={project}/lr=1/rows.jsonl"]
+
+
+def test_a_run_that_was_resumed_elsewhere_goes_on_when_its_project_is_moved(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):  # a second time, since the folder of the first start is gone then
+        run = RunFolder(project / "runs/run")
+        store_configuration(run, load_config(run.config, ["train.steps=9"]), first_step=1)
+        project = project.rename(project.with_name(f"moved_{number}"))
+        monkeypatch.chdir(project)
+        write_environment(project / "runs/run")
+        run = RunFolder(project / "runs/run")
+        assert "name: my/reward.py:Mine" in run.config.read_text()
+        assert recorded_changes(run) == (Change(first_step=1, key="train.steps", old=100, new=9),)
+        monkeypatch.chdir(project.with_name("elsewhere"))
+        assert names_of(load_config(run.config)) == {f"{project}/my/reward.py:Mine"}
 
 
 def test_an_error_names_the_folders_in_which_a_file_was_looked_for(project: Path) -> None:

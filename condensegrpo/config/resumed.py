@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from condensegrpo.config.extends import plain, sourced
-from condensegrpo.config.load import dump_config, load_config, validate
+from condensegrpo.config.load import load_config, validate
 from condensegrpo.config.located import is_same_file, located
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.yaml_tree import dump
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.storage.files import read_lines, write_atomically
 from condensegrpo.storage.run_folder import RunFolder
@@ -88,13 +89,25 @@ def allowed_changes(folder: RunFolder, after: RunConfig, *, allow_changes: bool)
 
 
 def store_configuration(folder: RunFolder, config: RunConfig, *, first_step: int) -> None:
-    """Write ``config.yaml``, and record that it is the configuration from a step on; later records are removed."""
-    history = [(step, before) for step, before in _history(folder) if step < first_step]
-    if not history or history[-1][1] != config:
-        history.append((first_step, config))
-    lines = (json.dumps({"first_step": step, "config": each.model_dump(mode="json")}) for step, each in history)
+    """Write ``config.yaml``, and record that it is the configuration from a step on; later records are removed.
+
+    A file keeps the path that the run knows it by, so that it is found when the project is moved after a resume in
+    another folder.
+    """
+    records, tree = _records(folder), config.model_dump(mode="json")
+    if records:
+        tree = named_as(folder, records[-1][1], tree)
+    kept = [(step, before) for step, before in records if step < first_step]
+    if not kept or kept[-1][1] != tree:
+        kept.append((first_step, tree))
+    lines = (json.dumps({"first_step": step, "config": each}) for step, each in kept)
     write_atomically(folder.configurations, "".join(f"{line}\n" for line in lines))
-    write_atomically(folder.config, dump_config(config))
+    write_atomically(folder.config, dump(tree))
+
+
+def named_as(folder: RunFolder, record: object, tree: object) -> Any:  # noqa: ANN401  a YAML tree
+    """A configuration, or a part of one, in which files have the paths that they have in a record of the run."""
+    return _named_as(record, plain(_located(folder, record)), tree)
 
 
 def learned_otherwise(folder: RunFolder, config: RunConfig) -> bool:
@@ -131,12 +144,31 @@ def change_table(changes: Iterable[Change]) -> str:
 
 def _history(folder: RunFolder) -> list[tuple[int, RunConfig]]:
     """The recorded configurations with their first steps; none before the run has begun."""
+    source = str(folder.configurations)
+    return [(step, validate(plain(_located(folder, tree)), source=source)) for step, tree in _records(folder)]
+
+
+def _records(folder: RunFolder) -> list[tuple[int, Any]]:
+    """The recorded configurations as they stand in the file."""
     if not folder.configurations.is_file():
         return []
     lines: list[tuple[int, Any]] = read_lines(folder.configurations)[0]
-    source = str(folder.configurations)
-    trees = [(line["first_step"], located(sourced(line["config"], source), folder.config)) for _, line in lines]
-    return [(first_step, validate(plain(tree), source=source)) for first_step, tree in trees]
+    return [(line["first_step"], line["config"]) for _, line in lines]
+
+
+def _located(folder: RunFolder, tree: object) -> Any:  # noqa: ANN401  a YAML tree
+    """A recorded configuration whose paths are found from the working directory."""
+    return located(sourced(tree, str(folder.configurations)), folder.config)
+
+
+def _named_as(record: Any, found: Any, tree: Any) -> Any:  # noqa: ANN401  YAML trees
+    """A configuration whose files have the paths of a record; ``found`` is that record with its paths found."""
+    if isinstance(record, dict) and isinstance(found, dict) and isinstance(tree, dict):
+        return {name: _named_as(record.get(name), found.get(name), value) for name, value in tree.items()}
+    if isinstance(record, list) and isinstance(tree, list) and len(record) == len(tree):
+        return [_named_as(*each) for each in zip(record, found, tree, strict=True)]
+    is_named = isinstance(found, str) and isinstance(tree, str) and (found == tree or is_same_file(found, tree))
+    return record if is_named else tree
 
 
 def changes_between(before: RunConfig, after: RunConfig, *, first_step: int = 0) -> tuple[Change, ...]:

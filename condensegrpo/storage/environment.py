@@ -32,7 +32,7 @@ def write_environment(folder: Path) -> str:
     """Write ``environment.json``: versions, command line, git revision of the working directory, and hardware.
 
     A value that is not known, or the version of a package that is not installed, is null. Resuming writes it again, but
-    for the folder, which stays that of the first start.
+    for the folder, which stays that of the first start while there is one.
 
     Returns:
         The command line, versions and hardware as lines for the log, which keeps those of every start.
@@ -42,12 +42,15 @@ def write_environment(folder: Path) -> str:
     """
     revision = _output("git", "rev-parse", "HEAD")
     gpus = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    start = started_in(folder)
     command, packages = redacted(shlex.join(sys.argv)), {name: _version(name) for name in PACKAGES}
     environment = {
         "started": datetime.now().astimezone().isoformat(" ", "seconds"),
         "host": socket.gethostname(),
         "command": command,
-        "folder": str(started_in(folder) or Path.cwd()),  # relative paths of the configuration are relative to it
+        "folder": str(
+            start if start is not None and start.is_dir() else Path.cwd()
+        ),  # relative paths of the configuration are relative to it
         "python": platform.python_version(),
         "packages": packages,
         "git_revision": revision,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from condensegrpo.config.resumed import store_configuration
+from condensegrpo.config.resumed import named_as, store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import Sampler
@@ -45,7 +45,7 @@ def resume(
             )
         batches = restore_batches(
             newest,
-            settings=rollout_settings(config),
+            settings=named_as(folder, state["sampled_by"], rollout_settings(config)),
             stored_settings=state["sampled_by"],
             last_step=config.train.steps,
             say=observer.say,
