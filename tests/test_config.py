@@ -141,6 +141,8 @@ def test_the_size_of_a_new_model_must_divide_into_its_heads(small: Path) -> None
 
 def test_a_variant_cannot_take_the_name_of_the_evaluation_itself_apart(small: Path) -> None:
     assert "evaluate.variants" in refusal(small, "evaluate.variants={a/b: []}")
+    for name in ("held-out", "eval-1"):
+        assert f"a variant cannot be called {name}: held-out is" in refusal(small, f"evaluate.variants={{{name}: []}}")
 
 
 def test_every_fault_is_reported_at_once(small: Path) -> None:

@@ -4,6 +4,7 @@ Defaults live here and in the settings of the folders below; a YAML file holds w
 states its unit and range. Options of plug-ins are checked when ``assembly`` builds them, before any model is loaded.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -268,6 +269,16 @@ class EvaluateSettings(Section):
     """None: as in training."""
     variants: dict[Name, list[str]] = {}
     """Further evaluations before and after training: name → key=value overrides."""
+
+    @field_validator("variants")
+    @classmethod
+    def _with_names_of_their_own(cls, variants: dict[str, list[str]]) -> dict[str, list[str]]:
+        if taken := [name for name in variants if re.fullmatch(r"held-out|eval-\d+", name)]:
+            raise ValueError(
+                f"a variant cannot be called {taken[0]}: held-out is the evaluation on the run's own problems, and "
+                f"eval-1 and so on are those of condensegrpo eval. Give it another name"
+            )
+        return variants
 
 
 class SandboxSettings(Section):
