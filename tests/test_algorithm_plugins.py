@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import scored, trajectory, turn
 from command import ROOT
 
 from condensegrpo.algorithms import invariance
+from condensegrpo.algorithms.settings import AggregationSettings, StopSettings
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.learning_signal import advantage_estimator, objective
 from condensegrpo.config.load import load_config
@@ -22,6 +24,7 @@ from condensegrpo.inspection.panes import turns
 from condensegrpo.storage.credit import read_credit
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.training.credit_step import give_credit
 from condensegrpo.training.train import train
 
 PLUGINS = """
@@ -74,6 +77,73 @@ PLUGINS = """
 
     def plain(batch: Batch) -> Tensor:
         return batch.outcome_N
+"""
+FAULTY = """
+    import torch
+
+    from condensegrpo.algorithms.advantages import Estimate, Term, estimator
+    from condensegrpo.algorithms.losses import TokenLoss, loss
+
+    declared = {"summary": "s", "formula": "f"}
+
+
+    @estimator(**declared)
+    def raising(batch):
+        return {}["price"]
+
+    @estimator(**declared)
+    def leaving(batch):
+        raise SystemExit(3)
+
+    @estimator(**declared)
+    def nothing(batch):
+        pass
+
+    @estimator(**declared)
+    def one_number(batch):
+        return batch.outcome_N.mean()
+
+    @estimator(**declared)
+    def bare_term(batch):
+        return Estimate(batch.outcome_N, (Term("R", batch.outcome_N, {"half": 0.5}),))
+
+    @estimator(**declared)
+    def unknown(batch, *, contexts_N):
+        return batch.outcome_N
+
+    @estimator(**declared)
+    def in_place(batch):
+        return batch.outcome_N.sub_(0.5)
+
+    @estimator(**declared)
+    def in_training(batch):
+        if len(batch.outcome_N) == 4:
+            raise RuntimeError("four")
+        return batch.outcome_N
+
+    def token_loss(logp_T, old_T, advantage_T):
+        never_T = torch.zeros_like(logp_T, dtype=torch.bool)
+        return TokenLoss(-advantage_T * logp_T, (logp_T - old_T).detach().exp(), never_T, never_T)
+
+    @loss(**declared)
+    def raising_loss(logp_T, old_T, advantage_T):
+        return {}["floor"]
+
+    @loss(**declared)
+    def no_mask(logp_T, old_T, advantage_T):
+        return token_loss(logp_T, old_T, advantage_T)._replace(low_T=None)
+
+    @loss(**declared)
+    def no_gradient(logp_T, old_T, advantage_T):
+        return token_loss(logp_T.detach(), old_T, advantage_T)
+
+    @loss(**declared)
+    def no_number(logp_T, old_T, advantage_T):
+        return token_loss(logp_T * float("nan"), old_T, advantage_T)
+
+    @loss(**declared)
+    def clamping(logp_T, old_T, advantage_T):
+        return token_loss(logp_T, old_T, advantage_T.clamp_(max=0.1))
 """
 
 
@@ -156,6 +226,45 @@ def test_what_is_no_estimator_or_loss_says_what_it_is(plugins: Path, kind: str, 
     config = small(f"algorithm.{kind}={{{key}: '{plugins}:{name}'}}")
     with pytest.raises(PluginError, match=message):
         advantage_estimator(config) if kind == "advantage" else objective(config.algorithm)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("advantage", "raising", r"raising' \(.*faulty.py:10\): KeyError: 'price' \(.*faulty.py:12\)\.$"),
+        ("advantage", "leaving", r"SystemExit: 3 \(.*faulty.py:16\)"),
+        ("advantage", "nothing", r"it returned None, wanted a tensor \(N,\), here \(5,\)"),
+        ("advantage", "one_number", r"it returned a tensor of shape \(\), wanted"),
+        ("advantage", "bare_term", "its term R has 0.5 as half, wanted"),
+        ("advantage", "unknown", "no column 'contexts_N'. Did you mean 'context_N'"),
+        ("advantage", "in_place", "it changes total_N in place"),
+        ("loss", "raising_loss", r"KeyError: 'floor' \(.*faulty.py:\d+\)"),
+        ("loss", "no_mask", "wanted a TokenLoss with one entry a token in every column"),
+        ("loss", "no_gradient", "its loss_T has no gradient"),
+        ("loss", "no_number", r"its loss_T is \[nan, .*, wanted finite numbers"),
+        ("loss", "clamping", "it changes advantage_T in place"),
+    ],
+)
+def test_what_a_faulty_estimator_or_loss_does_is_said_before_a_run(
+    tmp_path: Path, kind: str, name: str, message: str
+) -> None:
+    file = tmp_path / "faulty.py"
+    file.write_text(textwrap.dedent(FAULTY), encoding="utf-8")
+    key = "estimator" if kind == "advantage" else "name"
+    config = small(f"algorithm.{kind}={{{key}: '{file}:{name}'}}")
+    with pytest.raises(PluginError, match=message):
+        advantage_estimator(config) if kind == "advantage" else objective(config.algorithm)
+
+
+def test_an_estimator_that_fails_in_a_step_says_where(tmp_path: Path) -> None:
+    file = tmp_path / "faulty.py"
+    file.write_text(textwrap.dedent(FAULTY), encoding="utf-8")
+    failing = advantage_estimator(small(f"algorithm.advantage={{estimator: '{file}:in_training'}}"))
+    batch = [scored(trajectory(turn((1,), (2,)), group=group), 1.0) for group in "aabb"]
+    with pytest.raises(
+        PluginError, match=r"computing the advantages of a step: RuntimeError: four \(.*faulty.py:\d+\)"
+    ):
+        give_credit(batch, failing, AggregationSettings(), stops=StopSettings(), whitened=False)
 
 
 def test_the_example_of_the_guide_is_what_it_says(tmp_path: Path) -> None:

@@ -38,8 +38,13 @@ CLOSE = 1e-9  # rounding of sums in another order
 
 
 def check_estimator(estimator: Estimator) -> None:
-    """Raise ValueError for advantages that depend on the order of trajectories, on another group, or on labels."""
-    whole = estimator(SCORES).advantage_NK
+    """Raise ValueError for advantages that depend on the order of trajectories, on another group, or on labels.
+
+    Refused likewise is an estimator that changes what it was given: the step reads it afterwards.
+    """
+    given = Scores(*(column.clone() for column in SCORES))
+    whole = estimator(given).advantage_NK
+    _check_unchanged(given._asdict(), SCORES._asdict())
     if whole.shape != SCORES.act_NK.shape:
         raise ValueError(f"it returned a table of shape {tuple(whole.shape)}, wanted (trajectories, turns)")
     order = torch.tensor([4, 2, 0, 3, 1])
@@ -53,7 +58,10 @@ def check_estimator(estimator: Estimator) -> None:
 
 
 def check_loss(loss: LossPlugin, options: Mapping[str, object]) -> None:
-    """Raise ValueError for a loss of a token, or a gradient, that depends on what else is in its micro-batch."""
+    """Raise ValueError for a loss of a token, or a gradient, that depends on what else is in its micro-batch.
+
+    Refused likewise are a loss that is not finite, one without a gradient, and one that changes what it was given.
+    """
     alone = [slice(index, index + 1) for index in range(len(LOGP_T))]
     turns = [slice(0, 2), slice(2, 5), slice(5, 6)]
     together_T, gradient_T = _computed(loss, options, [slice(0, len(LOGP_T))])
@@ -70,15 +78,30 @@ def _computed(loss: LossPlugin, options: Mapping[str, object], micro_batches: Se
     logp_T = LOGP_T.clone().requires_grad_()
     losses = [_value(loss, options, logp_T, part).loss_T for part in micro_batches]
     loss_T = torch.cat(losses)
+    if not loss_T.requires_grad:
+        raise ValueError("its loss_T has no gradient, wanted one that is computed from logp_T")
+    if not loss_T.isfinite().all():
+        raise ValueError(f"its loss_T is {loss_T.tolist()}, wanted finite numbers")
     (gradient_T,) = torch.autograd.grad(loss_T.sum(), logp_T, allow_unused=True)
     return loss_T.detach(), torch.zeros_like(LOGP_T) if gradient_T is None else gradient_T
 
 
 def _value(loss: LossPlugin, options: Mapping[str, object], logp_T: Tensor, part: slice) -> TokenLoss:
-    value = loss(logp_T[part], OLD_T[part], ADVANTAGE_T[part], turn_T=TURN_T[part], **options)
-    if not isinstance(value, TokenLoss) or any(column.shape != LOGP_T[part].shape for column in value):
-        raise ValueError(f"it returned {value!r:.80}, wanted a TokenLoss with one entry a token in every column")
+    kept = {"old_T": OLD_T[part], "advantage_T": ADVANTAGE_T[part], "turn_T": TURN_T[part]}
+    given = {name: column.clone() for name, column in kept.items()}
+    value = loss(logp_T[part], **given, **options)
+    _check_unchanged(given, kept)
+    shapes = [getattr(column, "shape", None) for column in value] if isinstance(value, TokenLoss) else []
+    if not shapes or any(shape != LOGP_T[part].shape for shape in shapes):
+        found = " ".join(repr(value).split())[:80]
+        raise ValueError(f"it returned {found}, wanted a TokenLoss with one entry a token in every column")
     return value
+
+
+def _check_unchanged(given: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
+    changed = [name for name, column in given.items() if not torch.equal(column, kept[name])]
+    if changed:
+        raise ValueError(f"it changes {', '.join(changed)} in place, wanted a new tensor: the step reads it afterwards")
 
 
 def _rows(scores: Scores, index: Tensor) -> Scores:

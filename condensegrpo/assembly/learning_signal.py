@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from condensegrpo.algorithms.advantages import EstimatorPlugin
-from condensegrpo.algorithms.credit import Estimator
+from condensegrpo.algorithms.credit import Estimator, Scores
 from condensegrpo.algorithms.invariance import check_estimator, check_loss
 from condensegrpo.algorithms.losses import LossPlugin
 from condensegrpo.algorithms.objective import Objective, ObjectiveFunction, PerToken
@@ -19,8 +19,9 @@ from condensegrpo.algorithms.packing import dummy
 from condensegrpo.assembly.plugins import validated
 from condensegrpo.config.schema import AlgorithmSettings, RunConfig
 from condensegrpo.core.errors import ConfigError, PluginError, ScoreError
-from condensegrpo.core.failures import at_definition
+from condensegrpo.core.failures import at_definition, is_ctrl_c, message_of
 from condensegrpo.core.plugins import installed, load
+from condensegrpo.core.wording import did_you_mean
 
 Plugin = TypeVar("Plugin", EstimatorPlugin, LossPlugin)
 
@@ -39,6 +40,12 @@ def advantage_estimator(config: RunConfig) -> Estimator:
     where = f"setting up the estimator {config.estimator!r}"
     options = validated(plugin.function, where, {**anchors, **settings.options}, names=plugin.options)
     _check_group(config, plugin)
+    for column in plugin.columns:
+        if column not in Scores._fields:
+            raise PluginError(
+                f"{where}{at_definition(plugin.function)}: there is no column {column!r}. "
+                f"{did_you_mean(column, Scores._fields)}Columns are: {', '.join(Scores._fields)}."
+            )
     estimator = Estimator(plugin, options)
     _try_out(where + at_definition(plugin.function), partial(check_estimator, estimator))
     return estimator
@@ -113,5 +120,9 @@ def _try_out(where: str, check: Callable[[], None]) -> None:
     """Call a plug-in on made-up values, so that what it refuses, or does wrong, is found before a model is loaded."""
     try:
         check()
-    except (TypeError, ValueError, ScoreError) as error:
-        raise PluginError(f"{where}: {str(error).removesuffix('.')}.") from error
+    except ScoreError as error:
+        raise PluginError(f"{where}: {error}") from error
+    except BaseException as error:  # the boundary to a plug-in
+        if is_ctrl_c(error):
+            raise
+        raise PluginError(f"{where}: {message_of(error)}.") from error

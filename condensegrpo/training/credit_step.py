@@ -15,7 +15,8 @@ from condensegrpo.algorithms.losses import Totals, summary_weight, token_weights
 from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, SourceCredit, StopSettings
 from condensegrpo.algorithms.sources import with_sources
 from condensegrpo.algorithms.staleness import staleness_of
-from condensegrpo.core.failures import Failure
+from condensegrpo.core.errors import CondenseError, PluginError
+from condensegrpo.core.failures import Failure, is_ctrl_c, message_of
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.thread_call import result_in_thread
@@ -59,7 +60,7 @@ def give_credit(
     scores = scores_of(kept, stops)
     trained_NK = trained_turns(kept, aggregation.turns)
     tokens_NK = turn_tokens(kept) * trained_NK
-    estimate = estimator(scores)
+    estimate = _estimated(estimator, scores)
     advantage_NK, terms = estimate if sources is None else with_sources(estimate, kept, sources)
     if whitened:
         batch_moments = Moments(*ranks.sum_over_ranks(moments(advantage_NK, tokens_NK)))
@@ -73,6 +74,23 @@ def give_credit(
         total, summaries = ranks.sum_over_ranks(summary_weight(weight_NK, tokens_NK, condense_NK))
         weight_NK = with_summary_share(weight_NK, condense_NK, share=share, total=total, summaries=summaries)
     return StepCredit(scores, terms, advantage_NK, weight_NK, weights_of(kl_aggregation) if kl_aggregation else None)
+
+
+def _estimated(estimator: Callable[[Scores], Estimate], scores: Scores) -> Estimate:
+    """The advantages of a step; what the plug-in raises says where.
+
+    Raises:
+        ScoreError: a reward or an advantage is not finite.
+        PluginError: the estimator raised anything else.
+    """
+    try:
+        return estimator(scores)
+    except CondenseError:
+        raise
+    except BaseException as error:  # the boundary to a plug-in
+        if is_ctrl_c(error):
+            raise
+        raise PluginError(f"computing the advantages of a step: {message_of(error)}.") from error
 
 
 def record_credit(path: Path, batch: StepBatch, credit: StepCredit, *, stops: StopSettings) -> None:

@@ -135,12 +135,14 @@ class EstimatorPlugin:
 
         Raises:
             ScoreError: a reward is not finite or too large, or an advantage is.
-            ValueError: shapes, turns or result turns that cannot be, or what the formula refuses.
+            ValueError: shapes, turns or result turns that cannot be, what the formula refuses, or that
+                it returned something else than advantages and their terms.
         """
         _check(batch)
         exact = batch._replace(outcome_N=batch.outcome_N.double(), turn_N=batch.turn_N.double())
         returned = self.function(exact, **arguments)
         estimate = returned if isinstance(returned, Estimate) else Estimate(returned)
+        _check_returned(estimate, batch.turns_N)
         advantage = estimate.advantage_NK
         table = finished(advantage if advantage.dim() == 2 else advantage[:, None], batch.turns_N, like=batch.outcome_N)
         at_turns = partial(_at_turns, turns=table.shape[1])
@@ -210,6 +212,30 @@ def _check(batch: Batch) -> None:
             f"the index of one of its {turns_N[bad].item()} turns, counted from 0, or −1 where no observation carried "
             f"a tool result"
         )
+
+
+def _check_returned(estimate: Estimate, turns_N: Tensor) -> None:
+    """Raise ValueError for advantages, or parts of terms, that are no tensor with an entry a trajectory or turn."""
+    longest = int(turns_N.max()) if len(turns_N) else 0
+    shapes = ((len(turns_N),), (len(turns_N), 1), (len(turns_N), longest))
+    wanted = f"wanted a tensor (N,), here ({len(turns_N)},), or (N, K), here ({len(turns_N)}, {longest})"
+    advantage, terms = estimate
+    if not (isinstance(advantage, Tensor) and advantage.shape in shapes):
+        raise ValueError(f"it returned {_described(advantage)}, {wanted}, or the terms that total adds")
+    for term in terms:
+        if not isinstance(term, Term):
+            raise ValueError(f"it returned {_described(term)} among its terms, wanted a Term")
+        parts = {"value": term.value_NK, **term.numbers}
+        parts |= {} if term.applies_NK is None else {"applies_NK": term.applies_NK}
+        for name, part in parts.items():
+            if not (isinstance(part, Tensor) and part.shape in shapes):
+                raise ValueError(f"its term {term.name} has {_described(part)} as {name}, {wanted}")
+
+
+def _described(value: object) -> str:
+    return (
+        f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else " ".join(repr(value).split())[:80]
+    )
 
 
 def _check_rewards(name: str, reward_N: Tensor) -> None:
