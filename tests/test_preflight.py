@@ -122,6 +122,11 @@ def test_a_reward_that_says_what_it_returns_or_has_the_sandbox_is_not_called_and
     assert f"the reward Demanding: IndexError: tuple index out of range ({rewards}:16)" in notes[0]
 
 
+def test_a_reward_made_by_a_factory_is_tried_too(rewards: Path) -> None:
+    rewards.write_text("from functools import partial\ndef paid(): return partial(lambda k, t, p: {'k': k}, 2.0)\n")
+    assert try_rewards(build(quickstart(f"reward={{name: '{rewards}:paid'}}"))) == ()
+
+
 @pytest.mark.parametrize("chosen", [{}, {"estimator": "efficient"}])
 def test_training_is_on_a_reward_of_the_users_own(tmp_path: Path, chosen: dict[str, str]) -> None:
     """By default, and under ``efficient``: the siblings of 1 are pushed up and those of 0 down, right or wrong."""

@@ -96,6 +96,18 @@ def test_a_reward_that_is_not_finite_fails_by_name_and_value(value: float) -> No
     assert f"correct is {value}" in failing(outcome(RewardResult(total=1.0, correct=value)))
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"x": 1.0, 3: 1.0}, "TypeError: returned the name 3, wanted a text"),
+        ({"x": 10**400}, "OverflowError: "),
+        (RewardResult(total=1.0, components=None), "AttributeError: "),  # type: ignore[arg-type]  # wrong on purpose
+    ],
+)
+def test_whatever_a_reward_returns_is_the_failure_of_one_trajectory_alone(given: object, message: str) -> None:
+    assert f"the reward fixed: {message}" in failing(outcome(given))
+
+
 def test_a_result_of_a_mapping_holds_its_sum_its_parts_and_its_judgements() -> None:
     assert RewardResult.of({"correct": 1, "format": 0, "brevity": 0.5}) == RewardResult(
         total=1.5, components={"correct": 1.0, "format": 0.0, "brevity": 0.5}, format_valid=False, correct=1.0

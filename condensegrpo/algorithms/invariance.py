@@ -6,6 +6,7 @@ only.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,7 +90,8 @@ def _computed(loss: LossPlugin, options: Mapping[str, object], micro_batches: Se
 def _value(loss: LossPlugin, options: Mapping[str, object], logp_T: Tensor, part: slice) -> TokenLoss:
     kept = {"old_T": OLD_T[part], "advantage_T": ADVANTAGE_T[part], "turn_T": TURN_T[part]}
     given = {name: column.clone() for name, column in kept.items()}
-    value = loss(logp_T[part], **given, **options)
+    arguments: dict[str, Any] = {**given, **options}
+    value = loss(logp_T[part], **arguments)
     _check_unchanged(given, kept)
     shapes = [getattr(column, "shape", None) for column in value] if isinstance(value, TokenLoss) else []
     if not shapes or any(shape != LOGP_T[part].shape for shape in shapes):

@@ -40,12 +40,22 @@ def _untold(components: Components) -> Iterator[Reward | GroupReward | TurnRewar
     for each in [part.reward for part in reward.parts] if isinstance(reward, SumsParts) else [reward]:
         kind = type(each)
         of_user = kind.__module__.partition(".")[0] != __name__.partition(".")[0]
-        if of_user and "sandbox" not in signature(kind).parameters and not _says_what(each):
+        if of_user and not _takes_sandbox(kind) and not _says_what(each):
             yield each
 
 
+def _takes_sandbox(kind: type) -> bool:
+    try:
+        return "sandbox" in signature(kind).parameters
+    except ValueError:  # not known of what is built in, such as functools.partial
+        return False
+
+
 def _says_what(reward: Reward | GroupReward | TurnReward) -> bool:
-    return signature(_method(reward)).return_annotation is not Signature.empty
+    try:
+        return signature(_method(reward)).return_annotation is not Signature.empty
+    except ValueError:  # not known of a class that is built in
+        return False
 
 
 def _method(reward: Reward | GroupReward | TurnReward) -> Callable[..., object]:
@@ -88,7 +98,7 @@ def _tried(reward: Reward | GroupReward | TurnReward, episode: Trajectory, probl
         return f"{returned}; that was a made-up episode, so what it returns is not checked until the first real one"
     try:
         _check(reward, returned)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # its numbers are objects of the plug-in: float() may raise anything
         raise ConfigError(f"trying {name} on a made-up episode{at_definition(reward)}: {message_of(error)}.") from error
     return ""
 

@@ -58,7 +58,7 @@ def _score_of(given: object, trajectory: Trajectory, reward: Reward | GroupRewar
     """The score of what a reward returned."""
     try:
         return _checked(RewardResult.of(given), trajectory)
-    except (TypeError, ValueError, ScoreError) as error:
+    except (Exception, SystemExit) as error:  # its numbers are objects of the plug-in: float() may raise anything
         return failure_of(named(reward), error, plugin=reward)
 
 

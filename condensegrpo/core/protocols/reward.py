@@ -50,7 +50,9 @@ class RewardResult:
         )
 
 
-def _number(name: str, value: object) -> float:
+def _number(name: object, value: object) -> float:
+    if not isinstance(name, str):
+        raise TypeError(f'returned the name {name!r:.80}, wanted a text, as in return {{"brief": 1.0}}')
     if not isinstance(value, SupportsFloat):
         raise TypeError(f'returned {name} = {value!r:.80}, wanted a number, as in return {{"brief": 1.0}}')
     return float(value)
