@@ -1,5 +1,6 @@
 """Options of plug-ins, validated from the signature of the plug-in."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,20 @@ class Frozen:
     def __post_init__(self) -> None:
         if not self.low < self.high:
             raise ValueError(f"low={self.low} and high={self.high}: wanted low < high")
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    depth: int = 1
+    share: float = 0.5
+
+@dataclass
+class Outer:
+    inner: Inner = Inner()
+    wide: bool = False
+
+class Nested:
+    def __init__(self, one: Outer = Outer(), some: list[Outer] | None = None) -> None:
+        self.given = (one, some)
 
 class Untyped:
     def __init__(self, anything, other=None, **more):
@@ -128,6 +143,23 @@ def test_a_missing_option_is_named_with_those_that_exist(file: Path) -> None:
 def test_an_unknown_option_is_refused_with_the_nearest(file: Path) -> None:
     with pytest.raises(PluginError, match=r"no option 'hihg'\. Did you mean 'high'\? Its options are: low, high=2.0\."):
         build_plugin("rewards", f"{file}:Frozen", {"low": 1, "hihg": 2})
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"one": {"innr": {}}}, "the option one has no key 'innr'. Did you mean 'inner'? Its keys are: inner, wide."),
+        ({"one": {"inner": {"dept": 1}}}, "one['inner'] has no key 'dept'. Did you mean 'depth'? Its keys are: depth,"),
+        ({"some": [{}, {"inner": {"x": 1}}]}, "some[1]['inner'] has no key 'x'. Its keys are: depth, share."),
+        ({"one": {"inner": {"share": float("nan")}}}, "one['inner']['share'] is nan, wanted a finite number."),
+        ({"one": {"inner": {"depth": "1"}}}, "one['inner']['depth'] is '1', wanted an integer."),
+    ],
+)
+def test_keys_of_an_option_that_is_a_dataclass_are_checked(file: Path, options: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(PluginError, match=re.escape(wanted)):
+        build_plugin("rewards", f"{file}:Nested", options)
+    one, some = build_plugin("rewards", f"{file}:Nested", {"one": {"inner": {"depth": 2}}, "some": [{}]}).given
+    assert (one.inner.depth, some[0].inner.depth) == (2, 1)
 
 
 def test_parameters_without_annotations_take_anything(file: Path) -> None:

@@ -11,9 +11,9 @@ NaN is no float. A parameter without an annotation, or with one that pydantic ca
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, get_args, get_type_hints, runtime_checkable
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
@@ -25,7 +25,7 @@ from condensegrpo.core.plugins import load
 from condensegrpo.core.wording import did_you_mean
 
 NOTHING: Mapping[str, object] = {}
-STRICT = ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 SHORTER = {
     "Input should be ": "",
     "Value error, ": "",
@@ -35,7 +35,7 @@ SHORTER = {
     "a valid": "a",
     "a integer": "an integer",
 }
-ANYTHING = TypeAdapter[object](object)
+ANYTHING = TypeAdapter[list[object]](list[object])
 
 
 @runtime_checkable
@@ -178,13 +178,13 @@ def _shown(parameter: inspect.Parameter) -> str:
 def _validated(value: object, annotation: object, where: str) -> object:
     adapter = _adapter(annotation)
     try:
-        return adapter.validate_python(value, strict=True)
+        return adapter.validate_python([value], strict=True)[0]
     except ValidationError as error:
         fault = error
     except (TypeError, PydanticUserError):  # a protocol that is not checked at run time, or a name in quotes
         return value
     try:
-        return adapter.validate_json(json.dumps(value), strict=True)  # a list for a tuple, a text for a path
+        return adapter.validate_json(json.dumps([value]), strict=True)[0]  # a list for a tuple, a text for a path
     except ValidationError as error:
         fault = error
     except (TypeError, ValueError):
@@ -192,31 +192,47 @@ def _validated(value: object, annotation: object, where: str) -> object:
     raise PluginError(f"{where}{_fault(fault, annotation)}.") from fault
 
 
-def _adapter(annotation: Any) -> TypeAdapter[object]:  # noqa: ANN401  an annotation is any object
+def _adapter(annotation: Any) -> TypeAdapter[list[object]]:  # noqa: ANN401  an annotation is any object
+    """Of a list with the value: pydantic takes no configuration for a dataclass itself, but for what contains one."""
     if annotation is inspect.Parameter.empty or isinstance(annotation, str):
         return ANYTHING
-    for config in (STRICT, None):  # None: a dataclass or model, which has its own configuration
-        try:
-            return TypeAdapter(annotation, config=config)
-        except (PydanticUserError, SchemaError):
-            continue
-    return ANYTHING
+    try:
+        return TypeAdapter(list[annotation], config=STRICT)
+    except (PydanticUserError, SchemaError):
+        return ANYTHING
 
 
 def _fault(error: ValidationError, annotation: object) -> str:
     """What was found and what was wanted; of a union, what each member wanted."""
     faults = error.errors(include_url=False)
     first = faults[0]
-    if first["type"] == "unexpected_keyword_argument":
-        *outer, key = first["loc"]
+    _, *place = first["loc"]  # without that in the list of the adapter
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        *outer, key = place
         within = "".join(f"[{part!r}]" for part in outer)
-        kinds = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type) and is_dataclass(each)]
-        known = [field.name for kind in kinds for field in fields(kind)]
+        known = _keys_at(outer, annotation)
         keys = f". {did_you_mean(str(key), known)}Its keys are: {', '.join(known)}" if known else ""
         return f"{within} has no key {key!r}{keys}"
-    path = "".join(f"[{part!r}]" for part in first["loc"] if len(faults) == 1)
+    path = "".join(f"[{part!r}]" for part in place if len(faults) == 1)
     expected = dict.fromkeys(_expectation(fault["msg"]) for fault in faults)
     return f"{path} is {first['input']!r:.200}, wanted {' or '.join(expected)}"
+
+
+def _keys_at(path: Sequence[object], annotation: object) -> list[str]:
+    """The keys of the dataclasses at a path within an annotation; none: it has no dataclass there."""
+    kinds = _dataclasses(annotation)
+    for part in path:
+        within = [get_type_hints(kind)[part] for kind in kinds if part in get_type_hints(kind)]
+        if within:  # else an index or a key of a mapping
+            kinds = [kind for each in within for kind in _dataclasses(each)]
+    return [field.name for kind in kinds for field in fields(kind)]
+
+
+def _dataclasses(annotation: object) -> list[type]:
+    """The dataclasses that an annotation consists of, such as that of ``list[Stage] | None``."""
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        return [annotation]
+    return [kind for each in get_args(annotation) for kind in _dataclasses(each)]
 
 
 def _expectation(message: str) -> str:
