@@ -13,9 +13,10 @@ import pytest
 from builders import ledger_episode, scored
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from condensegrpo.assembly.parts import check_tracker
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.config.load import find_config, load_config
-from condensegrpo.core.errors import RunError
+from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.packages import check_installed
@@ -179,6 +180,40 @@ def test_failures_are_counted_and_said_once_without_credentials(monkeypatch: pyt
     (message,) = tracker.messages()
     assert message.startswith("tracker mine: ConnectionError: no route to host, key [removed]")
     assert "0123456789" not in message
+
+
+def test_a_tracker_that_changes_what_it_is_given_changes_no_metrics_and_one_without_an_end_ends() -> None:
+    class Clearing:
+        def log(self, step: int, metrics: dict[str, float]) -> None:
+            metrics.clear()
+
+    tracker, metrics = BackgroundTracker("mine", Clearing()), {"success": 1.0}  # type: ignore[arg-type]  # wrong on purpose
+    tracker.log(1, metrics)
+    tracker.end()
+    assert tracker.wait(60) == "tracker mine lost 1 of 1 record"
+    assert metrics == {"success": 1.0}
+    assert "has no attribute 'close'" in tracker.messages()[0]
+
+
+@pytest.mark.parametrize(
+    ("methods", "wanted"),
+    [
+        ("def log(self, step, metrics): pass", r"Mine has no close \(.*own.py:1\)"),
+        ("async def log(self, step, metrics): pass", r"Mine has no close"),
+        ("close = log = lambda self: None", r"Mine log\(\) cannot be called with \(step, metrics\)"),
+        ("async def log(self, step, metrics): pass\n    def close(self): pass", r"Mine log\(\) is asynchronous"),
+        (
+            "def log(self, step, metrics): pass\n    def close(self): pass\n    def start(self): pass",
+            r"Mine start\(\) cannot be called with \(run\)",
+        ),
+    ],
+)
+def test_a_tracker_without_the_methods_of_one_is_refused_before_a_run(
+    tmp_path: Path, methods: str, wanted: str
+) -> None:
+    (tmp_path / "own.py").write_text(f"class Mine:\n    {methods}\n")
+    with pytest.raises(ConfigError, match=wanted):
+        check_tracker(f"{tmp_path / 'own.py'}:Mine")
 
 
 def test_a_tracker_that_hangs_costs_records_and_no_time() -> None:

@@ -17,6 +17,7 @@ from condensegrpo.assembly.parts import (
     build_sandbox,
     build_task,
     build_toolbox,
+    check_tracker,
     shared_options,
 )
 from condensegrpo.assembly.scorers import check_scorers, names_of
@@ -71,6 +72,7 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
     check_scorers(names_of(built.condenser), sampler, name)
     for tracker in config.trackers:
         plugins.check_plugin("trackers", tracker.name, tracker.options)
+        check_tracker(tracker.name)
     return replace(built, evaluations=named)
 
 

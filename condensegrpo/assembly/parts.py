@@ -17,6 +17,7 @@ from condensegrpo.core.protocols.condenser import Condenser, Stage
 from condensegrpo.core.protocols.reward import GroupReward, Reward, TurnReward
 from condensegrpo.core.protocols.task import Task
 from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools, Tool
+from condensegrpo.core.protocols.tracker import LogsArtifacts, LogsTables, StartsRun, Tracker
 from condensegrpo.core.reward_parts import RewardPart
 from condensegrpo.core.signatures import methods_of, return_fault, signature_faults
 from condensegrpo.episodes.boundary import checked_tools
@@ -232,8 +233,18 @@ def _tool(plugin: Plugin, sandbox: Sandbox, objects: Objects) -> Tool:
     return cast(Tool, loaded)
 
 
+def check_tracker(name: str) -> None:
+    """Check that a tracker that is a class has the methods of its protocols; it is opened when the run starts."""
+    factory = load("trackers", name)
+    if isinstance(factory, type):
+        _with_methods(factory, name, Tracker)
+        for protocol in (StartsRun, LogsTables, LogsArtifacts):
+            if faults := [*signature_faults(factory, protocol)]:
+                raise ConfigError(_faulty(name, factory, faults[0]))
+
+
 def _faulty(name: str, plugin: object, fault: str) -> str:
-    kind = plugin.__name__ if isinstance(plugin, FunctionType) else type(plugin).__name__
+    kind = plugin.__name__ if isinstance(plugin, FunctionType | type) else type(plugin).__name__
     return f"setting up {name}: {kind} {fault}; see docs/reference/protocols.md."
 
 

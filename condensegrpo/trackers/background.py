@@ -68,7 +68,8 @@ class BackgroundTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step."""
-        self._put(lambda: self._tracker.log(step, metrics))
+        own = dict(metrics)  # the tracker may change it
+        self._put(lambda: self._tracker.log(step, own))
 
     def log_table(self, step: int, name: str, make: Callable[[], Table]) -> None:
         """Record a table, which is made in the tracker's thread."""
@@ -88,7 +89,7 @@ class BackgroundTracker:
 
     def end(self) -> None:
         """Close the tracker once everything that waits is recorded; ``wait`` waits for it."""
-        self._thread.submit(partial(self._try, self._tracker.close))
+        self._thread.submit(partial(self._try, lambda: self._tracker.close()))
         self._thread.close()
 
     def wait(self, seconds: float) -> str:
