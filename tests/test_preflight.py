@@ -122,6 +122,26 @@ def test_a_reward_that_says_what_it_returns_or_has_the_sandbox_is_not_called_and
     assert f"the reward Demanding: IndexError: tuple index out of range ({rewards}:16)" in notes[0]
 
 
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ("id='a', question='1 + 1', answer=2", "the answer of the problem 'a' is 2, wanted a text ({file}:6)"),
+        ("id=7, question='1 + 1'", "the id of the problem 7 is 7, wanted a text ({file}:6)"),
+        ("id='a', question=None", "the question of the problem 'a' is None, wanted a text ({file}:6)"),
+    ],
+)
+def test_a_task_whose_problems_hold_no_texts_says_where_it_makes_them(tmp_path: Path, fields: str, wanted: str) -> None:
+    file = tmp_path / "numbers.py"
+    file.write_text(
+        "from condensegrpo.core.protocols.task import Problem\n\n"
+        "class Numbers:\n"
+        "    def environment(self, problem): ...\n"
+        f"    def problems(self, split):\n        return [Problem({fields})]\n"
+    )
+    with pytest.raises(ConfigError, match=re.escape(wanted.format(file=file))):
+        prepare_run(quickstart(f"task={{name: '{file}:Numbers'}}"), dry_run=True)
+
+
 def test_a_reward_made_by_a_factory_is_tried_too(rewards: Path) -> None:
     rewards.write_text("from functools import partial\ndef paid(): return partial(lambda k, t, p: {'k': k}, 2.0)\n")
     assert try_rewards(build(quickstart(f"reward={{name: '{rewards}:paid'}}"))) == ()

@@ -20,6 +20,12 @@ class Problem:
     answer: str | None = None  # ground truth
     data: Mapping[str, Any] = field(default_factory=dict)  # whatever the task's environment and rewards need
 
+    def __post_init__(self) -> None:
+        """Raise TypeError for what is no text, such as a number as the answer: it would fail in the middle of a run."""
+        for name, value in (("id", self.id), ("question", self.question), ("answer", self.answer)):
+            if not isinstance(value, str) and (name != "answer" or value is not None):
+                raise TypeError(f"the {name} of the problem {self.id!r:.80} is {value!r:.80}, wanted a text")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
