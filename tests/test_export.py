@@ -204,6 +204,14 @@ def test_a_context_longer_than_a_learner_takes_by_default_is_played(exported: Pa
         assert engine.limits.max_context_tokens == 40_000
 
 
+def test_a_condenser_in_a_file_of_the_exported_folder_is_found(exported: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(exported, tmp_path / "exported")
+    (folder / "mine.py").write_text("from condensegrpo.condensers.full import Full\n\nclass Mine(Full):\n    pass\n")
+    (folder / "condenser.yaml").write_text("condenser: {name: 'mine.py:Mine'}\n")
+    with open_engine(folder) as engine:
+        assert type(engine.condenser).__name__ == "Mine"
+
+
 def test_the_card_of_an_adapter_names_its_base(finished: Path, tmp_path: Path) -> None:
     succeed("export", str(finished), str(tmp_path / "adapter"), "--adapter")
     text = (tmp_path / "adapter/README.md").read_text()

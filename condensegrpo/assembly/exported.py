@@ -7,7 +7,9 @@ from tempfile import TemporaryDirectory
 
 from condensegrpo.assembly.build import build_components
 from condensegrpo.assembly.runtime import evaluation_temperature, open_sampler, renderer_for, trajectory_engine
+from condensegrpo.config.extends import plain, sourced
 from condensegrpo.config.load import validate
+from condensegrpo.config.located import located
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import apply_overrides, dump, read_yaml
 from condensegrpo.episodes.engine import Engine
@@ -36,16 +38,17 @@ def open_engine(folder: Path | str, overrides: Sequence[str] = ()) -> Iterator[E
             trajectory = await run_episode(problem, environment=…, engine=engine, …)
 
     Args:
-        folder: what ``condensegrpo export`` wrote.
+        folder: what ``condensegrpo export`` wrote; plug-ins in files may lie in it.
         overrides: ``key=value``, such as ``sampler.name=vllm``.
 
     Raises:
         ConfigError: the folder has no such file, or a setting does not work here, such as a tool without its data.
     """
-    settings = read_yaml(Path(folder) / CONDENSER)
+    file = Path(folder) / CONDENSER
+    settings = plain(located(sourced(read_yaml(file), str(file)), file))
     tree = {"model": {"path": str(folder)}, "task": {"name": STAND_IN}, "learner": NOTHING_TRAINED, **settings}
     overrides = (ALONE, *overrides)
-    components = build_components(validate(apply_overrides(tree, overrides), source=str(Path(folder) / CONDENSER)))
+    components = build_components(validate(apply_overrides(tree, overrides), source=str(file)))
     config, source = components.config, str(components.config.model.path)
     with ExitStack() as opened:
         media = MediaFolder(Path(opened.enter_context(TemporaryDirectory(prefix="condensegrpo-media-"))))
