@@ -11,6 +11,7 @@ from condensegrpo.config.resumed import Change, allowed_changes, named_as, recor
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, PluginError
 from condensegrpo.core.plugins import load
+from condensegrpo.reporting.model_card import write_card
 from condensegrpo.storage.environment import write_environment
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.resume import rollout_settings
@@ -124,6 +125,22 @@ def test_a_run_that_was_resumed_elsewhere_goes_on_when_its_project_is_moved(
         assert recorded_changes(run) == (Change(first_step=1, key="train.steps", old=100, new=9),)
         monkeypatch.chdir(project.with_name("elsewhere"))
         assert names_of(load_config(run.config)) == {f"{project}/my/reward.py:Mine"}
+
+
+def test_an_export_elsewhere_names_no_folder_of_this_machine(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, target = RunFolder(project / "runs/run"), Path("exported")
+    monkeypatch.chdir(project)
+    mine = load_config(run.config, ["condenser={name: 'my/condenser.py:Mine'}"])
+    store_configuration(run, mine, first_step=0)
+    (project / "my/condenser.py").write_text("")
+    run.metrics.write_text('{"step": 3, "eval/success": 0.5}\n')
+    monkeypatch.chdir(project.with_name("elsewhere"))
+    target.mkdir()
+    write_card(run, target, 3, part="model", name="exported", licence=None)
+    settings, card = (target / "condenser.yaml").read_text(), (target / "README.md").read_text()
+    assert "name: my/condenser.py:Mine" in settings
+    assert "my/reward.py:Mine" in card
+    assert str(project) not in settings + card
 
 
 def test_an_error_names_the_folders_in_which_a_file_was_looked_for(project: Path) -> None:

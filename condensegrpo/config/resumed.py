@@ -132,6 +132,16 @@ def config_at(folder: RunFolder, step: int) -> RunConfig:
     return configs[-1] if configs else load_config(folder.config)
 
 
+def written_at(folder: RunFolder, step: int) -> RunConfig:
+    """As ``config_at``, with the paths of files as they were written, for whoever reads them in another place.
+
+    Raises:
+        ConfigError: it is not valid any more.
+    """
+    trees = [tree for first, tree in _records(folder) if first <= step]
+    return validate(trees[-1], source=str(folder.configurations)) if trees else load_config(folder.config)
+
+
 def change_table(changes: Iterable[Change]) -> str:
     """A line for each change, of which there is at least one, in columns."""
     rows = [

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from condensegrpo.assembly.exported import CONDENSER, exported_settings
-from condensegrpo.config.resumed import config_at, recorded_changes
+from condensegrpo.config.resumed import config_at, recorded_changes, written_at
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import dump
 from condensegrpo.core.table import Cell, Table, markdown
@@ -95,8 +95,8 @@ def write_card(run: RunFolder, target: Path, step: int, *, part: Part, name: str
         ConfigError: the configuration of the run cannot be read.
         RunError: a file cannot be written.
     """
-    config = config_at(run, step)
-    write_atomically(target / CONDENSER, exported_settings(config))
+    config, written = config_at(run, step), written_at(run, step)
+    write_atomically(target / CONDENSER, exported_settings(written))
     evaluation = evaluation_table(read_metrics(run.metrics), step)
     of_step = [row for row in evaluation.rows if row[1] == step]
     base = base_model(config)
@@ -107,7 +107,7 @@ def write_card(run: RunFolder, target: Path, step: int, *, part: Part, name: str
         name=name,
         steps=step,
         condenser=CONDENSER,
-        training=markdown(_training(config, step)),
+        training=markdown(_training(written, base, step)),
         changes="".join(f"Changed while it was trained: {change}\n\n" for change in changes),
         evaluation=(markdown(evaluation) if evaluation.rows else "")
         + ("" if of_step else "\nThe policy of this step was not evaluated.\n"),
@@ -145,13 +145,13 @@ def base_model(config: RunConfig) -> str | None:
     return path if path is not None and HUB_ID.fullmatch(path) and not Path(path).exists() else None
 
 
-def _training(config: RunConfig, step: int) -> Table:
+def _training(config: RunConfig, base: str | None, step: int) -> Table:
     algorithm, train, optimiser = config.algorithm, config.train, config.learner.optimiser
     condenser = f"{config.condenser.name} {config.condenser.options or ''}".strip()
     new = f"a new model ({config.model.new})"
     lora = config.model.lora
     rows = (
-        ("base", base_model(config) or ("a local model" if config.model.path else new)),
+        ("base", base or ("a local model" if config.model.path else new)),
         ("task", config.task.name),
         ("training data", config.task.data or "of the task"),
         ("warm start", f"{config.warm_start.steps} supervised steps" if config.warm_start.steps else "none"),
@@ -192,8 +192,9 @@ def _example(run: RunFolder, step: int) -> dict[str, str]:
 def _metadata(
     config: RunConfig, evaluated: Sequence[Sequence[Cell]], part: Part, name: str, licence: str | None, kind: str
 ) -> str:
-    """The YAML that the Hub reads, with the rows of the exported step; what is not known is left out."""
-    data, base = config.task.data, base_model(config)
+    """The YAML that the Hub reads, with the rows of the exported step; what is not known, or no Hub id, is left out."""
+    path, base = config.task.data, base_model(config)
+    data = path if path and HUB_ID.fullmatch(path) and not Path(path).exists() else None
     condenser = config.condenser.name.rpartition(":")[2]
     results = [
         {
@@ -207,7 +208,7 @@ def _metadata(
         "library_name": "peft" if part == "adapter" else "transformers",
         "pipeline_tag": kind,
         "base_model": base,
-        "datasets": [data] if data and HUB_ID.fullmatch(data) and not Path(data).exists() else None,
+        "datasets": [data] if data else None,
         "license": licence,
         "tags": ["condensegrpo", "grpo", "reinforcement-learning", "agent", f"condenser-{condenser}"],
         "model-index": [{"name": name, "results": results}] if results else None,
