@@ -257,7 +257,8 @@ FAULTS: Mapping[str, tuple[Callable[[], Awaitable[Step]], str]] = {
     "number": (lambda: _gives(Step(done=True, answer=5)), "the answer 5, wanted text or None"),  # type: ignore[arg-type]  # wrong on purpose
     "nan": (lambda: _gives(Step(turn_rewards={"r": math.nan})), "wanted finite numbers"),
     "large": (lambda: _gives(Step(turn_rewards={"r": 1e308})), "magnitude 1e+100 at most"),
-    "no rewards": (lambda: _gives(Step(turn_rewards=None)), "AttributeError"),  # type: ignore[arg-type]  # wrong on purpose
+    "no rewards": (lambda: _gives(Step(turn_rewards=None)), "wanted numbers by name"),  # type: ignore[arg-type]  # wrong on purpose
+    "a text": (lambda: _gives(Step(turn_rewards={"r": "a"})), "{'r': 'a'}, wanted numbers by name"),  # type: ignore[dict-item]  # wrong on purpose
     "exit": (lambda: _raises(SystemExit(0)), "SystemExit: 0"),
     "sys.exit": (lambda: sys.exit(3), "SystemExit: 3"),
     "cancels": (lambda: _raises(asyncio.CancelledError()), "CancelledError: it cancelled itself"),

@@ -526,7 +526,8 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused_before_weights_are_
     ("body", "found"),
     [
         ("return [1, 2]", "the first is 1, wanted a Problem"),
-        ("return None", "TypeError: object of type 'NoneType' has no len"),
+        ("return None", r"problems\(\) returned None, wanted a sequence of Problem objects, .* \(.*mine\.py:1\)"),
+        ("yield 1", r"problems\(\) returned <generator .*, wanted a sequence of Problem objects"),
         ("return {}['train']", r"KeyError: 'train' \(.*mine\.py:3\)"),
     ],
 )

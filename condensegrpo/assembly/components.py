@@ -59,6 +59,11 @@ def problems(task: Task, split: Split) -> Sequence[Problem]:
     """
     try:
         split_problems = task.problems(split)
+        if not (hasattr(split_problems, "__len__") and hasattr(split_problems, "__getitem__")):
+            raise ConfigError(
+                f"making the {split} problems of the task: problems() returned {split_problems!r:.80}, wanted a "
+                f"sequence of Problem objects, such as a list{at_definition(task)}."
+            )
         first = split_problems[0] if len(split_problems) else None
     except CondenseError:
         raise

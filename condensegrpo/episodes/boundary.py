@@ -183,6 +183,8 @@ def checked_step(value: object) -> Step:
 
 def checked_rewards(rewards: Mapping[str, float], call: str) -> Mapping[str, float]:
     """Turn rewards as plain floats; TypeError or ValueError if they are none."""
+    if not isinstance(rewards, Mapping) or not all(isinstance(value, SupportsFloat) for value in rewards.values()):
+        raise TypeError(f'{call} returned turn_rewards={_short(rewards)}, wanted numbers by name, as in {{"hit": 1.0}}')
     plain = {str(name): float(value) for name, value in rewards.items()}
     if not all(abs(value) <= MAX_REWARD for value in plain.values()):  # NaN included
         raise ValueError(
