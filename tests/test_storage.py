@@ -523,13 +523,16 @@ def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "file" / "run")
 
 
-def test_opening_no_run_lists_those_beside_it(tmp_path: Path) -> None:
+def test_opening_no_run_lists_those_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_folder(tmp_path)
     with pytest.raises(RunError, match=r"no such folder\. Runs in .*runs: first\."):
         RunFolder.open(tmp_path / "runs" / "frist")
     (tmp_path / "runs" / "bare").mkdir()
     with pytest.raises(RunError, match=r"holds no config\.yaml"):
         RunFolder.open(tmp_path / "runs" / "bare")
+    monkeypatch.chdir(tmp_path / "runs" / "bare")
+    with pytest.raises(RunError, match=r"Runs in \S*runs: first\."):
+        RunFolder.open(Path("."))
 
 
 def holder(path: Path) -> subprocess.Popen[str]:

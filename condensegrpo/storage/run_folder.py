@@ -220,7 +220,7 @@ def evaluation_file(name: str) -> str:
 def _neighbours(path: Path) -> str:
     """A sentence that names the runs in a folder that is none, or else those beside it."""
     inside = _runs_in(path)
-    parent = path if inside else path.parent
+    parent = path if inside else (path.resolve() if path.name in ("", "..") else path).parent  # "." names no parent
     return f"Runs in {parent}: {', '.join(inside or _runs_in(parent)) or 'none'}."
 
 
