@@ -168,9 +168,10 @@ class PlayedDemonstrations:
         if failed or len(short) > len(played) / 2:
             episode = (failed or short)[-1]
             others = f"{len(short)} of {len(played)} problems" if not failed else "a problem"
+            remedy = "Correct that" if failed else "Give it the room that it needs (rollout.limits)"
             raise ConfigError(
                 f"{self._playing}: {others} ended without an answer; {episode.problem_id} as {episode.stop}: "
-                f"{episode.detail}. Give it the room that it needs (rollout.limits), or set warm_start.steps=0."
+                f"{episode.detail}. {remedy}, or set warm_start.steps=0."
             )
         return [
             _demonstrated(problem, episode) if episode.stop in DONE else ()
