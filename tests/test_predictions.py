@@ -5,6 +5,7 @@ import pytest
 
 from condensegrpo.config.study import Prediction
 from condensegrpo.evaluation.predictions import Figure, PredictionOutcome, Verdict, outcome
+from condensegrpo.evaluation.study import SeedOutcome, evaluation_figures
 
 
 def column(*values: float, seeds: tuple[int, ...] | None = None) -> Figure:
@@ -46,9 +47,17 @@ def test_a_contrast_is_paired_by_seed_and_shows_the_differences() -> None:
     assert wider.found.low < found.found.low
 
 
-def test_arms_with_other_seeds_are_not_paired() -> None:
-    found = judged(column(6, 9), column(5, 7, 9), above=0)
+def test_arms_of_an_unfinished_sweep_are_paired_in_the_seeds_that_both_have() -> None:
+    found = judged(column(6, 9, 100), column(50, 5, 7, seeds=(5, 0, 1)), above=0)
+    assert (found.paired, found.by_seed) == (True, {"0": 1, "1": 2})
+    assert found.found == pytest.approx((1.5, 1.5 - 6.353, 1.5 + 6.353), abs=1e-3)
+
+
+def test_arms_with_other_warm_starts_or_without_a_common_seed_are_not_paired() -> None:
+    found = judged(column(6, 9), column(5, 7, 9), paired=False, above=0)
     assert (found.paired, found.by_seed) == (False, {})  # values of one arm would be read as differences
+    found = judged(column(6, 9), column(5, 7, seeds=(2, 3)), above=0)
+    assert (found.paired, found.by_seed) == (False, {})
 
 
 def test_a_share_of_another_figure_can_be_predicted() -> None:
@@ -71,3 +80,16 @@ def test_success_on_the_same_problems_is_compared_by_problem() -> None:
     found = judged(ours, theirs, figure="success", above=0).found
     assert found is not None
     assert found.low < 0.5 - 0.1  # all seeds agree: the problems alone make the width
+
+
+def test_the_table_of_an_unfinished_sweep_compares_the_seeds_that_both_arms_have() -> None:
+    def run(seed: int, success: float, tokens: float) -> SeedOutcome:
+        figures = {"success": success, "context_tokens": tokens}
+        return SeedOutcome(seed=seed, success={"p": success}, context={"p": tokens}, before=figures, after=figures)
+
+    arms = {"a": [run(0, 0.5, 10), run(1, 0.7, 30), run(2, 0, 90)], "b": [run(0, 0.25, 20), run(1, 0.5, 20)]}
+    (paired,) = evaluation_figures("held-out", arms, baseline="b", metrics=(), shared=("a",)).comparisons
+    assert paired.difference.mean == pytest.approx(0.225)  # of 0.25 and 0.2
+    assert (paired.paired, paired.improvement, paired.context_ratio) == (True, 0.875, 1.0)  # 3½ of 4 pairs are better
+    (whole,) = evaluation_figures("held-out", arms, baseline="b", metrics=()).comparisons
+    assert whole.difference.mean == pytest.approx(0.4 - 0.375)

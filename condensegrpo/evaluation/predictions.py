@@ -4,8 +4,8 @@ The interval decides, at 95 % and over seeds and problems: a prediction holds if
 threshold, fails if the whole interval is on the other side, and is undecided else, or with fewer than two seeds.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -31,6 +31,11 @@ class Figure:
     seeds: tuple[int, ...]  # (S,)
     problems: tuple[str, ...]  # (P,); () for means over them
 
+    def of_seeds(self, seeds: Collection[int]) -> "Figure":
+        """The rows of some seeds."""
+        rows = [row for row, seed in enumerate(self.seeds) if seed in seeds]
+        return replace(self, value_SP=self.value_SP[rows], seeds=tuple(self.seeds[row] for row in rows))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionOutcome:
@@ -50,14 +55,17 @@ def outcome(prediction: Prediction, ours: Figure | None, theirs: Figure | None, 
 
     Args:
         theirs: of the subtracted arm; None: the prediction is about an arm alone, or it was not measured.
-        paired: the runs of a seed share their warm start, or are the same.
+        paired: the runs of a seed share their warm start, or are the same: compared are the seeds that both arms have.
     """
     found, values_S = None, np.array([])
     share = prediction.figure == "success"
     if ours is not None and prediction.minus is None:
         found, values_S = mean_interval(ours.value_SP, share=share), ours.value_SP.mean(axis=1)
     elif ours is not None and theirs is not None:
-        paired = paired and ours.seeds == theirs.seeds
+        both = {*ours.seeds} & {*theirs.seeds}  # while a sweep goes on, an arm has seeds that the other lacks
+        paired = paired and bool(both)
+        if paired:
+            ours, theirs = ours.of_seeds(both), theirs.of_seeds(both)
         sides = ours.value_SP, prediction.times * theirs.value_SP
         if not ours.problems or ours.problems != theirs.problems:
             sides = sides[0].mean(axis=1, keepdims=True), sides[1].mean(axis=1, keepdims=True)

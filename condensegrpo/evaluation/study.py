@@ -123,7 +123,7 @@ def evaluation_figures(
     Args:
         outcomes: arm → its runs, at least one; all of an arm have the same problems.
         metrics: to show besides ``FIGURES``.
-        shared: arms whose runs share the warm starts of the baseline's, seed by seed.
+        shared: arms whose runs share the warm starts of the baseline's, seed by seed: compared are the seeds of both.
     """
     success = {arm: _matrix([outcome.success for outcome in runs]) for arm, runs in outcomes.items()}
     context = {arm: _matrix([outcome.context for outcome in runs]) for arm, runs in outcomes.items()}
@@ -150,17 +150,28 @@ def evaluation_figures(
             for arm, runs in outcomes.items()
         ),
         comparisons=tuple(
-            ArmComparison(
-                arm=arm,
-                baseline=baseline,
-                paired=arm in shared,
-                difference=difference_interval(success[arm], success[baseline], paired=arm in shared),
-                improvement=probability_of_improvement(success[arm], success[baseline]),
-                context_ratio=float(context[arm].mean() / context[baseline].mean()),
-            )
+            _compared(arm, outcomes[arm], baseline, outcomes[baseline], paired=arm in shared)
             for arm in outcomes
             if arm != baseline and problems[arm] == problems.get(baseline)
         ),
+    )
+
+
+def _compared(
+    arm: str, ours: Sequence[SeedOutcome], baseline: str, theirs: Sequence[SeedOutcome], *, paired: bool
+) -> ArmComparison:
+    if paired:
+        both = {run.seed for run in ours} & {run.seed for run in theirs}
+        ours, theirs = ([run for run in runs if run.seed in both] for runs in (ours, theirs))
+    success = _matrix([run.success for run in ours]), _matrix([run.success for run in theirs])
+    our_context, their_context = (_matrix([run.context for run in runs]).mean() for runs in (ours, theirs))
+    return ArmComparison(
+        arm=arm,
+        baseline=baseline,
+        paired=paired,
+        difference=difference_interval(*success, paired=paired),
+        improvement=probability_of_improvement(*success),
+        context_ratio=float(our_context / their_context),
     )
 
 

@@ -57,7 +57,7 @@ def study_figures(study: Study, runs: Sequence[RunConfig], arms: Sequence[str]) 
     for arm, config in zip(arms, runs, strict=True):
         by_arm[arm].append(config)
     paired = {
-        (ours, theirs): len(configs) == len(others) and all(map(same_warm_start, configs, others))
+        (ours, theirs): _share_warm_starts(configs, others)
         for ours, configs in by_arm.items()
         for theirs, others in by_arm.items()
     }
@@ -99,6 +99,13 @@ def study_figures(study: Study, runs: Sequence[RunConfig], arms: Sequence[str]) 
         ),
         predictions=tuple(map(predicted, study.predictions)),
     )
+
+
+def _share_warm_starts(ours: Sequence[RunConfig], theirs: Sequence[RunConfig]) -> bool:
+    """Whether two arms have the same warm start in every seed that both have, and such a seed."""
+    by_seed = {config.seed: config for config in theirs}
+    both = [(config, by_seed[config.seed]) for config in ours if config.seed in by_seed]
+    return bool(both) and all(same_warm_start(*pair) for pair in both)
 
 
 def markdown(figures: StudyFigures) -> str:
