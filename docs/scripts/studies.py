@@ -102,8 +102,10 @@ def _rows(evaluation: Json, baseline: str) -> Iterator[tuple[str, ...]]:
             new = new_seed_interval(column) if share else None
             difference = "–"
             if each := compared.get(name):
-                theirs = _column(by_arm[baseline]["by_seed"][figure])
-                interval = difference_interval(column, theirs, paired=each["paired"], share=share)
+                sides = (values, by_arm[baseline]["by_seed"][figure])
+                if each["paired"]:  # in the seeds that both have
+                    sides = tuple({seed: side[seed] for seed in values if seed in sides[1]} for side in sides)
+                interval = difference_interval(*map(_column, sides), paired=each["paired"], share=share)
                 interval = Interval(*each["difference"]) if share and "difference" in each else interval
                 spread = interval if known else interval.mean
                 difference = f"{spread:+.3f}{', paired' if each['paired'] else ''}"
