@@ -43,14 +43,13 @@ def write_environment(folder: Path) -> str:
     revision = _output("git", "rev-parse", "HEAD")
     gpus = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     start = started_in(folder)
+    folder_of_paths = start if start is not None and start.is_dir() else Path.cwd()
     command, packages = redacted(shlex.join(sys.argv)), {name: _version(name) for name in PACKAGES}
     environment = {
         "started": datetime.now().astimezone().isoformat(" ", "seconds"),
         "host": socket.gethostname(),
         "command": command,
-        "folder": str(
-            start if start is not None and start.is_dir() else Path.cwd()
-        ),  # relative paths of the configuration are relative to it
+        "folder": str(folder_of_paths),  # relative paths of the configuration are relative to it
         "python": platform.python_version(),
         "packages": packages,
         "git_revision": revision,
