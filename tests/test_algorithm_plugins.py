@@ -9,6 +9,8 @@ import pytest
 import torch
 from builders import scored, trajectory, turn
 from command import ROOT
+from packed import collate
+from tiny import segment
 
 from condensegrpo.algorithms import invariance
 from condensegrpo.algorithms.settings import AggregationSettings, StopSettings
@@ -144,6 +146,13 @@ FAULTY = """
     @loss(**declared)
     def clamping(logp_T, old_T, advantage_T):
         return token_loss(logp_T, old_T, advantage_T.clamp_(max=0.1))
+
+    @loss(**declared)
+    def in_a_step(logp_T, old_T, advantage_T):
+        if len(logp_T) == 7:  # more than where losses are tried
+            raise RuntimeError("seven")
+        right = token_loss(logp_T, old_T, advantage_T)
+        return right if len(logp_T) < 7 else right._replace(loss_T=right.loss_T.mean())
 """
 
 
@@ -265,6 +274,22 @@ def test_an_estimator_that_fails_in_a_step_says_where(tmp_path: Path) -> None:
         PluginError, match=r"computing the advantages of a step: RuntimeError: four \(.*faulty.py:\d+\)"
     ):
         give_credit(batch, failing, AggregationSettings(), stops=StopSettings(), whitened=False)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (7, r"computing the loss of a step: RuntimeError: seven \(.*faulty.py:\d+\)\.$"),
+        (8, "computing the loss of a step: it returned .*, wanted a TokenLoss with one entry a token in every column"),
+    ],
+)
+def test_a_loss_that_fails_in_a_step_says_what_it_did(tmp_path: Path, tokens: int, message: str) -> None:
+    file = tmp_path / "faulty.py"
+    file.write_text(textwrap.dedent(FAULTY), encoding="utf-8")
+    failing = objective(small(f"algorithm.loss={{name: '{file}:in_a_step'}}").algorithm)
+    batch = collate([segment(list(range(tokens + 1)), range(1, tokens + 1))])
+    with pytest.raises(PluginError, match=message):
+        failing(torch.full((tokens,), -0.7, requires_grad=True), batch)
 
 
 def test_the_example_of_the_guide_is_what_it_says(tmp_path: Path) -> None:

@@ -296,6 +296,7 @@ def test_turn_rewards_are_stored_as_plain_floats() -> None:
     ("act", "complaint"),
     [
         (lambda: _gives(None), "TypeError: start() returned None, wanted a tuple of messages"),
+        (lambda: _gives(()), "TypeError: start() returned no message, wanted at least the question"),
         (lambda: _raises(SystemExit(1)), "SystemExit: 1"),
         (_swallows, "no result within 0.3 seconds"),
     ],

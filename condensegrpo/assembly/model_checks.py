@@ -19,7 +19,7 @@ from condensegrpo.core.protocols.condenser import Budget, ChecksRoom
 from condensegrpo.core.protocols.environment import Closes, Environment
 from condensegrpo.core.protocols.task import Split
 from condensegrpo.core.thread_call import result_in_thread
-from condensegrpo.episodes.boundary import asynchronous, check_environment, checked_messages
+from condensegrpo.episodes.boundary import asynchronous, first_messages
 from condensegrpo.episodes.chat_template import first_rendering
 from condensegrpo.episodes.prompt import check_pinned
 from condensegrpo.episodes.render import Renderer
@@ -136,9 +136,7 @@ def _pinned(components: Components, split: Split) -> tuple[Message, ...]:
         environment: Environment | None = None
         try:
             environment = task.environment(problem)
-            check_environment(environment)
-            started = asynchronous(environment.start(), "start()")
-            return checked_messages(await started, f"{type(task).__name__}.environment.start")
+            return await first_messages(environment)
         except CondenseError as error:
             return error
         finally:

@@ -127,6 +127,19 @@ def checked_messages(value: object, call: str) -> tuple[Message, ...]:
     return tuple(value)
 
 
+async def first_messages(environment: Environment) -> tuple[Message, ...]:
+    """How an episode begins.
+
+    Raises:
+        TypeError: what the task returned is no environment, or does not begin with messages.
+    """
+    check_environment(environment)
+    messages = checked_messages(await asynchronous(environment.start(), "start()"), "start()")
+    if not messages:
+        raise TypeError("start() returned no message, wanted at least the question")
+    return messages
+
+
 def check_environment(value: object) -> None:
     """Check what a task returned for an environment; signatures once for a class whose methods they are.
 

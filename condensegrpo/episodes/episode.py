@@ -24,9 +24,8 @@ from condensegrpo.core.trajectory import Rejected, Stop, Trajectory, Turn
 from condensegrpo.episodes.boundary import (
     Ended,
     asynchronous,
-    check_environment,
-    checked_messages,
     checked_tools,
+    first_messages,
     guarded,
     translated,
 )
@@ -252,10 +251,7 @@ async def _start(
     environment: Callable[[Problem], Environment], problem: Problem, engine: Engine, record: _Record
 ) -> tuple[Environment, tuple[Message, ...]]:
     episode = record.environment = environment(problem)  # closed even if it has no start() or step()
-    check_environment(episode)
-    return episode, engine.renderer.taken_up(
-        checked_messages(await asynchronous(episode.start(), "start()"), "start()")
-    )
+    return episode, engine.renderer.taken_up(await first_messages(episode))
 
 
 async def _offering(engine: Engine, environment: Environment) -> Engine:

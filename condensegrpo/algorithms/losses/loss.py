@@ -67,17 +67,22 @@ class LossPlugin:
             options: of the loss.
 
         Raises:
-            ValueError: columns of different shapes, or turns that are not integers.
+            ValueError: columns of different shapes, turns that are not integers, or that it returned something else.
         """
         doing = f"computing the loss {self.name}"
         check_columns(doing, logp_T=logp_T, old_T=old_T, advantage_T=advantage_T)
-        if not self.whole_turns:
-            return self.function(logp_T, old_T, advantage_T, **options)
-        if turn_T is None:
-            raise ValueError(f"{doing}: it needs turn_T, the turn of every token.")
-        check_columns(doing, logp_T=logp_T, turn_T=turn_T)
-        check_turns(doing, turn_T)
-        return self.function(logp_T, old_T, advantage_T, turn_T=turn_T, **options)
+        if self.whole_turns:
+            if turn_T is None:
+                raise ValueError(f"{doing}: it needs turn_T, the turn of every token.")
+            check_columns(doing, logp_T=logp_T, turn_T=turn_T)
+            check_turns(doing, turn_T)
+            options = {"turn_T": turn_T, **options}
+        value = self.function(logp_T, old_T, advantage_T, **options)
+        shapes = [getattr(column, "shape", None) for column in value] if isinstance(value, TokenLoss) else []
+        if not shapes or any(shape != logp_T.shape for shape in shapes):
+            found = " ".join(repr(value).split())[:80]
+            raise ValueError(f"it returned {found}, wanted a TokenLoss with one entry a token in every column")
+        return value
 
 
 def loss(*, summary: str, formula: str) -> Callable[[Callable[..., TokenLoss]], LossPlugin]:
