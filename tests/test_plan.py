@@ -205,6 +205,16 @@ def test_a_sampler_elsewhere_takes_nothing_here_and_is_noted() -> None:
     assert written == [2, 1]  # over NCCL updates need no folder
 
 
+def test_the_initial_policy_that_writes_is_a_copy_with_keys_and_values_beside_any_sampler() -> None:
+    # 2 layers and one while it grows, keys and values of 16 in fp32: 384 bytes a token; 40 tokens of 7 that evaluate
+    for name in ("transformers", "scripted"):
+        sampler = f"sampler.name={name}"
+        alone, found = planned(sampler), planned(sampler, "rollout.condense.writer=initial")
+        assert part(found, "rolling out", "initial policy: KV cache") == 384 * 7 * 40
+        assert part(found, "learning", "initial policy: weights") == 4 * 6832
+        assert phase(found, "learning").bytes - phase(alone, "learning").bytes == 4 * 6832
+
+
 def test_the_sampler_s_own_dtype_counts() -> None:
     assert part(planned("sampler.options.dtype=bfloat16"), "rolling out", "sampler: weights") == 2 * 6832
 

@@ -4,11 +4,13 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conformance import NEVER_CUTS, OPTIONS
 from typer.testing import CliRunner
 
@@ -16,7 +18,7 @@ from condensegrpo import api
 from condensegrpo.algorithms import segments
 from condensegrpo.assembly.build import build, build_components
 from condensegrpo.assembly.preflight import check_settings
-from condensegrpo.assembly.runtime import renderer_for
+from condensegrpo.assembly.runtime import open_writer, renderer_for
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.cli.app import app
 from condensegrpo.config.load import find_config, load_config, vary
@@ -29,11 +31,12 @@ from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.observer import Observer, Silent
 from condensegrpo.core.protocols.condenser import Budget
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Trajectory
+from condensegrpo.core.trajectory import SamplingParams, Trajectory
 from condensegrpo.display.quiet import quiet_libraries
 from condensegrpo.episodes.information import AnswerProbe
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.storage.credit import read_credit
+from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
@@ -241,7 +244,6 @@ def test_the_initial_policy_writes_the_summaries_and_they_train_nothing(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["sampler.name=vllm"], r"found sampler\.name=vllm, which cannot hold a second model beside the policy"),
         (["rollout.workers.processes=2"], r"found rollout\.workers, which reach the policy alone"),
         (["algorithm.aggregation.turns=condense"], r"turns=condense, so that nothing would train"),
         (["algorithm.aggregation.summary_share=0"], r"found algorithm\.aggregation\.summary_share, a share for texts"),
@@ -254,6 +256,19 @@ def test_a_frozen_writer_that_cannot_be_is_refused_before_a_model_is_loaded(
     chosen = config("summary", options_of("summary", template), model, tmp_path, "rollout.condense.writer=initial")
     with pytest.raises(ConfigError, match=message):
         check_settings(build(vary(chosen, changes)))
+
+
+def test_beside_another_sampler_transformers_writes_as_the_initial_policy(
+    model: Path, template: Path, tmp_path: Path
+) -> None:
+    beside = ("rollout.condense.writer=initial", "sampler={name: vllm, options: {dtype: bfloat16, engine: {}}}")
+    chosen = config("summary", options_of("summary", template), model, tmp_path, *beside)
+    writer = open_writer([chosen], str(model), MediaFolder(tmp_path / "media"))
+    assert isinstance(writer, TransformersSampler)
+    with closing(writer):
+        found = asyncio.run(writer.sample((1, 2, 3), SamplingParams(max_tokens=2, temperature=0)))
+    assert len(found.token_ids) == 2
+    assert {parameter.dtype for parameter in writer._model.parameters()} == {torch.bfloat16}
 
 
 def test_a_budget_that_leaves_a_summary_no_room_stops_the_run_before_anything_is_sampled(

@@ -12,7 +12,7 @@ from condensegrpo.assembly.objects import NO_OBJECTS, Objects, object_or
 from condensegrpo.assembly.scorers import frozen_model, names_of, open_scorers
 from condensegrpo.attention.scorer import VersionedAttention
 from condensegrpo.config.load import longest_request
-from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.schema import RunConfig, SamplerPlugin
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols.pictures import ExpandsPictures
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 SAMPLER = ("sample", "update_weights", "version", "close")  # members of the protocol
+COPYING = "transformers"  # the sampler that holds a copy of the initial policy
 
 
 def use_threads(config: RunConfig) -> None:
@@ -76,10 +77,16 @@ def _sampler_arguments(
 def open_writer(configs: Iterable[RunConfig], initial: str, media: MediaFolder) -> Sampler | None:
     """The initial policy as the writer of condensers' texts: a copy that never gets other weights.
 
-    None if none of the configurations, of a run and its evaluations, sets ``rollout.condense.writer=initial``.
+    Beside another sampler ``transformers`` holds it, since a process has one engine of vLLM. None if none of the
+    configurations, of a run and its evaluations, sets ``rollout.condense.writer=initial``.
     """
     config = next((each for each in configs if each.rollout.condense.writer == "initial"), None)
-    return None if config is None else open_sampler(config, initial, media=media)
+    if config is None:
+        return None
+    if config.sampler.name != COPYING:
+        dtype = config.sampler.options.get("dtype", config.model.dtype)
+        config = config.model_copy(update={"sampler": SamplerPlugin(name=COPYING, options={"dtype": dtype})})
+    return open_sampler(config, initial, media=media)
 
 
 def open_trackers(config: RunConfig) -> tuple[Tracker, ...]:

@@ -93,16 +93,11 @@ def _check_trigger(config: RunConfig) -> None:
 
 
 def _check_writer(config: RunConfig) -> None:
-    """What the initial policy writes never trains, and the initial policy is a copy in the process of the sampler."""
+    """What the initial policy writes never trains, and the initial policy is a copy in this process."""
     if config.rollout.condense.writer == "policy":
         return
     aggregation, workers = config.algorithm.aggregation, config.rollout.workers
     faults = (
-        (
-            config.sampler.name != "transformers",
-            f"sampler.name={config.sampler.name}, which cannot hold a second model beside the policy. Set "
-            f"sampler.name=transformers",
-        ),
         (
             bool(workers.processes or workers.ray),
             "rollout.workers, which reach the policy alone. Set rollout.workers.processes=0",

@@ -66,7 +66,8 @@ class Trigger:
 
     writer: Literal["policy", "initial"] = "policy"
     """Who writes the texts that a condenser asks for: the policy, or the policy that GRPO starts from. Texts of the
-    latter never train and no update changes how they are written; it is a second copy of the model."""
+    latter never train and no update changes how they are written; it is a second copy of the model, sampled by
+    transformers."""
     meter: Literal["none", "turns", "tokens"] = "none"
     """What a line at the end of every observation says: the number of its turn, or also the used and free tokens."""
     schedule: tuple[tuple[Annotated[int, Ge(0)], Annotated[float, Gt(0), Le(1)]], ...] = ()

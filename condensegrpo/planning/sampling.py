@@ -1,10 +1,11 @@
 """What the sampler holds on the learner's device in each phase of a run, in bytes.
 
-transformers   its weights from beginning to end, twice if the initial policy writes; keys, values and logits while it
-               samples
+transformers   its weights from beginning to end; keys, values and logits while it samples
 vllm           a share of the device (sampler.options.engine), taken when it starts; on a GPU it sleeps while the
                learner works, but for its CUDA graphs, wakes its weights for an update and the rest for the next request
 others         nothing here: they sample on other devices
+
+Beside each, the initial policy where it writes (rollout.condense.writer): its weights, and keys and values.
 """
 
 from collections.abc import Iterator
@@ -54,7 +55,24 @@ class SamplerMemory:
 
 
 def sampler_memory(run: PlannedRun) -> SamplerMemory:
-    """What the sampler of a configuration holds on each device."""
+    """What the sampler of a configuration holds on each device, the initial policy included where it writes."""
+    memory = _of_policy(run)
+    if all(each.rollout.condense.writer == "policy" for each in evaluations(run.config).values()):
+        return memory
+    element, length = DTYPES[_dtype(run)].itemsize, longest_request(run.config)
+    copy = Part("initial policy: weights", run.model.parameters * element)
+    cache = formulas.cache_bytes(run.model.decoder, requests=requests(run), length=length, element=element)
+    writing = (copy, Part("initial policy: KV cache", cache))
+    return replace(
+        memory,
+        awake=(*memory.awake, copy),
+        moments={name: (*parts, *writing) for name, parts in memory.moments.items()},
+        resting=(*memory.resting, copy),
+        updating=(*memory.updating, copy),
+    )
+
+
+def _of_policy(run: PlannedRun) -> SamplerMemory:
     name = run.config.sampler.name
     if name == COLOCATED:
         return _transformers(run)
@@ -105,8 +123,7 @@ def _transformers(run: PlannedRun) -> SamplerMemory:
     decoder, element, waiting = run.model.decoder, DTYPES[_dtype(run)].itemsize, requests(run)
     varied = [each.rollout for each in evaluations(run.config).values()]
     context = max(rollout.limits.max_context_tokens for rollout in varied)
-    copies = 1 + any(rollout.condense.writer == "initial" for rollout in varied)
-    copy = Part(WEIGHTS, copies * run.model.parameters * element)
+    copy = Part(WEIGHTS, run.model.parameters * element)
     prompts = formulas.cache_bytes(decoder, requests=waiting, length=context, element=element)
     cache = formulas.cache_bytes(decoder, requests=waiting, length=longest_request(run.config), element=element)
     layer = formulas.prefill_bytes(decoder, requests=waiting, length=context, element=element)
