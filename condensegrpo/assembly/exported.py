@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 from condensegrpo.assembly.build import build_components
 from condensegrpo.assembly.runtime import evaluation_temperature, open_sampler, renderer_for, trajectory_engine
-from condensegrpo.config.extends import plain, sourced
+from condensegrpo.config.extends import sourced
 from condensegrpo.config.load import validate
 from condensegrpo.config.located import located
 from condensegrpo.config.schema import RunConfig
@@ -45,7 +45,7 @@ def open_engine(folder: Path | str, overrides: Sequence[str] = ()) -> Iterator[E
         ConfigError: the folder has no such file, or a setting does not work here, such as a tool without its data.
     """
     file = Path(folder) / CONDENSER
-    settings = plain(located(sourced(read_yaml(file), str(file)), file))
+    settings = located(sourced(read_yaml(file), str(file)), file)
     tree = {"model": {"path": str(folder)}, "task": {"name": STAND_IN}, "learner": NOTHING_TRAINED, **settings}
     overrides = (ALONE, *overrides)
     components = build_components(validate(apply_overrides(tree, overrides), source=str(file)))

@@ -4,7 +4,7 @@ extends: search_base          a path relative to this file, or the name of a shi
 train: {steps: 10}            of which later files win. Mappings are merged, lists and scalars replaced.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -38,22 +38,23 @@ class Sourced:
     origin: str  # the path of a file, or ``OVERRIDE``
 
 
+def with_leaves(tree: Any, change: Callable[[Any, KeyPath], object], key: KeyPath = ()) -> Any:  # noqa: ANN401  a YAML tree
+    """A tree with other leaves. The key of an entry of a list is that of the list."""
+    if tree and isinstance(tree, dict):
+        return {name: with_leaves(value, change, (*key, str(name))) for name, value in tree.items()}
+    if tree and isinstance(tree, list):
+        return [with_leaves(value, change, key) for value in tree]
+    return change(tree, key)
+
+
 def sourced(tree: object, origin: str) -> Any:  # noqa: ANN401  a YAML tree
     """A tree whose leaves name their origin."""
-    if tree and isinstance(tree, dict):
-        return {key: sourced(value, origin) for key, value in tree.items()}
-    if tree and isinstance(tree, list):
-        return [sourced(value, origin) for value in tree]
-    return Sourced(tree, origin)
+    return with_leaves(tree, lambda leaf, _: Sourced(leaf, origin))
 
 
 def plain(tree: object) -> Any:  # noqa: ANN401  a YAML tree
     """The tree without origins."""
-    if isinstance(tree, dict):
-        return {key: plain(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [plain(value) for value in tree]
-    return tree.value if isinstance(tree, Sourced) else tree
+    return with_leaves(tree, lambda leaf, _: leaf.value if isinstance(leaf, Sourced) else leaf)
 
 
 def origins(tree: object, key_path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from condensegrpo.config.extends import OVERRIDE, layered, plain, shipped_file, shipped_files, shipped_name, sourced
+from condensegrpo.config.extends import OVERRIDE, layered, shipped_file, shipped_files, shipped_name, sourced
 from condensegrpo.config.extends import origins as origins_of
 from condensegrpo.config.located import located
 from condensegrpo.config.schema import RunConfig
@@ -30,7 +30,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
             type or range.
     """
     tree = located(_with_origins(layered(path), overrides), path)
-    return validate(plain(tree), source=str(path), overrides=overrides)
+    return validate(tree, source=str(path), overrides=overrides)
 
 
 def _with_origins(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -8,11 +8,11 @@ files of plug-ins and data, wherever they are named, and the folders of ``FOLDER
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from condensegrpo.config.extends import OVERRIDE, Sourced
+from condensegrpo.config.extends import OVERRIDE, Sourced, plain, with_leaves
 from condensegrpo.config.yaml_tree import KeyPath
 from condensegrpo.core.missing_files import looked_for
 from condensegrpo.storage.environment import started_in
@@ -22,28 +22,19 @@ VARIANTS = ("evaluate", "variants")  # by name, overrides: key=value
 
 
 def located(tree: Any, file: Path) -> Any:  # noqa: ANN401  a YAML tree
-    """A tree with origins, of a YAML file and overrides, whose paths are found from the working directory."""
+    """The plain tree of a YAML file and overrides with origins, whose paths are found from the working directory."""
     here, start = Path.cwd(), started_in(file.parent)
 
-    def found(leaf: Sourced, key: KeyPath) -> Sourced:
-        if not isinstance(leaf.value, str):
-            return leaf
+    def found(leaf: object, key: KeyPath) -> object:
+        if not (isinstance(leaf, Sourced) and isinstance(leaf.value, str)):
+            return plain(leaf)
         beside = (here, Path(leaf.origin).parent) if start is None else (start, here)
         folders = (here,) if leaf.origin == OVERRIDE else beside
         name, equals, text = leaf.value.partition("=") if key[: len(VARIANTS)] == VARIANTS else ("", "", leaf.value)
         path = _found(text, tuple(name.split(".")) if equals else key, folders, stays=here == (start or here))
-        return Sourced(f"{name}{equals}{path}", leaf.origin)
+        return f"{name}{equals}{path}"
 
-    return _replaced(tree, found)
-
-
-def _replaced(tree: Any, change: Callable[[Sourced, KeyPath], Sourced], key: KeyPath = ()) -> Any:  # noqa: ANN401  a YAML tree
-    """A tree with other leaves. The key of an entry of a list is that of the list."""
-    if isinstance(tree, dict):
-        return {name: _replaced(value, change, (*key, str(name))) for name, value in tree.items()}
-    if isinstance(tree, list):
-        return [_replaced(value, change, key) for value in tree]
-    return change(tree, key)
+    return with_leaves(tree, found)
 
 
 def _found(text: str, key: KeyPath, folders: Iterable[Path], *, stays: bool) -> str:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from condensegrpo.config.extends import plain, sourced
+from condensegrpo.config.extends import sourced
 from condensegrpo.config.load import load_config, validate
 from condensegrpo.config.located import is_same_file, located
 from condensegrpo.config.schema import RunConfig
@@ -107,7 +107,7 @@ def store_configuration(folder: RunFolder, config: RunConfig, *, first_step: int
 
 def named_as(folder: RunFolder, record: object, tree: object) -> Any:  # noqa: ANN401  a YAML tree
     """A configuration, or a part of one, in which files have the paths that they have in a record of the run."""
-    return _named_as(record, plain(_located(folder, record)), tree)
+    return _named_as(record, _located(folder, record), tree)
 
 
 def learned_otherwise(folder: RunFolder, config: RunConfig) -> bool:
@@ -155,7 +155,7 @@ def change_table(changes: Iterable[Change]) -> str:
 def _history(folder: RunFolder) -> list[tuple[int, RunConfig]]:
     """The recorded configurations with their first steps; none before the run has begun."""
     source = str(folder.configurations)
-    return [(step, validate(plain(_located(folder, tree)), source=source)) for step, tree in _records(folder)]
+    return [(step, validate(_located(folder, tree), source=source)) for step, tree in _records(folder)]
 
 
 def _records(folder: RunFolder) -> list[tuple[int, Any]]:
