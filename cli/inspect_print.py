@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -17,7 +16,7 @@ from condensegrpo.display.neutral import neutral, one_line
 from condensegrpo.display.trajectory_view import details, heading, overview
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.opened import TrajectoryReader
+from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader
 from condensegrpo.inspection.panes import TurnView
 from condensegrpo.inspection.pictures import media_of
 from condensegrpo.inspection.records import Group, IndexedTrajectory, groups
@@ -29,65 +28,54 @@ MOST_MATCHES = 20  # rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The result of the command; ``--json`` prints it."""
+    """The trajectories of a file, and one of them with all that is shown of it."""
 
-    version: int
-    file: str
-    step: int | None
-    provenance: Provenance | None  # None: an imported log, which has none
-    evaluation: bool  # whether the policy was evaluated: nothing is learned from these trajectories
-    beside: tuple[str, ...]  # names of the other evaluations of the same policy
-    budget: int | None  # of a context, in tokens; None: not known, and bars are drawn against the largest one
-    problems: tuple[str, ...]
     groups: tuple[Group, ...]
-    matches: tuple[IndexedTrajectory, ...]  # after --group, --where and --sort; the first is shown
-    trajectory: IndexedTrajectory
-    detail: str
-    turns: tuple[TurnView, ...]
-    information: tuple[str, ...]  # how condensations changed the information about the answer, a sentence each
-    tokenizer: str | None  # file; None: not requested, or none was found
+    matches: tuple[IndexedTrajectory, ...]  # after --group, --where and --sort
+    opened: OpenedTrajectory  # the first match
+
+    @property
+    def information(self) -> tuple[str, ...]:
+        """How condensations changed the information about the answer, a sentence each."""
+        return tuple(map(description, changes(self.opened.scored.trajectory)))
 
 
-def view_of(
-    index: Index,
-    batch: TrajectoryBatch,
-    every: Sequence[IndexedTrajectory],
-    matches: tuple[IndexedTrajectory, ...],
-    *,
-    tokens: bool,
-) -> View:
-    """What is printed of a step and of the first of the matching trajectories.
+def view_of(index: Index, batch: TrajectoryBatch, choice: Choice, *, tokens: bool) -> View:
+    """What is printed of a step and of the first of the chosen trajectories; with ``tokens`` those that it sampled.
 
     Raises:
-        DataError: the trajectory cannot be read.
+        DataError: none matches, or it cannot be read.
+        ConfigError: the condition or the order cannot be read.
     """
-    chosen = matches[0]
-    reader = TrajectoryReader(index, batch)
-    opened = reader.open(chosen, largest=max(record.figures.context_tokens for record in every), tokens=tokens)
-    return View(
-        version=4,
-        file=str(batch.file),
-        step=batch.number,
-        provenance=batch.provenance,
-        evaluation=batch.is_evaluation,
-        beside=batch.beside,
-        budget=reader.budget,
-        problems=batch.problems,
-        groups=groups(every),
-        matches=tuple(matches),
-        trajectory=chosen,
-        detail=opened.scored.trajectory.detail,
-        turns=opened.turns,
-        information=tuple(description(change) for change in changes(opened.scored.trajectory)),
-        tokenizer=str(reader.texts.file) if tokens and reader.texts.file else None,
-    )
+    every = tuple(index.records(batch))
+    matches = choice.of(every)
+    largest = max(record.figures.context_tokens for record in every)
+    opened = TrajectoryReader(index, batch).open(matches[0], largest=largest, tokens=tokens)
+    return View(groups=groups(every), matches=matches, opened=opened)
 
 
-def view_json(view: View, shown: Sequence[TurnView]) -> str:
+def view_json(view: View, shown: Sequence[TurnView], *, tokens: bool) -> str:
     """The view as one JSON object, with some of its turns."""
-    groups = [fields_of(group) | {"siblings": [each.values for each in group.siblings]} for group in view.groups]
-    trajectories = {"matches": [each.values for each in view.matches], "trajectory": view.trajectory.values}
-    return dump_line(fields_of(view) | trajectories | {"groups": groups, "turns": shown})
+    opened, batch = view.opened, view.opened.batch
+    return dump_line(
+        {
+            "version": 4,
+            "file": batch.file,
+            "step": batch.number,
+            "provenance": batch.provenance,  # null: an imported log, which has none
+            "evaluation": batch.is_evaluation,
+            "beside": batch.beside,
+            "budget": opened.reader.budget,  # of a context, in tokens; null: not known
+            "problems": batch.problems,
+            "groups": [fields_of(each) | {"siblings": [one.values for one in each.siblings]} for each in view.groups],
+            "matches": [each.values for each in view.matches],
+            "trajectory": opened.record.values,
+            "detail": opened.scored.trajectory.detail,
+            "turns": shown,
+            "information": view.information,
+            "tokenizer": opened.reader.texts.file if tokens else None,  # null: not requested, or none was found
+        }
+    )
 
 
 def turns_to_show(view: View, turn: int | None) -> tuple[TurnView, ...]:
@@ -96,32 +84,49 @@ def turns_to_show(view: View, turn: int | None) -> tuple[TurnView, ...]:
     Raises:
         DataError: the trajectory has no such turn.
     """
-    every = view.turns
+    every = view.opened.turns
     if turn is not None and turn >= len(every):
-        raise DataError(f"looking for turn {turn} of {view.trajectory.id}: it has {len(every)} turns, counted from 0.")
+        name = view.opened.record.id
+        raise DataError(f"looking for turn {turn} of {name}: it has {len(every)} turns, counted from 0.")
     return every if turn is None else every[turn : turn + 1]
 
 
-def _listing_parts(view: View, *, condition: str, one_group: bool, width: int) -> Iterator[RenderableType]:
+def parts_of(
+    view: View, width: int, *, choice: Choice, shown: Sequence[TurnView], tokens: bool, full: bool
+) -> Iterator[RenderableType]:
+    """Everything that is printed, with details of the turns that are ``shown``."""
+    yield from _listing_parts(view, choice, width)
+    yield Text()
+    yield heading(view.opened.record, view.opened.scored.trajectory.detail, full=full)
+    yield Text()
+    yield overview(view.opened.turns)
+    if view.information:
+        yield Text("\n" + "\n".join(view.information))
+    if tokens and view.opened.reader.texts.file is None:
+        yield Text("\nno tokenizer.json was found in the run or its model: tokens are shown by id only", theme.WARN)
+    yield from details(shown, full=full, media=media_of(view.opened.batch.file))
+
+
+def _listing_parts(view: View, choice: Choice, width: int) -> Iterator[RenderableType]:
     """File and step, the groups or the matches, and the siblings of the chosen trajectory."""
-    chosen = view.trajectory
-    count = sum(len(group.siblings) for group in view.groups)
-    trajectories = counted(count, "trajectory", "trajectories")
-    yield Text(f"{_purpose(view)}{trajectories}   {one_line(view.file, 120)}", theme.DIM)
-    if view.provenance is not None:
-        yield Text(_sampled_with(view.provenance), theme.DIM)
-    if view.beside:
-        yield Text(f"beside it: {one_line(', '.join(view.beside), 120)} (--evaluation NAME)", theme.DIM)
-    if view.budget is None:
+    batch, chosen = view.opened.batch, view.opened.record
+    trajectories = counted(sum(len(group.siblings) for group in view.groups), "trajectory", "trajectories")
+    yield Text(f"{_purpose(batch)}{trajectories}   {one_line(str(batch.file), 120)}", theme.DIM)
+    if batch.provenance is not None:
+        yield Text(_sampled_with(batch.provenance), theme.DIM)
+    if batch.beside:
+        yield Text(f"beside it: {one_line(', '.join(batch.beside), 120)} (--evaluation NAME)", theme.DIM)
+    if view.opened.reader.budget is None:
         yield Text("the context budget is not known: bars are drawn against the largest context", theme.DIM)
-    for problem in view.problems:
+    for problem in batch.problems:
         yield Text(f"incomplete: {problem}", theme.WARN)
     yield Text()
-    if condition:
+    conditions = [f" {option} {value}" for option, value in (("where", choice.where), ("by", choice.sort)) if value]
+    if conditions:
         more = f", the first {MOST_MATCHES}" if len(view.matches) > MOST_MATCHES else ""
-        title = f"{counted(len(view.matches), 'trajectory', 'trajectories')}{neutral(condition)}{more}"
+        title = f"{counted(len(view.matches), 'trajectory', 'trajectories')}{neutral(''.join(conditions))}{more}"
         yield sibling_table(title, view.matches[:MOST_MATCHES], chosen.id, width)
-    elif not one_group:
+    elif not choice.is_named:
         yield group_table(view.groups, chosen.figures.group_id, width)
     group = next(group for group in view.groups if group.id == chosen.figures.group_id)
     title = f"group {one_line(group.id, 60)}"
@@ -129,12 +134,12 @@ def _listing_parts(view: View, *, condition: str, one_group: bool, width: int) -
     yield sibling_table(f"{title}{idle}", group.siblings, chosen.id, width)
 
 
-def _purpose(view: View) -> str:
+def _purpose(batch: TrajectoryBatch) -> str:
     """What the trajectories are for: a training step, or the evaluation of a policy."""
-    if not view.evaluation:
-        return "" if view.step is None else f"step {view.step} · "
-    name = view.provenance.evaluation if view.provenance is not None else None
-    steps = "" if view.step is None else f" after {counted(view.step, 'step')} of training"
+    if not batch.is_evaluation:
+        return "" if batch.number is None else f"step {batch.number} · "
+    name = batch.provenance.evaluation if batch.provenance is not None else None
+    steps = "" if batch.number is None else f" after {counted(batch.number, 'step')} of training"
     return f"evaluation{f' {one_line(name, 60)}' if name else ''}{steps} · "
 
 
@@ -145,26 +150,3 @@ def _sampled_with(known: Provenance) -> str:
         f"{model}condenser {one_line(known.condenser, 40)} · contexts of at most {known.max_context_tokens} tokens · "
         f"{how} · seed {known.seed}"
     )
-
-
-def _trajectory_parts(view: View, shown: Sequence[TurnView], *, tokens: bool, full: bool) -> Iterator[RenderableType]:
-    """The chosen trajectory at a glance, then turn by turn."""
-    yield heading(view.trajectory, view.detail, full=full)
-    yield Text()
-    yield overview(view.turns)
-    if view.information:
-        yield Text("\n" + "\n".join(view.information))
-    if tokens and view.tokenizer is None:
-        yield Text("\nno tokenizer.json was found in the run or its model: tokens are shown by id only", theme.WARN)
-    yield from details(shown, full=full, media=media_of(Path(view.file)))
-
-
-def parts_of(
-    view: View, width: int, *, choice: Choice, shown: Sequence[TurnView], tokens: bool, full: bool
-) -> Iterator[RenderableType]:
-    """Everything that is printed, with details of the turns that are ``shown``."""
-    condition = "".join(
-        f" {option} {value}" for option, value in (("where", choice.where), ("by", choice.sort)) if value
-    )
-    yield from _listing_parts(view, condition=condition, one_group=choice.is_named, width=width)
-    yield from _trajectory_parts(view, shown, tokens=tokens, full=full)

@@ -167,12 +167,10 @@ def _print(
     """Print the groups of a step and the first of the chosen trajectories."""
     with waiting_for(f"indexing {file}"):
         index.update([file])
-    batch = index.batch(file)
-    every = tuple(index.records(batch))
-    view = view_of(index, batch, every, choice.of(every), tokens=tokens)
+    view = view_of(index, index.batch(file), choice, tokens=tokens)
     shown = turns_to_show(view, turn)
     if as_json:
-        typer.echo(view_json(view, shown))
+        typer.echo(view_json(view, shown, tokens=tokens))
         return
     parts, screen = partial(parts_of, view, choice=choice, shown=shown, tokens=tokens, full=full), theme.console()
     if index.note:
