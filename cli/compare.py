@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
-from condensegrpo.display.console import PhaseDisplay
-from condensegrpo.display.quiet import quiet_libraries
+from condensegrpo.display.console import loading
 from condensegrpo.display.tables import table
 from condensegrpo.storage.evaluations import destination_of
 from condensegrpo.storage.files import write_atomically
@@ -104,15 +102,13 @@ def compare(
         out.mkdir(parents=True, exist_ok=True)  # before anything is loaded
     except OSError as error:
         raise RunError(f"creating {out} for the comparison: {error.strerror}. Give another --out.") from error
-    with PhaseDisplay(Console(stderr=True, quiet=quiet), debug=debug) as display:
-        display.phase("loading torch, transformers and the model", None)
+    with loading("torch, transformers and the model", quiet=quiet, debug=debug) as display:
         from condensegrpo.evaluation.compare import check_contenders, contenders
         from condensegrpo.evaluation.compare import compare as run_comparison
         from condensegrpo.evaluation.stored import opened_policy
         from condensegrpo.learner.policy import save_tokenizer, trained_steps
         from condensegrpo.reporting.plots import plot_comparison
 
-        quiet_libraries()
         entrants = check_contenders(config, contenders(named, limits, config), model)
         step = trained_steps(model)
         if save is not None:

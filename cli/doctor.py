@@ -30,7 +30,7 @@ from condensegrpo.cli.options import AsJson, Overrides
 from condensegrpo.core.errors import CondenseError, ConfigError, DataError, PluginError, RunError
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
-from condensegrpo.display.console import PhaseDisplay
+from condensegrpo.display.console import waiting_for
 from condensegrpo.display.neutral import neutral
 from condensegrpo.storage.hub import hub_fault
 from condensegrpo.storage.placeholder import placeholder_in
@@ -73,9 +73,8 @@ def doctor(
     if cluster is not None:
         check_cluster(cluster, gpu=gpu)
     tried: list[Finding] = []
-    with PhaseDisplay(Console(stderr=True)) as display:
+    with waiting_for("trying the GPUs" if gpu else "checking this machine") as display:
         if gpu:  # first: what the other checks ask a GPU leaves a context in its memory
-            display.phase("trying the GPUs", None)
             from condensegrpo.cli.doctor_trials import gpu_findings
 
             tried = gpu_findings(config, overrides or ())

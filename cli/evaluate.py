@@ -15,8 +15,7 @@ from condensegrpo.cli.compare import compare as run_comparison
 from condensegrpo.cli.options import AsJson, Debug, names_and_overrides
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import counted
-from condensegrpo.display.console import PhaseDisplay
-from condensegrpo.display.quiet import quiet_libraries
+from condensegrpo.display.console import loading
 from condensegrpo.display.tables import table
 from condensegrpo.learner.launchers import check_alone
 
@@ -95,13 +94,11 @@ def evaluate(
                 config, model, compare, budgets, out or Path("compare"), save=save, quiet=as_json, debug=debug
             )
         return
-    with in_use(model), PhaseDisplay(Console(stderr=True, quiet=as_json), debug=debug) as display:
-        display.phase("loading torch, transformers and the model", None)
+    with in_use(model), loading("torch, transformers and the model", quiet=as_json, debug=debug) as display:
         from condensegrpo.assembly.build import build
         from condensegrpo.evaluation.stored import evaluate_policy
         from condensegrpo.learner.policy import trained_steps
 
-        quiet_libraries()
         result = evaluate_policy(
             build(config), model, save=save, run=run, observer=display, command=shlex.join(sys.argv)
         )

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.wording import counted
-from condensegrpo.display.console import PhaseDisplay
+from condensegrpo.display.console import waiting_for
 
 
 def export(
@@ -44,8 +43,7 @@ def export(
         raise RunError(
             "exporting: --public and --dry-run say how to upload. Add --push-to-hub REPO, or leave them out."
         )
-    with PhaseDisplay(Console(stderr=True)) as display:
-        display.phase("loading torch and transformers", None)
+    with waiting_for("loading torch and transformers") as display:
         from condensegrpo.evaluation.policy import run_of_policy
         from condensegrpo.learner.export import Part, checkpoint_of, export_checkpoint
 

