@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import typer
@@ -14,9 +14,10 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.neutral import neutral
-from condensegrpo.inspection.batches import ReadBatch, read_batch
+from condensegrpo.inspection.batches import credit_of
 from condensegrpo.storage.codec import fields_of
 from condensegrpo.storage.credit import Credit
+from condensegrpo.storage.trajectories import ReadResult, read_trajectories
 
 
 def print_breaches(files: Sequence[Path], *, as_json: bool) -> None:
@@ -26,30 +27,32 @@ def print_breaches(files: Sequence[Path], *, as_json: bool) -> None:
         TrajectoryFileError: a file is damaged.
         Exit: something is wrong, code 1.
     """
-    steps = [read_batch(file) for file in files]
-    by_file = {str(step.file): breaches(step) for step in steps}
+    read = {str(file): read_trajectories(file) for file in files}
+    by_file = {str(file): breaches(read[str(file)], credit_of(file)) for file in files}
     if as_json:
         typer.echo(json.dumps({"version": 1, "breaches": by_file}))
     else:
         screen = theme.console()
-        for step in steps:
-            breached = by_file[str(step.file)]
+        for file, breached in by_file.items():
             for breach in breached:
                 screen.print(Text(f"✗ {neutral(breach)}", theme.BAD), soft_wrap=True)
-            trajectories = counted(len(step.scored), "trajectory", "trajectories")
-            turns = counted(sum(len(scored.trajectory.turns) for scored in step.scored), "turn")
+            scored = read[file].trajectories
+            trajectories = counted(len(scored), "trajectory", "trajectories")
+            turns = counted(sum(len(each.trajectory.turns) for each in scored), "turn")
             verdict = counted(len(breached), "breach", "breaches") if breached else "no breach"
-            screen.print(f"{step.file}: {trajectories}, {turns}, {verdict}", soft_wrap=True)
+            screen.print(f"{file}: {trajectories}, {turns}, {verdict}", soft_wrap=True)
     if any(by_file.values()):
         raise typer.Exit(1)
 
 
-def breaches(step: ReadBatch) -> tuple[str, ...]:
-    """Everything that is wrong with a step's trajectories and credit; empty: all is well."""
-    broken: list[str] = [*step.problems]
-    for scored in step.scored:
+def breaches(read: ReadResult, credit: Mapping[str, Credit] | None) -> tuple[str, ...]:
+    """Everything that is wrong with a step's trajectories and credit, where there is any; empty: all is well."""
+    broken: list[str] = [*read.problems]
+    for scored in read.trajectories:
         broken += [f"{scored.trajectory.id}: {breach}" for breach in (*check(scored.trajectory), *_of_score(scored))]
-    return (*broken, *_of_groups(step.scored), *_of_credit(step))
+    broken += _of_groups(read.trajectories)
+    broken += _of_credit(read.trajectories, credit) if credit is not None else ()
+    return tuple(broken)
 
 
 def _of_score(scored: ScoredTrajectory) -> Iterator[str]:
@@ -77,14 +80,10 @@ def _of_groups(trajectories: Sequence[ScoredTrajectory]) -> Iterator[str]:
         ids.add(scored.trajectory.id)
 
 
-def _of_credit(step: ReadBatch) -> Iterator[str]:
-    if step.credit is None:
-        return
-    turns = {scored.trajectory.id: len(scored.trajectory.turns) for scored in step.scored}
-    for name in turns:
-        if name not in step.credit:
-            yield f"{name} has no credit"
-    for name, credit in step.credit.items():
+def _of_credit(trajectories: Sequence[ScoredTrajectory], given: Mapping[str, Credit]) -> Iterator[str]:
+    turns = {scored.trajectory.id: len(scored.trajectory.turns) for scored in trajectories}
+    yield from (f"{name} has no credit" for name in turns if name not in given)
+    for name, credit in given.items():
         if name not in turns:
             yield f"the credit of {name} belongs to no trajectory of the file"
             continue

@@ -22,14 +22,14 @@ from condensegrpo.core.trajectory import Rejected, Score, Stop
 from condensegrpo.display.neutral import excerpt, neutral, one_line
 from condensegrpo.display.theme import BAD, GOOD, PLAIN_WIDTH, console, signed_style
 from condensegrpo.display.token_view import Glosses, token_grid
-from condensegrpo.inspection.batches import choose, read_batch
+from condensegrpo.inspection.batches import choose, credit_of
 from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.panes import TokenTexts, TokenView, turns
 from condensegrpo.inspection.records import IndexedTrajectory, groups
 from condensegrpo.storage.credit import Credit, read_credit, write_credit
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import Provenance, write_trajectory
+from condensegrpo.storage.trajectories import Provenance, read_trajectories, write_trajectory
 
 CONFIG = """
 name: demo
@@ -269,7 +269,7 @@ def test_a_group_and_a_trajectory_can_be_named(demo: Path) -> None:
 
 def test_of_an_imported_log_the_budget_is_the_largest_context(demo: Path) -> None:
     file = RunFolder(demo).trajectories(2)
-    read = read_batch(file).scored
+    read = read_trajectories(file).trajectories
     file.unlink()
     for one in read:
         write_trajectory(file, one)  # as it is imported: without what it was sampled with
@@ -396,7 +396,7 @@ def test_a_token_wider_than_the_console_still_has_its_line() -> None:
 def test_tokens_that_are_not_trained_have_no_colour(demo: Path) -> None:
     index, file = Index(demo), choose(demo, None)
     index.update()
-    one = read_batch(file).scored[0]
+    one = read_trajectories(file).trajectories[0]
     untrained = Credit(trajectory=one.trajectory.id, advantages=(1.0,) * 4, weights=(0.0,) * 4)
     trained = replace(untrained, weights=(0.5,) * 4)
     styles = []
@@ -498,7 +498,8 @@ def checked(*some: ScoredTrajectory, tmp_path: Path, given: list[Credit] | None 
         write_trajectory(folder.trajectories(1), one)
     if given is not None:
         write_credit(folder.credit(1), given)
-    return breaches(read_batch(choose(folder.path, None)))
+    file = choose(folder.path, None)
+    return breaches(read_trajectories(file), credit_of(file))
 
 
 def test_a_sound_run_has_no_breach(demo: Path) -> None:

@@ -1,17 +1,16 @@
 """The trajectory files of a run or folder: the batch of a step, an evaluation, or one file by itself."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensegrpo.core.errors import CondenseError, ConfigError, RunError
-from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.wording import ranges
 from condensegrpo.storage.credit import Credit, read_credit
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
-from condensegrpo.storage.trajectories import Provenance, read_trajectories
+from condensegrpo.storage.trajectories import Provenance
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
@@ -61,31 +60,6 @@ class TrajectoryBatch:
         if self.evaluation is None:
             return step or "trajectories"
         return f"{self.evaluation}, after {step}" if step else self.evaluation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadBatch:
-    """A trajectory file, read whole."""
-
-    file: Path
-    scored: tuple[ScoredTrajectory, ...]
-    credit: Mapping[str, Credit] | None  # None: there is no credit file, as after an evaluation
-    problems: tuple[str, ...]
-
-
-def read_batch(file: Path) -> ReadBatch:
-    """A whole trajectory file and its credit.
-
-    Raises:
-        TrajectoryFileError: the file is damaged.
-    """
-    result, credit = read_trajectories(file), credit_file(file)
-    return ReadBatch(
-        file=file,
-        scored=result.trajectories,
-        credit=read_credit(credit) if credit is not None and credit.is_file() else None,
-        problems=result.problems,
-    )
 
 
 def choose(path: Path, number: int | None, evaluation: str | None = None) -> Path:
@@ -145,6 +119,16 @@ def credit_file(file: Path) -> Path | None:
     """Where the credit of a training batch is, or will be."""
     run = run_of(file) if is_training(file) else None
     return RunFolder(run).credit_folder / file.name if run is not None else None
+
+
+def credit_of(file: Path) -> dict[str, Credit] | None:
+    """The credit of a training batch by trajectory; None: there is no credit file, as after an evaluation.
+
+    Raises:
+        TrajectoryFileError: the credit file is damaged.
+    """
+    credit = credit_file(file)
+    return read_credit(credit) if credit is not None and credit.is_file() else None
 
 
 def tokenizer_files(batch: TrajectoryBatch) -> Iterator[Path]:

@@ -16,10 +16,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from condensegrpo.core.wording import counted
-from condensegrpo.inspection.batches import TrajectoryBatch, config_of, credit_file
+from condensegrpo.inspection.batches import TrajectoryBatch, config_of, credit_of
 from condensegrpo.inspection.panes import TurnView
 from condensegrpo.inspection.records import Group, IndexedTrajectory
-from condensegrpo.storage.credit import Credit, read_credit
+from condensegrpo.storage.credit import Credit
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
@@ -51,8 +51,7 @@ class CreditFormulas:
     @cached_property
     def _credit(self) -> dict[str, Credit]:
         """Of the batch, by trajectory."""
-        file = credit_file(self._batch.file)
-        return read_credit(file) if file is not None and file.is_file() else {}
+        return credit_of(self._batch.file) or {}
 
     def lines(self, record: IndexedTrajectory, group: Group, turn: TurnView) -> tuple[CreditLine, ...]:
         """The steps from the reward to the weight of a turn's tokens.

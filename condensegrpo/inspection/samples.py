@@ -11,9 +11,10 @@ from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.core.wording import counted
+from condensegrpo.inspection.batches import credit_of
 from condensegrpo.inspection.context_view import context_views
 from condensegrpo.storage.codec import decode
-from condensegrpo.storage.credit import Credit, read_credit
+from condensegrpo.storage.credit import Credit
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import read_trajectory
 
@@ -113,16 +114,14 @@ def _samples(run: RunFolder, file: Path) -> SampleSet | None:
     if not candidates:
         return None
     step = int("".join(filter(str.isdecimal, file.stem if file.parent == run.trajectory_folder else file.parent.name)))
-    credit = run.credit(step)
-    known = read_credit(credit) if file.parent == run.trajectory_folder and credit.is_file() else {}
-    chosen, evaluation = [], None
+    credit, chosen, evaluation = credit_of(file) or {}, [], None
     for reason, candidate in _chosen(candidates):
         try:
             scored, provenance = read_trajectory(file, candidate.line, 0)
         except TrajectoryFileError:  # the inspector names the fault; a report shows the rest
             continue
         evaluation = provenance.evaluation if provenance else None
-        chosen.append(_sample(reason, scored, known.get(candidate.figures.id)))
+        chosen.append(_sample(reason, scored, credit.get(candidate.figures.id)))
     with file.open("rb") as lines:
         count = sum(line.endswith(b"\n") for line in lines)
     return SampleSet(step=step, evaluation=evaluation, count=count, trajectories=tuple(chosen))
