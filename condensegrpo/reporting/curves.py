@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.evaluation.figures import evaluations_in
 
 Metrics = Sequence[Mapping[str, float]]
+Pairs = tuple[tuple[str, str], ...]
 
 
 class Panel(NamedTuple):
@@ -29,29 +31,30 @@ PANELS = (
 )
 
 
-class Shares(NamedTuple):
-    """One diagram of several shares of the training batches."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagram:
+    """One diagram of several metrics."""
 
     title: str
     unit: str
-    lines: tuple[tuple[str, str], ...]  # metric and label
+    lines: Pairs  # metric and label
 
 
-SHARES = (
-    Shares(
-        "Signal",
-        "share of groups or trajectories",
-        (
+SHARES = (  # of the training batches
+    Diagram(
+        title="Signal",
+        unit="share of groups or trajectories",
+        lines=(
             ("groups_of_equal_reward", "groups without signal"),
             ("trajectories_without_advantage", "trajectories without gradient"),
             ("correct_with_negative_advantage", "correct with negative advantage"),
             ("masked", "masked trajectories"),
         ),
     ),
-    Shares(
-        "Credit",
-        "share of the batch",
-        (
+    Diagram(
+        title="Credit",
+        unit="share of the batch",
+        lines=(
             ("weight/correct", "weight on correct"),
             ("update/correct", "gradient weight on correct"),
             ("weight/gini", "Gini of the weights"),

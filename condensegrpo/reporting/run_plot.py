@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from condensegrpo.config.resumed import Change
-from condensegrpo.reporting.curves import PANELS, SHARES, Metrics, Panel, Shares, series, variants
+from condensegrpo.reporting.curves import PANELS, SHARES, Diagram, Metrics, Panel, series, variants
 from condensegrpo.reporting.plots import HELD_OUT, TRAIN, alone, arm_style, smoothed, window
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _panel(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
     _finish(axes, panel.title, panel.unit)
 
 
-def _shares(axes: "Axes", shares: Shares, metrics: Metrics) -> None:
+def _shares(axes: "Axes", shares: Diagram, metrics: Metrics) -> None:
     for (metric, label), (colour, style) in zip(shares.lines, STYLES[: len(shares.lines)], strict=True):
         line = series(metrics, metric)
         if line.steps:

@@ -21,7 +21,7 @@ from condensegrpo.core.wording import counted
 from condensegrpo.inspection.page import page, typed_path
 from condensegrpo.inspection.pictures import pictures_named
 from condensegrpo.inspection.samples import SampleReader, SampleSet
-from condensegrpo.reporting.curves import PANELS, SHARES, Metrics, Series, series, variants
+from condensegrpo.reporting.curves import PANELS, SHARES, Diagram, Metrics, Pairs, Series, series, variants
 from condensegrpo.storage.environment import ENVIRONMENT
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
@@ -30,16 +30,6 @@ from condensegrpo.storage.trackers import read_metrics
 MOST_PICTURES = 100  # on a page, of the newest trajectories: 20 kB each for a screen
 MOST_POINTS = 2000  # of a curve; of longer ones every second, third … point and the last
 SHARE_OF_TIME = 0.01  # of a run that writing its page may take
-Pairs = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagram:
-    """A diagram that the page shows first."""
-
-    title: str
-    unit: str
-    lines: Pairs  # metric and label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +52,7 @@ class RunReport:
     curves: Mapping[str, tuple[int, tuple[float | None, ...]]]  # by metric: the index of its grid, and its values
     metrics: Mapping[str, Pairs]  # by name: the lines of its diagram, each a key of ``curves`` and a label
     variants: tuple[str, ...]  # of the evaluation
-    diagrams: tuple[Diagram, ...]
+    diagrams: tuple[Diagram, ...]  # that it shows first
     changes: tuple[ChangeNote, ...]
     samples: tuple[SampleSet, ...]
     pictures: Mapping[str, str]  # data URIs of small pictures, by what stands for them in a text
@@ -211,9 +201,7 @@ def _diagrams(measured: Collection[str], varied: Sequence[str]) -> Iterator[Diag
         lines = _lines(panel.metric, varied if panel.varied else ())
         if any(key in measured for key, _ in lines):
             yield Diagram(title=panel.title, unit=panel.unit, lines=lines)
-    for shares in SHARES:
-        if any(key in measured for key, _ in shares.lines):
-            yield Diagram(title=shares.title, unit=shares.unit, lines=shares.lines)
+    yield from (shares for shares in SHARES if any(key in measured for key, _ in shares.lines))
 
 
 def _settings(file: Path) -> Pairs:
