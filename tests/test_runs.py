@@ -127,6 +127,14 @@ def test_a_comparison_has_settings_that_differ_and_differences_paired_by_problem
     assert "setting" not in alone
 
 
+def test_the_metrics_of_a_variant_are_its_own(tmp_path: Path) -> None:
+    run = finished(tmp_path / "a", [1.0])
+    names = ("eval/success", "eval/k2/success", "eval/k20/success")
+    JsonlTracker(run.metrics).log(2, dict.fromkeys(names, 0.5))
+    metrics = {each.evaluation: each.metrics for each in compare_runs([run]).evaluations}
+    assert metrics["k2"] == {"success": 0.5}
+
+
 def test_a_stored_evaluation_is_shown_with_the_training_and_rewound_with_it(tmp_path: Path) -> None:
     run = finished(tmp_path / "a", [1.0, 0.0])
     with new_name(run, 2) as name, new_name(run, 2) as other:  # two evaluations at a time

@@ -1,7 +1,7 @@
 """The figures of an evaluation: counted in trajectories, clustered by problem. Pure functions."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from condensegrpo.config.load import HELD_OUT
@@ -58,6 +58,12 @@ def evaluation_metrics(result: Evaluation) -> dict[str, float]:
 def metric_prefix(evaluation: str) -> str:
     """What the metrics of an evaluation begin with: ``eval``, or ``eval/<variant>``."""
     return "eval" if evaluation == HELD_OUT else f"eval/{evaluation}"
+
+
+def metrics_of(evaluation: str, line: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of an evaluation in a line of a run's metrics, without their prefix."""
+    prefix = f"{metric_prefix(evaluation)}/"
+    return {key.removeprefix(prefix): value for key, value in line.items() if key.startswith(prefix)}
 
 
 def evaluations_in(metrics: Iterable[str]) -> dict[str, str]:

@@ -36,14 +36,6 @@ class SeedOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeedCurve:
-    """The held-out success of one run during training."""
-
-    seed: int
-    success: Mapping[int, float]  # step → success
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ArmFigures:
     """One arm in one evaluation."""
 
@@ -187,16 +179,16 @@ def figure_of(runs: Sequence[SeedOutcome], name: str) -> Figure | None:
     )
 
 
-def learning_curve(arm: str, courses: Sequence[SeedCurve], *, reach: float) -> LearningCurve:
-    """The curve of an arm from its runs, at least one."""
-    steps = sorted(set.intersection(*(set(course.success) for course in courses)))
-    columns = ((step, np.array([[course.success[step]] for course in courses])) for step in steps)
+def learning_curve(arm: str, courses: Mapping[int, Mapping[int, float]], *, reach: float) -> LearningCurve:
+    """The curve of an arm from the held-out success of its runs, at least one, by seed and step."""
+    steps = sorted(set.intersection(*map(set, courses.values())))
+    columns = ((step, np.array([[course[step]] for course in courses.values()])) for step in steps)
     return LearningCurve(
         arm=arm,
         points=tuple(CurvePoint(step=step, success=mean_interval(column)) for step, column in columns),
         reached={
-            str(course.seed): min((step for step, success in course.success.items() if success >= reach), default=None)
-            for course in courses
+            str(seed): min((step for step, success in course.items() if success >= reach), default=None)
+            for seed, course in courses.items()
         },
     )
 

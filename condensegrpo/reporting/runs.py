@@ -13,7 +13,7 @@ from typing import NamedTuple
 from condensegrpo.config.load import load_config
 from condensegrpo.config.yaml_tree import leaves
 from condensegrpo.core.errors import CondenseError
-from condensegrpo.evaluation.figures import evaluations_in
+from condensegrpo.evaluation.figures import evaluations_in, metrics_of
 from condensegrpo.metrics.estimates import Interval, paired_difference
 from condensegrpo.storage.evaluations import correctness, stored_evaluations
 from condensegrpo.storage.run_folder import RunFolder
@@ -192,9 +192,7 @@ def _latest_evaluations(run: RunFolder) -> dict[str, tuple[int, Mapping[str, flo
     """The last evaluation of each name: those of the training, then those of ``condensegrpo eval``."""
     latest: dict[str, tuple[int, Mapping[str, float]]] = {}
     for line in read_metrics(run.metrics):
-        for name, prefix in evaluations_in(line).items():
-            metrics = {key.removeprefix(f"{prefix}/"): value for key, value in line.items() if key.startswith(prefix)}
-            latest[name] = int(line["step"]), metrics
+        latest |= {name: (int(line["step"]), metrics_of(name, line)) for name in evaluations_in(line)}
     for stored in stored_evaluations(run):
         latest[stored.name] = stored.step, stored.metrics
     return latest

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -12,14 +12,13 @@ from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.study import Prediction, Study, same_warm_start
 from condensegrpo.core.wording import counted
-from condensegrpo.evaluation.figures import metric_prefix
+from condensegrpo.evaluation.figures import metrics_of
 from condensegrpo.evaluation.predictions import PredictionOutcome, outcome
 from condensegrpo.evaluation.study import (
     ArmComparison,
     ArmFigures,
     EvaluationFigures,
     LearningCurve,
-    SeedCurve,
     SeedOutcome,
     StudyFigures,
     evaluation_figures,
@@ -94,7 +93,7 @@ def study_figures(study: Study, runs: Sequence[RunConfig], arms: Sequence[str]) 
             for name in shown
         ),
         curves=tuple(
-            learning_curve(arm, [_course(config) for config in configs], reach=study.report.reach)
+            learning_curve(arm, {config.seed: _course(config) for config in configs}, reach=study.report.reach)
             for arm, configs in by_arm.items()
         ),
         predictions=tuple(map(predicted, study.predictions)),
@@ -187,24 +186,19 @@ def _outcome(config: RunConfig, evaluation: str) -> SeedOutcome:
         figures = scored.figures
         success[figures.problem_id].append(figures.correct)
         context[figures.problem_id].append(float(figures.context_tokens))
-    lines = {line["step"]: line for line in _evaluated(folder)}
-    before, after = (_metrics(lines[step], evaluation) for step in (0, config.train.steps))
+    lines = _evaluated(folder)
+    before, after = (metrics_of(evaluation, lines[step]) for step in (0, config.train.steps))
     return SeedOutcome(seed=config.seed, success=_means(success), context=_means(context), before=before, after=after)
 
 
-def _metrics(line: Mapping[str, float], evaluation: str) -> dict[str, float]:
-    """The metrics of one evaluation in a line of all."""
-    prefix = f"{metric_prefix(evaluation)}/"
-    return {key.removeprefix(prefix): value for key, value in line.items() if key.startswith(prefix)}
-
-
-def _course(config: RunConfig) -> SeedCurve:
+def _course(config: RunConfig) -> dict[int, float]:
+    """The held-out success of a run by the step after which it was evaluated."""
     lines = _evaluated(RunFolder(Path(config.runs_dir) / config.name))
-    return SeedCurve(seed=config.seed, success={int(line["step"]): line["eval/success"] for line in lines})
+    return {step: line["eval/success"] for step, line in lines.items()}
 
 
-def _evaluated(folder: RunFolder) -> Iterator[dict[str, float]]:
-    yield from (line for line in read_metrics(folder.metrics) if "eval/success" in line)
+def _evaluated(folder: RunFolder) -> dict[int, dict[str, float]]:
+    return {int(line["step"]): line for line in read_metrics(folder.metrics) if "eval/success" in line}
 
 
 def _means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:

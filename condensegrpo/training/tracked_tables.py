@@ -10,7 +10,6 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.table import Table
 from condensegrpo.core.trajectory import Trajectory, Turn
 from condensegrpo.episodes.toolcalls import shortened
-from condensegrpo.evaluation.figures import evaluation_metrics, metric_prefix
 from condensegrpo.storage.trajectories import sample_trajectories
 
 TRAJECTORIES = 16  # of an evaluation, in a table
@@ -27,8 +26,7 @@ def tracked_evaluations(evaluations: Sequence[Evaluation]) -> Table:
     """A row for each metric of each evaluation, with its 95 % interval where it has one."""
     rows = []
     for each in evaluations:
-        prefix = f"{metric_prefix(each.name)}/"
-        figures = {key.removeprefix(prefix): value for key, value in evaluation_metrics(each).items()}
+        figures = each.figures()
         for metric, value in figures.items():
             if not metric.endswith(BOUNDS):
                 low, high = (figures.get(f"{metric}{bound}") for bound in BOUNDS)
