@@ -30,10 +30,7 @@ COLUMNS = 4  # of diagrams in the picture of several runs
 
 def plot_comparison(comparison: Comparison, stem: Path) -> tuple[Path, ...]:
     """Write ``<stem>.png`` and ``<stem>.svg``: a line per condenser, a point per budget, 95 % intervals as bars."""
-    with settings():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9, 4), layout="constrained")
+    with canvas(9, 4) as figure:
         panels = figure.subplots(1, 2, sharey=True)
         lines: dict[str, list[ContenderFigures]] = defaultdict(list)
         for figures in comparison.figures:
@@ -42,15 +39,7 @@ def plot_comparison(comparison: Comparison, stem: Path) -> tuple[Path, ...]:
             success = [point.success for point in points]
             peaks, sums = [point.peak_tokens for point in points], [point.prompt_tokens for point in points]
             for panel, tokens in zip(panels, (peaks, sums), strict=True):
-                panel.errorbar(
-                    tokens,
-                    [interval.mean for interval in success],
-                    yerr=bars(success),
-                    capsize=3,
-                    markersize=5,
-                    label=label,
-                    **arm_style(index),
-                )
+                _points(panel, tokens, success, label=label, **arm_style(index))
         panels[0].set_ylabel("success, 95 % interval")
         panels[0].set_xlabel("largest context, tokens")
         panels[1].set_xlabel("sum of all contexts, tokens")
@@ -72,12 +61,9 @@ def plot_runs(compared: RunComparison, curves: Sequence[tuple[str, str]], file: 
     Raises:
         RunError: the file cannot be written, or its ending names no format.
     """
-    with settings():
-        from matplotlib.figure import Figure
-
-        measured = [each for each in curves if any(series(lines, each[0]).steps for lines in compared.metrics)]
-        rows = max(1, -(-len(measured) // COLUMNS))
-        figure = Figure(figsize=(14, 3.4 * rows), layout="constrained")
+    measured = [each for each in curves if any(series(lines, each[0]).steps for lines in compared.metrics)]
+    rows = max(1, -(-len(measured) // COLUMNS))
+    with canvas(14, 3.4 * rows) as figure:
         panels = figure.subplots(rows, COLUMNS, squeeze=False).flat
         for panel, (metric, title) in zip(panels, measured, strict=False):
             for number, (run, lines) in enumerate(zip(compared.runs, compared.metrics, strict=True)):
@@ -103,10 +89,7 @@ def plot_runs(compared: RunComparison, curves: Sequence[tuple[str, str]], file: 
 
 def plot_study(figures: StudyFigures, stem: Path) -> tuple[Path, ...]:
     """Write ``<stem>.png`` and ``<stem>.svg``; intervals are 95 % over seeds and problems, bands over seeds."""
-    with settings():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(14, 4.2), layout="constrained")
+    with canvas(14, 4.2) as figure:
         curves, lengths, frontier = figure.subplots(1, 3, sharey=True)
         _curves(curves, figures)
         _by_evaluation(lengths, figures)
@@ -145,34 +128,24 @@ def _by_evaluation(axes: "Axes", figures: StudyFigures) -> None:
             if arm.arm == curve.arm
         ]
         shift = 0.04 * (number - (len(figures.curves) - 1) / 2)
-        intervals = [interval for _, interval in points]
-        axes.errorbar(
-            [at + shift for at, _ in points],
-            [interval.mean for interval in intervals],
-            yerr=bars(intervals),
-            capsize=3,
-            markersize=5,
-            linewidth=1,
-            label=curve.arm,
-            **_style(figures, curve.arm),
-        )
+        ticks, intervals = [at + shift for at, _ in points], [interval for _, interval in points]
+        _points(axes, ticks, intervals, linewidth=1, label=curve.arm, **_style(figures, curve.arm))
     axes.set_xticks(range(len(names)), names)
     axes.set_xlabel("evaluation; bars: 95 % over seeds and problems")
 
 
 def _frontier(axes: "Axes", figures: StudyFigures) -> None:
     for arm in figures.evaluations[0].arms:
-        axes.errorbar(
-            [arm.context.mean],
-            [arm.success.mean],
-            xerr=bars([arm.context]),
-            yerr=bars([arm.success]),
-            capsize=3,
-            markersize=6,
-            **_style(figures, arm.arm),
-        )
+        context, style = bars([arm.context]), _style(figures, arm.arm)
+        _points(axes, [arm.context.mean], [arm.success], xerr=context, markersize=6, **style)
     axes.set_xlim(left=0)
     axes.set_xlabel(f"largest context, tokens ({figures.evaluations[0].name})")
+
+
+def _points(axes: "Axes", at: Sequence[float], success: Sequence[Interval], **style: Any) -> None:  # noqa: ANN401  matplotlib's
+    """Means, with their intervals as bars."""
+    means = [interval.mean for interval in success]
+    axes.errorbar(at, means, yerr=bars(success), capsize=3, **{"markersize": 5, **style})
 
 
 def arm_style(number: int) -> dict[str, Any]:
@@ -194,12 +167,13 @@ def alone(values: Sequence[float]) -> list[int]:
 
 
 @contextmanager
-def settings() -> Iterator[None]:
-    """Draw with small letters and, in an SVG, with texts as texts and the same names for the same parts."""
+def canvas(width: float, height: float) -> Iterator["Figure"]:
+    """A figure of a size in inches, with small letters; in an SVG, texts are texts and equal parts have equal names."""
     import matplotlib
+    from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"svg.hashsalt": "condensegrpo", "svg.fonttype": "none", "font.size": 9}):
-        yield
+        yield Figure(figsize=(width, height), layout="constrained")
 
 
 def save_figure(figure: "Figure", stem: Path) -> tuple[Path, ...]:

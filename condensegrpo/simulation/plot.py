@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from condensegrpo.reporting.plots import arm_style, save_picture, settings
+from condensegrpo.reporting.plots import arm_style, canvas, save_picture
 from condensegrpo.simulation.server import State
 from condensegrpo.simulation.simulate import Simulation
 
@@ -14,10 +14,7 @@ def plot_sweep(results: Sequence[tuple[Mapping[str, str], Simulation]], file: Pa
     Raises:
         RunError: the file cannot be written, or its ending names no format.
     """
-    with settings():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9, 3.6), layout="constrained")
+    with canvas(9, 3.6) as figure:
         axis = next(iter(results[0][0]))
         lines: dict[str, list[tuple[str, Simulation]]] = {}
         for point, simulation in results:

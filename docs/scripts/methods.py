@@ -19,7 +19,7 @@ import numpy as np
 from condensegrpo.config.study import load_study
 from condensegrpo.evaluation.predictions import Figure, outcome
 from condensegrpo.metrics.seeds import Matrix, difference_interval, mean_interval
-from condensegrpo.reporting.plots import arm_style, bars, settings
+from condensegrpo.reporting.plots import arm_style, bars, canvas
 from condensegrpo.reporting.study_results import predictions_table
 
 ROOT = Path(__file__).parents[2]
@@ -127,11 +127,8 @@ def _row(results: Json, arm: str) -> tuple[str, ...] | None:
 
 def draw() -> None:
     """Success after training against what was read in all, a panel for each study."""
-    from matplotlib.figure import Figure as Canvas
-
     names = [path.stem for path in sorted(RESULTS.glob("*.json"))]
-    with settings():
-        figure = Canvas(figsize=(5.5 * len(names), 4.6), layout="constrained")
+    with canvas(5.5 * len(names), 4.6) as figure:
         for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
             results = results_of(name)
             for number, (arm, by_seed) in enumerate(results["arms"].items()):
