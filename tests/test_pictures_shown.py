@@ -22,7 +22,7 @@ from condensegrpo.display.trajectory_view import details
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.inspector_page import write_inspector
 from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader
-from condensegrpo.inspection.pictures import SIDE, data_uris, pictures_named
+from condensegrpo.inspection.pictures import SIDE, pictures_named
 from condensegrpo.inspection.samples import _sample
 from condensegrpo.reporting.frames import turn_rows
 from condensegrpo.reporting.run_report import write_page
@@ -196,7 +196,7 @@ def test_the_page_has_small_pictures_and_the_text_of_one_that_is_missing(run: Ru
 
 def test_data_uris_are_made_once_for_each_picture(run: RunFolder) -> None:
     messages = [screen(RED), screen(RED), screen(BROKEN), user("text")]
-    assert list(data_uris(run.media, messages)) == [RED.text]
+    assert list(pictures_named((message.text for message in messages), run.media)) == [RED.text]
 
 
 def test_a_data_frame_has_the_paths_of_pictures_and_their_tokens() -> None:

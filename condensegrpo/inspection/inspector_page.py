@@ -20,7 +20,7 @@ from condensegrpo.inspection.history import WordChange, word_changes
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.opened import FirstDifference, OpenedTrajectory, TrajectoryReader, first_difference
 from condensegrpo.inspection.page import page, typed_path
-from condensegrpo.inspection.pictures import data_uris, media_of
+from condensegrpo.inspection.pictures import media_of, pictures_named
 from condensegrpo.inspection.records import Group, IndexedTrajectory, groups, verdict
 from condensegrpo.inspection.views import READY_VIEWS, select
 from condensegrpo.storage.files import write_atomically
@@ -116,7 +116,7 @@ def write_inspector(
         pictures=pictures,
         ready_views=tuple((view.name, view.title) for view in READY_VIEWS),
         batches=tuple(
-            _Reader(index, batch, records, pictures).page_batch(records, tokens) for batch, records in chosen
+            _Reader(index, batch, records, tokens=tokens, pictures=pictures).page_batch() for batch, records in chosen
         ),
     )
     scripts = tuple(f"inspection/{name}.js" for name in ("page", "search", "inspector"))
@@ -130,27 +130,35 @@ class _Reader:
     """Reads the trajectories of one batch for the page."""
 
     def __init__(
-        self, index: Index, batch: TrajectoryBatch, records: Sequence[IndexedTrajectory], pictures: dict[str, str]
+        self,
+        index: Index,
+        batch: TrajectoryBatch,
+        records: Sequence[IndexedTrajectory],
+        *,
+        tokens: dict[int, str | None],
+        pictures: dict[str, str],
     ) -> None:
-        self._index, self._batch, self._pictures = index, batch, pictures
+        """``tokens`` and ``pictures`` are those of the page, to which those of the trajectories are added."""
+        self._index, self._records, self._tokens, self._pictures = index, records, tokens, pictures
         self._reader = TrajectoryReader(index, batch)
         self._largest = max(record.figures.context_tokens for record in records)
         matching = ((view.name, select(records, where=view.where, most=len(records)).records) for view in READY_VIEWS)
         self._views = {name: {record.id for record in matches} for name, matches in matching}
 
-    def page_batch(self, records: Sequence[IndexedTrajectory], tokens: dict[int, str | None]) -> PageBatch:
-        """The batch with some of its trajectories; adds the texts of sampled tokens to ``tokens``."""
-        batch = self._batch
+    def page_batch(self) -> PageBatch:
+        """The batch with these of its trajectories."""
+        batch = self._reader.batch
         return PageBatch(
             title=batch.title,
             command=shlex.join(command_of(typed_path(self._index.path), batch)),
             step=batch.number,
             evaluation=batch.evaluation,
-            groups=tuple(self._group(group.siblings, tokens) for group in groups(records)),
+            groups=tuple(self._group(group.siblings) for group in groups(self._records)),
         )
 
-    def _group(self, shown: Sequence[IndexedTrajectory], tokens: dict[int, str | None]) -> PageGroup:
+    def _group(self, shown: Sequence[IndexedTrajectory]) -> PageGroup:
         whole = self._index.group(shown[0])
+        siblings = [self._reader.open(record, largest=self._largest) for record in shown]
         return PageGroup(
             id=whole.id,
             problem=whole.problem,
@@ -159,36 +167,28 @@ class _Reader:
             idle=whole.idle,
             success=whole.success,
             left_out=len(whole.siblings) - len(shown),
-            siblings=tuple(self._trajectories(shown, whole, tokens)),
+            siblings=tuple(self._trajectory(opened, whole, siblings) for opened in siblings),
         )
 
-    def _trajectories(
-        self, shown: Sequence[IndexedTrajectory], whole: Group, tokens: dict[int, str | None]
-    ) -> Iterator[PageTrajectory]:
-        every = [self._reader.open(record, largest=self._largest) for record in shown]
-        for opened in every:
-            ids = {token for turn in opened.scored.trajectory.turns for token in turn.output_ids}
-            tokens.update({token: self._reader.texts.text(token) for token in ids - tokens.keys()})
-            others = (other.scored.trajectory for other in every)
-            first_differences = tuple(first_difference(opened.scored.trajectory, other) for other in others)
-            yield self._trajectory(opened, whole, first_differences)
-
     def _trajectory(
-        self, opened: OpenedTrajectory, group: Group, first_differences: tuple[FirstDifference | None, ...]
+        self, opened: OpenedTrajectory, group: Group, siblings: Sequence[OpenedTrajectory]
     ) -> PageTrajectory:
-        kept, record, figures = stored(opened.scored.trajectory), opened.record, opened.record.figures
-        fields = {name: int(value) if isinstance(value, bool) else value for name, value in record.fields.items()}
+        trajectory, record = opened.scored.trajectory, opened.record
+        kept = stored(trajectory)
         messages = cast(list[Message], kept["messages"])
-        self._pictures.update(data_uris(media_of(self._batch.file), messages))
+        self._pictures |= pictures_named((message.text for message in messages), media_of(self._reader.batch.file))
+        ids = {token for turn in trajectory.turns for token in turn.output_ids}
+        self._tokens.update({token: self._reader.texts.text(token) for token in ids - self._tokens.keys()})
+        fields = {name: int(value) if isinstance(value, bool) else value for name, value in record.fields.items()}
         indices: dict[tuple[str, str], int] = {
             (message.role, message.text): index for index, message in enumerate(messages)
         }
         rewritings: dict[tuple[str, str], int] = {}
         return PageTrajectory(
-            figures={**fields, "handling": record.handling, "verdict": verdict(figures)},
+            figures={**fields, "handling": record.handling, "verdict": verdict(record.figures)},
             views=tuple(name for name, matches in self._views.items() if record.id in matches),
             stored=kept | {"messages": [replace(message, content=message.text) for message in messages]},
-            first_differences=first_differences,
+            first_differences=tuple(first_difference(trajectory, other.scored.trajectory) for other in siblings),
             turns=tuple(_turns(opened, group, indices, rewritings)),
             differences=tuple(word_changes(*pair) for pair in rewritings),
         )

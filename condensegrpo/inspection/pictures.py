@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.messages import Message
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.vision.pictures import open_picture, png_data_url
 
@@ -33,8 +32,8 @@ def thumbnail(media: MediaFolder, sha256: str, side: int) -> "Image | None":
     return picture
 
 
-def pictures_named(texts: Iterable[str], media: MediaFolder, *, most: int) -> dict[str, str]:
-    """The first pictures that texts name, as data URIs, by what stands for them in a text."""
+def pictures_named(texts: Iterable[str], media: MediaFolder, *, most: int | None = None) -> dict[str, str]:
+    """The first pictures that texts name, or all, as data URIs, by what stands for them in a text."""
     found = [match for text in texts for match in NAMED.finditer(text)]
     if not found or not media.folder.is_dir():
         return {}
@@ -46,14 +45,4 @@ def pictures_named(texts: Iterable[str], media: MediaFolder, *, most: int) -> di
             uris[match[0]] = png_data_url(picture)
             if len(uris) == most:
                 break
-    return uris
-
-
-def data_uris(media: MediaFolder, messages: Iterable[Message]) -> dict[str, str]:
-    """The pictures of messages as data URIs, by what stands for them in a text."""
-    uris = dict[str, str]()
-    for part in {part for message in messages for part in message.media}:
-        picture = thumbnail(media, part.sha256, SIDE)
-        if picture is not None:
-            uris[part.text] = png_data_url(picture)
     return uris
