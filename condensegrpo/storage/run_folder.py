@@ -36,11 +36,31 @@ _STEP_FILE = re.compile(r".*?(\d+)\.jsonl")
 _STEP_FOLDER = re.compile(r"step_(\d+)")
 
 
+class _Inside:
+    """The path of something in a run folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: "RunFolder", kind: type) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """The folder of one run and the names inside it."""
 
     path: Path
+
+    config = _Inside("config.yaml")  # the resolved configuration
+    configurations = _Inside("configurations.jsonl")  # a line for each configuration that it had, with its first step
+    metrics = _Inside("metrics.jsonl")  # a line for each step or evaluation
+    trackers = _Inside("trackers.json")  # the identities of the runs of trackers, by tracker
+    log = _Inside("log.txt")  # the console output, with times
+    checkpoints = _Inside("checkpoints")  # of the learner
+    trajectory_folder = _Inside("trajectories")  # the files of all steps
+    credit_folder = _Inside("credit")  # likewise
+    evaluation_folder = _Inside("evaluations")  # of all steps
 
     @classmethod
     def create(cls, path: Path) -> Self:
@@ -75,46 +95,6 @@ class RunFolder:
         return cls(path)
 
     @property
-    def config(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.yaml"
-
-    @property
-    def configurations(self) -> Path:
-        """One JSON line for each configuration that the run had, with its first step."""
-        return self.path / "configurations.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line a step or evaluation."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def trackers(self) -> Path:
-        """The identities of the runs of trackers, by tracker."""
-        return self.path / "trackers.json"
-
-    @property
-    def log(self) -> Path:
-        """The console output, with times."""
-        return self.path / "log.txt"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The learner's checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def trajectory_folder(self) -> Path:
-        """The trajectory files of all steps."""
-        return self.path / "trajectories"
-
-    @property
-    def credit_folder(self) -> Path:
-        """The credit files of all steps."""
-        return self.path / "credit"
-
-    @property
     def media(self) -> MediaFolder:
         """The pictures of its trajectories."""
         return MediaFolder(self.path / "media")
@@ -137,11 +117,6 @@ class RunFolder:
     def credit(self, step: int) -> Path:
         """The credit of the trajectories of one optimiser step."""
         return self.credit_folder / f"step_{step:06d}.jsonl"
-
-    @property
-    def evaluation_folder(self) -> Path:
-        """The evaluations of all steps."""
-        return self.path / "evaluations"
 
     def evaluation(self, step: int, name: str) -> Path:
         """The trajectories of an evaluation of the policy after ``step`` steps."""
