@@ -59,7 +59,8 @@ def slurm(
         )
     if wrong := [option for option in sbatch or () if not OPTION.fullmatch(option)]:
         raise ConfigError(f"reading --sbatch: found {wrong[0]!r}, wanted KEY=VALUE or KEY, such as account=lab.")
-    limits = (f"time={_time(hours)}", f"signal=B:TERM@{60 * save_minutes}")
+    minutes = round(hours * 60)
+    limits = (f"time={minutes // 60}:{minutes % 60:02d}:00", f"signal=B:TERM@{60 * save_minutes}")
     job.check(gpus=gpus)
     path = out or Path(f"{job.config.name}.sbatch")
     write(path, script(job, machines, options=(*limits, *(sbatch or ())), setup=setup or ()), overwrite=overwrite)
@@ -139,8 +140,3 @@ def _on_server_gpus(job: Job, server: "ServerSettings", machines: Machines) -> J
             f"another --server-gpus, or --server-nodes."
         )
     return job.with_overrides(*_sampler(job), f"sampler.options.replicas={machines.server_gpus // used}")
-
-
-def _time(hours: float) -> str:
-    minutes = round(hours * 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:00"

@@ -69,7 +69,8 @@ def read_new_lines(path: Path, known: KnownFile) -> Iterator[NewLines]:
             current = known._replace(size=status.st_size, modified=status.st_mtime_ns)
             if current == known:
                 return
-            replaces = not _grew(file, status.st_size, known)
+            is_longer = known.end > 0 and status.st_size > known.size
+            replaces = not (is_longer and _tail(file, known.end) == known.tail)  # else it goes on where it ended
             known = KnownFile() if replaces else known
             file.seek(known.end)
             for part in _parts(path, file, known):
@@ -129,11 +130,6 @@ def _read(path: Path, line: bytes, number: int) -> tuple[LineContent, str | None
         read_trajectory(path, line, number)  # names the fault
         raise
     return content, None if known is None else dump_line(known)
-
-
-def _grew(file: BinaryIO, size: int, known: KnownFile) -> bool:
-    """Whether a file goes on where it ended: longer than before, with the same bytes before that byte."""
-    return known.end > 0 and size > known.size and _tail(file, known.end) == known.tail
 
 
 def _tail(file: BinaryIO, end: int) -> bytes:

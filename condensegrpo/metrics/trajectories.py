@@ -1,11 +1,12 @@
 """Metrics of training and evaluation: every trajectory counts once, whatever its number of rows. Pure functions.
 
 Ranks exchange the figures of every trajectory and summarise those of all ranks: a mean of the ranks' means would be
-wrong where only some trajectories have a value. docs/reference/metrics.md explains every key.
+wrong where only some trajectories have a value. ``fmean`` rounds an exact sum once: it is the same to the bit in any
+order and from any number of ranks. docs/reference/metrics.md explains every key.
 """
 
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from statistics import fmean
 
 from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.trajectory import Stop
@@ -22,21 +23,21 @@ def summarise(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
     attempts, successes = sum(each.tool_attempts for each in figures), sum(each.tool_successes for each in figures)
     return {
         "trajectories": float(len(figures)),
-        "success": _mean(each.correct for each in figures),
-        "reward": _mean(each.total for each in figures),
-        "format_valid": _mean(each.format_valid for each in figures),
-        "context_tokens": _mean(each.context_tokens for each in figures),
+        "success": fmean(each.correct for each in figures),
+        "reward": fmean(each.total for each in figures),
+        "format_valid": fmean(each.format_valid for each in figures),
+        "context_tokens": fmean(each.context_tokens for each in figures),
         "context_tokens_max": float(max(each.context_tokens for each in figures)),
         **({"picture_tokens": seen / len(figures)} if (seen := sum(each.picture_tokens for each in figures)) else {}),
-        "prompt_tokens": _mean(each.prompt_tokens for each in figures),
-        "prompt_tokens_uncached": _mean(each.prompt_tokens_uncached for each in figures),
-        "calls": _mean(each.turns for each in figures),
-        "turns": _mean(each.replies for each in figures),
-        "output_tokens": _mean(each.output_tokens for each in figures),
-        "condensations": _mean(each.condensations for each in figures),
-        "seconds/trajectory": _mean(each.seconds for each in figures),
-        **{f"stop/{stop.value}": _mean(each.stop is stop for each in figures) for stop in Stop},
-        **({"turn_reward": _mean(turn_rewards)} if any(turn_rewards) else {}),
+        "prompt_tokens": fmean(each.prompt_tokens for each in figures),
+        "prompt_tokens_uncached": fmean(each.prompt_tokens_uncached for each in figures),
+        "calls": fmean(each.turns for each in figures),
+        "turns": fmean(each.replies for each in figures),
+        "output_tokens": fmean(each.output_tokens for each in figures),
+        "condensations": fmean(each.condensations for each in figures),
+        "seconds/trajectory": fmean(each.seconds for each in figures),
+        **{f"stop/{stop.value}": fmean(each.stop is stop for each in figures) for stop in Stop},
+        **({"turn_reward": fmean(turn_rewards)} if any(turn_rewards) else {}),
         **({"tool_calls": attempts / len(figures), "tool_calls_valid": successes / attempts} if attempts else {}),
         **({"tool_calls_abandoned": sum(each.tools_abandoned for each in figures) / attempts} if attempts else {}),
         **({"text_turns": texts / len(figures)} if (texts := sum(each.text_turns for each in figures)) else {}),
@@ -44,7 +45,7 @@ def summarise(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
         **_summaries(figures),
         **_drafts(figures),
         **{
-            f"reward/{name}": _mean(each.components[name] for each in figures if name in each.components)
+            f"reward/{name}": fmean(each.components[name] for each in figures if name in each.components)
             for name in sorted({name for each in figures for name in each.components})
         },
     }
@@ -53,9 +54,9 @@ def summarise(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
 def multi_turn(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
     """The metrics under the names of MT-GRPO (docs/reference/metrics.md); 0 without trajectories."""
     return {
-        "train/turn_reward": _mean(each.turn_reward for each in figures) if figures else 0.0,
-        "train/num_valid_actions": _mean(each.tool_successes for each in figures) if figures else 0.0,
-        "train/accuracy": _mean(each.correct for each in figures) if figures else 0.0,
+        "train/turn_reward": fmean(each.turn_reward for each in figures) if figures else 0.0,
+        "train/num_valid_actions": fmean(each.tool_successes for each in figures) if figures else 0.0,
+        "train/accuracy": fmean(each.correct for each in figures) if figures else 0.0,
     }
 
 
@@ -64,16 +65,16 @@ def _information(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
     lost = [each.information_lost for each in figures if each.information_lost is not None]
     if not last:
         return {}
-    return {"answer_information": _mean(last), "answer_information_lost": _mean(lost)}
+    return {"answer_information": fmean(last), "answer_information_lost": fmean(lost)}
 
 
 def _summaries(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
     if not any(each.summaries or each.rejected for each in figures):
         return {}
     return {
-        "summaries": _mean(each.summaries for each in figures),
-        "summaries_rejected": _mean(each.rejected for each in figures),
-        "summary_tokens_rejected": _mean(each.rejected_tokens for each in figures),
+        "summaries": fmean(each.summaries for each in figures),
+        "summaries_rejected": fmean(each.rejected for each in figures),
+        "summary_tokens_rejected": fmean(each.rejected_tokens for each in figures),
     }
 
 
@@ -82,12 +83,7 @@ def _drafts(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
     if not last:
         return {}
     return {
-        "drafts": _mean(each.drafts for each in figures),
-        "draft_tokens": _mean(each.draft_tokens for each in figures),
-        "confidence": _mean(last),
+        "drafts": fmean(each.drafts for each in figures),
+        "draft_tokens": fmean(each.draft_tokens for each in figures),
+        "confidence": fmean(last),
     }
-
-
-def _mean(values: Iterable[float]) -> float:
-    """Rounded once, from the exact sum: the same to the bit in any order and from any number of ranks."""
-    return statistics.fmean(values)

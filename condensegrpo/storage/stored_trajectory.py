@@ -9,12 +9,11 @@ output 0 and what was added: 5 6 7 8 9. A prompt that was rewritten has ``copied
 prompt 0 and output 0, see ``copied_ids.py``. Each turn costs what is new in it, in a line and in what is read from it.
 """
 
-from array import array
 from collections.abc import Iterable, Sequence
 
 from condensegrpo.core.messages import Message
 from condensegrpo.core.shared_sequence import SharedSequence, packed_ids, shared_ids
-from condensegrpo.core.trajectory import Trajectory, Turn
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.storage import copied_ids
 from condensegrpo.storage.codec import decode, fields_of
 
@@ -76,17 +75,13 @@ def stored(trajectory: Trajectory) -> dict[str, object]:
         if added is not None:
             ids: dict[str, object] = {"added_ids": added}
         elif last is not None:
-            ids = {"copied_ids": copied_ids.copied_parts(turn.prompt_ids, _with_output(last))}
+            earlier = packed_ids(last.prompt_ids) + packed_ids(last.output_ids)
+            ids = {"copied_ids": copied_ids.copied_parts(turn.prompt_ids, earlier)}
         else:
             ids = {"prompt_ids": tuple(turn.prompt_ids)}
         turns.append(ids | {name: value for name, value in fields_of(turn).items() if name != "prompt_ids"} | changed)
         last = turn
     return fields_of(trajectory) | {"messages": messages.all, "turns": turns}
-
-
-def _with_output(turn: Turn) -> "array[int]":
-    """The prompt of a turn and its output."""
-    return packed_ids(turn.prompt_ids) + packed_ids(turn.output_ids)
 
 
 def restore(trajectory: dict[str, object]) -> None:
