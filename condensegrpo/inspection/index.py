@@ -143,13 +143,13 @@ class Index:
         same = groups(tuple(self._span(record.span.file, key, key)))
         return next(group for group in same if group.id == record.figures.group_id)
 
-    def find(self, batch: TrajectoryBatch, name: str) -> IndexedTrajectory | None:
-        """The trajectory of an id; None: the batch has none."""
-        return self._where(batch, "id", name)
-
     def at(self, batch: TrajectoryBatch, start: int) -> IndexedTrajectory | None:
         """The trajectory whose line begins at a byte of the file; None: the index has none."""
-        return self._where(batch, "start", start)
+        rows = self._database.rows(
+            "SELECT natural FROM trajectories WHERE file = ? AND start = ?", self._key(batch.file), start
+        )
+        group = (known for (key,) in rows for known in self._span(batch.file, key, key))
+        return next((known for known in group if known.span.start == start), None)
 
     def records(self, batch: TrajectoryBatch | None = None) -> Iterator[IndexedTrajectory]:
         """The trajectories of a batch by groups and samples; without one, of all batches in order."""
@@ -243,12 +243,6 @@ class Index:
         )  # fmt: skip
         for number, row in enumerate(rows, int(before or 0)):
             yield record(batch, number, row)
-
-    def _where(self, batch: TrajectoryBatch, column: str, value: str | int) -> IndexedTrajectory | None:
-        query = f"SELECT natural, start FROM trajectories WHERE file = ? AND {column} = ?"
-        for key, start in self._database.rows(query, self._key(batch.file), value):
-            return next(known for known in self._span(batch.file, key, key) if known.span.start == start)
-        return None
 
     def _extend_file(self, file: Path) -> Iterator[int]:
         """Read what is new in a file; yields how far, in bytes. Credit that came since is added."""
