@@ -6,22 +6,18 @@ of a group, are computed once: the other replies wait and copy the keys and valu
 and threads.
 """
 
-import math
-import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
-from condensegrpo.samplers.packed_attention import NAME, ROWS, Chunk, Pass
-from condensegrpo.samplers.picking import pick
+from condensegrpo.samplers.packed_attention import NAME, Chunk, Pass
+from condensegrpo.samplers.picking import Decode, DrawnReply, extend, finishes
 from condensegrpo.samplers.seeing import SeenPrompt, Sight
-from condensegrpo.samplers.slots import Slots, up
+from condensegrpo.samplers.slots import Slots
 
-Decode = Callable[[list[list[int]]], list[str]]  # rows of token ids → their texts, special tokens included
 PASS_TOKENS = 4096  # of prompts in one pass; longer ones take several
 SHARED = 16  # tokens of an equal prompt from which on a reply waits for them; a pass more costs more than fewer tokens
 SPARSE = 2  # slots read in place, times those that decode: beyond that, replies move together
@@ -45,21 +41,16 @@ def supports(model: Any) -> bool:  # noqa: ANN401  transformers' classes are unt
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class BatchRow:
-    """A reply under way."""
+class BatchRow(DrawnReply):
+    """A reply under way, and where its keys and values are."""
 
     prompt: tuple[int, ...]
-    params: SamplingParams
     abandoned: Callable[[], bool]  # once true, it ends as ``Finish.ABORT``
     slot: int
     filled: int  # tokens of prompt and output whose keys and values are in the slot
-    uniforms: random.Random
     key: tuple[int, ...]  # the prompt, in which other pictures are other ids
     seen: SeenPrompt | None  # its pictures; None: it shows none
     leader: "BatchRow | None"  # with the same prompt, whose keys and values it waits for; None: it computes its own
-    tail: int  # last tokens that contain a stop string which the last one completes: each is at least one byte
-    output: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
 
     def pending(self, most: int) -> Chunk:
         """The next tokens to compute."""
@@ -120,12 +111,9 @@ class ContinuousBatch:
             abandoned=abandoned,
             slot=slot,
             filled=kept,
-            # random.Random keeps all bits of the seed (a torch generator keeps 32) and its numbers never change
-            uniforms=random.Random(params.seed),
             key=key,
             seen=seen,
             leader=self._leaders.get(key) if len(prompt) >= SHARED else None,
-            tail=max((len(text.encode()) for text in params.stop_strings), default=0),
         )
         self._leaders.setdefault(key, reply)
         self.replies.append(reply)
@@ -147,14 +135,15 @@ class ContinuousBatch:
         self._copy_prompts()
         chunked = self._chunks()
         logits = self._forward(chunked)
-        ready = []
+        ready = {}  # replies whose tokens are all computed, by row of the logits
         for row, (reply, chunk) in enumerate(chunked):
             reply.filled += len(chunk.ids)
             if reply.filled == len(reply.prompt) + len(reply.output):
-                ready.append((row, reply))
+                ready[row] = reply
         self._copy_prompts()
-        self._draw(logits, ready)
-        return ended + self._leave(self._finishes([reply for _, reply in ready]))
+        if ready:
+            extend(ready, logits)
+        return ended + self._leave(finishes([*ready.values()], self._decode))
 
     def clear(self) -> None:
         """Drop all replies, keys and values."""
@@ -226,43 +215,11 @@ class ContinuousBatch:
         ).logits[0]
         return logits
 
-    def _draw(self, logits: torch.Tensor, ready: Sequence[tuple[int, BatchRow]]) -> None:
-        """The next token of every reply whose tokens are all computed, from its row of the logits."""
-        if not ready:
-            return
-        # elementwise functions may round the rest of a tensor that fills no vector in another way: keep to whole rows
-        more = up(len(ready), ROWS) - len(ready)
-        picked = pick(
-            logits[[row for row, _ in ready] + [0] * more],
-            logits.new_tensor([[reply.uniforms.random()] for _, reply in ready] + [[0.0]] * more, dtype=torch.float64),
-            logits.new_tensor([[reply.params.temperature] for _, reply in ready] + [[1.0]] * more, dtype=torch.float32),
-        )
-        tokens, logprobs = (column[: len(ready), 0].tolist() for column in picked)
-        if not all(map(math.isfinite, logprobs)):
-            raise SamplerError.not_numbers(f"{len(ready)} replies")
-        for (_, reply), token, logprob in zip(ready, tokens, logprobs, strict=True):
-            reply.output.append(token)
-            reply.logprobs.append(logprob)
-
-    def _finishes(self, replies: Sequence[BatchRow]) -> dict[BatchRow, Finish]:
-        """Those that the token just drawn ends."""
-        stopping = [reply for reply in replies if reply.output[-1] in reply.params.stop_ids]
-        with_strings = [reply for reply in replies if reply.tail]
-        if with_strings:
-            texts = self._decode([reply.output[-reply.tail :] for reply in with_strings])
-            pairs = zip(with_strings, texts, strict=True)
-            stopping += [reply for reply, text in pairs if any(stop in text for stop in reply.params.stop_strings)]
-        full = [reply for reply in replies if len(reply.output) >= reply.params.max_tokens]
-        return dict.fromkeys(full, Finish.LENGTH) | dict.fromkeys(stopping, Finish.STOP)
-
-    def _leave(self, finishes: Mapping[BatchRow, Finish]) -> list[tuple[BatchRow, Generation]]:
+    def _leave(self, ends: Mapping[BatchRow, Finish]) -> list[tuple[BatchRow, Generation]]:
         """End replies: their slots keep what the next prompts of their trajectories may continue."""
-        self.replies = [reply for reply in self.replies if reply not in finishes]
-        for reply in finishes:
+        self.replies = [reply for reply in self.replies if reply not in ends]
+        for reply in ends:
             if self._leaders.get(reply.key) is reply:
                 del self._leaders[reply.key]
             self._slots.release(reply.slot, (*reply.key, *reply.output)[: reply.filled])
-        return [
-            (reply, Generation(token_ids=tuple(reply.output), logprobs=tuple(reply.logprobs), finish=finish))
-            for reply, finish in finishes.items()
-        ]
+        return [(reply, reply.generation(finish)) for reply, finish in ends.items()]

@@ -1,10 +1,80 @@
-"""Draws the next token of every row from its logits, with a random number of the row's stream.
+"""Draws the next token of every reply from its logits, with a random number of the reply's stream, and ends replies.
 
 Legend: _B rows, _V vocabulary.
 """
 
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
 import torch
 from torch import Tensor
+
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.samplers.packed_attention import ROWS
+from condensegrpo.samplers.slots import up
+
+Decode = Callable[[list[list[int]]], list[str]]  # rows of token ids → their texts, special tokens included
+R = TypeVar("R", bound="DrawnReply")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class DrawnReply:
+    """A reply under way."""
+
+    params: SamplingParams
+    # random.Random keeps all bits of the seed (a torch generator keeps 32) and its numbers never change
+    uniforms: random.Random = field(init=False)
+    tail: int = field(
+        init=False
+    )  # last tokens that contain a stop string which the last one completes: each is at least a byte
+    output: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # of the output, nats
+
+    def __post_init__(self) -> None:
+        self.uniforms = random.Random(self.params.seed)
+        self.tail = max((len(text.encode()) for text in self.params.stop_strings), default=0)
+
+    def generation(self, finish: Finish) -> Generation:
+        """The reply as it is now."""
+        return Generation(token_ids=tuple(self.output), logprobs=tuple(self.logprobs), finish=finish)
+
+
+def extend(replies: Mapping[int, DrawnReply], logits_BV: Tensor) -> None:
+    """Draw the next token of every reply, from its row of the logits.
+
+    Raises:
+        SamplerError: the logits are not numbers.
+    """
+    # elementwise functions may round the rest of a tensor that fills no vector in another way: keep to whole rows
+    more = up(len(replies), ROWS) - len(replies)
+    uniforms = [[reply.uniforms.random()] for reply in replies.values()] + [[0.0]] * more
+    temperatures = [[reply.params.temperature] for reply in replies.values()] + [[1.0]] * more
+    picked = pick(
+        logits_BV[[*replies, *[0] * more]],
+        logits_BV.new_tensor(uniforms, dtype=torch.float64),
+        logits_BV.new_tensor(temperatures, dtype=torch.float32),
+    )
+    tokens, logprobs = (column[: len(replies), 0].tolist() for column in picked)
+    if not all(map(math.isfinite, logprobs)):
+        raise SamplerError.not_numbers(f"{len(replies)} replies")
+    for reply, token, logprob in zip(replies.values(), tokens, logprobs, strict=True):
+        reply.output.append(token)
+        reply.logprobs.append(logprob)
+
+
+def finishes(replies: Sequence[R], decode: Decode) -> dict[R, Finish]:
+    """Those that the token just drawn ends; ``decode`` is only called for stop strings."""
+    stopping = [reply for reply in replies if reply.output[-1] in reply.params.stop_ids]
+    if with_strings := [reply for reply in replies if reply.tail]:
+        texts = decode([reply.output[-reply.tail :] for reply in with_strings])
+        pairs = zip(with_strings, texts, strict=True)
+        stopping += [reply for reply, text in pairs if any(stop in text for stop in reply.params.stop_strings)]
+    full = [reply for reply in replies if len(reply.output) >= reply.params.max_tokens]
+    return dict.fromkeys(full, Finish.LENGTH) | dict.fromkeys(stopping, Finish.STOP)
 
 
 def pick(logits_BV: Tensor, uniform_B1: Tensor, temperature_B1: Tensor) -> tuple[Tensor, Tensor]:
