@@ -8,6 +8,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Self, SupportsFloat, TypeVar, get_args
 
 from condensegrpo.core.errors import ContextOverflow, SamplerError
@@ -41,7 +42,7 @@ async def guarded(
     work: Callable[[], Coroutine[object, object, T]],
     *,
     who: str,
-    stop: Stop,
+    stop: Stop = Stop.ENVIRONMENT_ERROR,
     turn_seconds: float,
     seconds: float | None = None,
     plugin: object = None,
@@ -57,8 +58,13 @@ async def guarded(
         seconds: for all of the work; None: its steps have limits of their own.
         plugin: what is called, see ``failure_of``.
     """
+
+    async def translated() -> T:
+        with Boundary(who, stop=stop, plugin=plugin):
+            return await work()
+
     outcome = await result_of_task(
-        translated(work, who=who, stop=stop, plugin=plugin),
+        translated(),
         name=who,
         step_seconds=turn_seconds,
         seconds=seconds,
@@ -69,28 +75,33 @@ async def guarded(
     return outcome
 
 
-async def translated(
-    work: Callable[[], Coroutine[object, object, T]], *, who: str, stop: Stop, plugin: object = None
-) -> T:
-    """Run a step of the engine in the caller's task: an exception becomes ``Ended`` with the name and the line.
+@dataclass(slots=True)
+class Boundary:
+    """A block with a step of the engine, in which an exception becomes ``Ended`` with the name and the line.
 
     Plug-ins that the step calls are ``guarded`` by themselves.
-
-    Args:
-        plugin: whose code it is, see ``failure_of``.
     """
-    try:
-        return await work()
-    except (Ended, asyncio.CancelledError, GeneratorExit):
-        raise
-    except ContextOverflow as error:
-        raise Ended(Stop.CONTEXT_OVERFLOW, str(error)) from error
-    except SamplerError as error:  # of a sampler that the plug-in called
-        raise Ended.by(failure_of(who, error), Stop.SAMPLER_ERROR) from error
-    except BaseException as error:  # the boundary to plug-ins; sys.exit() and a panic of Rust code are no Exception
+
+    who: str
+    _: KW_ONLY
+    stop: Stop = Stop.ENVIRONMENT_ERROR
+    plugin: object = None  # whose code it is, see ``failure_of``
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """End it."""
+        if error is None or isinstance(error, Ended | asyncio.CancelledError | GeneratorExit):
+            return
+        if isinstance(error, ContextOverflow):
+            raise Ended(Stop.CONTEXT_OVERFLOW, str(error)) from error
+        if isinstance(error, SamplerError):  # of a sampler that the plug-in called
+            raise Ended.by(failure_of(self.who, error), Stop.SAMPLER_ERROR) from error
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-            raise  # Ctrl-C
-        raise Ended.by(failure_of(who, error, plugin=plugin), stop) from error
+            return  # Ctrl-C
+        # the boundary to plug-ins; sys.exit() and a panic of Rust code are no Exception
+        raise Ended.by(failure_of(self.who, error, plugin=self.plugin), self.stop) from error
 
 
 async def asynchronous(returned: Awaitable[T], call: str) -> T:

@@ -22,12 +22,12 @@ from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.protocols.tool import OffersTools
 from condensegrpo.core.trajectory import Rejected, Stop, Trajectory, Turn
 from condensegrpo.episodes.boundary import (
+    Boundary,
     Ended,
     asynchronous,
     checked_tools,
     first_messages,
     guarded,
-    translated,
 )
 from condensegrpo.episodes.confidence import Drafted, drafted
 from condensegrpo.episodes.engine import Engine
@@ -169,18 +169,15 @@ async def _play(
                 trajectory=record.trajectory,
                 seed=record.next_seed(),
                 max_tokens=engine.limits.max_output_tokens,
-                stop_strings=(*engine.toolbox.format.stop_strings, *await _stop_strings(episode)),
+                stop_strings=(*engine.toolbox.format.stop_strings, *_stop_strings(episode)),
             )
             exhausted = engine.toolbox.exhausted(turns=record.called, turns_of_query=record.called_of_query)
             began = time.monotonic()
             reaction = await react(engine, episode, history, sampled, exhausted)
             seconds = time.monotonic() - began
             number = len(record.turns)
-            reaction = await translated(
-                partial(metered, engine, sampled, reaction, turn=number, draw=draw),
-                who="rendering the meter",
-                stop=Stop.ENVIRONMENT_ERROR,
-            )
+            with Boundary("rendering the meter"):
+                reaction = await metered(engine, sampled, reaction, turn=number, draw=draw)
             record.add_reply(reaction.turn(sampled, information, draft, seconds), new_query=reaction.new_query)
             if reaction.ending is not None:
                 return reaction.ending
@@ -189,7 +186,7 @@ async def _play(
             if reaction.rewritten is not None:
                 last, history = None, replace(history, units=record.units, tokens=())
                 engine = await _offering(run_engine, episode)
-                rewritten = await _numbered(engine, reaction.rewritten, history.units)
+                rewritten = _numbered(engine, reaction.rewritten, history.units)
     except Ended as end:
         return Ending(stop=end.stop, detail=end.detail, failure=end.failure)
     return Ending(
@@ -210,9 +207,8 @@ async def _prompted(
     shown = history if rewritten is None else rewritten.history
     write = writer.write_function(shown, last) if shown.units else None
     try:
-        upcoming = await translated(
-            partial(
-                next_prompt,
+        with Boundary("rendering the prompt"):
+            upcoming = await next_prompt(
                 engine,
                 history,
                 last,
@@ -221,10 +217,7 @@ async def _prompted(
                 writes=writer.max_texts,
                 texts=writer.attempts,
                 rewritten=rewritten,
-            ),
-            who="rendering the prompt",
-            stop=Stop.ENVIRONMENT_ERROR,
-        )
+            )
         writer.check(upcoming.rejected)
     except Ended as end:
         record.add_texts(writer.attempts, [f"the episode ended: {end.detail}"] * len(writer.attempts))
@@ -240,7 +233,6 @@ async def _started(
     return await guarded(
         partial(_start, environment, problem, engine, record),
         who="starting the environment",
-        stop=Stop.ENVIRONMENT_ERROR,
         turn_seconds=engine.limits.turn_seconds,
         seconds=engine.limits.turn_seconds,
         plugin=environment,
@@ -270,25 +262,20 @@ async def _offering(engine: Engine, environment: Environment) -> Engine:
     return await guarded(
         offering,
         who="the tools of the environment",
-        stop=Stop.ENVIRONMENT_ERROR,
         turn_seconds=engine.limits.turn_seconds,
         plugin=environment,
     )
 
 
-async def _stop_strings(environment: Environment) -> tuple[str, ...]:
+def _stop_strings(environment: Environment) -> tuple[str, ...]:
     """What ends the next reply, if the environment has a say in it."""
-
-    async def stop_strings() -> tuple[str, ...]:
+    with Boundary("the environment", plugin=environment):
         return tuple(environment.stop_strings) if isinstance(environment, AnswersCalls) else ()
 
-    return await translated(stop_strings, who="the environment", stop=Stop.ENVIRONMENT_ERROR, plugin=environment)
 
-
-async def _numbered(engine: Engine, rewritten: Rewritten, raw: Sequence[Unit]) -> Rewritten:
+def _numbered(engine: Engine, rewritten: Rewritten, raw: Sequence[Unit]) -> Rewritten:
     """A rewritten history with the turns of its replies, and with results as the tool format shows them."""
-
-    async def numbered() -> Rewritten:
+    with Boundary("the environment"):
         units = (
             replace(
                 unit, turn=raw[unit.turn].turn, results=engine.toolbox.shown(engine.renderer.taken_up(unit.results))
@@ -297,8 +284,6 @@ async def _numbered(engine: Engine, rewritten: Rewritten, raw: Sequence[Unit]) -
         )
         pinned = engine.toolbox.introduced(engine.renderer.taken_up(rewritten.history.pinned))
         return replace(rewritten, history=History(pinned=pinned, units=tuple(units)))
-
-    return await translated(numbered, who="the environment", stop=Stop.ENVIRONMENT_ERROR)
 
 
 async def _closed(record: _Record, seconds: float) -> Ending | None:
@@ -330,7 +315,6 @@ async def _close(environment: Closes, seconds: float) -> Ending | None:
         await guarded(
             close,
             who="closing the environment",
-            stop=Stop.ENVIRONMENT_ERROR,
             turn_seconds=seconds,
             seconds=seconds,
             plugin=environment,

@@ -18,7 +18,7 @@ from condensegrpo.core.messages import History, Message, Unit, flatten
 from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, Write
 from condensegrpo.core.protocols.environment import Rewritten
 from condensegrpo.core.shared_sequence import shared, shared_ids
-from condensegrpo.core.trajectory import Condensation, Span, Stop
+from condensegrpo.core.trajectory import Condensation, Span
 from condensegrpo.episodes.boundary import asynchronous, guarded
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.render import Renderer
@@ -228,7 +228,6 @@ async def _condense(engine: Engine, history: History, budget: Budget) -> Condens
     return await guarded(
         partial(_checked, engine, history, budget),
         who=f"the condenser {engine.condenser_name!r}",
-        stop=Stop.ENVIRONMENT_ERROR,
         turn_seconds=engine.limits.turn_seconds,
         seconds=budget.seconds,
         plugin=engine.condenser,

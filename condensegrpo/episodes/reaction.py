@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from condensegrpo.core.failures import Failure, failure_of
+from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import History, Message, ToolCall
 from condensegrpo.core.protocols.environment import (
     AnswersCalls,
@@ -17,13 +17,13 @@ from condensegrpo.core.protocols.environment import (
 from condensegrpo.core.protocols.tool import ToolResult
 from condensegrpo.core.trajectory import Finish, Stop, Turn
 from condensegrpo.episodes.boundary import (
+    Boundary,
     Ended,
     asynchronous,
     checked_end,
     checked_rewards,
     checked_step,
     guarded,
-    translated,
 )
 from condensegrpo.episodes.confidence import Drafted
 from condensegrpo.episodes.engine import Engine
@@ -100,11 +100,8 @@ async def react(
     if isinstance(environment, AnswersCalls):
         return await _answered(engine, environment, history, reply, sampled.generation.finish)
     try:
-        answers = await translated(  # each call has the toolbox's own time limit
-            partial(engine.toolbox.answer, sampled.text, replace(history, shown=sampled.prompt.units)),
-            who="the tools",
-            stop=Stop.ENVIRONMENT_ERROR,
-        )
+        with Boundary("the tools"):  # each call has the toolbox's own time limit
+            answers = await engine.toolbox.answer(sampled.text, replace(history, shown=sampled.prompt.units))
         if answers.attempted:
             rewards, ending = _rewards_and_ending(answers.results)
             return Reaction(
@@ -145,7 +142,6 @@ async def _stepped(
         step = await guarded(
             partial(_step, engine, environment, history, reply, finish),
             who="the environment",
-            stop=Stop.ENVIRONMENT_ERROR,
             turn_seconds=engine.limits.turn_seconds,
             seconds=engine.limits.turn_seconds,
             plugin=environment,
@@ -178,7 +174,7 @@ def _rewards_and_ending(results: Sequence[ToolResult]) -> tuple[Mapping[str, flo
         Ended: a result holds a wrong value.
     """
     rewards: dict[str, float] = {}
-    try:
+    with Boundary("the environment"):
         for result in results:
             for name, value in checked_rewards(result.turn_rewards, "a tool").items():
                 rewards[name] = rewards.get(name, 0.0) + value
@@ -186,8 +182,6 @@ def _rewards_and_ending(results: Sequence[ToolResult]) -> tuple[Mapping[str, flo
         if last is None:
             return rewards, None
         answer, outcome = checked_end(last.answer, last.outcome, "a tool")
-    except (TypeError, ValueError) as error:
-        raise Ended.by(failure_of("the environment", error), Stop.ENVIRONMENT_ERROR) from error
     return rewards, _ending(done=True, answer=answer, outcome=outcome)
 
 

@@ -8,11 +8,10 @@ turn 6   act        pinned [S] u4                   → reply   declared condens
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from condensegrpo.core.failures import failure_of
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols.condenser import Request, Write, Writes, Written
 from condensegrpo.core.trajectory import Stop
-from condensegrpo.episodes.boundary import Ended
+from condensegrpo.episodes.boundary import Boundary, Ended
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.prompt import request_prompt
 from condensegrpo.episodes.sampling import Sampled, sample
@@ -24,11 +23,8 @@ def texts_allowed(engine: Engine) -> int:
     Raises:
         Ended: the condenser's property raised.
     """
-    try:
+    with Boundary(f"the condenser {engine.condenser_name!r}", plugin=engine.condenser):
         return engine.condenser.writes if isinstance(engine.condenser, Writes) else 0
-    except Exception as error:  # the boundary to a condenser
-        failure = failure_of(f"the condenser {engine.condenser_name!r}", error, plugin=engine.condenser)
-        raise Ended.by(failure, Stop.ENVIRONMENT_ERROR) from error
 
 
 class Writer:
