@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
-from pydantic import BeforeValidator
+from pydantic import AliasChoices, AliasPath, BeforeValidator, Field
 
 from condensegrpo.core.messages import Message, Role, ToolCall
 
@@ -13,31 +13,24 @@ ROLES = {"developer": "system", "function": "tool", **{role: role for role in ge
 ATTACHMENT = "attachment://"  # begins what Inspect writes in place of a long text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedFunction:
-    """What OpenAI's format holds of a call."""
-
-    name: str
-    arguments: str | dict[str, Any]
+NAME = AliasChoices(AliasPath("function", "name"), "name", "function")  # of a call: OpenAI, verifiers, Inspect
+ARGUMENTS = AliasChoices(AliasPath("function", "arguments"), "arguments")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedCall:
-    """A tool call: of OpenAI in ``function``; of Inspect with the name there; of verifiers with ``name``."""
+    """A tool call."""
 
     id: str | None = None
-    function: str | LoggedFunction | None = None
-    name: str = ""
-    arguments: str | dict[str, Any] = ""
+    name: Annotated[str, Field(validation_alias=NAME)] = ""
+    arguments: Annotated[str | dict[str, Any], Field(validation_alias=ARGUMENTS)] = ""
 
     @property
     def call(self) -> ToolCall:
         """The call as the trajectory has it."""
-        named = self.function if isinstance(self.function, LoggedFunction) else None
-        name = named.name if named is not None else self.function or self.name
-        given = named.arguments if named is not None else self.arguments
+        given = self.arguments
         arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        return ToolCall(id=self.id or "", name=str(name), arguments=arguments)
+        return ToolCall(id=self.id or "", name=self.name, arguments=arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

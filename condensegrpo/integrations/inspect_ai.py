@@ -7,9 +7,10 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from pyarrow import BufferReader, CompressedInputStream
-from pydantic import TypeAdapter
+from pydantic import AliasPath, Field, TypeAdapter
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.trajectory import Stop
@@ -19,6 +20,7 @@ from condensegrpo.integrations.episodes import LoggedEpisode
 GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # correct, partial, incorrect, no answer
 LIMITS = {"context": Stop.CONTEXT_OVERFLOW, "token": Stop.OUTPUT_LENGTH}  # of other kinds: the turn limit
 REASONS = {"max_tokens": Stop.OUTPUT_LENGTH, "model_length": Stop.CONTEXT_OVERFLOW}  # why a reply ended
+STOP_REASON = AliasPath("output", "choices", 0, "stop_reason")
 ZSTANDARD, LOCAL_LENGTHS = 93, 26  # of zip files: the method, and where a header says how long its parts are
 
 
@@ -31,27 +33,6 @@ class LoggedScore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedLimit:
-    """What ended a sample early."""
-
-    type: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedChoice:
-    """A last reply."""
-
-    stop_reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedOutput:
-    """The last reply of the model."""
-
-    choices: tuple[LoggedChoice, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedSample:
     """A sample of a problem."""
 
@@ -61,8 +42,8 @@ class LoggedSample:
     messages: tuple[LoggedMessage, ...]
     scores: Mapping[str, LoggedScore] | None = None
     attachments: Mapping[str, str] = field(default_factory=dict)
-    output: LoggedOutput | None = None
-    limit: LoggedLimit | None = None
+    stop_reason: Annotated[str | None, Field(validation_alias=STOP_REASON)] = None  # of the last reply
+    limit: Annotated[str | None, Field(validation_alias=AliasPath("limit", "type"))] = None  # what ended it early
     error: LoggedError | None = None
     total_time: float | None = None  # seconds
 
@@ -112,9 +93,8 @@ def _stop(sample: LoggedSample) -> Stop:
     if sample.error is not None:
         return Stop.ENVIRONMENT_ERROR
     if sample.limit is not None:
-        return LIMITS.get(sample.limit.type, Stop.TURN_LIMIT)
-    choices = sample.output.choices if sample.output is not None else ()
-    return REASONS.get(choices[0].stop_reason or "", Stop.ANSWERED) if choices else Stop.ANSWERED
+        return LIMITS.get(sample.limit, Stop.TURN_LIMIT)
+    return REASONS.get(sample.stop_reason or "", Stop.ANSWERED)
 
 
 def _grade(value: object) -> float | None:

@@ -5,8 +5,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter
+from pydantic import AliasPath, Field, TypeAdapter
 
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.integrations.chat import LoggedError, LoggedMessage, Texts, messages
@@ -14,14 +15,6 @@ from condensegrpo.integrations.episodes import LoggedEpisode, numbers
 from condensegrpo.storage.rows import read_file
 
 TURN_LIMIT = "max_turns"  # begins the stop condition of an episode that used all its turns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedTiming:
-    """Of a row."""
-
-    total_ms: float | None = None
-    total: float = 0.0  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,24 +30,8 @@ class SavedRollout:
     is_truncated: bool | None = None
     stop_condition: str | None = None
     error: object = None
-    timing: SavedTiming | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskData:
-    """The problem of a trace."""
-
-    id: str | None = None
-    idx: int | None = None
-    answer: object = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceTask:
-    """The task of a trace."""
-
-    data: TaskData
-    key: str | None = None
+    seconds: Annotated[float | None, Field(validation_alias=AliasPath("timing", "total"))] = None
+    milliseconds: Annotated[float | None, Field(validation_alias=AliasPath("timing", "total_ms"))] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +55,15 @@ class TraceReward:
 class SavedTrace:
     """What one agent did."""
 
-    task: TraceTask
     nodes: tuple[TraceNode, ...]
     rewards: Mapping[str, TraceReward | None]
     metrics: Mapping[str, object] | None = None
     stop_condition: str | None = None
     errors: tuple[LoggedError, ...] = ()
+    key: Annotated[str | None, Field(validation_alias=AliasPath("task", "key"))] = None
+    id: Annotated[str | None, Field(validation_alias=AliasPath("task", "data", "id"))] = None
+    idx: Annotated[int | None, Field(validation_alias=AliasPath("task", "data", "idx"))] = None
+    answer: Annotated[object, Field(validation_alias=AliasPath("task", "data", "answer"))] = None
 
     @property
     def path(self) -> tuple[TraceNode, ...]:
@@ -113,7 +93,6 @@ def read(file: Path) -> Iterator[LoggedEpisode]:
 
 
 def _of_rollout(row: SavedRollout) -> LoggedEpisode:
-    timing = row.timing or SavedTiming()
     total = numbers({"reward": row.reward}).get("reward", 0.0)
     return LoggedEpisode(
         problem=str(row.example_id),
@@ -125,25 +104,25 @@ def _of_rollout(row: SavedRollout) -> LoggedEpisode:
         ground_truth=str(row.answer) if row.answer else None,
         stop=_stop(failed=bool(row.error), condition=row.stop_condition, truncated=bool(row.is_truncated)),
         detail=json.dumps(row.error, ensure_ascii=False) if row.error else "",
-        seconds=timing.total if timing.total_ms is None else timing.total_ms / 1000,
+        seconds=(row.seconds or 0.0) if row.milliseconds is None else row.milliseconds / 1000,
     )
 
 
 def _of_trace(trace: SavedTrace) -> LoggedEpisode:
-    path, data = trace.path, trace.task.data
+    path = trace.path
     begin = next((index for index, node in enumerate(path) if node.sampled), len(path))
     known = {
         name: reward for name, reward in trace.rewards.items() if reward is not None and math.isfinite(reward.score)
     }
     total = sum(reward.score * reward.weight for reward in known.values())
     return LoggedEpisode(
-        problem=str(trace.task.key or data.id or data.idx),
+        problem=str(trace.key or trace.id or trace.idx),
         prompt=messages(tuple(node.message for node in path[:begin]), "user"),
         completion=messages(tuple(node.message for node in path[begin:]), "assistant"),
         rewards={name: reward.score for name, reward in known.items()} | numbers(trace.metrics),
         total=total,
         correct=float(total >= 1),
-        ground_truth=str(data.answer) if data.answer else None,
+        ground_truth=str(trace.answer) if trace.answer else None,
         stop=_stop(failed=bool(trace.errors), condition=trace.stop_condition, truncated=False),
         detail="; ".join(f"{error.type}: {error.message}" for error in trace.errors),
     )
