@@ -22,7 +22,7 @@ from tiny import qwen3
 from condensegrpo.algorithms.credit import scores_of, split_masked
 from condensegrpo.algorithms.settings import DEFAULT_STOPS
 from condensegrpo.assembly.build import build
-from condensegrpo.assembly.demonstrations import CheckedDemonstrations, corpus_of
+from condensegrpo.assembly.demonstrations import corpus_of, judged, made_turns
 from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.preflight import made_tokenizer
 from condensegrpo.config.load import validate
@@ -35,7 +35,7 @@ from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.reward import Reward
-from condensegrpo.core.protocols.task import Problem, Task
+from condensegrpo.core.protocols.task import Demonstration, Problem, Task
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.thread_call import ABANDONED, MAX_ABANDONED, result_in_thread
 from condensegrpo.core.trajectory import Stop, Trajectory
@@ -128,13 +128,13 @@ def test_what_a_task_raises_in_its_demonstrations_names_file_and_line(tmp_path: 
     file = tmp_path / "careless.py"
     file.write_text(CARELESS)
     careless = load("tasks", f"{file}:Careless")()
-    task = CheckedDemonstrations(careless)
+    turn = Demonstration(context=(), reply="4")
     calls: tuple[tuple[Callable[[], object], str], ...] = (
         (lambda: corpus_of(careless), f"calling corpus of the task Careless: KeyError: 'word' ({file}:8)"),
-        (lambda: task.sound((), "four"), "ValueError: invalid literal for int() with base 10: 'four' "),
-        (lambda: task.sound((), "four"), f"({file}:11)"),
-        (lambda: next(task.demonstrations(1)), "yielded {'context': ['say 4']}, wanted a Demonstration "),
-        (lambda: next(task.demonstrations(1)), f"({file}:3)"),
+        (lambda: judged(careless, turn, "four"), "ValueError: invalid literal for int() with base 10: 'four' "),
+        (lambda: judged(careless, turn, "four"), f"({file}:11)"),
+        (lambda: next(made_turns(careless, 1)), "yielded {'context': ['say 4']}, wanted a Demonstration "),
+        (lambda: next(made_turns(careless, 1)), f"({file}:3)"),
     )
     for call, expected in calls:
         with pytest.raises(ConfigError, match=re.escape(expected)):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.demonstrations import CheckedDemonstrations
+from condensegrpo.assembly.demonstrations import made_turns
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import Demonstrates
@@ -51,6 +51,6 @@ def _texts(components: Components, pinned: Sequence[Message]) -> Iterator[tuple[
         problems = components.problems(split)[:READ]
         yield f"the {split} problems", "\n".join(problem.question for problem in problems)
     if components.config.warm_start.steps and isinstance(components.task, Demonstrates):
-        turns = islice(CheckedDemonstrations(components.task).demonstrations(components.config.seed), READ)
+        turns = islice(made_turns(components.task, components.config.seed), READ)
         texts = (text for turn in turns for text in (*(message.text for message in turn.context), turn.reply))
         yield "the demonstrations", "\n".join(texts)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import count, islice
-from typing import Protocol
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.scorers import NEEDED, frozen_model, names_of, open_scorers, parted
@@ -44,27 +43,6 @@ NO_ROOM = (Stop.TURN_LIMIT, Stop.CONTEXT_OVERFLOW, Stop.OUTPUT_LENGTH)
 CACHED = 8192  # contexts and replies that are kept in tokens: demonstrations repeat
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedDemonstrations:
-    """The demonstrations of a task. Every method raises ``ConfigError`` where the task fails."""
-
-    task: Demonstrates
-
-    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
-        """Turns of training problems, without end."""
-        with _named(self.task, "demonstrations"):
-            for turn in self.task.demonstrations(seed):
-                if not isinstance(turn, Demonstration):
-                    raise TypeError(f"yielded {turn!r:.80}, wanted a Demonstration")
-                yield turn
-            raise ValueError("they ended, wanted turns without end, as of a loop that begins again")
-
-    def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
-        """Whether a sampled reply is right for this context."""
-        with _named(self.task, "sound"):
-            return self.task.sound(context, reply)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstratedTurn:
     """A demonstration in tokens."""
@@ -75,34 +53,27 @@ class DemonstratedTurn:
     media: tuple[str, ...] = ()  # the hashes of the pictures in the prompt, in order
 
 
-class Demonstrations(Protocol):
-    """Where the turns of a warm start come from."""
-
-    def turns(self, seed: int, *, skipped: int = 0) -> Iterator[DemonstratedTurn]:
-        """Turns of training problems after the first ``skipped``, without end, in an order fixed by ``seed``."""
-
-    def sound(self, turn: Demonstration, reply: str) -> bool | None:
-        """Whether a sampled reply is right in the context of a turn; ``None``: that cannot be judged."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeDemonstrations:
     """Demonstrations that a task makes, rendered as the rollout renders its prompts."""
 
-    task: CheckedDemonstrations
+    task: Demonstrates
     renderer: Renderer
     toolbox: Toolbox
 
     def turns(self, seed: int, *, skipped: int = 0) -> Iterator[DemonstratedTurn]:
-        """One turn after another, as the task makes them; they repeat, so that their tokens are kept."""
+        """Turns of training problems after the first ``skipped``, without end, in an order fixed by ``seed``.
+
+        They repeat, so that their tokens are kept.
+        """
         prompt, reply = lru_cache(CACHED)(self._prompt), lru_cache(CACHED)(self.renderer.reply_ids)
-        for turn in islice(self.task.demonstrations(seed), skipped, None):
+        for turn in islice(made_turns(self.task, seed), skipped, None):
             ids, media = prompt(turn.context)
             yield DemonstratedTurn(prompt_ids=ids, reply_ids=reply(turn.reply), shown=turn, media=media)
 
     def sound(self, turn: Demonstration, reply: str) -> bool | None:
-        """The task's verdict."""
-        return self.task.sound(turn.context, reply)
+        """Whether a sampled reply is right in the context of a turn; ``None``: that cannot be judged."""
+        return judged(self.task, turn, reply)
 
     def _prompt(self, context: tuple[Message, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
         messages = self.renderer.taken_up(self.toolbox.introduced(context))
@@ -125,14 +96,13 @@ class PlayedDemonstrations:
     engine: Engine  # whose sampler is never called
 
     def turns(self, seed: int, *, skipped: int = 0) -> Iterator[DemonstratedTurn]:
-        """The turns that are trained, condense turns among them."""
+        """The turns that are trained, condense turns among them, see ``MadeDemonstrations``."""
         return islice(self._turns(seed), skipped, None)
 
     def sound(self, turn: Demonstration, reply: str) -> bool | None:
         """The task's verdict, or whether the reply has the words of the expert's."""
         if isinstance(self.task, JudgesReplies):
-            with _named(self.task, "sound"):
-                return self.task.sound(turn.context, reply)
+            return judged(self.task, turn, reply)
         return reply.split() == turn.reply.split()
 
     def _turns(self, seed: int) -> Iterator[DemonstratedTurn]:
@@ -199,6 +169,9 @@ class PlayedDemonstrations:
         return f"playing as the expert of the task {type(self.task).__name__}"
 
 
+Demonstrations = MadeDemonstrations | PlayedDemonstrations  # where the turns of a warm start come from
+
+
 def _demonstrated(problem: Problem, episode: Trajectory) -> Sequence[DemonstratedTurn]:
     return [
         DemonstratedTurn(
@@ -224,7 +197,7 @@ def demonstrations(components: Components, renderer: Renderer, source: str) -> D
     task, config = components.task, components.config
     if not isinstance(task, HasExpert):
         assert isinstance(task, Demonstrates)
-        return MadeDemonstrations(task=CheckedDemonstrations(task), renderer=renderer, toolbox=components.toolbox)
+        return MadeDemonstrations(task=task, renderer=renderer, toolbox=components.toolbox)
     scorers, unused = names_of(components.condenser), ScriptedSampler([])
     frozen = partial(frozen_model, dtype=config.model.dtype)
     by_policy = any(parted(name)[0] in NEEDED for name in scorers)
@@ -252,6 +225,26 @@ def check_demonstrations(components: Components) -> None:
         raise ConfigError(
             f"warming up with the task {type(task).__name__}: it has no demonstrations. Set warm_start.steps=0."
         )
+
+
+def made_turns(task: Demonstrates, seed: int) -> Iterator[Demonstration]:
+    """The turns that a task makes, without end.
+
+    Raises:
+        ConfigError: the task fails.
+    """
+    with _named(task, "demonstrations"):
+        for turn in task.demonstrations(seed):
+            if not isinstance(turn, Demonstration):
+                raise TypeError(f"yielded {turn!r:.80}, wanted a Demonstration")
+            yield turn
+        raise ValueError("they ended, wanted turns without end, as of a loop that begins again")
+
+
+def judged(task: JudgesReplies, turn: Demonstration, reply: str) -> bool | None:
+    """The task's verdict on a sampled reply in the context of a turn; raises as ``made_turns`` does."""
+    with _named(task, "sound"):
+        return task.sound(turn.context, reply)
 
 
 def corpus_of(task: Task) -> tuple[str, ...]:

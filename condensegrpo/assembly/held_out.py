@@ -5,7 +5,7 @@ from itertools import islice
 from pprint import saferepr
 
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.demonstrations import CheckedDemonstrations
+from condensegrpo.assembly.demonstrations import made_turns
 from condensegrpo.core.data_order import indices
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.protocols.task import Demonstrates, HasExpert, Problem
@@ -76,7 +76,7 @@ def _demonstrated(components: Components) -> Iterator[tuple[str, Problem]]:
         yield from (("the demonstrations of the warm start", problems[at]) for at in played)
     if not count or not isinstance(task, Demonstrates):
         return
-    turns = islice(CheckedDemonstrations(task).demonstrations(config.seed), count)
+    turns = islice(made_turns(task, config.seed), count)
     yield from (("the demonstrations of the warm start", turn.problem) for turn in turns if turn.problem is not None)
 
 

@@ -16,7 +16,7 @@ import itertools
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 
@@ -36,10 +36,15 @@ class Refused(Exception):
     """The server answered a request with an error, or with something that cannot be used."""
 
 
-class Connection(Protocol):
-    """A session with one server."""
+class ProcessConnection:
+    """A server that is a child process, with which several requests may be under way."""
 
-    lost: str  # why it can be used no longer; empty: it can
+    def __init__(self, name: str, process: ChildProcess) -> None:
+        """``name``: of the server, for messages."""
+        self.lost = ""  # why it can be used no longer; empty: it can
+        self._name, self._process = name, process
+        self._waiting = dict[int, asyncio.Future[Json]]()
+        self._reader = asyncio.create_task(self._listen())
 
     async def request(self, method: str, parameters: Json) -> Json:
         """The result of a request.
@@ -48,26 +53,6 @@ class Connection(Protocol):
             Refused: the answer is an error, too long or none of this protocol.
             EnvironmentLost: the server is gone.
         """
-
-    async def notify(self, method: str, parameters: Json) -> None:
-        """Send a message that has no answer."""
-
-    async def close(self) -> None:
-        """End the session, and the process if it is one of ours."""
-
-
-class ProcessConnection:
-    """A server that is a child process, with which several requests may be under way."""
-
-    def __init__(self, name: str, process: ChildProcess) -> None:
-        """``name``: of the server, for messages."""
-        self.lost = ""
-        self._name, self._process = name, process
-        self._waiting = dict[int, asyncio.Future[Json]]()
-        self._reader = asyncio.create_task(self._listen())
-
-    async def request(self, method: str, parameters: Json) -> Json:
-        """The result of a request, see ``Connection``."""
         number = next(_NUMBERS)
         answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
@@ -139,7 +124,7 @@ class HttpConnection:
 
     def __init__(self, name: str, url: str, headers: Mapping[str, str]) -> None:
         """``name``: of the server, for messages."""
-        self.lost = ""
+        self.lost = ""  # as above
         self._name, self._url = name, url
         accepted = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": VERSION}
         self._headers = {**accepted, **headers}
@@ -150,7 +135,7 @@ class HttpConnection:
         )
 
     async def request(self, method: str, parameters: Json) -> Json:
-        """The result of a request, see ``Connection``."""
+        """The result of a request, see ``ProcessConnection``."""
         number = next(_NUMBERS)
         answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         async with self._posted({"id": number, "method": method, "params": parameters}) as response:
@@ -199,6 +184,9 @@ class HttpConnection:
         except (aiohttp.ClientError, OSError) as error:
             self.lost = redacted(f"the MCP server {self._name} cannot be reached: {type(error).__name__}: {error}")
             raise EnvironmentLost(self.lost) from error
+
+
+Connection = ProcessConnection | HttpConnection  # a session with one server
 
 
 async def lines_of(

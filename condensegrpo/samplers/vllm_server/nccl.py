@@ -212,7 +212,8 @@ class NcclPublisher:
     def stage(self, pool: ReplicaPool, named_tensors: Iterator[tuple[str, Tensor]], label: str) -> Callable[[], None]:
         """Nothing is sent while servers sample; the call that it returns sends the weights to every running server.
 
-        It raises a SamplerError where no server runs, one was started without NCCL, or see ``NcclGroup``.
+        Every rank must call it. It raises a SamplerError where no server runs, one was started without NCCL, or see
+        ``NcclGroup``.
         """
 
         def update() -> None:

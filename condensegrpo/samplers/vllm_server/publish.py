@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -28,22 +28,6 @@ from condensegrpo.samplers.vllm_server.weights import check_room, free_bytes, wr
 
 T = TypeVar("T")
 Tensors = Iterator[tuple[str, Tensor]]
-
-
-class Publisher(Protocol):
-    """Brings weights to the servers of a pool."""
-
-    def stage(self, pool: ReplicaPool, named_tensors: Tensors, label: str) -> Callable[[], None]:
-        """Prepare an update while the servers may still sample; what it returns makes it, while they do not.
-
-        Every rank must call both, and every rank raises what one of them raised.
-
-        Raises:
-            SamplerError: there is no room for the weights, or servers did not take them.
-        """
-
-    def close(self) -> None:
-        """Free memory and connections."""
 
 
 def on_ranks(call: Callable[[], T] | None, named_tensors: Iterable[object] = ()) -> list[T | None]:
@@ -96,7 +80,14 @@ class FolderPublisher:
         on_ranks(partial(check_room, self.folder, 2 * self.nbytes, self.free) if self._writes else None)
 
     def stage(self, pool: ReplicaPool, named_tensors: Tensors, label: str) -> Callable[[], None]:
-        """Write weights; the call that it returns has the servers load them, and removes those of the update before."""
+        """Write weights; the call that it returns has the servers load them, and removes those of the update before.
+
+        Servers may still sample while weights are written, not while they are loaded. Every rank must call both, and
+        every rank raises what one of them raised.
+
+        Raises:
+            SamplerError: there is no room for the weights, or servers did not take them.
+        """
         write = partial(self._write, pool.weights, named_tensors, label)
         weights = on_ranks(write if self._writes else None, named_tensors)[self.writer]
         assert weights is not None  # that rank writes, or all ranks raise

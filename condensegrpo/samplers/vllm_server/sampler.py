@@ -39,13 +39,14 @@ from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.samplers.vllm_server.nccl import NcclPublisher
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.process import ServerProcess, check_installed, devices_of
-from condensegrpo.samplers.vllm_server.publish import FolderPublisher, Publisher
+from condensegrpo.samplers.vllm_server.publish import FolderPublisher
 from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE, shape_of
 from condensegrpo.samplers.vllm_server.settings import NCCL, TEMPORARY, RequestSettings, ServedModel, ServerSettings
 from condensegrpo.storage.media import MediaFolder
 
 _LOG = logging.getLogger(__name__)
+Publisher = FolderPublisher | NcclPublisher
 SERVER, REQUESTS = ServerSettings(), RequestSettings()
 
 
