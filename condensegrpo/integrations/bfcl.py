@@ -17,13 +17,13 @@ from annotated_types import Gt, Lt
 
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.protocols.environment import Step
-from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.episodes.toolformats import parsed_arguments, quoted
 from condensegrpo.integrations.bfcl_simulators import Simulators, json_schema
 from condensegrpo.storage.bfcl import PACKAGE, bfcl_folder, bfcl_rows
 from condensegrpo.tasks.answer_environment import pinned_messages
-from condensegrpo.tasks.splits import is_held_out, split
+from condensegrpo.tasks.splits import SplitTask, is_held_out, split
 
 Category = Literal["base", "miss_func", "miss_param", "long_context"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -35,7 +35,7 @@ Documents = Mapping[str, Sequence[EnvironmentTool]]  # the functions of each cla
 
 
 @dataclass(kw_only=True, eq=False)
-class Bfcl:
+class Bfcl(SplitTask):
     """The task ``bfcl``: 200 scenarios in each of four categories. No scenario is in both splits.
 
     Raises:
@@ -56,10 +56,6 @@ class Bfcl:
             source=PACKAGE,
         )
         self._documents = _documents()
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """The episodes of a split, category by category, in the order of the benchmark."""
-        return self._splits.train if split == "train" else self._splits.held_out
 
     def environment(self, problem: Problem) -> "BfclEpisode":
         """A fresh episode."""

@@ -22,7 +22,7 @@ from condensegrpo.core.failures import at_definition
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.plugins import load_object
 from condensegrpo.core.protocols.environment import Step
-from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.episodes.toolcalls import tool_schema
 from condensegrpo.integrations.episode_thread import EpisodeThread
@@ -48,11 +48,7 @@ class EnvClass(ResetRows):
         self.make = load_object("environments", self.factory) if isinstance(self.factory, str) else self.factory
         if isinstance(self.make, type):  # of other factories, when an episode starts
             _tools_of(self.make)
-        self._problems = self.read_splits(self.data)
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """The rows of a split, in the order of the file."""
-        return self._problems[split]
+        self._splits = self.read_splits(self.data)
 
     def environment(self, problem: Problem) -> "ClassEpisode":
         """A fresh episode."""

@@ -10,17 +10,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.integrations.chat import Texts, messages
 from condensegrpo.storage.rows import Row, read_rows, require_columns
 from condensegrpo.tasks.answers import AnswerStyle
-from condensegrpo.tasks.splits import SHARE, split
+from condensegrpo.tasks.splits import SHARE, Splits, SplitTask, split
 
 _PROMPT: TypeAdapter[Texts] = TypeAdapter(Texts)
 
 
 @dataclass(kw_only=True, eq=False)
-class ResetRows:
+class ResetRows(SplitTask):
     """The options of a task that reads such rows. Without ``eval_data`` a share is held out by the hash of the row."""
 
     eval_data: str | None = None  # held-out rows
@@ -29,9 +29,8 @@ class ResetRows:
     answer_style: AnswerStyle = "reply"  # how an answer is read from the last reply, see ``answers.read_answer``
     eval_share: Annotated[float, Gt(0), Lt(1)] = SHARE  # of the rows, held out if there is no ``eval_data``
     max_examples: Annotated[int, Ge(1)] | None = None  # training rows to read, from the first
-    dropped = 0  # training rows that are left out because the evaluation data has them too
 
-    def read_splits(self, data: str) -> Mapping[Split, Sequence[Problem]]:
+    def read_splits(self, data: str) -> Splits:
         """The problems of both splits, in the order of the files.
 
         Raises:
@@ -41,12 +40,7 @@ class ResetRows:
         held_out = None
         if self.eval_data is not None:
             held_out = self._read(read_rows(self.eval_data, split="test"), "test", self.eval_data)
-        splits = split(train, held_out, source=data, share=self.eval_share)
-        self.dropped = splits.dropped
-        return {
-            "train": [self._posed(problem) for problem in splits.train],
-            "eval": [self._posed(problem) for problem in splits.held_out],
-        }
+        return split(train, held_out, source=data, share=self.eval_share).mapped(self._posed)
 
     def first_messages(self, row: Mapping[str, Any], observation: str = "") -> tuple[Message, ...]:
         """The first messages of an episode, at least one: the row's prompt, and after it what ``reset`` returned."""

@@ -32,7 +32,7 @@ from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool, tex
 from condensegrpo.integrations.mcp_client import Json, Refused
 from condensegrpo.integrations.server_address import check_servers
 from condensegrpo.tasks.answers import read_answer
-from condensegrpo.tasks.splits import SHARE, split
+from condensegrpo.tasks.splits import SHARE, SplitTask, split
 
 PROGRAM = Path(__file__).with_name("verifiers_server.py")
 _PROMPT: TypeAdapter[Texts] = TypeAdapter(Texts)
@@ -40,7 +40,7 @@ _EPISODES = itertools.count()
 
 
 @dataclass(kw_only=True, eq=False)
-class Verifiers:
+class Verifiers(SplitTask):
     """The task ``verifiers``. Without ``eval_config`` a share of the tasks is held out by their hash.
 
     Raises:
@@ -77,16 +77,7 @@ class Verifiers:
             except (EnvironmentLost, Refused) as error:
                 self._end()
                 raise PluginError(redacted(f"setting up the task verifiers with {self.taskset}: {error}")) from error
-        splits = split(train, held_out, source=self.taskset, share=self.eval_share)
-        self.dropped = splits.dropped  # training tasks that are left out because they are evaluated too
-        self._problems: Mapping[Split, Sequence[Problem]] = {
-            "train": [_posed(problem) for problem in splits.train],
-            "eval": [_posed(problem) for problem in splits.held_out],
-        }
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """The tasks of a split, in the order of the taskset."""
-        return self._problems[split]
+        self._splits = split(train, held_out, source=self.taskset, share=self.eval_share).mapped(_posed)
 
     def environment(self, problem: Problem) -> "TasksetEpisode":
         """A fresh episode."""

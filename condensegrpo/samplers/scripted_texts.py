@@ -9,7 +9,6 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from condensegrpo.core.errors import ConfigError, SamplerError
-from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.policy import load_tokenizer
 from condensegrpo.samplers.scripted import ScriptedSampler
@@ -30,14 +29,14 @@ class ReplyRequest:
     number: int  # of the reply in its trajectory, counted from 0
 
 
-class TextSampler:
+class TextSampler(ScriptedSampler):
     """Replies with the texts that a function returns, each ended by a stop token as a model would."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", say: Callable[[ReplyRequest], str]) -> None:
         """``say`` returns the text of a reply; its errors are not caught."""
+        super().__init__([])
         self._tokenizer, self._say = tokenizer, say
         self._played = dict[str, tuple[int, int]]()  # seed of the first reply and number of replies, by trajectory
-        self.version = 0  # of the last update
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """The next reply of the trajectory; what ``say`` raises."""
@@ -49,15 +48,6 @@ class TextSampler:
         request = ReplyRequest(prompt=str(prompt), tokens=len(prompt_ids), max_tokens=params.max_tokens, number=number)
         reply = self._tokenizer.encode(self._say(request), add_special_tokens=False)
         return await ScriptedSampler([[*reply, *params.stop_ids[:1]]]).sample(prompt_ids, params)
-
-    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """Iterate over all tensors, as a real sampler would, and record the version."""
-        for _ in named_tensors:
-            pass
-        self.version = version
-
-    def close(self) -> None:
-        """There is nothing to free."""
 
 
 def scripted(replies: Replies | None = None, *, file: str | None = None, model_path: str) -> TextSampler:

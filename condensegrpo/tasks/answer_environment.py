@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from condensegrpo.core.messages import Message, Part
 from condensegrpo.core.protocols.environment import Environment, Step
-from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.tasks.answers import AnswerStyle, read_answer
-from condensegrpo.tasks.splits import Splits
+from condensegrpo.tasks.splits import SplitTask
 
 FOLLOW_UPS = "follow_ups"  # column of what the user asks after the first answer
 
@@ -49,22 +49,12 @@ def pinned_messages(*, system: str, question: str | tuple[Part, ...]) -> tuple[M
     return (Message(role="system", content=system), posed) if system else (posed,)
 
 
-class QuestionTask:
+class QuestionTask(SplitTask):
     """Questions of two splits, each asked by an ``AnswerEnvironment``. Subclasses read the splits."""
 
     system: str | None
     answer_style: AnswerStyle
     reminder: str = ""
-    _splits: Splits
-
-    @property
-    def dropped(self) -> int:
-        """Training questions that are left out because the evaluation data has them too."""
-        return self._splits.dropped
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split, in the order of the file."""
-        return self._splits.train if split == "train" else self._splits.held_out
 
     def environment(self, problem: Problem) -> Environment:
         """A fresh episode.

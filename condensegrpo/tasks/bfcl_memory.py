@@ -23,11 +23,11 @@ from annotated_types import Ge, Gt, Lt
 
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.condenser import Request
-from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.storage.bfcl_memory import MemoryQuestion, contains_answer, read_memory_questions
 from condensegrpo.tasks.answers import read_answer
 from condensegrpo.tasks.notes import NotesEnvironment
-from condensegrpo.tasks.splits import split
+from condensegrpo.tasks.splits import SplitTask, split
 
 SYSTEM = (
     "You will get messages of a user, one at a time. You see only your last reply: note what answers the question, and "
@@ -39,7 +39,7 @@ EXCERPT = 12  # words around an answer in a note of the expert
 
 
 @dataclass(kw_only=True, eq=False)
-class BfclMemory:
+class BfclMemory(SplitTask):
     """The task ``bfcl_memory``. No question is in both splits, but both ask about the same five conversations.
 
     Raises:
@@ -57,10 +57,6 @@ class BfclMemory:
         problems = (self._problem(each, read.messages[each.scenario]) for each in read.questions)
         usable = [problem for problem in problems if problem is not None]
         self._splits = split(usable, None, source=self.data or "bfcl_eval", share=self.eval_share)
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split, in the order of the benchmark."""
-        return self._splits.train if split == "train" else self._splits.held_out
 
     def environment(self, problem: Problem) -> NotesEnvironment:
         """A fresh episode."""

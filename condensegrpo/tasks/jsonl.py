@@ -87,11 +87,7 @@ def _with_answers(source: str, splits: Splits) -> Splits:
             f"reading the ground truth {source}: it has no answer for {len(missing)} problems, the first is "
             f"{missing[0]!r}. Its ids are like {next(iter(truths))!r}; map the column of ids in task.options.id"
         )
-    train, held_out = (
-        tuple(_answered(problem, truths[problem.id]) for problem in problems)
-        for problems in (splits.train, splits.held_out)
-    )
-    return replace(splits, train=train, held_out=held_out)
+    return splits.mapped(lambda problem: _answered(problem, truths[problem.id]))
 
 
 def _read_truths(source: str) -> Mapping[str, object]:

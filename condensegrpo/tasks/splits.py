@@ -1,11 +1,12 @@
 """Keeps training and evaluation apart: no question is in both."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.protocols.task import Problem
+from condensegrpo.core.protocols.task import Problem, Split
 
 SHARE = 0.1  # of the questions, held out where there is no evaluation data
 
@@ -17,6 +18,25 @@ class Splits:
     train: tuple[Problem, ...]  # at least one
     held_out: tuple[Problem, ...]
     dropped: int  # training problems left out because the evaluation data has their question
+
+    def mapped(self, change: Callable[[Problem], Problem]) -> Self:
+        """The splits with every problem changed."""
+        return replace(self, train=tuple(map(change, self.train)), held_out=tuple(map(change, self.held_out)))
+
+
+class SplitTask:
+    """A task with the problems of two splits. Subclasses make the splits."""
+
+    _splits: Splits
+
+    @property
+    def dropped(self) -> int:
+        """Training problems that are left out because the evaluation data has their question."""
+        return self._splits.dropped
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """The problems of a split, in the order of the data."""
+        return self._splits.train if split == "train" else self._splits.held_out
 
 
 def split(train: Sequence[Problem], held_out: Sequence[Problem] | None, *, source: str, share: float = SHARE) -> Splits:
