@@ -99,32 +99,8 @@ def problem_groups(problems: Sequence[Problem], step: int) -> tuple[ProblemGroup
     return tuple(ProblemGroup(f"{step}/{index}", *each) for index, each in enumerate(names.items()))
 
 
-class _Blocks:
-    """The blocks that are running, in any thread."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._running = 0
-        self._usual = gc.get_threshold()
-
-    def begin(self) -> None:
-        """The first sets the thresholds."""
-        with self._lock:
-            self._running += 1
-            if self._running == 1:
-                self._usual = gc.get_threshold()
-                if self._usual[0]:  # 0: it never looks
-                    gc.set_threshold(*map(max, GARBAGE_THRESHOLDS, self._usual))
-
-    def end(self) -> None:
-        """The last sets them back."""
-        with self._lock:
-            self._running -= 1
-            if not self._running:
-                gc.set_threshold(*self._usual)
-
-
-_BLOCKS = _Blocks()
+_BLOCKS = list[tuple[int, int, int]]()  # the usual thresholds, once for every block that runs in any thread
+_BLOCKS_CHANGE = Lock()
 
 
 @contextmanager
@@ -134,8 +110,15 @@ def rare_collections() -> Iterator[None]:
     Python looks at all objects again whenever they are a quarter more: with 2,000 trajectories a third of the time of
     a rollout. A collector that is disabled, or set to be rarer still, stays so.
     """
-    _BLOCKS.begin()
+    with _BLOCKS_CHANGE:
+        usual = _BLOCKS[0] if _BLOCKS else gc.get_threshold()
+        if not _BLOCKS and usual[0]:  # 0: it never looks
+            gc.set_threshold(*map(max, GARBAGE_THRESHOLDS, usual))
+        _BLOCKS.append(usual)
     try:
         yield
     finally:
-        _BLOCKS.end()
+        with _BLOCKS_CHANGE:
+            _BLOCKS.pop()
+            if not _BLOCKS:
+                gc.set_threshold(*usual)

@@ -13,7 +13,7 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from condensegrpo.core.errors import ConfigError, RolloutError
@@ -39,16 +39,6 @@ class Located(NamedTuple):
     ids: tuple[int, ...]  # (P,) ending in the generation prompt
     spans: tuple[range, ...]  # of each message's content; everything else is the template's
     pictures: tuple[range, ...] = ()  # see ``Renderer.picture_spans``
-
-
-class _RendererSettings(NamedTuple):
-    """What renderers of one run share beside the tokenizer; see ``Renderer``."""
-
-    template_options: Mapping[str, object]
-    stop_ids: tuple[int, ...]
-    render_seconds: float
-    tool_format: ToolFormat | None
-    pictures: ExpandsPictures | None
 
 
 class Renderer:
@@ -90,6 +80,15 @@ class Renderer:
                 "a chat_template.jinja beside its tokenizer.json."
             )
         self._tokenizer = tokenizer
+        self._like_this = partial(
+            Renderer,
+            tokenizer,
+            template_options=template_options,
+            stop_ids=stop_ids,
+            render_seconds=render_seconds,
+            tool_format=tool_format,
+            pictures=pictures,
+        )
         self._encoder = TextEncoder(tokenizer)
         formats = (*BUILT_IN_FORMATS, *((tool_format,) if tool_format is not None else ()))
         self._template = ChatTemplate(
@@ -114,9 +113,6 @@ class Renderer:
                 "after a reply, so nothing could end one. Set eos_token in tokenizer_config.json."
             )
         self._closing = ends[0]
-        self._settings = _RendererSettings(
-            template_options or {}, tuple(stop_ids), render_seconds, tool_format, pictures
-        )
         self._others: dict[str, Renderer] = {}  # that show other tools, by the text of these
         self._kept = 0
 
@@ -143,7 +139,7 @@ class Renderer:
         if text == self._template.tool_text:
             return self
         if text not in self._others:
-            self._others[text] = Renderer(self._tokenizer, tools=tools, **self._settings._asdict())
+            self._others[text] = self._like_this(tools=tools)
             self._others[text].keep(self._kept)
         return self._others[text]
 

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -62,7 +63,7 @@ class Toolbox:
 
     def __init__(
         self,
-        tools: Mapping[str, "Tool | EnvironmentTool | _RunTool | _OfferedTool"],
+        tools: Mapping[str, Tool | EnvironmentTool],
         *,
         format: ToolFormat,  # noqa: A002  the word that the configuration uses
         limits: ToolLimits = NO_LIMITS,
@@ -79,7 +80,10 @@ class Toolbox:
         """
         self.format = format
         self._limits = limits
-        self._tools = {name: _callable(name, tool) for name, tool in tools.items()}
+        self._tools = {
+            name: _OfferedTool(tool) if isinstance(tool, EnvironmentTool) else _RunTool(name, tool)
+            for name, tool in tools.items()
+        }
         self.schemas = tuple(tool.schema for tool in self._tools.values())
         self._of_condenser: frozenset[str] = frozenset()
 
@@ -105,9 +109,9 @@ class Toolbox:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"tools() offers {', '.join(map(repr, twice))}, which another tool is called too")
-        tools = {**self._tools, **{tool.name: tool for tool in offered}}
-        toolbox = Toolbox(tools, format=self.format, limits=self._limits)
-        toolbox._of_condenser = self._of_condenser
+        toolbox = copy(self)
+        toolbox._tools = self._tools | {tool.name: _OfferedTool(tool) for tool in offered}
+        toolbox.schemas = (*self.schemas, *(tool.schema for tool in offered))
         return toolbox
 
     def with_condenser_tools(self, offered: Sequence[EnvironmentTool]) -> "Toolbox":
@@ -271,12 +275,6 @@ class _OfferedTool:
     def bound(self, arguments: Mapping[str, object], history: History) -> Callable[[], Any]:
         """The call."""
         return partial(self._tool.call, arguments, history)
-
-
-def _callable(name: str, tool: Tool | EnvironmentTool | _RunTool | _OfferedTool) -> _RunTool | _OfferedTool:
-    if isinstance(tool, _RunTool | _OfferedTool):  # of the toolbox that this one extends
-        return tool
-    return _OfferedTool(tool) if isinstance(tool, EnvironmentTool) else _RunTool(name, tool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
