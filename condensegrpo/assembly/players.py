@@ -12,6 +12,7 @@ from typing import Self
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
 from condensegrpo.assembly.scorers import frozen_model
+from condensegrpo.attention.scorer import VersionedAttention
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.protocols.holds_model import any_holds_model
@@ -20,7 +21,7 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.wording import counted
 from condensegrpo.episodes.collect import OnScored
 from condensegrpo.episodes.group import ProblemGroup
-from condensegrpo.episodes.player import GroupPlayer, LocalPlayer
+from condensegrpo.episodes.player import LocalPlayer
 from condensegrpo.episodes.settings import Workers
 from condensegrpo.episodes.workers.messages import Setup
 from condensegrpo.episodes.workers.pool import WorkerHost, WorkerPool
@@ -42,16 +43,21 @@ class PlayerSettings:
 
 
 def local_player(
-    components: Components, settings: PlayerSettings, sampler: Sampler, *, writer: Sampler | None = None
+    components: Components,
+    settings: PlayerSettings,
+    sampler: Sampler,
+    *,
+    writer: Sampler | None = None,
+    model: Callable[[str], VersionedAttention] | None = None,
 ) -> LocalPlayer:
-    """The player of this process; ``writer`` as of ``trajectory_engine``.
+    """The player of this process; ``writer`` and ``model`` as of ``trajectory_engine``.
 
     Raises:
         ConfigError: as ``trajectory_engine``.
     """
     renderer = renderer_for(components, settings.source, settings.media)
     engine = trajectory_engine(
-        components, renderer=renderer, sampler=sampler, temperature=settings.temperature, writer=writer
+        components, renderer=renderer, sampler=sampler, temperature=settings.temperature, writer=writer, model=model
     )
     return LocalPlayer(environment=components.task.environment, engine=engine, reward=components.reward)
 
@@ -82,12 +88,12 @@ class Players:
         self._pool = WorkerPool(_host(config.rollout.workers), sampler, partial(frozen_model, dtype=config.model.dtype))
         self._keys = count()
 
-    def player(self, components: Components, *, temperature: float) -> GroupPlayer:
+    def player(self, components: Components, *, temperature: float) -> "SharingPlayer":
         """A player of some components; raises as ``local_player``."""
         settings = PlayerSettings(
             config=components.config, source=self.source, temperature=temperature, media=self._media
         )
-        return _SharingPlayer(
+        return SharingPlayer(
             local=local_player(components, settings, self.sampler, writer=self._writer),
             pool=self._pool,
             key=next(self._keys),
@@ -115,7 +121,7 @@ class Players:
 
 
 @dataclass(slots=True, kw_only=True)
-class _SharingPlayer:
+class SharingPlayer:
     """Plays a batch in as many workers as it is worth, or by itself."""
 
     local: LocalPlayer
@@ -167,6 +173,9 @@ class _SharingPlayer:
     def condensing_seconds(self) -> float:
         """Seconds that the condensers were at work; of several workers those of the longest."""
         return self.local.condensing_seconds + self.condensing
+
+
+GroupPlayer = LocalPlayer | SharingPlayer  # plays and scores groups
 
 
 def _host(workers: Workers) -> WorkerHost:

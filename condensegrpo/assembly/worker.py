@@ -7,8 +7,7 @@ from typing import cast
 
 from condensegrpo.assembly.build import build_components
 from condensegrpo.assembly.components import Components, problems
-from condensegrpo.assembly.players import PlayerSettings
-from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
+from condensegrpo.assembly.players import PlayerSettings, local_player
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.episodes.player import LocalPlayer
 from condensegrpo.episodes.workers.worker import OpenPlayer, RemoteSampler
@@ -34,14 +33,7 @@ def _open_player(opened: list[Components], given: object, sampler: RemoteSampler
     if last is None or last.task is not components.task:
         _read_problems(components)
     opened[:] = [components]
-    engine = trajectory_engine(
-        components,
-        renderer=renderer_for(components, settings.source, settings.media),
-        sampler=sampler,
-        temperature=settings.temperature,
-        model=partial(RemoteSampler, sampler.requests),
-    )
-    return LocalPlayer(environment=components.task.environment, engine=engine, reward=components.reward)
+    return local_player(components, settings, sampler, model=partial(RemoteSampler, sampler.requests))
 
 
 def _with_share(config: RunConfig, workers: int) -> RunConfig:

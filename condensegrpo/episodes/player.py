@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from condensegrpo.core.protocols.condenser import Counted
 from condensegrpo.core.protocols.environment import Environment
@@ -14,22 +13,6 @@ from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import ProblemGroup
 
 COUNT_SECONDS = 10.0  # that a condenser may take to return its counts
-
-
-class GroupPlayer(Protocol):
-    """Plays and scores groups."""
-
-    async def play(
-        self, batch: Sequence[ProblemGroup], *, samples: int, run_seed: int, step: int, on_scored: OnScored
-    ) -> tuple[ScoredTrajectory, ...]:
-        """``samples`` scored trajectories of every group of a batch; see ``collect``."""
-
-    def counts(self) -> Mapping[str, float]:
-        """What the condenser counted since the last call."""
-
-    @property
-    def condensing_seconds(self) -> float:
-        """Seconds that the condenser was at work, see ``Stopwatch``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

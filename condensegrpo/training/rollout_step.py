@@ -13,13 +13,13 @@ from condensegrpo.algorithms.advantages import Estimate
 from condensegrpo.algorithms.credit import Scores, idle_groups, scores_of, split_masked
 from condensegrpo.algorithms.settings import StopSettings
 from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.players import GroupPlayer
 from condensegrpo.assembly.runtime import provenance
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.data_order import indices, spare_indices
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.episodes.group import ProblemGroup, problem_groups
-from condensegrpo.episodes.player import GroupPlayer
 from condensegrpo.learner import ranks
 from condensegrpo.storage.background_writer import BackgroundWriter
 from condensegrpo.storage.run_folder import RunFolder

@@ -17,14 +17,13 @@ from condensegrpo.algorithms.staleness import sampler_gets_weights
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.open_learner import choices, open_learner
-from condensegrpo.assembly.players import Players
+from condensegrpo.assembly.players import GroupPlayer, Players
 from condensegrpo.assembly.runtime import open_sampler, open_writer, use_threads
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import TooManyFailed
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import Describes, Sampler, Sleeps
 from condensegrpo.episodes.failures import FailureWatch, failures_of
-from condensegrpo.episodes.player import GroupPlayer
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.learner import ranks
 from condensegrpo.learner.dtypes import gpu_bfloat16, precision_warning

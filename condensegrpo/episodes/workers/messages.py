@@ -23,7 +23,7 @@ class Setup(NamedTuple):
 
 
 class Play(NamedTuple):
-    """Play some groups of a batch; see ``GroupPlayer.play``."""
+    """Play some groups of a batch; see ``LocalPlayer.play``."""
 
     setup: Setup
     batch: tuple[ProblemGroup, ...]

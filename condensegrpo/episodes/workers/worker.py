@@ -14,7 +14,7 @@ from condensegrpo.core.shared_sequence import shared_ids
 from condensegrpo.core.thread_call import awaited_in_thread
 from condensegrpo.core.trajectory import Generation, SamplingParams, Stop
 from condensegrpo.episodes.boundary import Ended
-from condensegrpo.episodes.player import COUNT_SECONDS, GroupPlayer
+from condensegrpo.episodes.player import COUNT_SECONDS, LocalPlayer
 from condensegrpo.episodes.workers.messages import (
     PLAIN_DATA,
     Answer,
@@ -105,7 +105,7 @@ def _checked(answer: object) -> object:
     return answer
 
 
-OpenPlayer = Callable[[object, RemoteSampler], GroupPlayer]  # of the settings of a ``Setup``
+OpenPlayer = Callable[[object, RemoteSampler], LocalPlayer]  # of the settings of a ``Setup``
 
 
 class Worker:
@@ -116,7 +116,7 @@ class Worker:
         self._open_player, self._send_pickle = open_player, send
         self._requests = Requests(self._send)
         self._sampler = RemoteSampler(self._requests)
-        self._players: dict[int, GroupPlayer] = {}
+        self._players: dict[int, LocalPlayer] = {}
         self._playing: asyncio.Task[None] | None = None
 
     def receive(self, data: bytes) -> None:
