@@ -26,7 +26,7 @@ from typing import Annotated, Literal, NamedTuple
 from annotated_types import Gt, Lt
 
 from condensegrpo.condensers.fit import fits
-from condensegrpo.condensers.pipeline import Stages
+from condensegrpo.condensers.pipeline import Pipeline
 from condensegrpo.condensers.placeholder import VERBATIM, VERBATIM_LENGTH
 from condensegrpo.condensers.truncate import Truncate
 from condensegrpo.core.account import unit_tokens
@@ -62,7 +62,7 @@ class Lost(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Anchors(Stages):
+class Anchors(Pipeline):
     """Keeps numbers, paths, errors, quotes, URLs and names of what its stages drop or mask, verbatim, beside them.
 
     Anchors of dropped units are listed in one unit where the newest of them stood, and those of a masked result
@@ -75,7 +75,7 @@ class Anchors(Stages):
 
     def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
         """Refuse a budget that one of its stages refuses."""
-        self.check_stages(pinned, self._less(budget))
+        Pipeline.check_room(self, pinned, self._less(budget))  # super() knows no class with slots before Python 3.14
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The units of its stages and the anchors of what they left out.
@@ -88,14 +88,14 @@ class Anchors(Stages):
         rest = tuple(unit for unit in view if unit is not listed)
         whole = fits(history, view, budget)
         past = history if listed is None else history.with_units(rest)
-        condensed = await self.run(past, budget if whole else self._less(budget), tools)
+        condensed = await Pipeline.condense(self, past, budget if whole else self._less(budget), tools)
         if condensed.units == rest:
             return replace(condensed, units=view) if whole else condensed
         answer, used = self._with_anchors(history, condensed, budget)
         if used is None or whole or self.writes:
             return answer
         ample = replace(budget, tokens=budget.tokens - used)  # the anchors need less than half of their share
-        return self._with_anchors(history, await self.run(past, ample, tools), budget)[0]
+        return self._with_anchors(history, await Pipeline.condense(self, past, ample, tools), budget)[0]
 
     def _with_anchors(self, history: History, condensed: Condensed, budget: Budget) -> tuple[Condensed, int | None]:
         """An answer of the stages with the anchors that fit; their tokens, if they leave half of their share.

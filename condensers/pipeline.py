@@ -11,8 +11,11 @@ from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
-    """The stages of a condenser that runs others, and what it says of them."""
+class Pipeline:
+    """Runs its stages in order, each on the result of the last and only if that exceeds the stage's own trigger.
+
+    With the default trigger of 1 it stops as soon as the prompt is within the budget.
+    """
 
     stages: Sequence[Stage]
 
@@ -44,8 +47,8 @@ class Stages:
         """Texts that its stages may request from the policy in one call."""
         return sum(map(_writes, self.stages))
 
-    def check_stages(self, pinned: Sequence[Message], budget: Budget) -> None:
-        """Refuse a budget that one of the stages refuses."""
+    def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
+        """Refuse a budget that one of its stages refuses."""
         for stage in self.stages:
             if isinstance(stage.condenser, ChecksRoom):
                 stage.condenser.check_room(pinned, budget)
@@ -62,7 +65,7 @@ class Stages:
             name for stage in self.stages if isinstance(stage.condenser, RanksUnits) for name in stage.condenser.scorers
         ]
 
-    async def run(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The result of the last stage. The first starts from the units behind the last summary.
 
         Costs a count per stage beside the costs of the stages.
@@ -93,22 +96,6 @@ class Stages:
             captions=tuple(captions),
             rejected=tuple(rejected),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Pipeline(Stages):
-    """Runs its stages in order, each on the result of the last and only if that exceeds the stage's own trigger.
-
-    With the default trigger of 1 it stops as soon as the prompt is within the budget.
-    """
-
-    def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
-        """Refuse a budget that one of its stages refuses."""
-        self.check_stages(pinned, budget)
-
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """The result of the last stage."""
-        return await self.run(history, budget, tools)
 
 
 def _tools(stage: Stage) -> Sequence[EnvironmentTool]:
