@@ -75,7 +75,7 @@ class ServerCalls(Protocol):
         """Close the connections."""
 
 
-class ServerClient:
+class ServerClient(HttpClient):
     """The calls of one server. Use it, and close it, in one event loop."""
 
     def __init__(self, url: str, token: str, *, pictures: PicturePrompts | None = None) -> None:
@@ -83,7 +83,7 @@ class ServerClient:
         self._engines = 1  # until it is described
         self._pictures = pictures
         self._sent = set[str]()  # hashes of pictures that it was sent; it may have dropped some
-        self._http = HttpClient(
+        super().__init__(
             url,
             token,
             key_advice=f"Set {TOKEN_VARIABLE} to the server's token.",
@@ -91,19 +91,10 @@ class ServerClient:
             "(docs/how-to/sample-from-servers.md).",
         )
 
-    @property
-    def url(self) -> str:
-        """Where it listens; a server that is started again has another port."""
-        return self._http.url
-
-    @url.setter
-    def url(self, url: str) -> None:
-        self._http.url = url
-
     async def healthy(self) -> bool:
         """Whether the server answers and its engine runs."""
         try:
-            status, _ = await self._http.exchange("GET", "/health", None, SHORT_SECONDS)
+            status, _ = await self.exchange("GET", "/health", None, SHORT_SECONDS)
         except ServerUnreachable:
             return False
         return status == 200
@@ -117,7 +108,7 @@ class ServerClient:
 
     async def weights_label(self) -> str:
         """The label of the current weights; ``default``: those of the server's start."""
-        return str((await self._http.call("GET", "/weight_info", None, SHORT_SECONDS))["weight_version"])
+        return str((await self.call("GET", "/weight_info", None, SHORT_SECONDS))["weight_version"])
 
     async def load_weights(self, folder: str, seconds: float) -> None:
         """Load the weights of a folder that the server can read; ``renew`` is to follow."""
@@ -126,26 +117,26 @@ class ServerClient:
     async def load_adapters(self, folder: str, seconds: float) -> None:
         """Load the adapters of a PEFT folder in place of the former ones; ``renew`` is to follow."""
         body = {"lora_name": ADAPTERS, "lora_path": folder, "load_inplace": True}
-        status, text = await self._http.exchange("POST", "/v1/load_lora_adapter", body, seconds)
+        status, text = await self.exchange("POST", "/v1/load_lora_adapter", body, seconds)
         await self._check_accepted("the adapters", status, text)
         if status != 200:  # with 200 it answers in words
-            self._http.read("/v1/load_lora_adapter", status, text)
+            self.read("/v1/load_lora_adapter", status, text)
 
     async def renew(self, label: str) -> None:
         """Drop what the old weights computed, keys, values and features of pictures, and set the label of the new ones.
 
         Abandoned requests may still run: they must not keep the old blocks alive.
         """
-        reset = await self._http.call("POST", "/reset_prefix_cache?reset_running_requests=true", None, SHORT_SECONDS)
+        reset = await self.call("POST", "/reset_prefix_cache?reset_running_requests=true", None, SHORT_SECONDS)
         if not reset.get("success"):
             raise SamplerError(f"updating the weights of {self.url}: its prefix cache could not be reset; see its log")
         if self._pictures is not None:
-            await self._http.call("POST", "/reset_encoder_cache", None, SHORT_SECONDS)
-        await self._http.call("POST", "/update_weight_version", {"new_version": label}, SHORT_SECONDS)
+            await self.call("POST", "/reset_encoder_cache", None, SHORT_SECONDS)
+        await self.call("POST", "/update_weight_version", {"new_version": label}, SHORT_SECONDS)
 
     async def transfer(self, step: str, body: Body, seconds: float) -> None:
         """One step of vLLM's native weight transfer: ``init_weight_transfer_engine``, ``start_weight_update``, …."""
-        await self._http.call("POST", f"/{step}", body, seconds)
+        await self.call("POST", f"/{step}", body, seconds)
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float, *, adapters: bool = False
@@ -156,15 +147,11 @@ class ServerClient:
         headers = {} if self._engines == 1 else {ENGINE_HEADER: str(engine)}
 
         async def answer(further: Json) -> Json:
-            return await self._http.call("POST", "/inference/v1/generate", body | further, seconds, headers)
+            return await self.call("POST", "/inference/v1/generate", body | further, seconds, headers)
 
         if not params.media:
             return reply_of(await answer({}))
         return reply_of(await self._shown(self._pictures, prompt_ids, params.media, answer))
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.close()
 
     async def _shown(
         self,
@@ -203,9 +190,9 @@ class ServerClient:
 
     async def _rpc(self, method: str, *arguments: str, seconds: float) -> Json:
         body = {"method": method, "args": arguments, "timeout": seconds}
-        status, text = await self._http.exchange("POST", "/collective_rpc", body, seconds)
+        status, text = await self.exchange("POST", "/collective_rpc", body, seconds)
         await self._check_accepted(method, status, text)
-        return self._http.read("/collective_rpc", status, text)
+        return self.read("/collective_rpc", status, text)
 
     async def _check_accepted(self, what: str, status: int, text: str) -> None:
         if status >= 500 and await self.healthy():  # the server runs: its workers refused
