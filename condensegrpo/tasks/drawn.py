@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import overload
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.task import Problem
+from condensegrpo.core.protocols.task import Problem, Split
 
 Draw = Callable[[random.Random, str], Problem]  # a problem with a label
 EVAL_SHARE = 8  # one problem in so many is kept for evaluation, by the hash of its content
@@ -41,40 +41,43 @@ def is_eval_content(content: str) -> bool:
     return int.from_bytes(digest, "big") % EVAL_SHARE == 0
 
 
-def drawn_for_training(draw: Draw, content: Callable[[Problem], str], *, size: int, seed: str) -> DrawnProblems:
-    """Problems that are not held out, labelled train-0, train-1, …, each drawn from the random numbers of its index.
+def drawn_problems(
+    split: Split,
+    draw: Draw,
+    content: Callable[[Problem], str],
+    *,
+    sizes: tuple[int, int],
+    seeds: tuple[str, str],
+    described: str = "problems",
+    cure: str = "lower eval_problems",
+) -> Sequence[Problem]:
+    """The problems of a split; which content is held out depends on the content alone.
+
+    Training problems are labelled train-0, train-1, … and made when they are read, each from the random numbers of its
+    index. Evaluation problems are a list of different contents, labelled eval-0, eval-1, …, in the order of drawing.
 
     Args:
         draw: makes a problem, held out or not.
         content: of a problem, which decides whether it is held out.
-        size: length of the virtual sequence.
+        sizes: of the virtual sequence for training, and of the list.
+        seeds: of the two.
+        described: what is drawn, for the error.
+        cure: what the user can do about the error.
+
+    Raises:
+        ValueError: so many different problems for the evaluation were not found.
     """
 
     def problem_of(index: int) -> Problem:
-        rng = random.Random(f"{seed} {index}")
+        rng = random.Random(f"{seeds[0]} {index}")
         while True:  # seven draws in eight are for training
             problem = draw(rng, f"train-{index}")
             if not is_eval_content(content(problem)):
                 return problem
 
-    return DrawnProblems(size=size, draw=problem_of)
-
-
-def drawn_held_out(
-    draw: Draw, content: Callable[[Problem], str], *, count: int, seed: str, described: str, cure: str
-) -> list[Problem]:
-    """Held-out problems of different contents, labelled eval-0, eval-1, …, in the order of drawing.
-
-    Args:
-        draw: makes a problem, held out or not.
-        content: of a problem.
-        described: what is drawn, for the error.
-        cure: what the user can do about the error.
-
-    Raises:
-        ValueError: ``count`` different problems were not found.
-    """
-    rng, chosen = random.Random(seed), dict[str, Problem]()
+    if split == "train":
+        return DrawnProblems(size=sizes[0], draw=problem_of)
+    rng, chosen, count = random.Random(seeds[1]), dict[str, Problem](), sizes[1]
     for _ in range(100 * EVAL_SHARE * count):
         problem = draw(rng, f"eval-{len(chosen)}")
         if is_eval_content(content(problem)):

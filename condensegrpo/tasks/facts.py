@@ -26,7 +26,7 @@ from annotated_types import Ge, Gt, Le
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Demonstration, Problem, Split
-from condensegrpo.tasks.drawn import Tags, drawn_for_training, drawn_held_out
+from condensegrpo.tasks.drawn import Tags, drawn_problems
 
 KEYS = ("red", "blue", "green", "black", "white", "gold", "pink", "grey")  # asked for in this order
 NOISE = ("boat", "cave", "dust", "farm", "gate", "hill", "lake", "moon", "path", "rain", "road", "sand", "snow", "tree",
@@ -63,18 +63,14 @@ class FactsTask:
             )
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """Training problems are made when asked for; the evaluation problems are a list.
-
-        Raises:
-            ValueError: so many different evaluation problems were not found.
-        """
-        if split == "train":
-            return drawn_for_training(self.draw, _content, size=self.train_problems, seed=f"facts train {self.seed}")
-        return drawn_held_out(
+        """As ``drawn_problems``."""
+        shape = f"{self.pages} {self.facts} {self.asked} {self.words} {self.early}"
+        return drawn_problems(
+            split,
             self.draw,
             _content,
-            count=self.eval_problems,
-            seed=f"facts eval {self.pages} {self.facts} {self.asked} {self.words} {self.early}",
+            sizes=(self.train_problems, self.eval_problems),
+            seeds=(f"facts train {self.seed}", f"facts eval {shape}"),
             described=f"problems of {self.pages} pages",
             cure="lower eval_problems or raise pages",
         )

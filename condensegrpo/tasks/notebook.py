@@ -22,7 +22,7 @@ from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.tasks.answer_environment import pinned_messages
 from condensegrpo.tasks.answers import read_answer
-from condensegrpo.tasks.drawn import drawn_for_training, drawn_held_out
+from condensegrpo.tasks.drawn import drawn_problems
 from condensegrpo.tasks.notes import NAMES, NUMBERS, THINGS, NotesEnvironment, content, fact_of, question_of
 
 INSTRUCTION = (
@@ -42,19 +42,10 @@ class Notebook:
     eval_problems: Annotated[int, Ge(1)] = 256  # all different
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """Training problems are made when asked for; the evaluation problems are a list."""
-        if split == "train":
-            return drawn_for_training(
-                self._draw, content, size=self.train_problems, seed=f"notebook train {self.facts}"
-            )
-        return drawn_held_out(
-            self._draw,
-            content,
-            count=self.eval_problems,
-            seed=f"notebook eval {self.facts}",
-            described="problems",
-            cure="lower eval_problems",
-        )
+        """As ``drawn_problems``."""
+        sizes = self.train_problems, self.eval_problems
+        seeds = f"notebook train {self.facts}", f"notebook eval {self.facts}"
+        return drawn_problems(split, self._draw, content, sizes=sizes, seeds=seeds)
 
     def environment(self, problem: Problem) -> "NotebookEnvironment":
         """A fresh episode with an empty notebook."""

@@ -29,7 +29,7 @@ from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.tasks.answers import read_answer
-from condensegrpo.tasks.drawn import drawn_for_training, drawn_held_out, ends_with_request
+from condensegrpo.tasks.drawn import drawn_problems, ends_with_request
 
 INSTRUCTION = (
     "You will get messages, one at a time, and then a question about one of them. You see only your last reply, so "
@@ -72,15 +72,13 @@ class Notes:
             raise ValueError(f"min_facts={self.min_facts} and max_facts={self.max_facts}: wanted min <= max")
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """Training problems are made when asked for; the evaluation problems are a list."""
-        if split == "train":
-            return drawn_for_training(self._draw, content, size=self.train_problems, seed=f"notes train {self.seed}")
-        return drawn_held_out(
+        """As ``drawn_problems``."""
+        return drawn_problems(
+            split,
             self._draw,
             content,
-            count=self.eval_problems,
-            seed=f"notes eval {self.min_facts} {self.max_facts}",
-            described="problems",
+            sizes=(self.train_problems, self.eval_problems),
+            seeds=(f"notes train {self.seed}", f"notes eval {self.min_facts} {self.max_facts}"),
             cure="ask for fewer",
         )
 

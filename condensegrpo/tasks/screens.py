@@ -28,7 +28,7 @@ from condensegrpo.core.messages import MediaPart, Message
 from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
-from condensegrpo.tasks.drawn import drawn_for_training, drawn_held_out
+from condensegrpo.tasks.drawn import drawn_problems
 from condensegrpo.tasks.screen_pictures import Cell, Symbol, drawn
 
 APPS = ("mail", "files", "clock", "notes", "shop", "games")
@@ -60,20 +60,11 @@ class Screens:
     seed: int = 0  # of the order of the training problems
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """Training problems are made when asked for; the evaluation problems are a list."""
+        """As ``drawn_problems``."""
         world = f"{self.apps} {self.digits} {self.grid} {self.scrolled}"
-        if split == "train":
-            return drawn_for_training(
-                self._draw, _layout, size=self.train_problems, seed=f"screens train {self.seed} {world}"
-            )
-        return drawn_held_out(
-            self._draw,
-            _layout,
-            count=self.eval_problems,
-            seed=f"screens eval {world}",
-            described="layouts",
-            cure="lower eval_problems",
-        )
+        sizes = self.train_problems, self.eval_problems
+        seeds = f"screens train {self.seed} {world}", f"screens eval {world}"
+        return drawn_problems(split, self._draw, _layout, sizes=sizes, seeds=seeds, described="layouts")
 
     def environment(self, problem: Problem) -> "ScreensEnvironment":
         """A fresh episode."""

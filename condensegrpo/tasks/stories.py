@@ -35,7 +35,7 @@ from annotated_types import Ge, Le
 from condensegrpo.core.messages import Message, Summary
 from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.task import Problem, Split
-from condensegrpo.tasks.drawn import Tags, drawn_for_training, drawn_held_out, ends_with_request
+from condensegrpo.tasks.drawn import Tags, drawn_problems, ends_with_request
 from condensegrpo.tasks.notes import NotesEnvironment
 
 NAMES = ("Mira", "Jon", "Ada", "Omar", "Lena", "Theo", "Ruth", "Kofi")  # a question lists them in this order
@@ -74,18 +74,14 @@ class Stories:
             raise ValueError(f"min_chunks={self.min_chunks} and chunks={self.chunks}: wanted min_chunks <= chunks")
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """Training problems are made when they are read; the evaluation problems are a list.
-
-        Raises:
-            ValueError: so many different evaluation problems were not found.
-        """
-        if split == "train":
-            return drawn_for_training(self._draw, _content, size=self.train_problems, seed="stories train")
-        return drawn_held_out(
+        """As ``drawn_problems``."""
+        shape = f"{self._fewest} {self.chunks} {self.sentences} {self.people} {self.moves}"
+        return drawn_problems(
+            split,
             self._draw,
             _content,
-            count=self.eval_problems,
-            seed=f"stories eval {self._fewest} {self.chunks} {self.sentences} {self.people} {self.moves}",
+            sizes=(self.train_problems, self.eval_problems),
+            seeds=("stories train", f"stories eval {shape}"),
             described=f"problems of {self.chunks} chunks",
             cure="lower eval_problems or raise chunks",
         )
