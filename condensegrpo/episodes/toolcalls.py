@@ -11,7 +11,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -220,14 +220,9 @@ class Toolbox:
             outcome = await awaited_in_thread(partial(_ran, name, call), name=source, seconds=seconds)
         if not isinstance(outcome, Failure):
             return outcome
-        return _failed(f"{name} was cancelled") if outcome.error else self._abandoned(name)
-
-    def _abandoned(self, name: str) -> "_Outcome":
-        return _Outcome(
-            text=f"Error: {name} did not finish within {counted(self._limits.seconds, 'second')}",
-            succeeded=False,
-            abandoned=True,
-        )
+        if outcome.error:
+            return _failed(f"{name} was cancelled")
+        return replace(_failed(f"{name} did not finish within {counted(seconds, 'second')}"), abandoned=True)
 
     def _known(self) -> str:
         return f"The tools are: {', '.join(self._tools) or 'none'}"

@@ -130,7 +130,8 @@ class ContinuousBatch:
         ended = self._leave(abandoned)
         if not self.replies:
             return ended
-        self._make_room()
+        longest = max(len(reply.prompt) + len(reply.output) for reply in self.replies)
+        self._slots.reserve(longest, max(len(reply.prompt) + reply.params.max_tokens for reply in self.replies))
         self._close_up()
         self._copy_prompts()
         chunked = self._chunks()
@@ -150,11 +151,6 @@ class ContinuousBatch:
         self.replies.clear()
         self._leaders.clear()
         self._slots.clear()
-
-    def _make_room(self) -> None:
-        """In the slots, for all tokens so far."""
-        longest = max(len(reply.prompt) + len(reply.output) for reply in self.replies)
-        self._slots.reserve(longest, max(len(reply.prompt) + reply.params.max_tokens for reply in self.replies))
 
     def _close_up(self) -> None:
         """Move replies to the first slots if few of those that are read decode."""

@@ -153,7 +153,9 @@ class LedgerEnvironment:
         checked = note[-1] == CHECK
         observation = (*(self.operations if checked else self.unchecked), REPORT)[self._shown]
         self._shown += 1
-        return Step(observations=(_observed(observation, checked=checked),))
+        if checked and observation != REPORT:
+            observation = " ".join([observation] * 3)
+        return Step(observations=(Message(role="user", content=observation),))
 
 
 class LedgerExpert:
@@ -208,12 +210,6 @@ def _due(context: Sequence[Message]) -> _Due:
     value = before if operation is None else _apply(before, operation)
     return _Due(
         value=value, operation=operation, before=before, report=newest == REPORT and not ends_with_request(context)
-    )
-
-
-def _observed(observation: str, *, checked: bool) -> Message:
-    return Message(
-        role="user", content=" ".join([observation] * 3) if checked and observation != REPORT else observation
     )
 
 

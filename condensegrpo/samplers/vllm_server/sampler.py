@@ -100,7 +100,11 @@ class VllmServerSampler:
         self._pool = ReplicaPool(first, requests, restores=not self._shared or rank() == 0)
         token = os.environ.get(TOKEN_VARIABLE, "") if urls else secrets.token_urlsafe(24)
         model = ServedModel(path=model_path, dtype=dtype, max_model_len=max_model_len, lora=lora)
-        self._processes = () if urls else _processes(model, server, replicas, token=token, folder=self._home)
+        devices = () if urls else devices_of(server, replicas)  # of the servers to start
+        self._processes = tuple(
+            ServerProcess(model, server, token=token, log=self._home / f"server-{number}.log", device=device)
+            for number, device in enumerate(devices)
+        )
         servers = [*((url, None) for url in urls), *((process.url, process) for process in self._processes)]
         try:
             shape = shape_of(AutoConfig.from_pretrained(model_path))
@@ -278,16 +282,6 @@ def _read_urls(file: str) -> tuple[str, ...]:
     if not lines or not all(url.startswith(("http://", "https://")) for url in lines):
         raise ValueError(f"urls_file={file}: found {lines}, wanted an address such as http://10.0.0.5:8000 a line")
     return tuple(dict.fromkeys(url.rstrip("/") for url in lines))
-
-
-def _processes(
-    model: ServedModel, settings: ServerSettings, count: int, *, token: str, folder: Path
-) -> tuple[ServerProcess, ...]:
-    """The servers to start, with their logs in a folder."""
-    return tuple(
-        ServerProcess(model, settings, token=token, log=folder / f"server-{number}.log", device=device)
-        for number, device in enumerate(devices_of(settings, count))
-    )
 
 
 def _first_weights(model_path: str, run: str, *, running: bool) -> WeightsLabel:
