@@ -96,36 +96,22 @@ def _check_lengths(components: Components, renderer: Renderer, pinned: Sequence[
         check_pinned(renderer, pinned, limits)
     except ContextOverflow as error:
         raise ConfigError(str(error)) from error
-    if limits.max_turns > 1:
-        _check_reply(components, renderer, pinned)
-    _check_share(components.config, renderer.count(pinned))
-    _check_condenser(components, renderer, pinned)
-    check_confidence(components.config, renderer)
-
-
-def _check_share(config: RunConfig, tokens: int) -> None:
-    """Check that the share of a condensed prompt has room for the pinned messages."""
-    condense = config.rollout.condense
-    room = condense.room(condense.least_budget(config.rollout.limits.max_context_tokens), draw=0.0)
-    if condense.to is not None and room < tokens:
+    tokens, reply = renderer.count(pinned), Message(role="assistant", content="0")
+    if limits.max_turns > 1 and (with_reply := renderer.count((*pinned, reply))) > least:
         raise ConfigError(
-            f"checking rollout.condense.to: found {condense.to:g}, which leaves a condensed prompt {room} tokens; "
-            f"system message and question need {tokens}, which no condenser shortens. Raise it, or "
+            f"checking rollout.limits.max_context_tokens: found {least}; system message and question need {tokens} "
+            f"tokens with the chat template, and with a reply of one word {with_reply}. Raise it to at least "
+            f"{with_reply}, or set rollout.limits.max_turns=1."
+        )
+    room = rollout.condense.room(least, draw=0.0)  # of a condensed prompt
+    if rollout.condense.to is not None and room < tokens:
+        raise ConfigError(
+            f"checking rollout.condense.to: found {rollout.condense.to:g}, which leaves a condensed prompt {room} "
+            f"tokens; system message and question need {tokens}, which no condenser shortens. Raise it, or "
             f"rollout.limits.max_context_tokens."
         )
-
-
-def _check_reply(components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:
-    """Check that the shortest reply fits the context budget beside the pinned messages."""
-    rollout = components.config.rollout
-    most = rollout.condense.least_budget(rollout.limits.max_context_tokens)
-    tokens = renderer.count((*pinned, Message(role="assistant", content="0")))
-    if tokens > most:
-        raise ConfigError(
-            f"checking rollout.limits.max_context_tokens: found {most}; system message and question need "
-            f"{renderer.count(pinned)} tokens with the chat template, and with a reply of one word {tokens}. "
-            f"Raise it to at least {tokens}, or set rollout.limits.max_turns=1."
-        )
+    _check_condenser(components, renderer, pinned, least)
+    check_confidence(components.config, renderer)
 
 
 def _pinned(components: Components, split: Split) -> tuple[Message, ...]:
@@ -155,12 +141,15 @@ def _pinned(components: Components, split: Split) -> tuple[Message, ...]:
     return components.toolbox.introduced(outcome)
 
 
-def _check_condenser(components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:
-    """Check that the condenser has the room that it needs; at the draw of the trigger that leaves it the least."""
+def _check_condenser(components: Components, renderer: Renderer, pinned: Sequence[Message], most: int) -> None:
+    """Check that the condenser has the room that it needs; at the draw of the trigger that leaves it the least.
+
+    Args:
+        most: tokens of the smallest context budget.
+    """
     if not isinstance(components.condenser, ChecksRoom):
         return
     config = components.config
-    most = config.rollout.condense.least_budget(config.rollout.limits.max_context_tokens)
     room = Budget(
         tokens=config.rollout.condense.room(most, draw=1.0),
         count=renderer.count,
