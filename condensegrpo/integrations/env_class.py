@@ -94,7 +94,7 @@ class ClassEpisode:
             if hasattr(self._object, "close"):
                 await self._called("close")
         finally:
-            self._thread.close()
+            await self._thread.close()
 
     async def _use(self, name: str, arguments: Mapping[str, Any], history: History) -> ToolResult:
         text = str(await self._called(name, **arguments))

@@ -36,6 +36,10 @@ class EpisodeThread:
             abandon(self._worker.thread, self._name)
             raise
 
-    def close(self) -> None:
-        """Let the thread end after its calls."""
-        self._worker.close()
+    async def close(self, last: Callable[[], object] | None = None) -> None:
+        """Make a last call, if there is one, and let the thread end after its calls."""
+        try:
+            if last is not None:
+                await self.call(last)
+        finally:
+            self._worker.close()

@@ -104,11 +104,7 @@ class GymEpisode:
 
     async def close(self) -> None:
         """Close the environment and let its thread end."""
-        try:
-            if hasattr(self._environment, "close"):
-                await self._thread.call(self._environment.close)
-        finally:
-            self._thread.close()
+        await self._thread.close(getattr(self._environment, "close", None))
 
     def _reset(self) -> str | tuple[MediaPart]:
         """The first observation. Some libraries seed the generators of the process: they get their states back."""

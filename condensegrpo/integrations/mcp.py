@@ -10,7 +10,7 @@ it, as ``environment_error``; the next episode opens it again.
 import asyncio
 import json
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal, TypeGuard
@@ -22,7 +22,7 @@ from condensegrpo.core.errors import EnvironmentLost
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.protocols.tool import EnvironmentTool
+from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.integrations.child_process import ChildProcess
 from condensegrpo.integrations.mcp_client import VERSION, Connection, HttpConnection, Json, ProcessConnection, Refused
 from condensegrpo.integrations.server_address import ServerAddress, check_servers
@@ -212,14 +212,7 @@ class McpEpisode:
                         f"task.options.servers.{name}.prefix, or leave it out of its tools"
                     )
                 owners[called] = name
-                offered.append(
-                    EnvironmentTool(
-                        name=called,
-                        description=str(tool.get("description") or ""),
-                        parameters=tool["inputSchema"],
-                        call=partial(self._use, opened, tool["name"]),
-                    )
-                )
+                offered.append(offered_tool({**tool, "name": called}, partial(self._use, opened, tool["name"])))
         return offered
 
     async def step(self, reply: Message) -> Step:
@@ -283,6 +276,13 @@ def is_tool(value: object, schema: str) -> TypeGuard[Json]:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not isinstance(value.get(schema), dict):
         return False
     return isinstance(value[schema].get("properties", {}), dict)
+
+
+def offered_tool(tool: Json, call: Callable[..., Awaitable[ToolResult | str]]) -> EnvironmentTool:
+    """A tool of an episode, from what a server says of it."""
+    schema = tool["inputSchema"] if "inputSchema" in tool else tool["input_schema"]  # of MCP; of OpenEnv
+    description = str(tool.get("description") or "")
+    return EnvironmentTool(name=tool["name"], description=description, parameters=schema, call=call)
 
 
 def _is_lost(opening: "asyncio.Task[OpenServer]") -> bool:

@@ -26,7 +26,7 @@ from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.episodes.toolcalls import shortened
 from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, action_in, picture_of
-from condensegrpo.integrations.mcp import is_tool, text_of
+from condensegrpo.integrations.mcp import is_tool, offered_tool, text_of
 from condensegrpo.integrations.mcp_client import Json, Refused
 from condensegrpo.integrations.openenv_client import InvalidAction
 from condensegrpo.integrations.openenv_pool import EpisodeSession, OpenEnvServer, SessionPool
@@ -232,12 +232,7 @@ class OpenEnvEpisode:
                 raise ValueError(
                     f"the OpenEnv server {server} lists {tool!r:.200}, wanted a tool with name and input_schema"
                 )
-            yield EnvironmentTool(
-                name=tool["name"],
-                description=str(tool.get("description") or ""),
-                parameters=tool["input_schema"],
-                call=partial(self._use, tool["name"]),
-            )
+            yield offered_tool(tool, partial(self._use, tool["name"]))
 
 
 def _picture(value: object, name: str) -> MediaPart:

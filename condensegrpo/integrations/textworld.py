@@ -151,10 +151,7 @@ class TextWorldEpisode:
 
     async def close(self) -> None:
         """Close the game and let its thread end."""
-        try:
-            await self._thread.call(self._game.close)
-        finally:
-            self._thread.close()
+        await self._thread.close(self._game.close)
 
 
 class Walkthrough:

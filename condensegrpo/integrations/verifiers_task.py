@@ -28,7 +28,7 @@ from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.episodes.toolformats import JSON_FORMATS
 from condensegrpo.integrations.chat import Texts, messages
-from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool, text_of
+from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool, offered_tool, text_of
 from condensegrpo.integrations.mcp_client import Json, Refused
 from condensegrpo.integrations.server_address import check_servers
 from condensegrpo.tasks.answers import read_answer
@@ -122,15 +122,7 @@ class TasksetEpisode:
 
     def tools(self) -> Sequence[EnvironmentTool]:
         """The tools of the taskset."""
-        return [
-            EnvironmentTool(
-                name=tool["name"],
-                description=tool["description"],
-                parameters=tool["inputSchema"],
-                call=partial(self._use, tool["name"]),
-            )
-            for tool in self._tools
-        ]
+        return [offered_tool(tool, partial(self._use, tool["name"])) for tool in self._tools]
 
     def read_history(self, history: History) -> None:
         """Keep what was said so far, for the rewards."""
