@@ -28,9 +28,8 @@ class DrawnReply:
     params: SamplingParams
     # random.Random keeps all bits of the seed (a torch generator keeps 32) and its numbers never change
     uniforms: random.Random = field(init=False)
-    tail: int = field(
-        init=False
-    )  # last tokens that contain a stop string which the last one completes: each is at least a byte
+    # last tokens that contain a stop string which the last one completes: each is at least a byte
+    tail: int = field(init=False)
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # of the output, nats
 
