@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
-from condensegrpo.core.errors import PrefixBroken
+from condensegrpo.core.errors import PrefixBroken, RolloutError
 from condensegrpo.core.trajectory import Segment, Stop, TrainedTurn, Trajectory, Turn
 
 LOGPROB_SLACK = 1e-4  # nats; a log-probability rounded in low precision may lie this far above 0
@@ -42,6 +42,7 @@ def segments(
 
     Raises:
         PrefixBroken: a prompt does not continue the last and no condensation was declared.
+        RolloutError: a reply has no log-probabilities.
     """
     turns = trajectory.turns
     if len(advantage_K) < len(turns) or len(weight_K) < len(turns):
@@ -50,9 +51,9 @@ def segments(
             f"{len(advantage_K)} advantages and {len(weight_K)} weights"
         )
     if any(turn.is_text for turn in turns):
-        raise ValueError(
-            f"trajectory {trajectory.id!r} has replies without log-probabilities, which are text and not the sampled "
-            f"tokens: it cannot be trained"
+        raise RolloutError(
+            f"making the rows of trajectory {trajectory.id!r}: it has replies without log-probabilities, which are "
+            f"text and not the sampled tokens, and cannot be trained. Return that of every token from sample()."
         )
     bad = [weight for weight in weight_K[: len(turns)] if not 0 <= weight < math.inf]
     if bad:

@@ -7,8 +7,8 @@ from condensegrpo.algorithms.credit import Estimator
 from condensegrpo.algorithms.objective import ObjectiveFunction
 from condensegrpo.assembly.objects import Objects
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import CondenseError, ConfigError
-from condensegrpo.core.failures import at_definition, is_ctrl_c, message_of
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.failures import at_definition, plugin_code
 from condensegrpo.core.protocols.condenser import Condenser
 from condensegrpo.core.protocols.reward import GroupReward, Reward
 from condensegrpo.core.protocols.task import Problem, Split, Task
@@ -57,7 +57,7 @@ def problems(task: Task, split: Split) -> Sequence[Problem]:
     Raises:
         ConfigError: the split is empty, too small for the configuration, or the task fails.
     """
-    try:
+    with plugin_code(f"making the {split} problems of the task", ConfigError):
         split_problems = task.problems(split)
         if not (hasattr(split_problems, "__len__") and hasattr(split_problems, "__getitem__")):
             raise ConfigError(
@@ -65,12 +65,6 @@ def problems(task: Task, split: Split) -> Sequence[Problem]:
                 f"sequence of Problem objects, such as a list{at_definition(task)}."
             )
         first = split_problems[0] if len(split_problems) else None
-    except CondenseError:
-        raise
-    except BaseException as error:  # the boundary to a task
-        if is_ctrl_c(error):
-            raise
-        raise ConfigError(f"making the {split} problems of the task: {message_of(error)}.") from error
     if first is None:
         raise ConfigError(f"reading the {split} problems of the task: found none. Check task.data and task.eval_data.")
     if not isinstance(first, Problem):

@@ -19,8 +19,8 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
 from condensegrpo.core.credentials import without_credentials
-from condensegrpo.core.errors import CondenseError, PluginError
-from condensegrpo.core.failures import at_definition, is_ctrl_c, message_of
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.failures import at_definition, plugin_code
 from condensegrpo.core.plugins import load
 from condensegrpo.core.wording import did_you_mean
 
@@ -102,15 +102,9 @@ def _where(kind: str, name: str) -> str:
 def _called(
     factory: Callable[..., object], where: str, options: Mapping[str, object], arguments: Mapping[str, object]
 ) -> object:
-    try:
+    given = f" with {without_credentials(dict(options))}" if options else ""
+    with plugin_code(f"{where}{given}", PluginError):
         return factory(**arguments)
-    except CondenseError:
-        raise
-    except BaseException as error:  # the boundary to a plug-in
-        if is_ctrl_c(error):
-            raise
-        given = f" with {without_credentials(dict(options))}" if options else ""
-        raise PluginError(f"{where}{given}: {message_of(error)}.") from error
 
 
 def _arguments(

@@ -15,6 +15,7 @@ from condensegrpo.assembly.players import described_workers
 from condensegrpo.assembly.runtime import renderer_with
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, ModelMissing
+from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols.condenser import Writes
 from condensegrpo.core.protocols.reward import TurnReward
@@ -117,10 +118,11 @@ def _check_sampler(components: Components) -> None:
     name = components.config.sampler.name
     sampler = components.objects[name] if name in components.objects else load("samplers", name)
     if isinstance(sampler, ChecksTraining):
-        try:
-            sampler.check_training()
-        except ValueError as error:
-            raise ConfigError(f"checking sampler.name: found {name}, {error}.") from error
+        with plugin_code(f"calling check_training of the sampler {name}", ConfigError):
+            try:
+                sampler.check_training()
+            except ValueError as error:
+                raise ConfigError(f"checking sampler.name: found {name}, {error}.") from error
 
 
 def _check_reward(components: Components) -> None:

@@ -13,12 +13,22 @@ from condensegrpo.assembly.scorers import frozen_model, names_of, open_scorers
 from condensegrpo.attention.scorer import VersionedAttention
 from condensegrpo.config.load import longest_request
 from condensegrpo.config.schema import RunConfig, SamplerPlugin
-from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.errors import ConfigError, SamplerError
+from condensegrpo.core.failures import at_definition, plugin_code
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols.pictures import ExpandsPictures
-from condensegrpo.core.protocols.sampler import Measures, RepliesToMessages, Sampler
+from condensegrpo.core.protocols.sampler import (
+    ChecksTraining,
+    Describes,
+    Measures,
+    RepliesToMessages,
+    Sampler,
+    Sleeps,
+    StagesWeights,
+)
 from condensegrpo.core.protocols.tracker import Tracker
-from condensegrpo.core.signatures import signature_faults
+from condensegrpo.core.signatures import methods_of, signature_faults
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.information import AnswerProbe
 from condensegrpo.episodes.render import Renderer
@@ -32,7 +42,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-SAMPLER = ("sample", "update_weights", "version", "close")  # members of the protocol
+METHODS = (Sampler, Sleeps, StagesWeights, Describes, Measures, RepliesToMessages, ChecksTraining)
 COPYING = "transformers"  # the sampler that holds a copy of the initial policy
 
 
@@ -59,7 +69,22 @@ def open_sampler(
     arguments = _sampler_arguments(config, model_path, lora, media)
     named = config.sampler
     built = object_or(objects, named, lambda: plugins.build_plugin("samplers", named.name, named.options, arguments))
-    return cast(Sampler, built)
+    sampler = cast(Sampler, built)
+    if not isinstance(version := getattr(sampler, "version", None), int):
+        raise ConfigError(
+            f"setting up the sampler {named.name}: its version is {version!r:.80}, wanted the number of the optimiser "
+            f"step whose weights it has, at first 0{at_definition(type(sampler))}; see docs/reference/protocols.md."
+        )
+    return sampler
+
+
+def close_sampler(sampler: Sampler, observer: Observer) -> None:
+    """Close a sampler; what that raises is only said, since the work with it is done, or failed with its own error."""
+    try:
+        with plugin_code("closing the sampler", SamplerError):
+            sampler.close()
+    except SamplerError as error:
+        observer.say(str(error))
 
 
 def _sampler_arguments(
@@ -203,7 +228,7 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
         )
     sampler = load("samplers", name)
     if isinstance(sampler, type):
-        _check_signatures(name, sampler)
+        _check_methods(name, sampler)
     if config.rollout.answer_form is not None and isinstance(sampler, type) and not issubclass(sampler, Measures):
         raise _cannot_measure(config)
     confident = config.rollout.stop_when_confident
@@ -215,18 +240,16 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
 
 
 def _check_object(config: RunConfig, sampler: object) -> None:
-    lacking = [method for method in SAMPLER if not hasattr(sampler, method)]
-    if lacking:
-        raise ConfigError(
-            f"setting up {config.sampler.name}: it has no {' and no '.join(lacking)}; see docs/reference/protocols.md."
-        )
-    _check_signatures(config.sampler.name, sampler)
+    _check_methods(config.sampler.name, sampler)
     if config.rollout.answer_form is not None and not isinstance(sampler, Measures):
         raise _cannot_measure(config)
 
 
-def _check_signatures(name: str, sampler: object) -> None:
-    if faults := [*signature_faults(sampler, Sampler)]:
+def _check_methods(name: str, sampler: object) -> None:
+    missing = [method for method in methods_of(Sampler) if not callable(getattr(sampler, method, None))]
+    faults = [f"it has no {' and no '.join(missing)}{at_definition(sampler)}"] if missing else []
+    faults += [fault for protocol in METHODS for fault in signature_faults(sampler, protocol)]
+    if faults:
         raise ConfigError(f"setting up the sampler {name}: {faults[0]}; see docs/reference/protocols.md.")
 
 

@@ -8,11 +8,14 @@ import signal
 import sysconfig
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import FrameType, FunctionType, MethodType
+
+from condensegrpo.core.errors import CondenseError
 
 PACKAGE = __name__.partition(".")[0]
 MESSAGE_CHARACTERS = 400  # of an exception
@@ -56,6 +59,19 @@ def message_of(error: BaseException) -> str:
     """The message of a plug-in's error with its location, without a full stop; a ``ValueError`` needs no type."""
     failure = failure_of("", error)
     return str(replace(failure, error="", message=str(error)) if isinstance(error, ValueError) else failure)
+
+
+@contextmanager
+def plugin_code(doing: str, kind: type[CondenseError]) -> Iterator[None]:
+    """Run code of a plug-in outside of an episode: what it raises becomes an error of ours, with the line."""
+    try:
+        yield
+    except CondenseError:
+        raise
+    except BaseException as error:  # the boundary to a plug-in
+        if is_ctrl_c(error) or isinstance(error, GeneratorExit):
+            raise
+        raise kind(f"{doing}: {message_of(error)}.") from error
 
 
 def at_definition(plugin: object) -> str:

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -80,8 +80,10 @@ def _fault(method: Callable[..., Any], specified: Callable[..., Any]) -> str:
         signature, outermost = inspect.signature(method), inspect.signature(method, follow_wrapped=False)
     except (TypeError, ValueError):  # not known of what is built in
         return ""
-    names = tuple(inspect.signature(specified).parameters)
-    if not (_binds(signature, names) or _binds(outermost, names)):  # a decorator may pass further arguments
+    specification = inspect.signature(specified).parameters
+    names = tuple(specification)
+    keywords = [name for name, each in specification.items() if each.kind is each.KEYWORD_ONLY]
+    if not (_binds(signature, names, keywords) or _binds(outermost, names, keywords)):  # a decorator may pass more
         return f"({', '.join(map(str, signature.parameters.values()))}) cannot be called with ({', '.join(names)})"
     if inspect.iscoroutinefunction(specified):
         returned = str(signature.return_annotation)
@@ -101,9 +103,9 @@ def _lacks_object(plugin: object, name: str) -> bool:
     return inspect.isroutine(found) and not isinstance(found, classmethod | staticmethod)
 
 
-def _binds(signature: inspect.Signature, names: tuple[str, ...]) -> bool:
+def _binds(signature: inspect.Signature, names: Sequence[str], keywords: Sequence[str]) -> bool:
     try:
-        signature.bind(*names)
+        signature.bind(*(name for name in names if name not in keywords), **dict.fromkeys(keywords))
     except TypeError:
         return False
     return True

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
+from operator import index
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import Message, Unit
@@ -13,6 +15,8 @@ from condensegrpo.core.trajectory import Condensation, Finish, Generation, Sampl
 from condensegrpo.episodes.boundary import Ended, guarded
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.render import Renderer
+
+ROUNDING = 1e-3  # nats: a log-probability of 0 that was computed in few bits may be above it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,15 +107,31 @@ async def sample(
 
 
 async def generated(sampler: Sampler, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-    """The reply of a sampler.
+    """The reply of a sampler, with plain numbers.
 
     Raises:
-        TypeError: it returned something else.
+        TypeError, ValueError: it returned something else.
     """
-    generation = await sampler.sample(prompt_ids, params)
-    if not isinstance(generation, Generation):
-        raise TypeError(f"sample() returned {generation!r:.80}, wanted a Generation")
-    return generation
+    return _checked(await sampler.sample(prompt_ids, params), "sample()", params)
+
+
+def _checked(value: object, call: str, params: SamplingParams) -> Generation:
+    if not isinstance(value, Generation):
+        raise TypeError(f"{call} returned {value!r:.80}, wanted a Generation")
+    try:
+        ids, logprobs = tuple(map(index, value.token_ids)), tuple(map(float, value.logprobs))
+        finish = Finish(value.finish)
+    except (TypeError, ValueError) as error:  # of numpy and torch too: they end in files and in messages to workers
+        raise TypeError(f"{call} returned {value!r:.200}: {error}") from error
+    if len(ids) > params.max_tokens:
+        raise ValueError(f"{call} returned {len(ids)} tokens, wanted at most max_tokens={params.max_tokens}")
+    if negative := [each for each in ids if each < 0]:
+        raise ValueError(f"{call} returned the token id {negative[0]}, wanted ids of the tokenizer")
+    if wrong := [each for each in logprobs if not -inf < each <= ROUNDING]:
+        raise ValueError(
+            f"{call} returned the log-probability {wrong[0]} of a token, wanted a finite number of at most 0"
+        )
+    return Generation(token_ids=ids, logprobs=tuple(min(each, 0.0) for each in logprobs), finish=finish)
 
 
 async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sampled:
@@ -126,7 +146,7 @@ async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sa
                 "sampling from messages: the chat template is to show the tools, and the messages do not. Set "
                 "rollout.tools.format=tagged, which explains them in the system message."
             )
-        generation = await sampler.reply(prompt.context, params)
+        generation = _checked(await sampler.reply(prompt.context, params), "reply()", params)
     else:
         generation = await generated(sampler, prompt.ids, params)
     text = engine.renderer.text(generation.token_ids)

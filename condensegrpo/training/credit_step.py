@@ -15,8 +15,8 @@ from condensegrpo.algorithms.losses import Totals, summary_weight, token_weights
 from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, SourceCredit, StopSettings
 from condensegrpo.algorithms.sources import with_sources
 from condensegrpo.algorithms.staleness import staleness_of
-from condensegrpo.core.errors import CondenseError, PluginError
-from condensegrpo.core.failures import Failure, is_ctrl_c, message_of
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.failures import Failure, plugin_code
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.thread_call import result_in_thread
@@ -83,14 +83,8 @@ def _estimated(estimator: Callable[[Scores], Estimate], scores: Scores) -> Estim
         ScoreError: a reward or an advantage is not finite.
         PluginError: the estimator raised anything else.
     """
-    try:
+    with plugin_code("computing the advantages of a step", PluginError):
         return estimator(scores)
-    except CondenseError:
-        raise
-    except BaseException as error:  # the boundary to a plug-in
-        if is_ctrl_c(error):
-            raise
-        raise PluginError(f"computing the advantages of a step: {message_of(error)}.") from error
 
 
 def record_credit(path: Path, batch: StepBatch, credit: StepCredit, *, stops: StopSettings) -> None:

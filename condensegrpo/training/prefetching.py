@@ -15,6 +15,8 @@ from typing import Self
 
 from condensegrpo.algorithms.staleness import check_staleness, last_prefetched, sampler_gets_weights
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, RunsCoroutines
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import NamedTensors, Sampler, StagesWeights
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
@@ -106,12 +108,15 @@ class RolloutPrefetcher:
         Every rank must call it. Returns the seconds by ``clock`` that it waited for the sampler's requests.
         """
         update: Callable[[], None] = partial(sampler.update_weights, named_tensors, version)
-        if isinstance(sampler, StagesWeights):  # while the next batch is still being sampled
-            update = sampler.stage_weights(named_tensors, version)
+        doing = f"giving the sampler the weights after step {version}"
+        with plugin_code(doing, SamplerError):
+            if isinstance(sampler, StagesWeights):  # while the next batch is still being sampled
+                update = sampler.stage_weights(named_tensors, version)
         staged = clock()
         self.finish()
         waited = clock() - staged
-        update()
+        with plugin_code(doing, SamplerError):
+            update()
         return waited
 
     def _begun(self, step: int) -> bool:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from condensegrpo.config.resumed import named_as, store_configuration
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
@@ -56,7 +58,8 @@ def resume(
             write(step, scored)
     if config.learner.offload.rollouts:
         to_main_memory(learner)
-    sampler.update_weights(sampled_weights(sampler, learner), done)
+    with plugin_code(f"giving the sampler the weights after step {done}", SamplerError):
+        sampler.update_weights(sampled_weights(sampler, learner), done)
     return done, batches
 
 

@@ -18,9 +18,10 @@ from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.open_learner import choices, open_learner
 from condensegrpo.assembly.players import GroupPlayer, Players
-from condensegrpo.assembly.runtime import open_sampler, open_writer, use_threads
+from condensegrpo.assembly.runtime import close_sampler, open_sampler, open_writer, use_threads
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import TooManyFailed
+from condensegrpo.core.errors import SamplerError, TooManyFailed
+from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import Describes, Sampler, Sleeps
 from condensegrpo.episodes.failures import FailureWatch, failures_of
@@ -117,10 +118,11 @@ def _sleeping_sampler(components: Components, source: str, media: MediaFolder, o
     """The sampler, asleep if it can be: opening the learner takes memory. It gets the learner's weights afterwards."""
     config = components.config
     sampler = open_sampler(config, source, lora=config.model.lora, objects=components.objects, media=media)
-    if isinstance(sampler, Describes):
-        observer.say(sampler.describe())
-    if isinstance(sampler, Sleeps):
-        sampler.sleep(keep_weights=False)
+    with plugin_code(f"opening the sampler {config.sampler.name}", SamplerError):
+        if isinstance(sampler, Describes):
+            observer.say(str(sampler.describe()))
+        if isinstance(sampler, Sleeps):
+            sampler.sleep(keep_weights=False)
     return sampler
 
 
@@ -183,7 +185,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
             )
     finally:
         players.close()
-        sampler.close()
+        close_sampler(sampler, observer)
         close_deepspeed(learner)
         if tracking is not None:
             tracking.close()
@@ -253,7 +255,8 @@ def _step(run: _Run, step: int, failing: FailureWatch) -> dict[str, float]:
     failing.check(ranks.gather(failures_of(batch.trajectories)), run.observer)
     update_follows = sampler_gets_weights(step, run.config.rollout.staleness)
     if run.prefetcher.idle and isinstance(run.sampler, Sleeps):
-        run.sampler.sleep(keep_weights=not update_follows)
+        with plugin_code("letting the sampler sleep", SamplerError):
+            run.sampler.sleep(keep_weights=not update_follows)
     sampled = time.monotonic()
     credit, statistics = _learn(run, step, batch)
     learned = time.monotonic()

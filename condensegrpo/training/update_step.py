@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from condensegrpo.algorithms.objective import ObjectiveFunction
 from condensegrpo.algorithms.packing import PackedBatch
+from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.protocols.sampler import NamedTensors, Sampler, TakesAdapters
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import ranks
@@ -42,6 +43,13 @@ def update(
     together: int = learner.module.ranks_a_row
     share = learner.module.computes_trees
     batches = pack_rows(learner.module.named(rows), max_tokens=max_tokens, share=share, ranks_a_row=together)
+    vocabulary = learner.module.policy.config.get_text_config().vocab_size
+    highest = max((int(batch.token_ids.max()) for batch in batches), default=0)
+    if highest >= vocabulary:  # on a GPU it would end the process
+        raise LearnerError(
+            f"laying out the rows of a step: found the token id {highest}, and the policy knows those below "
+            f"{vocabulary}. The sampler has another tokenizer: give it the model of the run."
+        )
     count, in_rows, computed = ranks.sum_over_ranks(
         [len(rows), sum(len(row.token_ids) for row in rows), sum(batch.token_ids.numel() for batch in batches)]
     )

@@ -17,13 +17,16 @@ from condensegrpo.algorithms.objective import PerToken, supervised
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.assembly.demonstrations import DemonstratedTurn, Demonstrations
+from condensegrpo.assembly.runtime import close_sampler
 from condensegrpo.config.schema import WarmStartSettings
-from condensegrpo.core.errors import Interrupted
+from condensegrpo.core.errors import Interrupted, SamplerError
+from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.episodes.randomness import stream_seed
 from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.sampling import generated
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
@@ -60,9 +63,10 @@ class Probe:
         observer.phase("probing single turns", None)
         sampler = self.open_sampler(model)
         try:
-            replies = asyncio.run(self._replies(sampler, turns))
+            with plugin_code("probing the warmed-up model with the sampler", SamplerError):
+                replies = asyncio.run(self._replies(sampler, turns))
         finally:
-            sampler.close()
+            close_sampler(sampler, observer)
         verdicts = [self.demonstrations.sound(turn.shown, reply) for turn, reply in zip(turns, replies, strict=True)]
         judged = [verdict for verdict in verdicts if verdict is not None]
         return ProbeResult(sound=sum(judged) / len(judged) if judged else 0.0, judged=len(judged))
@@ -77,7 +81,7 @@ class Probe:
                 stop_strings=self.stop_strings,
                 media=turn.media,
             )
-            return self.renderer.text((await sampler.sample(turn.prompt_ids, params)).token_ids)
+            return self.renderer.text((await generated(sampler, turn.prompt_ids, params)).token_ids)
 
         return await asyncio.gather(*(reply(number, turn) for number, turn in enumerate(turns)))
 
