@@ -191,6 +191,32 @@ def test_the_code_format_runs_python_and_nothing_else() -> None:
         build(quickstart("rollout.tools.use=[calculator]", "rollout.tools.format=code"))
 
 
+@pytest.mark.parametrize(
+    ("member", "fault"),
+    [
+        ("def parse(self, text): return None", "parse() is None, wanted ToolCalls or Malformed"),
+        (
+            "def parse(self, text): return (ToolCall(id='0', name='add', arguments={}),)",
+            "arguments as JSON text, found",
+        ),
+        (
+            "def result(self, call_id, name, text): return text",
+            "result() is '2', wanted a Message of role tool or user",
+        ),
+        ("def instructions(self, schemas): return schemas[0]['name']", "KeyError: 'name'"),
+        ("stop_strings = '</call>'", "stop_strings is '</call>', wanted a tuple of texts"),
+    ],
+)
+def test_a_tool_format_is_tried_before_a_run(tmp_path: Path, member: str, fault: str) -> None:
+    file = tmp_path / "mine.py"
+    imports = "from condensegrpo.core.messages import ToolCall\nfrom condensegrpo.episodes.toolformats import Tagged\n"
+    file.write_text(f"{imports}\nclass Mine(Tagged):\n    {member}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        build(quickstart(f"rollout.tools.format={file}:Mine"))
+    assert fault in str(refused.value)
+    assert f"trying the tool format {file}:Mine (" in str(refused.value)
+
+
 def test_a_plug_in_without_its_method_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("class Forgetful:\n    def shorten(self, history): ...\n")

@@ -11,7 +11,7 @@ from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.config.schema import Plugin, RunConfig, StagePlugin, WeightedPlugin
 from condensegrpo.config.yaml_tree import parse
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.failures import at_definition
+from condensegrpo.core.failures import at_definition, plugin_code
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols.condenser import Condenser, Stage
 from condensegrpo.core.protocols.reward import GroupReward, Reward, TurnReward
@@ -22,7 +22,7 @@ from condensegrpo.core.reward_parts import RewardPart
 from condensegrpo.core.signatures import methods_of, return_fault, signature_faults
 from condensegrpo.episodes.boundary import checked_tools
 from condensegrpo.episodes.toolcalls import Toolbox
-from condensegrpo.episodes.toolformats import CallsOneTool, ToolFormat
+from condensegrpo.episodes.toolformats import CallsOneTool, ToolFormat, check_format
 from condensegrpo.sandbox.sandbox import Sandbox
 
 P = TypeVar("P")
@@ -157,6 +157,8 @@ def build_toolbox(config: RunConfig, sandbox: Sandbox, condenser: Condenser, obj
     plugin = _named(config.rollout.tools.format)
     built = build_plugin("tool_formats", plugin.name, plugin.options)
     form: ToolFormat = _with_methods(built, plugin.name, ToolFormat)
+    with plugin_code(f"trying the tool format {plugin.name}{at_definition(form)}", ConfigError):
+        check_format(form)
     toolbox = Toolbox(_tools(config, form, sandbox, objects), format=form, limits=config.rollout.tools)
     offered = checked_tools(condenser.tools()) if isinstance(condenser, OffersTools) else ()
     if not offered:

@@ -18,6 +18,13 @@ class ToolCall:
     name: str
     arguments: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not isinstance(self.arguments, str):
+            raise TypeError(
+                f"a ToolCall has a name and its arguments as JSON text, found {self.name!r:.80} and "
+                f"{self.arguments!r:.80}; for a dict: json.dumps"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPart:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.episodes import strictjson
 
 MAX_CALLS = 32  # read from one reply; a model in a loop writes thousands
@@ -53,6 +54,32 @@ class CallsOneTool(Protocol):
     @property
     def only_tool(self) -> str:
         """The name of that tool."""
+
+
+def check_format(form: ToolFormat) -> None:
+    """Try the members of a format on made-up values; raises TypeError for what is not as ``ToolFormat`` says."""
+    calls, shown = form.parse("1 + 1"), form.result("call_0", "look", "2")
+    tool = EnvironmentTool(name="look", description="Looks.", parameters={"type": "object", "properties": {}})
+    instructions = form.instructions([tool.schema])
+    stops = form.stop_strings
+    text_shown = isinstance(shown, Message) and isinstance(shown.content, str) and shown.role in ("tool", "user")
+    for member, returned, right, wanted in (
+        ("opening", form.opening, isinstance(form.opening, str), "a text"),
+        ("stop_strings", stops, isinstance(stops, tuple | list) and all(map(_is_text, stops)), "a tuple of texts"),
+        ("parse()", calls, isinstance(calls, tuple | list) and all(map(_is_call, calls)), "ToolCalls or Malformed"),
+        ("result()", shown, text_shown, "a Message of role tool or user, with a text"),
+        ("instructions()", instructions, isinstance(instructions, str), "a text"),
+    ):
+        if not right:
+            raise TypeError(f"{member} is {returned!r:.80}, wanted {wanted}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_call(value: object) -> bool:
+    return isinstance(value, ToolCall | Malformed)
 
 
 class _JsonCalls:
