@@ -66,7 +66,10 @@ def problems(task: Task, split: Split) -> Sequence[Problem]:
             )
         first = split_problems[0] if len(split_problems) else None
     if first is None:
-        raise ConfigError(f"reading the {split} problems of the task: found none. Check task.data and task.eval_data.")
+        raise ConfigError(
+            f"reading the {split} problems of the task: found none. Check task.data and task.eval_data; where a share "
+            f"of few questions is held out, none may be: set task.eval_data, or raise task.options.eval_share."
+        )
     if not isinstance(first, Problem):
         raise ConfigError(
             f"making the {split} problems of the task: the first is {first!r:.80}, wanted a "

@@ -109,7 +109,7 @@ def _read_truths(source: str) -> Mapping[str, object]:
 
 def _answered(problem: Problem, truth: object) -> Problem:
     """The problem with its ground truth; the first of a list is the answer and all are its aliases."""
-    aliases = [str(alias) for alias in truth] if isinstance(truth, list) else None
-    first = next(iter(aliases), None) if aliases is not None else truth
-    data = problem.data if aliases is None else {**problem.data, "aliases": aliases}
-    return replace(problem, answer=None if first is None else str(first), data=data)
+    answers = truth if isinstance(truth, list) else [truth]
+    known = [str(answer) for answer in answers if answer is not None and answer == answer]
+    data = {**problem.data, "aliases": known} if isinstance(truth, list) else problem.data
+    return replace(problem, answer=next(iter(known), None), data=data)
