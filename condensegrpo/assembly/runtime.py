@@ -141,8 +141,9 @@ def provenance(config: RunConfig, *, model: str, step: int | None, evaluation: s
 
 def renderer_for(components: Components, source: str, media: MediaFolder | None = None) -> Renderer:
     """The renderer for a model folder or Hub id; ``media``: where it has pictures from, None: it refuses them."""
+    tokenizer = load_tokenizer(source)  # first: it says what a missing model is
     pictures = None if media is None else load_picture_processor(source, media)
-    return renderer_with(components, load_tokenizer(source), stop_ids=end_ids(source), pictures=pictures)
+    return renderer_with(components, tokenizer, stop_ids=end_ids(source), pictures=pictures)
 
 
 def renderer_with(
