@@ -103,6 +103,21 @@ def play(question: str, replies: Sequence[str], closed: list[str], **options: An
     return asyncio.run(episode), environments[-1]
 
 
+def test_a_tool_of_an_environment_need_not_be_asynchronous() -> None:
+    class Plain(Counter):
+        def tools(self) -> Sequence[EnvironmentTool]:
+            call: Any = lambda arguments, history: f"at {arguments['by']}"  # noqa: E731
+            return [EnvironmentTool(name="up", description="Counts up.", parameters=NUMBER, call=call)]
+
+    replies = iter([call("up", by=1), "one"])
+    parts = engine(agent(lambda prompt: next(replies)), tools={"add": add})
+    episode = run_episode(
+        problem(), environment=lambda asked: Plain(asked, []), engine=parts, group_id="1/0", sample=0, seed=lambda n: n
+    )
+    first = asyncio.run(episode).turns[0]
+    assert (first.observations[0].content, first.tool_successes) == ("<result>at 1</result>", 1)
+
+
 def test_an_environment_reads_the_turns_that_its_tools_answered_also_those_that_were_condensed() -> None:
     last = LastK(keep_first=0, keep_last=1)
     said = [call("up", by=1), "<tool>up</tool>", "two"]

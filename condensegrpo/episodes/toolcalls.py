@@ -301,7 +301,8 @@ def _raised(name: str, error: BaseException) -> _Outcome:
 
 async def _awaited(name: str, call: Callable[[], Any]) -> _Outcome:
     try:
-        return _returned(await call())
+        returned = call()  # of an environment's tool that is no coroutine function: its result
+        return _returned(await returned if inspect.isawaitable(returned) else returned)
     except EnvironmentLost:
         raise  # ends the episode
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # the boundary to a tool; an exit would end the loop

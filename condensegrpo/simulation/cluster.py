@@ -281,7 +281,9 @@ def _shares(cluster: Cluster) -> tuple[int, int]:
     size, servers, learner = cluster.tensor_parallel, cluster.servers, cluster.learner_gpus
     if cluster.gpus is None:
         if servers is None:
-            raise ConfigError("reading gpus: found neither gpus nor servers. Set one in the cluster file, or with --set gpus=8.")
+            raise ConfigError(
+                "reading gpus: found neither gpus nor servers. Set one in the cluster file, or with --set gpus=8."
+            )
         return servers, learner or servers * size
     if cluster.gpus < size:
         raise ConfigError(f"checking tensor_parallel: found {size} GPUs a server, and gpus={cluster.gpus} in all.")
