@@ -2,6 +2,7 @@
 
 import sys
 import traceback
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -105,6 +106,9 @@ app.add_typer(model, name="model")
 
 def main() -> None:
     """Run the command line. Exit code 2: the configuration is wrong; 1: the work failed; 130: Ctrl-C; 143: SIGTERM."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without some letters gets question marks, no traceback
     end_with_launcher()
     handle_first(exit_immediately)  # train installs its own handler
     try:

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 import time
 from functools import partial
 from importlib.metadata import version
@@ -216,3 +217,18 @@ def test_a_full_disk_ends_the_run_with_what_to_do_and_the_run_goes_on_when_there
     assert "The disk or quota is full: free some space" in done.stderr
     assert not list((tmp_path / "quickstart/checkpoints").iterdir())  # no half of one
     assert "largest context" in succeed("train", "--resume", str(tmp_path / "quickstart"))
+
+
+def test_a_stream_without_some_letters_gets_question_marks() -> None:
+    program = """
+import sys
+from condensegrpo.cli.app import main
+sys.argv = ["condensegrpo", "--version"]
+try:
+    main()
+finally:
+    print("step → 1")
+"""
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, check=True)
+    assert done.stdout.endswith(b"step ? 1\n")
