@@ -1,8 +1,12 @@
 """Progress of a long job: the loops report it, the command line shows it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Concatenate, ParamSpec
 
 from condensegrpo.core.evaluation import Evaluation
+
+P = ParamSpec("P")
 
 
 class Observer:
@@ -34,43 +38,27 @@ class Silent(Observer):
     """Shows nothing: for tests and for every rank but the first."""
 
 
+def _to_all(report: Callable[Concatenate[Observer, P], None]) -> Callable[Concatenate["Observers", P], None]:
+    """A method that passes one kind of report on."""
+
+    @wraps(report)
+    def passed_on(self: "Observers", /, *arguments: P.args, **options: P.kwargs) -> None:
+        for observer in self.observers:
+            getattr(observer, report.__name__)(*arguments, **options)
+
+    return passed_on
+
+
 class Observers(Observer):
     """Passes every report on to several observers, in order."""
 
     def __init__(self, *observers: Observer) -> None:
-        self._observers = observers
+        self.observers = observers
 
-    def phase(self, title: str, total: int | None) -> None:
-        """A wait begins."""
-        for observer in self._observers:
-            observer.phase(title, total)
-
-    def advance(self, note: str = "") -> None:
-        """One part of the phase is done."""
-        for observer in self._observers:
-            observer.advance(note)
-
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """An optimiser step was taken."""
-        for observer in self._observers:
-            observer.step(step, metrics)
-
-    def evaluated(self, step: int, evaluations: Sequence[Evaluation]) -> None:
-        """The policy was evaluated."""
-        for observer in self._observers:
-            observer.evaluated(step, evaluations)
-
-    def failed(self, text: str, traceback: str) -> None:
-        """Trajectories failed."""
-        for observer in self._observers:
-            observer.failed(text, traceback)
-
-    def say(self, text: str) -> None:
-        """Something happened."""
-        for observer in self._observers:
-            observer.say(text)
-
-    def record(self, text: str) -> None:
-        """Lines for the log alone."""
-        for observer in self._observers:
-            observer.record(text)
+    phase = _to_all(Observer.phase)
+    advance = _to_all(Observer.advance)
+    step = _to_all(Observer.step)
+    evaluated = _to_all(Observer.evaluated)
+    failed = _to_all(Observer.failed)
+    say = _to_all(Observer.say)
+    record = _to_all(Observer.record)
