@@ -29,7 +29,7 @@ from condensegrpo.learner.engine import (
     open_deepspeed,
     optimizer_step,
 )
-from condensegrpo.learner.policy import save_policy
+from condensegrpo.learner.policy import in_main_memory, write_policy
 from condensegrpo.learner.settings import Dtype, OptimizerSettings
 from condensegrpo.learner.training_state import restore_training_state, training_state
 from condensegrpo.learner.weights import gathered_weights
@@ -453,10 +453,10 @@ def test_the_manifest_covers_every_file_and_extra_ones_too(tmp_path: Path) -> No
     learner = engine()
 
     def export(folder: Path) -> None:
-        save_policy(
+        write_policy(
             folder / "model",
-            model_config=learner.module.config,
-            named_tensors=gathered_weights(learner),
+            learner.module.config,
+            in_main_memory(gathered_weights(learner)),
             tokenizer=tokenizer(),
         )
 

@@ -14,7 +14,7 @@ from tiny import qwen3, tokenizer
 
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.protocols.task import Problem, Task
-from condensegrpo.learner.policy import configuration, load_policy, load_tokenizer, save_policy
+from condensegrpo.learner.policy import configuration, in_main_memory, load_policy, load_tokenizer, write_policy
 from condensegrpo.rewards.outcome import Correct
 from condensegrpo.tasks.gsm8k import Gsm8k
 from condensegrpo.tasks.jsonl import Jsonl
@@ -178,7 +178,7 @@ def test_thousands_separators_make_no_other_number(truth: str, answer: str, wort
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, made = tmp_path_factory.mktemp("m") / "model", qwen3()
-    save_policy(folder, model_config=made.config, named_tensors=made.named_parameters(), tokenizer=tokenizer())
+    write_policy(folder, made.config, in_main_memory(made.named_parameters()), tokenizer=tokenizer())
     return folder
 
 

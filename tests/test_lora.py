@@ -29,7 +29,7 @@ from condensegrpo.learner.engine import (
     optimizer_step,
 )
 from condensegrpo.learner.lora import adapted, add_adapters, base_only, dropping
-from condensegrpo.learner.policy import load_policy, save_policy
+from condensegrpo.learner.policy import in_main_memory, load_policy, write_policy
 from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings
 from condensegrpo.learner.targets import check_targets, check_targets_of
 from condensegrpo.learner.weights import adapters, gathered_weights, write_adapter
@@ -346,7 +346,7 @@ def adapted_base(*, seed: int) -> PreTrainedModel:
 @pytest.mark.parametrize("stage", [1, 3])
 def test_the_adapter_folder_on_its_base_is_the_merged_model(tmp_path: Path, stage: int) -> None:
     base = tmp_path / "base"
-    save_policy(base, model_config=qwen3().config, named_tensors=qwen3().named_parameters(), tokenizer=tokenizer())
+    write_policy(base, qwen3().config, in_main_memory(qwen3().named_parameters()), tokenizer=tokenizer())
     learner = engine(moved_qwen3(), stage)
     optimizer_step(learner, micro_batches(rows(4), 2), loss)
     write_adapter(tmp_path / "adapter", learner.module.policy, dict(adapters(learner)))

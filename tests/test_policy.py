@@ -24,13 +24,13 @@ from two_ranks import OPTIMISER
 from condensegrpo.core.errors import CheckpointError, ConfigError, SamplerError
 from condensegrpo.learner.checkpoint import verify_model
 from condensegrpo.learner.engine import close_deepspeed, open_deepspeed
-from condensegrpo.learner.policy import end_ids, load_policy, load_tokenizer, positions, save_policy
+from condensegrpo.learner.policy import end_ids, in_main_memory, load_policy, load_tokenizer, positions, write_policy
 from condensegrpo.learner.weights import gathered_weights
 from condensegrpo.samplers.transformers import TransformersSampler
 
 
 def written(folder: Path, model: PreTrainedModel) -> Path:
-    save_policy(folder, model_config=model.config, named_tensors=model.named_parameters(), tokenizer=tokenizer())
+    write_policy(folder, model.config, in_main_memory(model.named_parameters()), tokenizer=tokenizer())
     return folder
 
 
@@ -60,10 +60,10 @@ def test_a_written_folder_names_what_vllm_needs(tmp_path: Path) -> None:
 
 def test_an_engine_writes_what_it_would_gather(tmp_path: Path) -> None:
     engine = open_deepspeed(llama(), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
-    save_policy(
+    write_policy(
         tmp_path / "model",
-        model_config=engine.module.config,
-        named_tensors=gathered_weights(engine),
+        engine.module.config,
+        in_main_memory(gathered_weights(engine)),
         tokenizer=tokenizer(),
     )
     close_deepspeed(engine)
@@ -120,7 +120,7 @@ def test_weights_that_break_off_leave_the_old_model(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        save_policy(folder, model_config=qwen3().config, named_tensors=broken(), tokenizer=tokenizer())
+        write_policy(folder, qwen3().config, in_main_memory(broken()), tokenizer=tokenizer())
     assert (folder / "model.safetensors").read_bytes() == before
 
 
@@ -217,10 +217,10 @@ def test_positions_and_end_ids_of_a_missing_folder_name_it(tmp_path: Path) -> No
 
 def test_a_saved_policy_keeps_what_ends_its_replies(tmp_path: Path) -> None:
     model = qwen3()
-    save_policy(
+    write_policy(
         tmp_path / "saved",
-        model_config=model.config,
-        named_tensors=model.named_parameters(),
+        model.config,
+        in_main_memory(model.named_parameters()),
         tokenizer=load_tokenizer(str(written(tmp_path / "model", model))),
         stop_ids=(7, 3),
     )

@@ -11,7 +11,7 @@ from two_ranks import OPTIMISER, loss, micro_batches
 from condensegrpo.algorithms.losses import k3
 from condensegrpo.learner.engine import STAGES, close_deepspeed, measure_logprobs, open_deepspeed, optimizer_step
 from condensegrpo.learner.logprobs import TrainedLogprobs
-from condensegrpo.learner.policy import save_policy
+from condensegrpo.learner.policy import in_main_memory, write_policy
 from condensegrpo.learner.reference import against_base, against_copy, open_reference
 from condensegrpo.learner.weights import gathered_weights
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def copy(tmp_path: Path) -> TrainedLogprobs:
     """A frozen copy of the base that the adapters of these tests stand on."""
     base = qwen3()
-    save_policy(tmp_path, model_config=base.config, named_tensors=base.named_parameters(), tokenizer=tokenizer())
+    write_policy(tmp_path, base.config, in_main_memory(base.named_parameters()), tokenizer=tokenizer())
     return open_reference(str(tmp_path), dtype="float32", attention="sdpa", device="cpu")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from condensegrpo.core.errors import ConfigError, ModelMissing
 from condensegrpo.learner.atomic_folder import published_folder
 from condensegrpo.learner.dtypes import DTYPES
-from condensegrpo.learner.ranks import barrier, rank
+from condensegrpo.learner.ranks import rank
 from condensegrpo.learner.settings import TREE_KERNELS, Dtype
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.hub import hub_fault
@@ -280,27 +280,6 @@ def check_divided(model: str, heads: int, keys: int, ranks: int) -> None:
             f"checking learner.sequence_parallel: found {ranks}, and {model} has {heads} attention heads and {keys} "
             f"key heads, which do not divide over so many ranks. Set one of {', '.join(map(str, able))}."
         )
-
-
-def save_policy(
-    folder: Path,
-    *,
-    model_config: "PretrainedConfig",
-    named_tensors: Iterable[tuple[str, Tensor]],
-    tokenizer: "PreTrainedTokenizerBase",
-    stop_ids: Sequence[int] = (),
-    steps: int | None = None,
-    beside: Sequence[Path] = (),
-) -> None:
-    """Write a policy as ``write_policy`` does, on the first rank; every rank must call it.
-
-    Args:
-        named_tensors: the weights, a tied one once; every rank takes them, they may be gathered from all.
-    """
-    tensors = in_main_memory(named_tensors)
-    if rank() == 0:
-        write_policy(folder, model_config, tensors, tokenizer=tokenizer, stop_ids=stop_ids, steps=steps, beside=beside)
-    barrier()  # so that every rank finds the folder afterwards
 
 
 def in_main_memory(named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

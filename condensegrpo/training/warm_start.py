@@ -30,7 +30,7 @@ from condensegrpo.episodes.sampling import generated
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
-from condensegrpo.learner.policy import end_ids, load_tokenizer, processor_files, save_policy
+from condensegrpo.learner.policy import end_ids, in_main_memory, load_tokenizer, processor_files, write_policy
 from condensegrpo.learner.weights import gathered_weights
 
 SAVE_SECONDS = 1.0  # at least between two checkpoints of the warm start
@@ -131,14 +131,10 @@ def warm_start(
                 statistics = optimizer_step(learner, batches, PerToken(supervised))
                 observer.advance(f"loss {statistics['loss']:.3f}")
             source = str(_round_folder(target, number))
-            save_policy(
-                Path(source),
-                model_config=learner.module.policy.config,
-                named_tensors=gathered_weights(learner),
-                tokenizer=tokenizer,
-                stop_ids=stop_ids,
-                beside=beside,
-            )
+            weights, config = in_main_memory(gathered_weights(learner)), learner.module.policy.config
+            if ranks.rank() == 0:
+                write_policy(Path(source), config, weights, tokenizer=tokenizer, stop_ids=stop_ids, beside=beside)
+            ranks.barrier()  # so that every rank finds the folder
             if settings.probe_target is not None:
                 saver.save(settings.steps)
         finally:
