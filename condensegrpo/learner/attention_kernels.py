@@ -11,7 +11,7 @@ differs is not used, and the log says so. Any other name is an attention of tran
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from math import inf
 from typing import NamedTuple
@@ -177,12 +177,9 @@ def check_kernel(kernel: str, heads: Heads, dtype: torch.dtype, device: torch.de
     if fault is not None:
         return KernelCheck(kernel, None, fault)
     try:
-        if kernel == "flex":
-            flex = compiled_flex()
-            measured = kernel_error(lambda depths: intervals(depths, flex), heads, dtype, device)
-        else:
-            varlen = flash_varlen()
-            measured = kernel_error(lambda depths: branches(depths, varlen), heads, dtype, device)
+        of_flex = kernel == "flex"
+        make = partial(intervals, flex=compiled_flex()) if of_flex else partial(branches, varlen=flash_varlen())
+        measured = kernel_error(make, heads, dtype, device)
     except Exception as error:  # the boundary to compilers and packages, which have exceptions of all kinds
         return KernelCheck(kernel, None, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
     most = max(1e-3, 4 * torch.finfo(dtype).eps)  # 3 % in bfloat16; a pair too many or too few moves some by far more

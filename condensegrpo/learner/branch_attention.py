@@ -17,10 +17,10 @@ of paths: as many as tokens where nothing is shared, and a whole prefix for ever
 Legend: S packed tokens, G gathered keys, b branches, h query heads, g key heads, d their size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import accumulate, pairwise
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -31,25 +31,8 @@ from transformers.utils import is_flash_attn_2_available
 from condensegrpo.learner.tree_attention import HostPattern, branch_starts
 
 FLASH_2 = "flash_attention_2"  # not 3, whose build for the kernels package has no backward pass
-
-
-class Varlen(Protocol):
-    """``flash_attn_varlen_func`` of flash-attention 2."""
-
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        cu_seqlens_q: Tensor,
-        cu_seqlens_k: Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        softmax_scale: float | None,
-        causal: bool,
-    ) -> Tensor:
-        """Queries (S, h, d), keys and values (G, g, d); the output is (S, h, d)."""
+# ``flash_attn_varlen_func`` of flash-attention 2: queries (S, h, d), keys and values (G, g, d); the output is (S, h, d)
+Varlen = Callable[..., Tensor]
 
 
 class Branches(NamedTuple):

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple, Protocol, cast
+from typing import IO, NamedTuple, cast
 
 import torch
 
@@ -18,10 +18,6 @@ class Digest(NamedTuple):
 
     size: int  # bytes
     sha256: str  # hexadecimal
-
-
-class _Writable(Protocol):
-    def write(self, data: Bytes, /) -> int: ...
 
 
 class InMemory:
@@ -44,7 +40,7 @@ class InMemory:
 class _Hashing:
     """A file that is hashed while it is written. It has no descriptor: torch would write to that directly."""
 
-    def __init__(self, file: _Writable) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self.file, self.size, self.sha = file, 0, hashlib.sha256()
 
     def write(self, data: Bytes) -> int:

@@ -22,9 +22,9 @@ compiled for itself. Tokens of padding come after the others, each a tree of its
 Legend: S tokens with padding, n = S/128 blocks, h query heads, g key heads, d their size.
 """
 
-from collections.abc import Sequence
-from functools import cache, partial
-from typing import NamedTuple, Protocol, cast
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -34,15 +34,8 @@ from condensegrpo.learner.tree_attention import HostPattern
 
 BLOCK = 128  # queries and keys of a block: what torch's kernels are tuned for
 COMPILED = 32  # most variants of the kernel: of types, of head sizes, with and without gradients; never of lengths
-
-
-class Flex(Protocol):
-    """``flex_attention``, compiled."""
-
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, *, block_mask: BlockMask, scale: float | None, enable_gqa: bool
-    ) -> Tensor:
-        """Queries (1, h, S, d), keys and values (1, g, S, d); the output is (1, h, S, d)."""
+# ``flex_attention``, compiled: queries (1, h, S, d), keys and values (1, g, S, d); the output is (1, h, S, d)
+Flex = Callable[..., Tensor]
 
 
 class Intervals(NamedTuple):
@@ -63,11 +56,7 @@ def intervals(depths: Sequence[int], flex: Flex) -> HostPattern:
     """The intervals of packed trees, of which ``depths`` are those of the tokens in their rows."""
     tokens = BLOCK * max(2, -(-len(depths) // BLOCK))
     end = torch.tensor(ends([*depths, *[0] * (tokens - len(depths))]), dtype=torch.int32)
-    return HostPattern(tokens=tokens, indices=(end,), of_uploaded=partial(_intervals, flex))
-
-
-def _intervals(flex: Flex, end: Tensor) -> Intervals:
-    return Intervals(mask=block_mask(end), flex=flex)
+    return HostPattern(tokens=tokens, indices=(end,), of_uploaded=lambda end: Intervals(block_mask(end), flex))
 
 
 def ends(depths: Sequence[int]) -> list[int]:
