@@ -1,7 +1,7 @@
 """A micro-batch on the device: what its lengths decide is computed in main memory, and uploaded by one copy."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,18 +33,21 @@ class DeviceBatch:
         return self.columns if self.which is None else self.columns.trained(self.which)
 
 
+class Layout(NamedTuple):
+    """A micro-batch as the decoder computes it, in main memory; the fields are those of ``DeviceBatch``."""
+
+    token_ids: Tensor
+    position_ids: Tensor
+    source: Tensor
+    pattern: HostPattern | None = None
+    which: Tensor | None = None
+
+
 def on_device(
-    batch: PackedBatch,
-    device: torch.device,
-    *,
-    token_ids: Tensor,
-    position_ids: Tensor,
-    source: Tensor,
-    pattern: HostPattern | None,
-    which: Tensor | None = None,
-    pictures: ShownPictures | None = None,
+    batch: PackedBatch, layout: Layout, device: torch.device, pictures: ShownPictures | None = None
 ) -> DeviceBatch:
-    """A micro-batch whose tensors are in main memory, on a device; the fields are those of ``DeviceBatch``."""
+    """A micro-batch on a device, with the pictures that it shows."""
+    token_ids, position_ids, source, pattern, which = layout
     given = [token_ids, position_ids, source, source if which is None else which]
     columns, indices = batch.columns, () if pattern is None else pattern.indices
     shown = () if pictures is None else pictures.tensors

@@ -6,7 +6,6 @@ Legend: S packed tokens of a micro-batch, T trained tokens, H hidden size.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -20,13 +19,13 @@ from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.attention_kernels import Heads, Kernels, kernels_on
-from condensegrpo.learner.device_batch import DeviceBatch, on_device
+from condensegrpo.learner.device_batch import DeviceBatch, Layout, on_device
 from condensegrpo.learner.head import ChunkedHead
 from condensegrpo.learner.padded_rows import pad_rows
 from condensegrpo.learner.pictures import BatchPictures, ShownPictures, decoder_inputs, tower
 from condensegrpo.learner.sequence_parallel import RankGroup, rank_group
 from condensegrpo.learner.settings import TREE_KERNELS
-from condensegrpo.learner.tree_attention import TREE_ATTENTION, AttentionPattern, HostPattern, use_tree_attention
+from condensegrpo.learner.tree_attention import TREE_ATTENTION, AttentionPattern, use_tree_attention
 
 # attention that also runs on a CPU and does not separate packed rows by itself
 ANYWHERE = ("sdpa", TREE_ATTENTION, "eager")
@@ -146,16 +145,23 @@ class TrainedLogprobs(nn.Module):
         Raises:
             LearnerError: it has prefix trees, and the model takes plain rows only.
         """
-        put = partial(self._put, batch, device, blank)
+        layout, shown = self._laid_out(batch, device), None
+        if self.pictures is not None:
+            token_ids = layout.token_ids
+            shown = self.pictures.shown(token_ids, batch.pictures, blank=blank)
+            placed = token_ids.masked_fill(token_ids < 0, self.pictures.processor.placeholder_id)
+            layout = layout._replace(token_ids=placed)
+        return on_device(batch, layout, device, shown)
+
+    def _laid_out(self, batch: PackedBatch, device: torch.device) -> Layout:
+        """A micro-batch as the decoder computes it, with numbers for the tokens of pictures."""
         token_ids, position_ids, source = batch.token_ids, batch.position_ids, batch.source
         if self.pictures is not None:
             position_ids = self.pictures.positions(batch)
         if not self.computes_trees:
             if self.in_line:  # such attention tells rows apart by their positions, and skips other rows by itself
-                return put(token_ids=token_ids, position_ids=position_ids, source=source, pattern=None)
-            rows = pad_rows(token_ids, position_ids)
-            source = rows.row_S[source] * rows.token_ids.shape[1] + rows.column_S[source]
-            return put(token_ids=rows.token_ids, position_ids=rows.position_ids, source=source, pattern=None)
+                return Layout(token_ids, position_ids, source)
+            return pad_rows(token_ids, position_ids, source)
         if self.group is not None:
             token_ids, position_ids = (self.group.padded(ids, device) for ids in (token_ids, position_ids))
         pattern = self.kernels(device).pattern(position_ids.flatten(0, -2)[0].tolist())
@@ -163,39 +169,10 @@ class TrainedLogprobs(nn.Module):
         if padding:  # after all rows: no token sees it
             token_ids, position_ids = (functional.pad(ids, (0, padding)) for ids in (token_ids, position_ids))
         if self.group is None:
-            return put(token_ids=token_ids, position_ids=position_ids, source=source, pattern=pattern)
+            return Layout(token_ids, position_ids, source, pattern)
         which = self.group.trained(token_ids.numel(), source)
         token_ids, position_ids = self.group.part(token_ids), self.group.part(position_ids)
-        source = source[which] % token_ids.numel()
-        return put(token_ids=token_ids, position_ids=position_ids, source=source, pattern=pattern, which=which)
-
-    def _put(
-        self,
-        batch: PackedBatch,
-        device: torch.device,
-        blank: str | None,
-        *,
-        token_ids: Tensor,
-        position_ids: Tensor,
-        source: Tensor,
-        pattern: HostPattern | None,
-        which: Tensor | None = None,
-    ) -> DeviceBatch:
-        """A micro-batch that is laid out as the decoder computes it, with the pictures of its tokens."""
-        shown = None
-        if self.pictures is not None:
-            shown = self.pictures.shown(token_ids, batch.pictures, blank=blank)
-            token_ids = token_ids.masked_fill(token_ids < 0, self.pictures.processor.placeholder_id)
-        return on_device(
-            batch,
-            device,
-            token_ids=token_ids,
-            position_ids=position_ids,
-            source=source,
-            pattern=pattern,
-            which=which,
-            pictures=shown,
-        )
+        return Layout(token_ids, position_ids, source[which] % token_ids.numel(), pattern, which)
 
     def hidden(self, batch: DeviceBatch) -> Tensor:
         """The decoder's last hidden states (T', H) that predict the trained tokens of this rank."""

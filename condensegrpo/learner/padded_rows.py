@@ -8,25 +8,18 @@ Causal attention needs no mask there: padding comes after the row, and no token 
 Legend: S packed tokens, R rows of L columns.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from condensegrpo.core.errors import LearnerError
+from condensegrpo.learner.device_batch import Layout
 
 
-class PaddedRows(NamedTuple):
-    """What the model computes, and where in it the packed tokens are."""
-
-    token_ids: Tensor  # (R, L) int64
-    position_ids: Tensor  # (R, L) int64, or (4, R, L)
-    row_S: Tensor  # (S,) int64
-    column_S: Tensor  # (S,) int64
-
-
-def pad_rows(token_ids: Tensor, position_ids: Tensor) -> PaddedRows:
+def pad_rows(token_ids: Tensor, position_ids: Tensor, source: Tensor) -> Layout:
     """Packed rows (1, S) in a row of their own. Positions are (1, S), or (4, 1, S) with the depth in the row first.
+
+    Args:
+        source: (T,) the index in S whose logits predict each trained token.
 
     Raises:
         LearnerError: they are prefix trees.
@@ -46,4 +39,4 @@ def pad_rows(token_ids: Tensor, position_ids: Tensor) -> PaddedRows:
 
     column_L = torch.arange(columns, device=column_S.device).expand(rows, columns)
     positions = torch.stack([column_L, *map(spread, axes)]) if axes else column_L
-    return PaddedRows(spread(token_ids[0]), positions, row_S, column_S)
+    return Layout(spread(token_ids[0]), positions, row_S[source] * columns + column_S[source])
