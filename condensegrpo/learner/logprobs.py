@@ -23,7 +23,7 @@ from condensegrpo.learner.device_batch import DeviceBatch, Layout, on_device
 from condensegrpo.learner.head import ChunkedHead
 from condensegrpo.learner.padded_rows import pad_rows
 from condensegrpo.learner.pictures import BatchPictures, ShownPictures, decoder_inputs, tower
-from condensegrpo.learner.sequence_parallel import RankGroup, rank_group
+from condensegrpo.learner.sequence_parallel import Across, RankGroup, rank_group
 from condensegrpo.learner.settings import TREE_KERNELS
 from condensegrpo.learner.tree_attention import TREE_ATTENTION, AttentionPattern, use_tree_attention
 
@@ -178,7 +178,7 @@ class TrainedLogprobs(nn.Module):
         """The decoder's last hidden states (T', H) that predict the trained tokens of this rank."""
         pattern = batch.pattern
         if self.group is not None and pattern is not None:
-            pattern = self.group.across(pattern)
+            pattern = Across(self.group, pattern)
         hidden = self._decode(batch.token_ids, batch.position_ids, pattern, batch.pictures)
         return hidden.flatten(0, 1).index_select(0, batch.source)
 

@@ -41,19 +41,6 @@ from condensegrpo.learner.tree_attention import AttentionPattern
 GPU_STEP = 256  # tokens that kernels on a GPU take at a time; they then pad no further
 
 
-def check_groups(ranks: int) -> None:
-    """Check that all ranks divide into groups of so many.
-
-    Raises:
-        ConfigError: they do not.
-    """
-    if world_size() % ranks:
-        raise ConfigError(
-            f"checking learner.sequence_parallel: found {ranks}, which does not divide the number of ranks, "
-            f"{world_size()}. Start a multiple of {ranks} processes, or set a divisor of {world_size()}."
-        )
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RankGroup:
     """The ranks that share every row with this one."""
@@ -98,28 +85,28 @@ class RankGroup:
             kl_T=None if value.kl_T is None else value.kl_T[which],
         )
 
-    def across(self, pattern: AttentionPattern) -> AttentionPattern:
-        """Attention whose queries, keys and values are this rank's part, and whose trees are those of all tokens."""
-        return _Across(self, pattern)
-
 
 def rank_group(ranks: int) -> RankGroup:
     """The group of this rank; every rank must call it.
 
     Raises:
-        ConfigError: as ``check_groups``.
+        ConfigError: all ranks do not divide into groups of so many.
     """
-    check_groups(ranks)
+    if world_size() % ranks:
+        raise ConfigError(
+            f"checking learner.sequence_parallel: found {ranks}, which does not divide the number of ranks, "
+            f"{world_size()}. Start a multiple of {ranks} processes, or set a divisor of {world_size()}."
+        )
     group, _ = distributed.new_subgroups(group_size=ranks)  # type: ignore[no-untyped-call]  # torch's
     return RankGroup(ranks, rank() % ranks, group)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Across:
-    """Attention along paths by several ranks, of which each computes some heads."""
+class Across:
+    """Attention along paths by several ranks, of which each has a part of the tokens and computes some heads."""
 
     ranks: RankGroup
-    pattern: AttentionPattern
+    pattern: AttentionPattern  # of all tokens
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's
     def attend(
