@@ -28,7 +28,7 @@ from condensegrpo.algorithms.objective import PerToken, supervised
 from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.learner.devices import gpu
+from condensegrpo.learner.devices import empty_cache, synchronize
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.policy import auto_class, sees
 
@@ -93,8 +93,7 @@ def try_compiling(
         return CompileTrial(0.0, None, None, f"a trial failed: {type(error).__name__}: {first_line}")
     finally:
         gc.collect()
-        if gpu.is_available():
-            gpu.empty_cache()
+        empty_cache()
     fault = None
     if difference > max(1e-3, 4 * torch.finfo(dtype).eps):
         fault = f"gradients of a trial differ by {difference:.2g} of their norm"
@@ -134,7 +133,6 @@ def _timed(steps: list[Callable[[], object]]) -> list[float]:
         for step, seconds in zip(steps, taken, strict=True):
             began = time.perf_counter()
             step()
-            if gpu.is_available():
-                gpu.synchronize()
+            synchronize()
             seconds.append(time.perf_counter() - began)
     return [statistics.median(seconds) for seconds in taken]

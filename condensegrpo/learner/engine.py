@@ -153,18 +153,17 @@ def optimizer_step(
         LearnerError: there is nothing to train on, or loss or gradient are not finite. The weights are untouched then,
             but the engine holds half a step and is not to be used any more.
     """
-    rounds, blank = _rounds(engine, batches)
-    if rounds == 0:
+    passes, blank = _passes(engine, batches)
+    if not passes:
         raise LearnerError(
             "taking an optimiser step: no rank has a micro-batch. Skip the step when no trajectory carries a signal."
         )
     learning = float(engine.get_lr()[0])
     tallies: list[Tally] = []
     with without_deprecations(), dropping(engine.module):
-        for index in range(rounds):
-            batch = batches[index] if index < len(batches) else dummy()
-            batch = engine.module.place(batch, engine.device, blank=blank)
-            engine.set_gradient_accumulation_boundary(index == rounds - 1)
+        for number, packed in enumerate(passes, start=1):
+            batch = engine.module.place(packed, engine.device, blank=blank)
+            engine.set_gradient_accumulation_boundary(number == len(passes))
             summed: SummedLoss = engine(batch, temperature, objective=objective)
             engine.backward(summed.loss * world_size())
             tallies.append(tally(summed, batch.predicted_here))
@@ -181,18 +180,14 @@ def measure_logprobs(
 
     Every rank must call it, with or without micro-batches.
     """
-    logps = []
     with without_deprecations():
-        rounds, blank = _rounds(engine, batches)
-        for index in range(rounds):
-            batch = batches[index] if index < len(batches) else dummy()
-            batch = engine.module.place(batch, engine.device, blank=blank)
-            logps.append(engine(batch, temperature))
+        passes, blank = _passes(engine, batches)
+        logps = [engine(engine.module.place(packed, engine.device, blank=blank), temperature) for packed in passes]
     return tuple(logps[: len(batches)])
 
 
-def _rounds(engine: DeepSpeedEngine, batches: Sequence[PackedBatch]) -> tuple[int, str | None]:
-    """The micro-batches of the rank that has most: how many passes every rank must make; and a picture of any of them.
+def _passes(engine: DeepSpeedEngine, batches: Sequence[PackedBatch]) -> tuple[list[PackedBatch], str | None]:
+    """The micro-batches and dummies, as many as the rank with most has: the passes of every rank; and a picture of any.
 
     Where passes of the vision tower are collective, the micro-batches without pictures compute that one.
     It waits for every rank through main memory: no rank enters a pass while another is still sampling or packing.
@@ -200,7 +195,8 @@ def _rounds(engine: DeepSpeedEngine, batches: Sequence[PackedBatch]) -> tuple[in
     picture = next((sha256 for batch in batches for sha256 in batch.pictures), None)
     counts, pictures = zip(*gather((len(batches), picture)), strict=True)
     collective = engine.module.trains_tower or engine.zero_optimization_stage() == 3
-    return max(counts), next(filter(None, pictures), None) if collective else None
+    passes = [*batches, *(dummy() for _ in range(max(counts) - len(batches)))]
+    return passes, next(filter(None, pictures), None) if collective else None
 
 
 def _step(engine: DeepSpeedEngine, loss: float) -> float:
