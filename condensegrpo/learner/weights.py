@@ -57,7 +57,7 @@ def whole(engine: DeepSpeedEngine, parameters: Sequence[nn.Parameter]) -> Iterat
 
 
 def adapters(engine: DeepSpeedEngine) -> Iterator[tuple[str, Tensor]]:
-    """The adapters alone under PEFT's names, one layer at a time; otherwise as ``gathered``."""
+    """The adapters alone under PEFT's names, one layer at a time; otherwise as ``gathered_weights``."""
     for name, part in engine.module.policy.named_modules():
         layer = adapted(part)
         if layer is not None:

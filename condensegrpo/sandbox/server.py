@@ -1,6 +1,6 @@
 """The sandbox's server: sets up its isolation backend once, then forks a supervisor per call. Standard library only.
 
-Run by ``process.start`` as a program of its own, with an empty environment and one socket.
+Run by ``process.Server`` as a program of its own, with an empty environment and one socket.
 """
 
 import gc

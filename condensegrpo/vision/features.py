@@ -18,7 +18,7 @@ class PictureFeatures:
 
 
 def picture_features(model: Any, pixels: Mapping[str, Tensor]) -> PictureFeatures:  # noqa: ANN401  transformers' classes are untyped
-    """The features of one picture, by the model's vision tower and projector; differentiable.
+    """The features of some pictures, by the model's vision tower and projector; differentiable.
 
     Args:
         model: of ``AutoModelForImageTextToText``, of one of the families.
