@@ -19,7 +19,7 @@ from condensegrpo.api import evaluate
 from condensegrpo.assembly.plugins import build_plugin, check_plugin
 from condensegrpo.assembly.runtime import check_sampler
 from condensegrpo.config.load import named_config
-from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
+from condensegrpo.core.errors import ConfigError, PluginError, RolloutError, SamplerError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.openai import OpenAIChatSampler, OpenAISampler
@@ -191,7 +191,7 @@ def test_an_evaluation_by_text_says_so_and_cannot_be_trained_on(tmp_path: Path) 
     (scored,) = read_trajectories(tmp_path / "saved" / "held-out.jsonl").trajectories
     assert scored.trajectory.turns[0].is_text
     assert scored.figures.text_turns == 1
-    with pytest.raises(ValueError, match="text and not the sampled tokens"):
+    with pytest.raises(RolloutError, match="text and not the sampled tokens"):
         segments(scored.trajectory, advantage_K=(1.0,), weight_K=(1.0,))
 
 
