@@ -14,7 +14,7 @@ from typing import Any
 
 from condensegrpo.config.extends import OVERRIDE, Sourced, plain, with_leaves
 from condensegrpo.config.yaml_tree import KeyPath
-from condensegrpo.core.plugins import looked_in
+from condensegrpo.core.missing_files import looked_for
 from condensegrpo.storage.environment import started_in
 
 FOLDERS = (("task", "data"), ("task", "eval_data"), ("model", "path"), ("sandbox", "packages"))  # they may be files
@@ -48,7 +48,7 @@ def _found(text: str, key: KeyPath, folders: Iterable[Path], *, stays: bool) -> 
         if exists(folder / path):
             return text if stays and folder == Path.cwd() else f"{folder / path}{colon}{name}"
     if colon:
-        looked_in[text] = tuple(dict.fromkeys(folders))
+        looked_for(text, folders)
     return text
 
 

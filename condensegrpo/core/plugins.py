@@ -16,10 +16,10 @@ from typing import Any
 
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.failures import failure_of, is_ctrl_c
+from condensegrpo.core.missing_files import looked_in
 from condensegrpo.core.wording import did_you_mean
 
 OBJECT = "python:"  # begins the name that a configuration has for a plug-in given as an object
-looked_in = dict[str, tuple[Path, ...]]()  # by the name of a plug-in in a file: the folders that do not have the file
 _loaded = set[Path]()  # the folders of the files of plug-ins
 KINDS = (*("condensers", "rewards", "tasks", "tools", "tool_formats", "estimators", "losses", "samplers", "trackers"),)
 
@@ -84,7 +84,7 @@ def load_object(kind: str, name: str) -> Any:  # noqa: ANN401  whatever the name
     path = Path(path_text).expanduser().resolve()
     module = _import_file(path) if path.is_file() else _import_module(path_text)
     if module is None:
-        files = ", nor ".join(str(folder / path_text) for folder in looked_in.get(name, ())) or path
+        files = ", nor ".join(str(folder / path_text) for folder in looked_in(name)) or path
         raise PluginError(
             f"looking for {name!r} among the {kind}: there is no file {files}, and no module of that name. "
             f"A plug-in in a file is written path/to/file.py:Name."
