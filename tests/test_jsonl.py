@@ -179,7 +179,9 @@ def test_a_list_of_answers_gives_the_aliases(tmp_path: Path) -> None:
 
 
 def test_missing_values_are_no_answers(tmp_path: Path) -> None:
-    rows = [{**ROWS[0], "answer": value} for value in (float("nan"), None, [None, "Ann"], [None])]  # as pandas writes
+    rows = [
+        {**ROWS[0], "answer": value} for value in (float("nan"), None, [float("nan"), "Ann"], [None])
+    ]  # as pandas writes
     data = write(tmp_path / "a.jsonl", lines(*({**row, "question": f"{n}?"} for n, row in enumerate(rows))))
     problems = Jsonl(data=data, eval_data=write(tmp_path / "b.jsonl", lines(*ROWS))).problems("train")
     assert [problem.answer for problem in problems] == [None, None, "Ann", None]

@@ -81,6 +81,8 @@ def test_a_run_that_trains_writes_its_page_now_and_then_and_once_at_its_end(tmp_
     run, written = RunFolder(tmp_path), tmp_path / "report.html"
     own, page = JsonlTracker(run.metrics), ReportTracker(run)
     page.flush()  # of a run that measured nothing
+    run.metrics.touch()
+    page.flush()  # of one that has begun a file for it
     shown = []
     for step, line in enumerate([{"success": 0.5}, {"success": 0.6}, {"eval/success": 0.7}], 1):
         own.log(step, line)

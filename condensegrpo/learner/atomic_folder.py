@@ -92,7 +92,7 @@ def write_errors(temporary: Path) -> Iterator[None]:
         advice = (
             "The disk or quota is full: free some space (fewer train.keep_checkpoints helps) and resume."
             if full
-            else "Make sure that the folder is writable and has space, then resume."
+            else "Make sure that the folder is writable and has space, then resume the run or repeat the command."
         )
         raise CheckpointError(
             f"writing {temporary}: {reason}; {free / 1e9:.2f} GB are free there. The unfinished "

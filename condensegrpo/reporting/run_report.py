@@ -113,7 +113,7 @@ class ReportTracker:
 
     def flush(self) -> None:
         """Write the page if it misses something; raises as ``log``."""
-        if self._outdated and self._run.metrics.is_file():
+        if self._outdated and self._run.metrics.is_file() and self._run.metrics.stat().st_size:
             write_page(self._run.path, self._reader)
             self._outdated = False
 

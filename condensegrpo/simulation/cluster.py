@@ -315,4 +315,7 @@ def _check_lengths(cluster: Cluster, config: RunConfig, times: ServerTimes) -> N
     ):
         used = key != "summary_tokens.mean" or config.condenser.name == "summary"
         if used and value > limit and not (workload.recorded and key != "question_tokens"):
-            raise ConfigError(f"checking workload.{key}: found {value:g}, and rollout.limits.{setting} is {limit}.")
+            raise ConfigError(
+                f"checking workload.{key}: found {value:g}, and rollout.limits.{setting} is {limit}. Set it to at most "
+                f"{limit}, or raise rollout.limits.{setting}."
+            )

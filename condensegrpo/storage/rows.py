@@ -113,12 +113,21 @@ def read_file(path: Path) -> list[Row]:
         if instead is not None:
             raise DataError(f"reading {path}: {instead}")
         if _kind(path) == "parquet":
-            return _read_parquet(path)
+            return [*map(_with_nulls, _read_parquet(path))]
         data = path.read_bytes()
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"reading {path}: {error}. Is the file whole and readable?") from error
-    return list(_parse_lines(path, data))
+    return [*map(_with_nulls, _parse_lines(path, data))]
+
+
+def _with_nulls(value: Any) -> Any:  # noqa: ANN401  any value of JSON
+    """A row in which NaN is null: pandas has it for a missing value, and writes it into JSON too."""
+    if isinstance(value, dict):
+        return {name: _with_nulls(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [*map(_with_nulls, value)]
+    return value if value == value else None
 
 
 def _parse_lines(path: Path, data: bytes) -> Iterator[Row]:
@@ -164,7 +173,7 @@ def _from_hub(source: str, split: str) -> list[Row]:
     datasets.config.HF_HUB_OFFLINE = fault is not None
     name, _, configuration = source.partition(":")
     try:
-        rows: list[Row] = datasets.load_dataset(name, configuration or None, split=split).to_list()
+        rows: list[Row] = [*map(_with_nulls, datasets.load_dataset(name, configuration or None, split=split).to_list())]
     except Exception as error:  # the boundary to the Hub: network, access, names and formats all fail in their own ways
         doing = f"loading the split {split!r} of {name!r} from the Hugging Face Hub"
         local = "set task.data and task.eval_data to local JSONL or Parquet files"

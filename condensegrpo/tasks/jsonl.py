@@ -110,6 +110,6 @@ def _read_truths(source: str) -> Mapping[str, object]:
 def _answered(problem: Problem, truth: object) -> Problem:
     """The problem with its ground truth; the first of a list is the answer and all are its aliases."""
     answers = truth if isinstance(truth, list) else [truth]
-    known = [str(answer) for answer in answers if answer is not None and answer == answer]
+    known = [str(answer) for answer in answers if answer is not None]
     data = {**problem.data, "aliases": known} if isinstance(truth, list) else problem.data
     return replace(problem, answer=next(iter(known), None), data=data)
