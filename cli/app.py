@@ -2,6 +2,7 @@
 
 import sys
 import traceback
+from codecs import lookup
 from io import TextIOWrapper
 from typing import Annotated
 
@@ -107,7 +108,7 @@ app.add_typer(model, name="model")
 def main() -> None:
     """Run the command line. Exit code 2: the configuration is wrong; 1: the work failed; 130: Ctrl-C; 143: SIGTERM."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
+        if isinstance(stream, TextIOWrapper) and lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="replace")  # a terminal without some letters gets question marks, no traceback
     end_with_launcher()
     handle_first(exit_immediately)  # train installs its own handler

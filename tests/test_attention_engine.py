@@ -261,7 +261,9 @@ def test_a_failing_model_of_a_scorer_ends_the_episode_as_a_sampler_error(folder:
 
 
 NO_ATTENTION = """
-class NoAttention:
+from condensegrpo.samplers.scripted import ScriptedSampler
+
+class NoAttention(ScriptedSampler):
     def __init__(self, *, model_path, dtype):
         pass
 """

@@ -407,8 +407,9 @@ def test_thirty_two_episodes_of_a_server_that_is_full_wait_for_each_other_and_le
 
 def with_replies(played: Any, *replies: str) -> Any:
     """The same servers, other rows."""
-    rows = zip(played._rows["train"], replies, strict=True)
-    played._rows = {"train": [replace(problem, data={"prompt": text}) for problem, text in rows]}
+    rows = zip(played._splits.train, replies, strict=True)
+    train = tuple(replace(problem, data={"prompt": text}) for problem, text in rows)
+    played._splits = replace(played._splits, train=train)
     return played
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
-import torch
 from torch import Tensor
 
 from condensegrpo.algorithms.losses import KL, MAX_DIFFERENCE, LossPlugin, importance, k3
@@ -20,7 +19,7 @@ from condensegrpo.algorithms.losses.columns import log_ratio
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.algorithms.settings import Level, Mode
 from condensegrpo.core.errors import PluginError
-from condensegrpo.core.failures import is_ctrl_c, message_of
+from condensegrpo.core.failures import plugin_code
 
 
 class ObjectiveValue(NamedTuple):
@@ -126,14 +125,8 @@ class Objective:
             PluginError: the loss raised, or returned something else than the losses of these tokens.
         """
         old_T = logp_T.detach() if self.first_update else batch.old
-        try:
+        with plugin_code("computing the loss of a step", PluginError):
             value = self.loss(logp_T, old_T, batch.advantages, turn_T=batch.turns, **self.loss_options)
-        except torch.OutOfMemoryError:
-            raise
-        except BaseException as error:  # the boundary to a plug-in
-            if is_ctrl_c(error):
-                raise
-            raise PluginError(f"computing the loss of a step: {message_of(error)}.") from error
         loss_T, detached_T = value.loss_T, logp_T.detach()
         statistics = {
             "ratio": value.ratio_T,

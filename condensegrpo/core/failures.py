@@ -63,13 +63,18 @@ def message_of(error: BaseException) -> str:
 
 @contextmanager
 def plugin_code(doing: str, kind: type[CondenseError]) -> Iterator[None]:
-    """Run code of a plug-in outside of an episode: what it raises becomes an error of ours, with the line."""
+    """Run code of a plug-in outside of an episode: what it raises becomes an error of ours, with the line.
+
+    A device without memory stays what it is: the run says what to change.
+    """
     try:
         yield
     except CondenseError:
         raise
     except BaseException as error:  # the boundary to a plug-in
-        if is_ctrl_c(error) or isinstance(error, GeneratorExit):
+        if (
+            is_ctrl_c(error) or isinstance(error, GeneratorExit) or type(error).__name__ == "OutOfMemoryError"
+        ):  # torch's
             raise
         raise kind(f"{doing}: {message_of(error)}.") from error
 
