@@ -379,7 +379,7 @@ class Versionless(FaultySampler):
         (FaultySampler(lambda: _gives(said("hello"))), "wanted a Generation"),
         (
             FaultySampler(lambda: _gives(Generation(token_ids=(-1,), logprobs=(0.0,), finish=Finish.STOP))),
-            "ValueError",  # no id
+            "ValueError: sample() returned the token id -1, wanted ids of the tokenizer",
         ),
         (FaultySampler(lambda: _raises(SystemExit(0))), "SystemExit: 0"),
         (FaultySampler(lambda: _raises(asyncio.CancelledError())), "CancelledError: it cancelled itself"),

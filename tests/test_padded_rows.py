@@ -11,11 +11,11 @@ from condensegrpo.learner.padded_rows import pad_rows
 
 
 def test_each_row_lies_in_a_row_of_its_own_with_padding_behind_it() -> None:
-    batch = collate([segment([5, 6, 7], [2]), segment([8, 9], [1])])
+    batch = collate([segment([8, 9], [1]), segment([5, 6, 7], [2])])
     found = pad_rows(batch.token_ids, batch.position_ids, torch.arange(5))
-    assert found.token_ids.tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert found.token_ids.tolist() == [[8, 9, 0], [5, 6, 7]]
     assert found.position_ids.tolist() == [[0, 1, 2], [0, 1, 2]]
-    assert found.source.tolist() == [0, 1, 2, 3, 4]
+    assert found.source.tolist() == [0, 1, 3, 4, 5]
 
 
 def test_every_packed_token_is_found_again() -> None:

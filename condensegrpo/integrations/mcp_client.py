@@ -124,7 +124,7 @@ class HttpConnection:
 
     def __init__(self, name: str, url: str, headers: Mapping[str, str]) -> None:
         """``name``: of the server, for messages."""
-        self.lost = ""  # as above
+        self.lost = ""  # why it can be used no longer; empty: it can
         self._name, self._url = name, url
         accepted = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": VERSION}
         self._headers = {**accepted, **headers}

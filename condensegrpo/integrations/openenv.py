@@ -69,17 +69,21 @@ class OpenEnv(ResetRows):
         if self.data is None and self.eval_data is not None:
             raise ValueError("found eval_data without data: rows are for both, or seeds")
         if self.data is not None:
-            self._splits = self.read_splits(self.data)
+            rows = self.read_splits(self.data)
+            train, held_out = (
+                tuple(replace(each, data={**self._arguments(split), **each.data}) for each in problems)
+                for split, problems in (("train", rows.train), ("eval", rows.held_out))
+            )
+            self._splits = replace(rows, train=train, held_out=held_out)
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The rows of a split, in the order of the file, or its seeds, made when they are needed."""
-        arguments = {**(self.arguments or {}), **(self.eval_arguments or {} if split == "eval" else {})}
         if self.data is not None:
-            return [replace(problem, data={**arguments, **problem.data}) for problem in super().problems(split)]
+            return super().problems(split)
 
         def seeded(seed: int) -> Problem:
             question = f"{', '.join(self.servers)} with seed {seed}"
-            return Problem(id=f"{split}-{seed}", question=question, data={**arguments, "seed": seed})
+            return Problem(id=f"{split}-{seed}", question=question, data={**self._arguments(split), "seed": seed})
 
         first, size = (FIRST_TRAINING_SEED, self.train_problems) if split == "train" else (0, self.eval_problems)
         return DrawnProblems(size=size, draw=lambda index: seeded(first + index))
@@ -140,6 +144,10 @@ class OpenEnv(ResetRows):
         if not rewards:
             return None
         return sum(rewards) if self.outcome == "sum" else rewards[-1]
+
+    def _arguments(self, split: str) -> dict[str, Any]:
+        """Of every reset in a split."""
+        return {**(self.arguments or {}), **(self.eval_arguments or {} if split == "eval" else {})}
 
     @cached_property
     def _pool(self) -> SessionPool:
