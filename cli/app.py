@@ -2,8 +2,6 @@
 
 import sys
 import traceback
-from codecs import lookup
-from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -31,6 +29,7 @@ from condensegrpo.cli.retention import retention
 from condensegrpo.cli.runs import runs
 from condensegrpo.cli.serve import serve
 from condensegrpo.cli.simulate import simulate
+from condensegrpo.cli.streams import open_streams, refused_output
 from condensegrpo.cli.sweep import sweep
 from condensegrpo.cli.train import train
 from condensegrpo.core.errors import CondenseError, ConfigError
@@ -107,9 +106,7 @@ app.add_typer(model, name="model")
 
 def main() -> None:
     """Run the command line. Exit code 2: the configuration is wrong; 1: the work failed; 130: Ctrl-C; 143: SIGTERM."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper) and lookup(stream.encoding).name != "utf-8":
-            stream.reconfigure(errors="replace")  # a terminal without some letters gets question marks, no traceback
+    open_streams()
     end_with_launcher()
     handle_first(exit_immediately)  # train installs its own handler
     try:
@@ -119,3 +116,9 @@ def main() -> None:
             sys.stderr.write(traceback.format_exc())
         typer.secho(f"error: {error}", fg="red", err=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except OSError:
+        if (refused := refused_output()) is None:
+            raise
+        text = f"error: writing to the standard output: {refused.strerror}. Send it elsewhere."
+        typer.secho(text, fg="red", err=True)
+        sys.exit(1)

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from condensegrpo.cli.interrupts import SWEEP, StopRequest
+from condensegrpo.cli.streams import outlived_streams
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.learner.launchers import check_alone
@@ -60,7 +61,6 @@ def sweep(
 
 def run_sweep(study: "Study", out: Path | None, *, parallel: int, launch: "Launch", dry_run: bool = False) -> None:
     """Run a study; a test gives another ``launch``."""
-    console = theme.console(sys.stderr)
     stop = StopRequest()
     from condensegrpo.training.sweep import RunState, Sweep, SweepLog, check_runs, runs_of
 
@@ -68,13 +68,14 @@ def run_sweep(study: "Study", out: Path | None, *, parallel: int, launch: "Launc
     runs = runs_of(study, folder)
     log = SweepLog(folder / "sweep.jsonl")
     planned = Sweep(runs, parallel=parallel, launch=launch, log=log)
-    console.print("checking the configurations and that no held-out problem is trained on …")
+    theme.console(sys.stderr).print("checking the configurations and that no held-out problem is trained on …")
     check_runs((run for run in runs if planned.states[run.name] is not RunState.FINISHED), study)
     if dry_run:
         typer.echo(plan_text(planned, log, parallel))
         return
     make_folder(folder)
-    with RunFolder(folder).locked():
+    with RunFolder(folder).locked(), outlived_streams(lambda why: None):  # its runs have logs, and results are files
+        console = theme.console(sys.stderr)
         unfinished = _run(planned, study, stop, SweepProgress(planned, log, console, parallel))
         _finish(planned, study, folder, console, unfinished=unfinished)
 

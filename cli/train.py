@@ -12,6 +12,7 @@ import typer
 
 from condensegrpo.cli.interrupts import StopRequest
 from condensegrpo.cli.options import Debug, config_names, names_and_overrides
+from condensegrpo.cli.streams import outlived_streams
 from condensegrpo.cli.summary import print_summary
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observers, Silent
@@ -172,6 +173,7 @@ def _train_as_first_rank(prepared: "PreparedRun", folder: RunFolder, output: Out
     steps, lines = prepared.components.config.train.steps, JsonLines()
     with ExitStack() as stack:
         log = stack.enter_context(RunLog(folder.log, steps=steps))
+        stack.enter_context(outlived_streams(log.say))
         console = TrainingConsole(steps=steps, debug=debug)
         shown = {Output.QUIET: (), Output.JSON: (lines,), Output.CONSOLE: (console,)}[output]
         if console in shown:

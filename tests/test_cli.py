@@ -1,15 +1,19 @@
 """The command line as a user meets it: help, dry run, and errors that say what to do."""
 
 import json
+import os
+import pty
+import shlex
 import subprocess
 import sys
 import time
 from functools import partial
 from importlib.metadata import version
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from command import ENVIRONMENT, ROOT, TINY, command, on_a_full_disk, run, succeed
+from command import ENVIRONMENT, ROOT, TINY, at_terminal, command, on_a_full_disk, run, succeed
 from forked import ForkedCommand
 
 from condensegrpo.learner.new_model import new_tokenizer
@@ -217,6 +221,39 @@ def test_a_full_disk_ends_the_run_with_what_to_do_and_the_run_goes_on_when_there
     assert "The disk or quota is full: free some space" in done.stderr
     assert not list((tmp_path / "quickstart/checkpoints").iterdir())  # no half of one
     assert "largest context" in succeed("train", "--resume", str(tmp_path / "quickstart"))
+
+
+def test_a_run_outlives_its_terminal(tmp_path: Path) -> None:
+    """Its shell has ended, or a connection; the signal that tells of it was ignored, as ``disown`` has it."""
+    terminal, end = pty.openpty()
+    with Connection(end) as other_end:
+        arguments = ("train", *TINY, "train.steps=1", f"runs_dir={tmp_path}")
+        program = partial(at_terminal, other_end)
+        process = ForkedCommand(arguments, cwd=ROOT, environment=ENVIRONMENT, more={"TERM": "xterm"}, program=program)
+    log = tmp_path / "quickstart/log.txt"
+    while not log.exists():
+        os.read(terminal, 4096)
+    os.close(terminal)
+    assert process.wait(timeout=240) == 0, log.read_text()
+    assert "stdout takes nothing more: Input/output error\n" in log.read_text()
+    assert (tmp_path / "quickstart/report.png").exists()
+
+
+def test_an_output_that_cannot_be_written_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command("plugins"), stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: writing to the standard output: No space left on device. Send it elsewhere.\n",
+    )
+
+
+def test_a_closed_stream_is_no_error() -> None:
+    for closed in ("2>&-", ">&- 2>&-"):
+        line = f"{shlex.join(command('plugins'))} {closed}"
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, env=ENVIRONMENT)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert ("last_k" in done.stdout) is (closed == "2>&-")
 
 
 def test_a_stream_without_some_letters_gets_question_marks() -> None:
