@@ -123,7 +123,7 @@ def _separated(train: Sequence[Problem], held_out: Sequence[Problem], *, source:
             f"splitting {source}: found {len(kept)} problems for training and {len(held_out)} for evaluation, wanted "
             f"at least one of each. Give more data or fewer passages, or hold out another part"
         )
-    return Splits(train=kept, held_out=tuple(held_out), dropped=len(train) - len(kept))
+    return Splits(train=kept, held_out=tuple(held_out), left_out=len(train) - len(kept))
 
 
 def _nq_problems(rows: Sequence[tuple[Row, str]], *, passages: int, retrieved: bool) -> tuple[Problem, ...]:

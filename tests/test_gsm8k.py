@@ -86,7 +86,7 @@ def test_questions_of_the_evaluation_are_dropped_from_training(tmp_path: Path) -
     same = {**HELD_OUT, "question": "  what is HALF of 10? "}
     data, held_out = write(tmp_path / "a.jsonl", [CLIPS, same]), write(tmp_path / "b.jsonl", [HELD_OUT])
     task = Gsm8k(data=data, eval_data=held_out)
-    assert task.dropped == 1
+    assert task.left_out == 1
     assert [problem.answer for problem in task.problems("train")] == ["72"]
     assert not any("half of 10" in text.lower() for text in task.corpus())
     with pytest.raises(DataError, match="all 1 questions are held out"):
@@ -323,7 +323,7 @@ def test_the_other_format_is_not_a_call(files: dict[str, str]) -> None:
 )
 def test_the_expert_solves_the_real_files_by_calls_that_the_real_parser_reads() -> None:
     task = Gsm8k(data=str(REAL / "train.jsonl"), eval_data=str(REAL / "test.jsonl"))
-    assert (len(task.problems("train")), len(task.problems("eval")), task.dropped) == (7473, 1319, 0)
+    assert (len(task.problems("train")), len(task.problems("eval")), task.left_out) == (7473, 1319, 0)
     assert all(number(str(problem.answer)) is not None for problem in task.problems("train"))
     solved = [problem for problem in task.problems("train") if task.expert(problem).reply(()) is not None]
     assert len(solved) == 6878  # of 7473; 184 have no sums or sums that are wrong, 411 go on after the last

@@ -200,7 +200,7 @@ def test_questions_without_ground_truth_have_none(tmp_path: Path) -> None:
 def test_training_questions_of_the_evaluation_are_dropped_and_counted(tmp_path: Path) -> None:
     data, held_out = write(tmp_path / "a.jsonl", lines(*ROWS)), write(tmp_path / "b.jsonl", lines(*ROWS[:10]))
     task = Jsonl(data=data, eval_data=held_out)
-    assert task.dropped == 10
+    assert task.left_out == 10
     assert [problem.question for problem in task.problems("train")] == [row["question"] for row in ROWS[10:]]
     with pytest.raises(DataError, match="all 40 questions are held out"):
         Jsonl(data=data, eval_data=data)

@@ -453,12 +453,28 @@ def test_a_resumed_run_may_lie_elsewhere_than_runs_dir_says(tmp_path: Path) -> N
     check_run(components, resumed=True)
 
 
-def test_a_warm_start_without_demonstrations_is_refused(tmp_path: Path) -> None:
-    questions = tmp_path / "questions.jsonl"
+def questions_by_a_saved_model(folder: Path) -> list[str]:
+    """The overrides for 40 sums in a file, and the model that is saved beside them."""
+    questions = folder / "questions.jsonl"
     questions.write_text("".join(f'{{"question": "{n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(40)))
-    qwen3().save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    changes = [f"task={{name: jsonl, data: '{questions}'}}", f"model={{path: '{tmp_path}'}}", "warm_start.steps=1"]
+    policy, ids = qwen3(), tokenizer()
+    policy.resize_token_embeddings(len(ids), mean_resizing=False)
+    policy.save_pretrained(folder)
+    ids.save_pretrained(folder)
+    return [f"task={{name: jsonl, data: '{questions}'}}", f"model={{path: '{folder}'}}"]
+
+
+def test_what_is_left_out_of_the_training_data_is_said(tmp_path: Path) -> None:
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text("".join(f'{{"question": "{n} + {n}?", "answer": "{2 * n}"}}\n' for n in (7, 8, 50)))
+    overrides = (*questions_by_a_saved_model(tmp_path), "evaluate.variants={}", "rollout.limits.max_context_tokens=200")
+    note = "2 training problems left out: the evaluation data has the same question"
+    assert check_run(build(quickstart(*overrides, f"task.eval_data={held_out}")))[-1] == note
+    assert note not in check_run(build(quickstart(*overrides)))
+
+
+def test_a_warm_start_without_demonstrations_is_refused(tmp_path: Path) -> None:
+    changes = [*questions_by_a_saved_model(tmp_path), "warm_start.steps=1"]
     assert "warming up with the task Jsonl: it has no demonstrations. Set warm_start.steps=0" in refused(*changes)
 
 

@@ -94,7 +94,7 @@ def test_a_question_without_an_answer_names_the_row_and_both_schemas(tmp_path: P
 def test_evaluation_is_never_on_training_questions(tmp_path: Path) -> None:
     data = write(tmp_path / "a.jsonl", TRIVIA)
     task = SearchQa(data=data, eval_data=write(tmp_path / "b.jsonl", [*HELD_OUT_TRIVIA, TRIVIA[0]]))
-    assert task.dropped == 1
+    assert task.left_out == 1
     assert not {one.question for one in task.problems("train")} & {one.question for one in task.problems("eval")}
     with pytest.raises(DataError, match="all 3 questions are held out"):
         SearchQa(data=data, eval_data=data)
@@ -190,7 +190,7 @@ def test_a_class_that_the_set_up_of_the_tests_makes_is_asked_for_too(tmp_path: P
 
 def test_a_description_of_the_evaluation_is_no_training_task(tmp_path: Path) -> None:
     twin = {**MBPP[0], "task_id": 603}
-    assert Mbpp(data=write(tmp_path / "a.jsonl", [*MBPP, twin])).dropped == 1
+    assert Mbpp(data=write(tmp_path / "a.jsonl", [*MBPP, twin])).left_out == 1
 
 
 @pytest.mark.parametrize(

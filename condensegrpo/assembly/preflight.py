@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols.condenser import Writes
 from condensegrpo.core.protocols.reward import TurnReward
 from condensegrpo.core.protocols.sampler import ChecksTraining
-from condensegrpo.core.protocols.task import Task
+from condensegrpo.core.protocols.task import LeavesOut, Task
 from condensegrpo.core.reward_parts import SumsParts
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.core.wording import counted
@@ -62,14 +62,19 @@ def check_settings(components: Components) -> tuple[str, ...]:
     """The part of ``check_run`` that does not depend on the machine; raises as it does.
 
     Returns:
-        What could not be checked.
+        What could not be checked, and what is left out of the training data.
     """
     _check_reward(components)
     _check_batch(components)
     _check_variants(components)
     _check_writer(components)
     check_disjoint(components)
-    return tuple(_check_policy(components))
+    return (*_check_policy(components), *_left_out(components.task))
+
+
+def _left_out(task: Task) -> Iterable[str]:
+    if isinstance(task, LeavesOut) and task.left_out:
+        yield f"{counted(task.left_out, 'training problem')} left out: the evaluation data has the same question"
 
 
 def made_tokenizer(task: Task, new: NewModel) -> "PreTrainedTokenizerFast":

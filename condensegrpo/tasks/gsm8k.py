@@ -55,7 +55,7 @@ class _Sum:
 
 @dataclass(kw_only=True, eq=False)
 class Gsm8k(QuestionTask):
-    """The task ``gsm8k``. Training questions that are in the evaluation data are left out; ``dropped`` counts them.
+    """The task ``gsm8k``. Training questions that are in the evaluation data are left out; ``left_out`` counts them.
 
     Rows have ``question`` and ``answer``. The expert calls the calculator; in the format ``code`` it gives up.
 

@@ -24,7 +24,7 @@ class Jsonl(QuestionTask):
     """The task ``jsonl``. One reply answers the question, after as many tool calls as the rollout allows.
 
     Without ``eval_data`` a share of the questions is held out by their hash; with it, training questions that are in
-    the evaluation data too are left out (``dropped`` counts them).
+    the evaluation data too are left out (``left_out`` counts them).
 
     Raises:
         DataError: what ``rows.read_rows`` raises, a missing column, an id that occurs twice, or no problem left.

@@ -36,7 +36,7 @@ class SearchQa(QuestionTask):
 
     A reply without a call and without an answer gets a reminder and counts as a turn. Without ``eval_data`` a share of
     the questions is held out by their hash. Training questions that are in the evaluation data too are left out;
-    ``dropped`` counts them.
+    ``left_out`` counts them.
 
     Raises:
         DataError: what ``rows.read_rows`` raises, a row of another schema, or no problem left.

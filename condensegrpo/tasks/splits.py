@@ -17,7 +17,7 @@ class Splits:
 
     train: tuple[Problem, ...]  # at least one
     held_out: tuple[Problem, ...]
-    dropped: int  # training problems left out because the evaluation data has their question
+    left_out: int  # training problems left out because the evaluation data has their question
 
     def mapped(self, change: Callable[[Problem], Problem]) -> Self:
         """The splits with every problem changed."""
@@ -30,9 +30,9 @@ class SplitTask:
     _splits: Splits
 
     @property
-    def dropped(self) -> int:
+    def left_out(self) -> int:
         """Training problems that are left out because the evaluation data has their question."""
-        return self._splits.dropped
+        return self._splits.left_out
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in the order of the data."""
@@ -59,7 +59,7 @@ def split(train: Sequence[Problem], held_out: Sequence[Problem] | None, *, sourc
             f"splitting {source}: all {len(train)} questions are held out for evaluation, none is left to train on. "
             f"Give other eval_data{' or lower eval_share' if held_out is None else ''}"
         )
-    return Splits(train=kept, held_out=tuple(chosen), dropped=0 if held_out is None else len(train) - len(kept))
+    return Splits(train=kept, held_out=tuple(chosen), left_out=0 if held_out is None else len(train) - len(kept))
 
 
 def fold(question: str) -> str:

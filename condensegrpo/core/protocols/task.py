@@ -76,6 +76,15 @@ class HasCorpus(Protocol):
 
 
 @runtime_checkable
+class LeavesOut(Protocol):
+    """A task that leaves out what would be trained on and evaluated with."""
+
+    @property
+    def left_out(self) -> int:
+        """Training problems that were left out because the evaluation data has their question."""
+
+
+@runtime_checkable
 class JudgesReplies(Protocol):
     """A task that says more of a sampled reply than whether it is its expert's word for word."""
 
