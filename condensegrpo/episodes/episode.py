@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols.environment import AnswersCalls, Closes, Environment, Rewritten
+from condensegrpo.core.protocols.environment import Closes, Environment, Rewritten
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.protocols.tool import OffersTools
 from condensegrpo.core.trajectory import Rejected, Stop, Trajectory, Turn
@@ -33,7 +33,7 @@ from condensegrpo.episodes.confidence import Drafted, drafted
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.meter import metered
 from condensegrpo.episodes.prompt import next_prompt
-from condensegrpo.episodes.reaction import Ending, react
+from condensegrpo.episodes.reaction import Ending, OpenEnvironment, react
 from condensegrpo.episodes.sampling import Prompt, Sampled, sample
 from condensegrpo.episodes.writing import Writer, texts_allowed
 
@@ -152,8 +152,8 @@ async def _play(
     last: Sampled | None = None
     rewritten: Rewritten | None = None
     try:
-        episode, pinned = await _started(environment, problem, engine, record)
-        run_engine, engine = engine, await _offering(engine, episode)
+        opened, pinned = await _started(environment, problem, engine, record)
+        run_engine, engine = engine, await _offering(engine, opened)
         history = History(pinned=engine.toolbox.introduced(pinned))
         record.texts = texts_allowed(engine)
         for _ in range(engine.limits.max_turns):
@@ -169,11 +169,11 @@ async def _play(
                 trajectory=record.trajectory,
                 seed=record.next_seed(),
                 max_tokens=engine.limits.max_output_tokens,
-                stop_strings=(*engine.toolbox.format.stop_strings, *_stop_strings(episode)),
+                stop_strings=(*engine.toolbox.format.stop_strings, *_stop_strings(opened)),
             )
             exhausted = engine.toolbox.exhausted(turns=record.called, turns_of_query=record.called_of_query)
             began = time.monotonic()
-            reaction = await react(engine, episode, history, sampled, exhausted)
+            reaction = await react(engine, opened, history, sampled, exhausted)
             seconds = time.monotonic() - began
             number = len(record.turns)
             with Boundary("rendering the meter"):
@@ -185,7 +185,7 @@ async def _play(
             last, rewritten = sampled, None
             if reaction.rewritten is not None:
                 last, history = None, replace(history, units=record.units, tokens=())
-                engine = await _offering(run_engine, episode)
+                engine = await _offering(run_engine, opened)
                 rewritten = _numbered(engine, reaction.rewritten, history.units)
     except Ended as end:
         return Ending(stop=end.stop, detail=end.detail, failure=end.failure)
@@ -228,7 +228,7 @@ async def _prompted(
 
 async def _started(
     environment: Callable[[Problem], Environment], problem: Problem, engine: Engine, record: _Record
-) -> tuple[Environment, tuple[Message, ...]]:
+) -> tuple[OpenEnvironment, tuple[Message, ...]]:
     """The environment and its first messages."""
     return await guarded(
         partial(_start, environment, problem, engine, record),
@@ -241,19 +241,21 @@ async def _started(
 
 async def _start(
     environment: Callable[[Problem], Environment], problem: Problem, engine: Engine, record: _Record
-) -> tuple[Environment, tuple[Message, ...]]:
+) -> tuple[OpenEnvironment, tuple[Message, ...]]:
     episode = record.environment = environment(problem)  # closed even if it has no start() or step()
-    return episode, engine.renderer.taken_up(await first_messages(episode))
+    pinned = engine.renderer.taken_up(await first_messages(episode))
+    return OpenEnvironment.of(episode), pinned
 
 
-async def _offering(engine: Engine, environment: Environment) -> Engine:
+async def _offering(engine: Engine, opened: OpenEnvironment) -> Engine:
     """The engine with the tools of the environment in its prompts and its toolbox."""
+    environment = opened.environment
 
     async def offering() -> Engine:
         return engine.offering(checked_tools(environment.tools()) if isinstance(environment, OffersTools) else ())
 
     decided = isinstance(engine.condenser, OffersTools) and bool(engine.condenser.tools())
-    if isinstance(environment, AnswersCalls) and (decided or engine.trigger.meter != "none"):
+    if opened.answers_calls is not None and (decided or engine.trigger.meter != "none"):
         raise Ended(
             Stop.ENVIRONMENT_ERROR,
             "its environment answers every call and keeps the conversation itself, so that neither the tools of the "
@@ -267,10 +269,12 @@ async def _offering(engine: Engine, environment: Environment) -> Engine:
     )
 
 
-def _stop_strings(environment: Environment) -> tuple[str, ...]:
+def _stop_strings(opened: OpenEnvironment) -> tuple[str, ...]:
     """What ends the next reply, if the environment has a say in it."""
-    with Boundary("the environment", plugin=environment):
-        return tuple(environment.stop_strings) if isinstance(environment, AnswersCalls) else ()
+    if opened.answers_calls is None:
+        return ()
+    with Boundary("the environment", plugin=opened.environment):
+        return tuple(opened.answers_calls.stop_strings)
 
 
 def _numbered(engine: Engine, rewritten: Rewritten, raw: Sequence[Unit]) -> Rewritten:
