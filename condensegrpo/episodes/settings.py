@@ -143,7 +143,7 @@ class Workers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confidence:
-    """When a draft of the answer ends an episode (stop: confident), see ``rollout/confidence.py``."""
+    """When a draft of the answer ends an episode (stop: confident), see ``episodes/confidence.py``."""
 
     threshold: Annotated[float, Gt(0), Le(1)] = 0.9
     """Probability of the whole draft, its closing text included, from which on it is the answer."""
