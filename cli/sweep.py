@@ -21,6 +21,7 @@ from condensegrpo.cli.interrupts import SWEEP, StopRequest
 from condensegrpo.cli.streams import outlived_streams
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
+from condensegrpo.display.console import waiting_for
 from condensegrpo.learner.launchers import check_alone
 from condensegrpo.storage.files import make_folder
 from condensegrpo.storage.run_folder import RunFolder
@@ -68,8 +69,13 @@ def run_sweep(study: "Study", out: Path | None, *, parallel: int, launch: "Launc
     runs = runs_of(study, folder)
     log = SweepLog(folder / "sweep.jsonl")
     planned = Sweep(runs, parallel=parallel, launch=launch, log=log)
-    theme.console(sys.stderr).print("checking the configurations and that no held-out problem is trained on …")
-    check_runs((run for run in runs if planned.states[run.name] is not RunState.FINISHED), study)
+    title = "checking the configurations and that no held-out problem is trained on"
+    if not sys.stderr.isatty():
+        theme.console(sys.stderr).print(f"{title} …")
+    with waiting_for(title) as display:
+        unchecked = [run for run in runs if planned.states[run.name] is not RunState.FINISHED]
+        display.phase(title, len(unchecked))
+        check_runs(display.counted(unchecked), study)
     if dry_run:
         typer.echo(plan_text(planned, log, parallel))
         return

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from command import ENVIRONMENT
 from metrics_page import tables
+from rich.console import Console
 
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observers
-from condensegrpo.display.console import TrainingConsole
+from condensegrpo.display.console import PhaseDisplay, TrainingConsole
 from condensegrpo.display.run_log import JsonLines, RunLog
 from condensegrpo.display.step_table import COLUMNS, GAP, HEADING_EVERY, WIDTH, StepTable, fitting, headings
 
@@ -152,6 +153,14 @@ def test_a_pipe_hears_of_a_long_phase_now_and_then() -> None:
     ]
 
 
+def test_a_part_counts_as_done_when_the_next_one_is_taken() -> None:
+    display = PhaseDisplay(Console(file=io.StringIO()))
+    display.phase("checking", 3)
+    (task,) = display.progress.tasks
+    assert [(part, task.completed) for part in display.counted("abc")] == [("a", 0), ("b", 1), ("c", 2)]
+    assert task.completed == task.total == 3
+
+
 def test_every_line_of_the_log_begins_with_its_time(tmp_path: Path) -> None:
     before = datetime.now().astimezone().replace(microsecond=0)
     with RunLog(tmp_path / "log.txt", steps=30) as log:
@@ -185,7 +194,7 @@ def test_the_page_explains_every_heading() -> None:
 PROGRAM = """
 import fcntl, struct, sys, termios
 from test_console import EVALUATION, METRICS
-from condensegrpo.display.console import TrainingConsole
+from condensegrpo.display.console import PhaseDisplay, TrainingConsole
 
 with TrainingConsole(steps=9) as console:
     console.phase("step 1: sampling", 64)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
@@ -23,6 +23,8 @@ from condensegrpo.display.step_table import WIDTH, StepTable
 
 if TYPE_CHECKING:
     from condensegrpo.core.evaluation import Evaluation
+
+T = TypeVar("T")
 
 STATUS_SECONDS = 30.0  # between two lines of progress where there is no terminal
 INDENT = " " * len("15:04:05  ")
@@ -87,6 +89,12 @@ class PhaseDisplay(Observer):
         """Count one part of the phase as done."""
         if self._phase is not None:
             self.progress.update(self._phase, advance=1, note=note)
+
+    def counted(self, parts: Iterable[T]) -> Iterator[T]:
+        """The parts of the phase, each counted as done once the next one is taken."""
+        for part in parts:
+            yield part
+            self.advance()
 
     def announce(self, text: str) -> bool:
         """Show a notice below the display from now on, if there is one; only sets it, for signal handlers."""
