@@ -99,6 +99,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_its_name(tmp_path: Path) 
         ("seeds: [0]\narms: {a: []}\nreports: {}", "reports: unknown key. Did you mean 'report'?"),
         ("seeds: [0, 0]\narms: {a: []}", "has a seed twice"),
         ("seeds: []\narms: {a: []}", "seeds: "),
+        ("seeds: [0]\narms: {a: [seed=4]}", "the override seed=4 would be lost"),
         ("seeds: [0]\narms: {one: []}\nreport: {baseline: two}", "there is no arm 'two'"),
         (
             "seeds: [0, 1]\narms: {a: []}\npilots: {seeds: [1, 7], overrides: []}",

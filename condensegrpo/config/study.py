@@ -1,6 +1,7 @@
 """Study files: arms × seeds of ordinary runs. ``load_study`` reads one; ``Study.config_of`` gives a configuration."""
 
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -111,6 +112,12 @@ class Study(Section):
     def _names_fit(self) -> "Study":
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds: {self.seeds} has a seed twice; its runs would be equal")
+        pilots = self.pilots.overrides if self.pilots else []
+        for change in chain(self.overrides, pilots, *self.arms.values()):
+            if change.partition("=")[0] in ("seed", "name", "runs_dir"):
+                raise ValueError(
+                    f"the override {change} would be lost: every run has its seed from seeds, and its own folder"
+                )
         named = [("report.baseline", self.report.baseline)]
         named += [("predictions", arm) for each in self.predictions for arm in (each.arm, each.minus)]
         for key, arm in named:
