@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from builders import trajectory, turn
+from datasets import Dataset, DatasetDict
 from recipe_world import GSM8K, HELD_OUT, HELD_OUT_TRIVIA, MBPP, TRIVIA
 from tiny import qwen3, tokenizer
 
@@ -104,6 +105,22 @@ def test_what_only_looks_strange_is_read_whole(tmp_path: Path, name: str, form: 
     task = built(name, tmp_path, data)
     assert len(task.problems("train")) == len(rows)
     assert not any("\r" in problem.question for problem in task.problems("train"))
+
+
+def test_a_dataset_that_was_saved_to_disk_is_read(tmp_path: Path) -> None:
+    train, test = Dataset.from_list(FLAT), Dataset.from_list([{"question": "else?", "answer": "1"}])
+    train.save_to_disk(tmp_path / "one")
+    DatasetDict(train=train, test=test).save_to_disk(tmp_path / "several")
+    DatasetDict(validation=test).save_to_disk(tmp_path / "other")
+    one, several, other = (str(tmp_path / name) for name in ("one", "several", "other"))
+    both, alone = Jsonl(data=several, eval_data=several), Jsonl(data=one, eval_data=f"{several}/test")
+    assert both.problems("train") == alone.problems("train")
+    assert [problem.question for problem in both.problems("eval")] == ["else?"]
+    with pytest.raises(DataError, match=r"it has no split 'test'\. Give the folder of one: .*other/validation"):
+        Jsonl(data=one, eval_data=other)
+    next((tmp_path / "one").glob("*.arrow")).unlink()
+    with pytest.raises(DataError, match=r"one: FileNotFoundError: .*Is the folder whole"):
+        Jsonl(data=one)
 
 
 def test_ids_that_occur_twice_are_named_where_rows_have_ids(tmp_path: Path) -> None:

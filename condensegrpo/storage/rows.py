@@ -24,9 +24,10 @@ def read_rows(source: str, *, split: str, limit: int | None = None) -> list[Row]
     """The rows of a source, in order.
 
     Args:
-        source: a file (``.jsonl``, ``.jsonl.gz``, ``.parquet``), a folder, or a Hub id: ``owner/name`` or
-            ``owner/name:configuration``. What looks like a path is never asked of the Hub.
-        split: of a Hub dataset; of a folder, the files whose names begin with it. A single file is one split.
+        source: a file (``.jsonl``, ``.jsonl.gz``, ``.parquet``), a folder of them or of a dataset that was saved to
+            disk, or a Hub id: ``owner/name`` or ``owner/name:configuration``. What looks like a path is never asked of
+            the Hub.
+        split: of several of a dataset; of a folder, the files whose names begin with it. A single file is one split.
         limit: rows to give, from the first; None: all.
 
     Raises:
@@ -35,6 +36,8 @@ def read_rows(source: str, *, split: str, limit: int | None = None) -> list[Row]
     path = Path(source).expanduser()
     if path.is_file():
         rows = read_file(path)
+    elif any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):  # of ``save_to_disk``
+        rows = _from_disk(path, split)
     elif path.is_dir():
         rows = [row for file in _files_of(path, split) for row in read_file(file)]
     elif source.startswith((".", "/", "~")) or "\\" in source or source.count("/") > 1 or _kind(path):
@@ -164,6 +167,25 @@ def _read_parquet(path: Path) -> list[Row]:
     except pyarrow.ArrowException as error:
         raise DataError(f"reading {path}: it is not a whole Parquet file: {error}") from error
     return rows
+
+
+def _from_disk(folder: Path, split: str) -> list[Row]:
+    """The rows of what ``save_to_disk`` of the package datasets wrote: of several splits this one, or all of one."""
+    import datasets  # here: as for the Hub
+
+    try:
+        saved = datasets.load_from_disk(str(folder))
+    except Exception as error:  # files of Arrow and JSON that are missing or damaged fail in their own ways
+        fault = f"{type(error).__name__}: {error}"
+        raise DataError(f"reading the dataset {folder}: {fault}. Is the folder whole and readable?") from error
+    if isinstance(saved, datasets.DatasetDict):
+        if split not in saved:
+            raise DataError(
+                f"reading the dataset {folder}: it has no split {split!r}. Give the folder of one: "
+                f"{', '.join(str(folder / name) for name in saved)}"
+            )
+        saved = saved[split]
+    return [*map(_with_nulls, saved.to_list())]
 
 
 def _from_hub(source: str, split: str) -> list[Row]:
