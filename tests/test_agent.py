@@ -392,7 +392,7 @@ def test_an_agent_without_a_request_and_one_that_crashes_say_why(tmp_path: Path)
     data = rows(tmp_path)
     for program, detail, turns in (
         (silent, "the agent ended without a request", 0),
-        (refused, "n is 3, and a policy in training takes 1", 0),
+        (refused, "n is 3, and this endpoint takes 1", 0),
         (crashes, "KeyError: 'level'", 1),
     ):
         trajectory = play(function(data, program), numbered())

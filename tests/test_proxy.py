@@ -351,6 +351,22 @@ def test_a_body_that_cannot_be_read_is_refused_in_the_form_of_openai() -> None:
     assert "no UTF-8" in damaged[1]
 
 
+def test_a_route_that_is_not_there_is_refused_with_those_that_are() -> None:
+    async def scenario() -> list[tuple[int, str]]:
+        answers = []
+        async with proxied(agent(numbered())) as (url, _), ClientSession() as client:
+            for path in ("/responses", "/chat/completions"):
+                async with client.get(f"{url}{path}") as answer:
+                    answers.append((answer.status, (await answer.json())["error"]["message"]))
+        return answers
+
+    routes = "only POST /v1/chat/completions and GET /v1/models"
+    assert asyncio.run(scenario()) == [
+        (404, f"there is no GET /v1/responses here, {routes}"),
+        (405, f"there is no GET /v1/chat/completions here, {routes}"),
+    ]
+
+
 def test_a_reply_that_was_cut_off_reaches_the_agent_and_the_session_goes_on() -> None:
     async def scenario() -> list[Trajectory]:
         async with proxied(ScriptedSampler(lambda _: said("o" * 100))) as (url, written):

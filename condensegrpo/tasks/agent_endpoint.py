@@ -196,10 +196,14 @@ async def _with_refusals(request: web.Request, handler: Handler) -> web.StreamRe
     """A refusal as OpenAI's error."""
     try:
         return await handler(request)
-    except RequestRefused as refused:
-        kind = "invalid_request_error" if refused.status < 500 else "server_error"
-        error = {"message": str(refused), "type": kind, "param": refused.param, "code": None}
-        return web.json_response({"error": error}, status=refused.status)
+    except RequestRefused as error:
+        refused = error
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+        known = "POST /v1/chat/completions and GET /v1/models"
+        refused = RequestRefused(f"there is no {request.method} {request.path} here, only {known}", status=error.status)
+    kind = "invalid_request_error" if refused.status < 500 else "server_error"
+    told = {"message": str(refused), "type": kind, "param": refused.param, "code": None}
+    return web.json_response({"error": told}, status=refused.status)
 
 
 async def close_server(runner: web.AppRunner, *listening: socket.socket) -> None:

@@ -78,9 +78,7 @@ def read_request(body: str) -> ChatRequest:
         value = given.get(name)
         if value is not None and (value not in accepted or isinstance(value, bool) != isinstance(accepted[0], bool)):
             values = " or ".join(json.dumps(each) for each in accepted) or "nothing"
-            raise RequestRefused(
-                f"{name} is {json.dumps(value):.80}, and a policy in training takes {values}", param=name
-            )
+            raise RequestRefused(f"{name} is {json.dumps(value):.80}, and this endpoint takes {values}", param=name)
     tools = _each(given.get("tools"), "tools", _tool)
     stop = given.get("stop")
     stops = [stop] if isinstance(stop, str) else _list(stop, "stop")
