@@ -61,6 +61,10 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
 
+    def __fspath__(self) -> str:
+        """Its folder: a run can be given wherever a run folder can."""
+        return str(self.path)
+
     @property
     def path(self) -> Path:
         """The folder."""
@@ -122,7 +126,7 @@ class Run:
 
 @concise
 def train(
-    config: "RunConfig | Path | str",
+    config: "RunConfig | os.PathLike[str] | str",
     *overrides: str,
     resume: bool = False,
     overwrite: bool = False,
@@ -162,7 +166,7 @@ def train(
         "each of them would train by itself. Use condensegrpo train with the launcher, and put objects into a file, "
         "named path/to/file.py:Name",
     )
-    continued = RunFolder.open(Path(str(config))) if resume else None
+    continued = RunFolder.open(Path(_named(config))) if resume else None
     settings, objects = configured(config, overrides, parts)
     prepared = prepare_run(settings, continued=continued, overwrite=overwrite, objects=objects)
     steps = settings.train.steps
@@ -178,9 +182,9 @@ def train(
 
 @concise
 def rollout(
-    config: "RunConfig | Path | str",
+    config: "RunConfig | os.PathLike[str] | str",
     *overrides: str,
-    model: str | Path | None = None,
+    model: str | os.PathLike[str] | None = None,
     n: int = 1,
     problems: "int | Sequence[Problem]" = 1,
     split: "Split" = "eval",
@@ -193,7 +197,7 @@ def rollout(
         cg.rollout("gsm8k", "rollout.temperature=0.6", model="Qwen/Qwen2.5-0.5B-Instruct", condenser="full")
 
     Args:
-        config: a YAML file, the name of a shipped configuration, a run folder or a configuration.
+        config: a YAML file, the name of a shipped configuration, a run (``cg.Run``, or its folder) or a configuration.
         overrides: ``key=value``, as on the command line.
         model: a run, a checkpoint, a model folder or a Hub id; by default that of the run or configuration.
         n: trajectories of each problem.
@@ -252,9 +256,9 @@ def rollout(
 
 @concise
 def evaluate(
-    config: "RunConfig | Path | str",
+    config: "RunConfig | os.PathLike[str] | str",
     *overrides: str,
-    model: str | Path | None = None,
+    model: str | os.PathLike[str] | None = None,
     samples: int | None = None,
     save: str | Path | None = None,
     observer: Observer | None = None,
@@ -284,8 +288,7 @@ def evaluate(
 
     changes = (*overrides, *([] if samples is None else [f"evaluate.samples={samples}"]))
     components, source = _built(config, changes, parts, model)
-    named = str(config) if isinstance(config, str | Path) else components.config.name
-    command = f"condensegrpo.evaluate({', '.join(map(repr, (named, *changes)))}, model={source!r}, **{parts})"
+    command = f"condensegrpo.evaluate({', '.join(map(repr, (_named(config), *changes)))}, model={source!r}, **{parts})"
     folder = None if save is None else Path(save)
     with _shown(observer) as shown:
         return evaluate_policy(
@@ -293,8 +296,16 @@ def evaluate(
         )
 
 
+def _named(config: "RunConfig | os.PathLike[str] | str") -> str:
+    """The file, folder or name that gives a configuration; the name of one that is given itself."""
+    return os.fspath(config) if isinstance(config, str | os.PathLike) else config.name
+
+
 def _built(
-    config: "RunConfig | Path | str", overrides: Sequence[str], parts: "Parts", model: str | Path | None
+    config: "RunConfig | os.PathLike[str] | str",
+    overrides: Sequence[str],
+    parts: "Parts",
+    model: str | os.PathLike[str] | None,
 ) -> "tuple[Components, str]":
     """The components of a configuration without variants, and the model folder or Hub id of its policy."""
     from condensegrpo.assembly.build import build
@@ -307,15 +318,17 @@ def _built(
     return build(settings, objects=objects), source
 
 
-def _model(config: "RunConfig | Path | str", settings: "RunConfig", model: str | Path | None) -> str:
+def _model(
+    config: "RunConfig | os.PathLike[str] | str", settings: "RunConfig", model: str | os.PathLike[str] | None
+) -> str:
     """The model folder or Hub id of the argument, or else that of the run or of the configuration."""
     from condensegrpo.config.schema import RunConfig
     from condensegrpo.evaluation.policy import model_of, run_of_policy
 
     if model is not None:
-        return model_of(str(model))
-    if not isinstance(config, RunConfig) and run_of_policy(str(config)) is not None:
-        return model_of(str(config))
+        return model_of(os.fspath(model))
+    if not isinstance(config, RunConfig) and run_of_policy(os.fspath(config)) is not None:
+        return model_of(os.fspath(config))
     if settings.model.path is None:
         raise ConfigError(
             f"looking for the policy of {settings.name}: its configuration makes a new model (model.new), which no run "

@@ -12,6 +12,7 @@ made the object can build it again.
 
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -53,7 +54,9 @@ class Parts(TypedDict, total=False):
     sampler: Sampler | type | str | Mapping[str, object]
 
 
-def configured(config: RunConfig | Path | str, overrides: Sequence[str], parts: Parts) -> tuple[RunConfig, Objects]:
+def configured(
+    config: RunConfig | os.PathLike[str] | str, overrides: Sequence[str], parts: Parts
+) -> tuple[RunConfig, Objects]:
     """A configuration with some of its parts replaced, then with overrides, and the objects among the parts.
 
     Args:
@@ -62,12 +65,12 @@ def configured(config: RunConfig | Path | str, overrides: Sequence[str], parts: 
     Raises:
         ConfigError: as ``named_config`` and ``replaced``.
     """
-    before = config if isinstance(config, RunConfig) else named_config(str(config))
+    before = config if isinstance(config, RunConfig) else named_config(os.fspath(config))
     lines, objects = replaced(before, parts)
     lines += overrides
     if not lines:
         return before, objects
-    return vary(config, lines) if isinstance(config, RunConfig) else named_config(str(config), lines), objects
+    return vary(config, lines) if isinstance(config, RunConfig) else named_config(os.fspath(config), lines), objects
 
 
 def replaced(config: RunConfig, parts: Parts) -> tuple[list[str], Objects]:
