@@ -258,6 +258,18 @@ def test_an_evaluation_takes_objects_too(config: Path) -> None:
     assert (result.problems, result.samples, result.success) == (2, 2, 0.5)
 
 
+def test_a_part_that_raises_is_named_without_an_option_of_the_command_line(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(trajectory: object, problem: object) -> float:
+        raise ValueError("no such day")
+
+    with pytest.raises(CondenseError, match="the reward broken: ValueError: no such day"):
+        cg.rollout(config, task=Sums(), reward=broken, tools=[price], sampler=ScriptedSampler(talk))
+    assert "failed (reward_error): the reward broken" in (shown := " ".join(capsys.readouterr().err.split()))
+    assert "--debug" not in shown
+
+
 def test_problems_of_ones_own_are_posed(config: Path) -> None:
     own = [Problem(id="mine", question="1 + 2?", answer="3")]
     only = cg.rollout(config, problems=own, task=Sums(), tools=[price], sampler=ScriptedSampler(talk))[0]

@@ -112,7 +112,7 @@ def test_no_two_columns_are_equally_important_and_every_word_fits_its_column() -
 
 def test_a_pipe_gets_plain_lines_of_at_most_100_columns(tmp_path: Path) -> None:
     pipe = io.StringIO()
-    with TrainingConsole(steps=30, stream=pipe) as console, RunLog(tmp_path / "log.txt", steps=30) as log:
+    with TrainingConsole(steps=30, stream=pipe, debug=False) as console, RunLog(tmp_path / "log.txt", steps=30) as log:
         both = Observers(log, console)
         both.record("command: condensegrpo train quickstart")
         both.say("run folder runs/x")

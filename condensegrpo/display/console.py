@@ -57,8 +57,8 @@ class _Display(Progress):
 class PhaseDisplay(Observer):
     """Shows the current phase and its progress on a terminal; nothing elsewhere."""
 
-    def __init__(self, console: Console, *, debug: bool = False) -> None:
-        """``debug`` shows the traceback of a failure as well."""
+    def __init__(self, console: Console, *, debug: bool | None = None) -> None:
+        """``debug`` shows the traceback of a failure as well; None: so it does not, and there is no option to name."""
         self._console, self._debug = console, debug
         self.progress = _Display(
             SpinnerColumn(),
@@ -103,7 +103,7 @@ class PhaseDisplay(Observer):
 
     def failed(self, text: str, traceback: str) -> None:
         """Say which trajectories failed, and how."""
-        hint = " (--debug shows the traceback)" if traceback else ""
+        hint = " (--debug shows the traceback)" if traceback and self._debug is False else ""
         self.say(neutral(f"{text}\n{traceback}".rstrip() if self._debug else f"{text}{hint}"))
 
     def say(self, text: str) -> None:
@@ -131,7 +131,12 @@ class TrainingConsole(PhaseDisplay):
     """Shows a training run on a terminal, or as plain lines where there is none."""
 
     def __init__(
-        self, *, steps: int, stream: TextIO | None = None, debug: bool = False, status_seconds: float = STATUS_SECONDS
+        self,
+        *,
+        steps: int,
+        stream: TextIO | None = None,
+        debug: bool | None = None,
+        status_seconds: float = STATUS_SECONDS,
     ) -> None:
         super().__init__(Console(file=stream or sys.stdout, highlight=False, soft_wrap=True), debug=debug)
         self._steps, self._status_seconds = steps, status_seconds
