@@ -1,10 +1,12 @@
 """``condensegrpo report``: writes a run's ``report.html`` again."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from condensegrpo.core.errors import RunError
 from condensegrpo.display.console import waiting_for
 
 
@@ -22,5 +24,10 @@ def report(
         from condensegrpo.reporting.run_report import write_page
         from condensegrpo.storage.run_folder import RunFolder
 
-        page = write_page(RunFolder.open(run).path, file=output)
+        folder = RunFolder.open(run).path
+        if output is None and not os.access(folder, os.W_OK):
+            raise RunError(
+                f"writing the report of {run}: its folder cannot be written. Write it elsewhere: --output FILE."
+            )
+        page = write_page(folder, file=output)
     typer.echo(page)

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -104,6 +105,17 @@ def test_the_command_writes_the_page_of_a_run_at_any_time(tmp_path: Path) -> Non
     assert data["state"].startswith("1 step of 60, written 20")
     assert data["configuration"] == [["train.steps", "60"]]
     assert not (tmp_path / "report.png").exists()  # it would say that the run has ended
+
+
+def test_of_a_run_that_cannot_be_written_the_page_is_written_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, page = run_with(tmp_path, {"step": 1, "loss": 1.0}), tmp_path / "page.html"
+    (run / "config.yaml").write_text("train: {steps: 60}\n")
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)  # root may write everywhere
+    refused = CliRunner().invoke(app, ["report", str(run)])
+    assert str(refused.exception).endswith("its folder cannot be written. Write it elsewhere: --output FILE.")
+    assert CliRunner().invoke(app, ["report", str(run), "--output", str(page)]).stdout == f"{page}\n"
 
 
 def test_samples_of_many_steps_are_spread_and_stay_where_they_are() -> None:
