@@ -89,7 +89,7 @@ def test_methods_are_tools_and_the_object_judges_and_is_closed(tmp_path: Path) -
     data, held_out = rows(tmp_path, three, four), rows(tmp_path, four, name="held_out.jsonl")
     task = EnvClass(factory=Counter, data=data, eval_data=held_out, answer="gold")
     (trained,) = task.problems("train")  # rows with one prompt are told apart by their other columns
-    assert (trained.question, trained.answer, trained.data["start"], task.dropped) == ("Count.", "5", 3, 1)
+    assert (trained.question, trained.answer, trained.data["start"], task.left_out) == ("Count.", "5", 3, 1)
     trajectory = play(task, call("add", by=2), call("half"), call("add", by=-1), "so 5")
     assert trajectory.turns[0].context[-1].text == "Count. From 3."
     assert '"name": "add"' in trajectory.turns[0].context[0].text

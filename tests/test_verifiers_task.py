@@ -296,7 +296,7 @@ def results(trajectory: Trajectory) -> list[str]:
 
 def test_tasks_are_problems_that_the_splits_do_not_share(shop: Any) -> None:
     train, held_out = shop.problems("train"), shop.problems("eval")
-    assert (len(train), len(held_out), shop.dropped) == (35, 3, 2)
+    assert (len(train), len(held_out), shop.left_out) == (35, 3, 2)
     assert (train[1].question, train[1].answer) == ("shop_lines", "25")
     assert not {problem.question for problem in train} & {problem.question for problem in held_out}
 
