@@ -26,7 +26,7 @@ def open_streams() -> None:
 def refused_output() -> OSError | None:
     """Why the standard output takes nothing more, if that is so; what its buffer holds is lost then."""
     try:
-        os.write(sys.stdout.fileno(), b"\n")
+        os.write(sys.stdout.fileno(), b"\n")  # nothing less than a byte is refused
     except OSError as error:
         _send_nowhere(sys.stdout.fileno())
         return error

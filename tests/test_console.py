@@ -194,7 +194,7 @@ def test_the_page_explains_every_heading() -> None:
 PROGRAM = """
 import fcntl, struct, sys, termios
 from test_console import EVALUATION, METRICS
-from condensegrpo.display.console import PhaseDisplay, TrainingConsole
+from condensegrpo.display.console import TrainingConsole
 
 with TrainingConsole(steps=9) as console:
     console.phase("step 1: sampling", 64)

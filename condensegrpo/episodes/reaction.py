@@ -33,7 +33,7 @@ from condensegrpo.episodes.toolcalls import is_success
 
 
 class OpenEnvironment(NamedTuple):
-    """The environment of an episode and what it has beyond ``Environment``, looked up once: a look takes 14 µs."""
+    """The environment of an episode and what it has beyond ``Environment``, looked up once: a look is slow."""
 
     environment: Environment
     answers_calls: AnswersCalls | None
