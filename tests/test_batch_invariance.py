@@ -176,6 +176,13 @@ def test_bits_do_not_depend_on_which_trajectories_kept_their_slots() -> None:
     assert len(scarce._slots.slots) == 2
 
 
+def plain_logprobs(of: PreTrainedModel, prompt: Sequence[int], reply: Generation) -> torch.Tensor:
+    """(A,) nats, of one pass without slots."""
+    with torch.no_grad():
+        logits = of(torch.tensor([[*prompt, *reply.token_ids]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(dim=-1).gather(1, torch.tensor(reply.token_ids)[:, None])[:, 0]
+
+
 @pytest.mark.parametrize("kind", SUPPORTED)
 def test_packed_passes_compute_what_plain_ones_do(kind: str) -> None:
     of = model(kind)
@@ -183,10 +190,23 @@ def test_packed_passes_compute_what_plain_ones_do(kind: str) -> None:
     asked = [(prompt, SamplingParams(max_tokens=6, seed=seed)) for seed, (prompt, _) in enumerate(requests(6))]
     replies = play(decoder(of), asked)
     for (prompt, _), reply in zip(asked, replies, strict=True):
-        with torch.no_grad():
-            logits = of(torch.tensor([[*prompt, *reply.token_ids]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-        plain = logits.log_softmax(dim=-1).gather(1, torch.tensor(reply.token_ids)[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(reply.logprobs), plain, rtol=0, atol=2e-5)
+        torch.testing.assert_close(torch.tensor(reply.logprobs), plain_logprobs(of, prompt, reply), rtol=0, atol=2e-5)
+
+
+def test_fused_attention_of_bfloat16_is_that_of_float32_up_to_rounding() -> None:
+    of = model().bfloat16()
+    asked = requests(12)
+    replies = play(decoder(of), asked)
+    of.float()
+    gaps = torch.cat(
+        [
+            torch.tensor(reply.logprobs) - plain_logprobs(of, prompt, reply)
+            for (prompt, one), reply in zip(asked, replies, strict=True)
+            if one.temperature == 1
+        ]
+    )
+    assert len(gaps) > 30
+    assert gaps.abs().mean() < 0.2  # query heads with keys of another head: above 3
 
 
 # --- who joins and leaves ---------------------------------------------------------------------------------------------
