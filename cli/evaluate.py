@@ -29,7 +29,7 @@ SHOWN = (  # of the metrics
     ("largest context, tokens", "context_tokens"),
     ("of these, tokens of pictures", "picture_tokens"),
     ("calls of the policy", "calls"),
-    ("tokens read in all calls", "prompt_tokens"),
+    ("tokens read, all calls", "prompt_tokens"),
     ("tokens read with a prefix cache", "prompt_tokens_uncached"),
     ("output, tokens", "output_tokens"),
     ("turns", "turns"),

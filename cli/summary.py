@@ -11,7 +11,7 @@ from condensegrpo.storage.trackers import read_metrics
 MEASURES = (
     ("success", "success", "{:.3f}"),
     ("largest context, tokens", "context_tokens", "{:.1f}"),
-    ("tokens read in all calls", "prompt_tokens", "{:.1f}"),
+    ("tokens read, all calls", "prompt_tokens", "{:.1f}"),
     ("output, tokens", "output_tokens", "{:.1f}"),
     ("valid format", "format_valid", "{:.3f}"),
     ("successful tool calls", "tool_calls_valid", "{:.3f}"),

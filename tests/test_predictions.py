@@ -5,7 +5,8 @@ import pytest
 
 from condensegrpo.config.study import Prediction
 from condensegrpo.evaluation.predictions import Figure, PredictionOutcome, Verdict, outcome
-from condensegrpo.evaluation.study import SeedOutcome, evaluation_figures
+from condensegrpo.evaluation.study import SeedOutcome, StudyFigures, evaluation_figures
+from condensegrpo.reporting.study_results import markdown
 
 
 def column(*values: float, seeds: tuple[int, ...] | None = None) -> Figure:
@@ -93,3 +94,26 @@ def test_the_table_of_an_unfinished_sweep_compares_the_seeds_that_both_arms_have
     assert (paired.paired, paired.improvement, paired.context_ratio) == (True, 0.875, 1.0)  # 3½ of 4 pairs are better
     (whole,) = evaluation_figures("held-out", arms, baseline="b", metrics=()).comparisons
     assert whole.difference.mean == pytest.approx(0.4 - 0.375)
+
+
+def test_a_table_counts_the_problems_of_each_arm_and_has_a_column_of_what_no_run_measured() -> None:
+    def run(problems: str) -> SeedOutcome:
+        figures = {"success": 1.0, "context_tokens": 10.0, "turns": 3.0}
+        by_problem = dict.fromkeys(problems, 1.0)
+        return SeedOutcome(seed=0, success=by_problem, context=by_problem, before=figures, after=figures)
+
+    def page(**problems: str) -> str:
+        arms = {arm: [run(of_arm)] for arm, of_arm in problems.items()}
+        evaluation = evaluation_figures("held-out", arms, baseline="a", metrics=("turns", "trns"))
+        return markdown(
+            StudyFigures(
+                study="s", question=None, baseline="a", reach=0.8, metrics=("turns", "trns"), evaluations=(evaluation,),
+                curves=(), predictions=(),
+            )
+        )  # fmt: skip
+
+    assert "## held-out: 2 problems\n" in page(a="pq", b="pq")
+    others = page(a="pq", b="xyz")
+    assert "## held-out: 2 to 3 problems an arm\n" in others
+    rows = [line for line in others.splitlines() if line.startswith(("| arm | seeds", "| b | 1 |"))]
+    assert [row.split(" | ")[-2:] for row in rows] == [["turns", "trns |"], ["3.000", "– |"]]

@@ -55,11 +55,11 @@ def test_the_results_of_a_sweep_and_figures_by_seed_make_the_same_kind_of_table(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arms = [
-        {"arm": "a", "success": [0.5, 0.4, 0.6], "by_seed": {"success": {"0": 0.4, "1": 0.6}}},
-        {"arm": "b", "by_seed": {"success": {"0": 1.0, "1": 1.0}}},
+        {"arm": "a", "problems": 128, "success": [0.5, 0.4, 0.6], "by_seed": {"success": {"0": 0.4, "1": 0.6}}},
+        {"arm": "b", "problems": 128, "by_seed": {"success": {"0": 1.0, "1": 1.0}}},
     ]
     compared = [{"arm": "b", "baseline": "a", "paired": True}]
-    evaluation = {"name": "held-out", "problems": 128, "arms": arms, "comparisons": compared}
+    evaluation = {"name": "held-out", "arms": arms, "comparisons": compared}
     predicted = {
         "claim": "c", "evaluation": "held-out", "predicted": "b − a in success > 0", "found": [0.5, -0.8, 1.0],
         "by_seed": {"0": 0.6, "1": 0.4}, "paired": True, "verdict": "undecided",

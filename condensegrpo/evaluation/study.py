@@ -41,6 +41,7 @@ class ArmFigures:
 
     arm: str
     seeds: tuple[int, ...]
+    problems: int
     success: Interval
     new_seed: Interval | None  # where the success of a further seed is expected; None: not known
     success_iqm: float  # the interquartile mean over seeds
@@ -67,7 +68,6 @@ class EvaluationFigures:
     """All arms in one evaluation."""
 
     name: str
-    problems: int
     arms: tuple[ArmFigures, ...]
     comparisons: tuple[ArmComparison, ...]  # of the arms that had the problems of the baseline
 
@@ -97,6 +97,7 @@ class StudyFigures:
     question: str | None
     baseline: str
     reach: float
+    metrics: tuple[str, ...]  # of the report, besides ``FIGURES``
     evaluations: tuple[EvaluationFigures, ...]
     curves: tuple[LearningCurve, ...]
     predictions: tuple[PredictionOutcome, ...]
@@ -122,11 +123,11 @@ def evaluation_figures(
     problems = {arm: frozenset(runs[0].success) for arm, runs in outcomes.items()}
     return EvaluationFigures(
         name=name,
-        problems=len(next(iter(problems.values()))),
         arms=tuple(
             ArmFigures(
                 arm=arm,
                 seeds=tuple(outcome.seed for outcome in runs),
+                problems=len(problems[arm]),
                 success=mean_interval(success[arm]),
                 new_seed=new_seed_interval(success[arm]),
                 success_iqm=interquartile_mean(success[arm]),

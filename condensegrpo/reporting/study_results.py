@@ -82,6 +82,7 @@ def study_figures(study: Study, runs: Sequence[RunConfig], arms: Sequence[str]) 
         question=study.question,
         baseline=study.baseline,
         reach=study.report.reach,
+        metrics=tuple(study.report.metrics),
         evaluations=tuple(
             evaluation_figures(
                 name,
@@ -144,7 +145,8 @@ def _seed_table(evaluation: EvaluationFigures) -> str:
 
 
 def _table(evaluation: EvaluationFigures, figures: StudyFigures) -> str:
-    metrics = list(dict.fromkeys(metric for arm in evaluation.arms for metric in arm.by_seed if metric not in SHOWN))
+    measured = (metric for arm in evaluation.arms for metric in arm.by_seed if metric not in SHOWN)
+    metrics = list(dict.fromkeys((*measured, *figures.metrics)))  # one that no run measured has a column too
     compared = {comparison.arm: comparison for comparison in evaluation.comparisons}
     curves = {curve.arm: curve for curve in figures.curves} if evaluation.name == HELD_OUT else {}
     heads = ["arm", "seeds", "before", "success [95 %]", "a new seed, 95 %", "interquartile mean"]
@@ -153,7 +155,8 @@ def _table(evaluation: EvaluationFigures, figures: StudyFigures) -> str:
     heads += [f"steps to {figures.reach:g}"] if curves else []
     rows = [_row(arm, compared.get(arm.arm), curves.get(arm.arm), metrics) for arm in evaluation.arms]
     lines = (f"| {' | '.join(cells)} |" for cells in ([*heads, *metrics], ["---"] * len([*heads, *metrics]), *rows))
-    title = f"## {evaluation.name}: {counted(evaluation.problems, 'problem')}"
+    few, many = (choose(arm.problems for arm in evaluation.arms) for choose in (min, max))
+    title = f"## {evaluation.name}: {counted(many, 'problem') if few == many else f'{few} to {many} problems an arm'}"
     return "\n".join([title, "", *lines])
 
 

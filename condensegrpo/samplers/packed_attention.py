@@ -235,7 +235,7 @@ def _exact(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: flo
 def _singles_fused(query_Shd: Tensor, keys_SgLd: Tensor, values_SgLd: Tensor, mask_S1L: Tensor, scale: float) -> Tensor:
     mask = mask_S1L[:, None].to(query_Shd.dtype)
     # the query heads of a key head as further queries, which read it once; with ``enable_gqa`` a CPU does so for each
-    query_Sgqd = query_Shd.unflatten(1, (keys_SgLd.shape[1], -1))
+    query_Sgqd = query_Shd.view(len(query_Shd), keys_SgLd.shape[1], -1, query_Shd.shape[-1])
     fused = functional.scaled_dot_product_attention
     return fused(query_Sgqd, keys_SgLd, values_SgLd, attn_mask=mask, scale=scale).flatten(1, 2)
 

@@ -96,7 +96,7 @@ def _rows(evaluation: Json, baseline: str) -> Iterator[tuple[str, ...]]:
         for figure, values in arm["by_seed"].items():
             column, share = _column(values), figure == "success"
             equal = share and len(set(values.values())) == 1  # then the problems give the interval its width
-            cell_SP = column.repeat(evaluation["problems"], axis=1) if equal else column
+            cell_SP = column.repeat(arm["problems"], axis=1) if equal else column
             mean = Interval(*arm[figure]) if figure in arm else mean_interval(cell_SP, share=share)
             known = share or len(values) > 1  # of one seed only success is known by problem
             new = new_seed_interval(column) if share else None
