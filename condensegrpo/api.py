@@ -339,12 +339,22 @@ def _model(
 
 @contextmanager
 def _shown(observer: Observer | None, display: "Callable[[], PhaseDisplay] | None" = None) -> Iterator[Observer]:
-    """The observer, or else a display on the terminal: by default of the current phase alone."""
+    """The observer, or else a display on the terminal: by default of the current phase alone.
+
+    Raises:
+        ConfigError: the observer lacks a method.
+    """
     from rich.console import Console
 
     from condensegrpo.display.console import PhaseDisplay
 
     if observer is not None:
+        reports = (name for name in vars(Observer) if not name.startswith("_"))
+        if lacking := [name for name in reports if not callable(getattr(observer, name, None))]:
+            raise ConfigError(
+                f"taking the observer: {type(observer).__name__} has no {', '.join(lacking)}. Give an instance of a "
+                f"subclass of condensegrpo.core.observer.Observer, whose methods do nothing by themselves."
+            )
         yield observer
         return
     with display() if display else PhaseDisplay(Console(stderr=True)) as shown:

@@ -298,6 +298,7 @@ class Broken:
         ({"task": Broken()}, (), r"making the train problems of the task: KeyError: 'column' \(.*test_api.py:\d+\)"),
         ({"task": Sums(), "reward": 3}, (), "int has no method of a reward"),
         ({"task": Sums(), "sampler": 3}, (), "python:int: it has no sample and no update_weights"),
+        ({"task": Sums(), "observer": 3}, (), "the observer: int has no phase, advance, step, evaluated"),
     ],
 )
 def test_a_wrong_part_says_what_is_wrong_with_it(

@@ -142,7 +142,8 @@ def _parse_lines(path: Path, data: bytes) -> Iterator[Row]:
             row = json.loads(line.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise DataError(
-                f"reading {path}, line {number}: byte {error.start + 1} of it is not UTF-8. Convert the file to UTF-8"
+                f"reading {path}, line {number}: byte {error.start + 1} of it is not UTF-8. Convert the file to "
+                f"UTF-8 or, if it is not text, to Parquet or JSONL"
             ) from error
         except json.JSONDecodeError as error:
             # a complete last line ends in a line break
