@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 60.0  # between two status lines where there is no terminal
 TAIL = 3  # lines of the log of a failed run that are shown
+KILLED = (
+    "was killed by signal 9, as the kernel does where memory is short: lower --parallel or "
+    "learner.tokens_per_micro_batch, or set learner.checkpoint_activations=on"
+)
 
 
 def sweep(
@@ -202,11 +206,12 @@ def _finish(sweep: "Sweep", study: "Study", folder: Path, console: Console, *, u
         figures = write_results(study, [run.config for run in finished], [run.arm for run in finished], folder)
         typer.echo(markdown(figures))
         console.print(f"folder {folder}: {', '.join(RESULTS)}", soft_wrap=True)
+    errors = {RunState.FAILED: "failed", RunState.KILLED: KILLED}
     for run in sweep.runs:
-        if sweep.states[run.name] is RunState.FAILED:
+        if error := errors.get(sweep.states[run.name]):
             log = folder / "logs" / f"{run.name}.txt"
             tail = log.read_text(errors="replace").splitlines()[-TAIL:] if log.is_file() else []
-            console.print("\n  ".join([f"{run.name} failed, see {log}:", *tail]), soft_wrap=True)
+            console.print("\n  ".join([f"{run.name} {error}; see {log}:", *tail]), soft_wrap=True)
     if missing := len(sweep.runs) - len(finished):
         console.print(f"{counted(missing, 'run')} not finished. To continue, run the same command again.")
         raise typer.Exit(unfinished)

@@ -43,12 +43,13 @@ def test_the_page_has_the_tables_of_the_committed_results(script: ModuleType) ->
 def test_folds_are_compared_with_their_untrained_arm_and_those_without_a_trained_one_are_left_out() -> None:
     success = {"a": 0.3, "a_zero": 0.2, "b": 0.2, "b_zero": 0.0, "c": 0.8, "c_zero": 0.5, "d_zero": 0.9}
     arms = [{"arm": arm, "success": [value, 0, 1], "success_before": 0.1} for arm, value in success.items()]
-    line = loaded("folds").line
+    before, untrained = loaded("folds").lines({"name": "held-out", "arms": arms})
     # differences 0.1, 0.2, 0.3: a standard error of 0.1 / √3, times t(2) = 4.303
-    expected = "held-out: +0.200 [-0.048, +0.448] over 3 folds (a +0.100, b +0.200, c +0.300)"
-    assert line({"name": "held-out", "arms": arms}) == expected
-    before = [arm for arm in arms if not arm["arm"].endswith("_zero")]
-    assert line({"name": "s", "arms": before}).endswith("3 folds (a +0.200, b +0.100, c +0.700)")
+    assert untrained == "held-out − untrained: +0.200 [-0.048, +0.448] over 3 folds (a +0.100, b +0.200, c +0.300)"
+    assert before.startswith("held-out − before the run: +0.333 [")
+    assert before.endswith("3 folds (a +0.200, b +0.100, c +0.700)")
+    (alone,) = loaded("folds").lines({"name": "s", "arms": arms[:1]})
+    assert alone == "s − before the run: +0.200 over 1 fold (a +0.200)"
 
 
 def test_the_results_of_a_sweep_and_figures_by_seed_make_the_same_kind_of_table(

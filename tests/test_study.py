@@ -228,6 +228,15 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert set(sweep.states.values()) == {RunState.FAILED}
 
 
+def test_a_run_that_is_killed_from_outside_is_told_from_one_that_fails(tmp_path: Path) -> None:
+    sweep, started = sweep_of(tmp_path, parallel=4, code=-9)
+    while sweep.advance():
+        continue
+    assert set(sweep.states.values()) == {RunState.KILLED}
+    assert len(started) == 4
+    assert seconds_left(sweep, {"a": 100.0, "b": 40.0}, 1) == 0
+
+
 def test_a_run_waits_for_the_warm_start_that_another_makes(tmp_path: Path) -> None:
     arms = "seeds: [0, 1]\narms: {a: [], b: [algorithm.advantage.estimator=rloo], c: [warm_start.steps=7]}"
     sweep, started = sweep_of(tmp_path, parallel=3, code=None, arms=arms)

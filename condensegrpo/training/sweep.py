@@ -6,6 +6,7 @@ skipped, others resume from their newest checkpoint. Arms that differ in GRPO on
 """
 
 import shutil
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,6 +40,7 @@ class RunState(StrEnum):
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"  # its process ended with an error in this sweep
+    KILLED = "killed"  # likewise by signal 9, as the kernel does where memory is short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +200,8 @@ class Sweep:
                 del self._active[name]
                 self._log.record(run, time.monotonic() - began)
                 failed = code != 0 and not self._stopping and not run.finished
-                self.states[name] = RunState.FAILED if failed else _state(run)
+                error = RunState.KILLED if code == -signal.SIGKILL else RunState.FAILED
+                self.states[name] = error if failed else _state(run)
         while len(self._active) < self._parallel and (waiting := self._next()) is not None:
             self._start(waiting)
         return bool(self._active)
@@ -233,7 +236,8 @@ class Sweep:
 
 def seconds_left(sweep: Sweep, each: Mapping[str, float], parallel: int) -> float:
     """An estimate from the seconds of a run of each arm: the steps that are left, spread over the processes."""
-    open_runs = [run for run in sweep.runs if sweep.states[run.name] not in (RunState.FINISHED, RunState.FAILED)]
+    ended = (RunState.FINISHED, RunState.FAILED, RunState.KILLED)
+    open_runs = [run for run in sweep.runs if sweep.states[run.name] not in ended]
     left = [each[run.arm] * (1 - run.step / max(run.config.train.steps, 1)) for run in open_runs]
     return max(sum(left) / parallel, max(left, default=0.0))
 

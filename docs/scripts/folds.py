@@ -2,8 +2,8 @@
 
     python docs/scripts/folds.py runs/c_memory/results.json
 
-The arms FOLD and FOLD_zero are trained and untrained; without the latter, what is subtracted is FOLD before training.
-Prints for each evaluation the differences in success, and their mean with its 95 % t interval over the folds.
+Prints for each evaluation what the success of the arms FOLD is above that before the run and, where there is an arm
+FOLD_zero, above that of the untrained model: the differences, and their mean with its 95 % t interval over the folds.
 """
 
 import json
@@ -23,20 +23,26 @@ UNTRAINED = "_zero"
 def main() -> None:
     """Print the figures of the file that the command names."""
     results = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    print("\n".join(map(line, results["evaluations"])))
+    print("\n".join(line for evaluation in results["evaluations"] for line in lines(evaluation)))
 
 
-def line(evaluation: Mapping[str, Any]) -> str:
+def lines(evaluation: Mapping[str, Any]) -> list[str]:
     """One evaluation; a fold whose trained arm has not finished is left out."""
     arms = {arm["arm"]: arm for arm in evaluation["arms"]}
-    untrained = {name.removesuffix(UNTRAINED): arm["success"][0] for name, arm in arms.items() if UNTRAINED in name}
-    if not untrained:
-        untrained = {name: arm["success_before"] for name, arm in arms.items()}
-    differences = {name: arms[name]["success"][0] - before for name, before in untrained.items() if name in arms}
+    after = {name: arm["success"][0] for name, arm in arms.items()}
+    folds = [name for name in arms if not name.endswith(UNTRAINED)]
+    gains = {
+        "before the run": {name: after[name] - arms[name]["success_before"] for name in folds},
+        "untrained": {name: after[name] - after[name + UNTRAINED] for name in folds if name + UNTRAINED in after},
+    }
+    return [f"{evaluation['name']} − {what}: {_over_folds(each)}" for what, each in gains.items() if each]
+
+
+def _over_folds(differences: Mapping[str, float]) -> str:
     mean = mean_interval(np.array([[value] for value in differences.values()]), share=False)
     folds = ", ".join(f"{name} {value:+.3f}" for name, value in differences.items())
     spread = mean if len(differences) > 1 else mean.mean  # one fold has no interval
-    return f"{evaluation['name']}: {spread:+.3f} over {counted(len(differences), 'fold')} ({folds})"
+    return f"{spread:+.3f} over {counted(len(differences), 'fold')} ({folds})"
 
 
 if __name__ == "__main__":
