@@ -159,6 +159,7 @@ def train(
     from condensegrpo.learner.launchers import check_alone
     from condensegrpo.training.run_setup import prepare_run
 
+    _check_observer(observer)
     quiet_libraries()
     check_alone(
         os.environ,
@@ -220,6 +221,7 @@ def rollout(
     from condensegrpo.storage.media import MediaFolder
     from condensegrpo.storage.trajectories import write_trajectory
 
+    _check_observer(observer)
     components, source = _built(config, overrides, parts, model)
     settings, step = components.config, trained_steps(source)
     check_model(components, source)
@@ -286,6 +288,7 @@ def evaluate(
     from condensegrpo.evaluation.policy import run_of_policy
     from condensegrpo.evaluation.stored import evaluate_policy
 
+    _check_observer(observer)
     changes = (*overrides, *([] if samples is None else [f"evaluate.samples={samples}"]))
     components, source = _built(config, changes, parts, model)
     command = f"condensegrpo.evaluate({', '.join(map(repr, (_named(config), *changes)))}, model={source!r}, **{parts})"
@@ -337,24 +340,25 @@ def _model(
     return settings.model.path
 
 
+def _check_observer(observer: Observer | None) -> None:
+    """Raise ConfigError if an observer lacks a method of ``Observer``."""
+    reports = [name for name in vars(Observer) if not name.startswith("_")]
+    lacking = [name for name in reports if not callable(getattr(observer, name, None))]
+    if observer is not None and lacking:
+        raise ConfigError(
+            f"taking the observer: {type(observer).__name__} has no {', '.join(lacking)}. Give an instance of a "
+            f"subclass of condensegrpo.core.observer.Observer, whose methods do nothing by themselves."
+        )
+
+
 @contextmanager
 def _shown(observer: Observer | None, display: "Callable[[], PhaseDisplay] | None" = None) -> Iterator[Observer]:
-    """The observer, or else a display on the terminal: by default of the current phase alone.
-
-    Raises:
-        ConfigError: the observer lacks a method.
-    """
+    """The observer, or else a display on the terminal: by default of the current phase alone."""
     from rich.console import Console
 
     from condensegrpo.display.console import PhaseDisplay
 
     if observer is not None:
-        reports = (name for name in vars(Observer) if not name.startswith("_"))
-        if lacking := [name for name in reports if not callable(getattr(observer, name, None))]:
-            raise ConfigError(
-                f"taking the observer: {type(observer).__name__} has no {', '.join(lacking)}. Give an instance of a "
-                f"subclass of condensegrpo.core.observer.Observer, whose methods do nothing by themselves."
-            )
         yield observer
         return
     with display() if display else PhaseDisplay(Console(stderr=True)) as shown:
