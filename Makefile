@@ -111,10 +111,8 @@ PARALLEL ?= 2
 seeds: install
 	OMP_NUM_THREADS=1 $(BIN)/condensegrpo sweep studies/quickstart.yaml --parallel $(PARALLEL)
 
-# Those of SmolLM2 need `condensegrpo model fetch smollm2`, the data that docs/results/pretrained.md names, and a GPU or days;
-# one run of c_memory takes 13 GB of a CPU's memory.
+# Those of SmolLM2 need `condensegrpo model fetch smollm2`, the data that docs/results/pretrained.md names, and a GPU or days.
 STUDIES := $(wildcard studies/s*.yaml)
-studies-smollm2: PARALLEL := 1
 studies-smollm2: STUDIES := $(patsubst %,studies/%.yaml,a_notes b_start b_passages c_start c_memory)
 studies studies-smollm2: install
 	for study in $(STUDIES); do OMP_NUM_THREADS=1 $(BIN)/condensegrpo sweep $$study --parallel $(PARALLEL) || exit 1; done

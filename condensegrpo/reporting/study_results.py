@@ -145,8 +145,9 @@ def _seed_table(evaluation: EvaluationFigures) -> str:
 
 
 def _table(evaluation: EvaluationFigures, figures: StudyFigures) -> str:
-    measured = (metric for arm in evaluation.arms for metric in arm.by_seed if metric not in SHOWN)
-    metrics = list(dict.fromkeys((*measured, *figures.metrics)))  # one that no run measured has a column too
+    measured = (metric for arm in evaluation.arms for metric in arm.by_seed)
+    named = dict.fromkeys((*measured, *figures.metrics))  # one that no run measured has a column too
+    metrics = [metric for metric in named if metric not in SHOWN]
     compared = {comparison.arm: comparison for comparison in evaluation.comparisons}
     curves = {curve.arm: curve for curve in figures.curves} if evaluation.name == HELD_OUT else {}
     heads = ["arm", "seeds", "before", "success [95 %]", "a new seed, 95 %", "interquartile mean"]
