@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -21,8 +22,16 @@ class Holding:
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> Mapping[str, float]:
         sandboxed = "import subprocess, time\nsubprocess.Popen(['sleep', '1000'])\ntime.sleep(1000)"
-        threading.Thread(target=self._sandbox.run_python_now, args=(sandboxed,), daemon=True).start()
-        while len(psutil.Process().children(recursive=True)) < 3:
+        call = partial(self._sandbox.run_python_now, sandboxed, seconds=1000)
+        threading.Thread(target=call, daemon=True).start()
+        while "sleep" not in map(_name, psutil.Process().children(recursive=True)):
             time.sleep(0.02)
         self._begun.touch()
         return {"sum": float(sum(range(10**12)))}
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:  # one of those that start the sandbox
+        return ""
