@@ -25,7 +25,8 @@ def print_summary(folder: RunFolder) -> None:
     evaluated = [line for line in read_metrics(folder.metrics) if "eval/success" in line]
     console = Console(highlight=False, soft_wrap=True, markup=False)
     if evaluated:
-        console.print(_table(evaluated[0], evaluated[-1]))
+        before = evaluated[0] if evaluated[0]["step"] == 0 else None
+        console.print(_table(before, evaluated[-1]))
     for change in recorded_changes(folder):
         console.print(f"changed     from step {change.first_step} on, {change}")
     path = folder.path
@@ -35,16 +36,18 @@ def print_summary(folder: RunFolder) -> None:
     console.print(f"            condensegrpo eval {path} --samples 4")
 
 
-def _table(before: dict[str, float], after: dict[str, float]) -> Table:
+def _table(before: dict[str, float] | None, after: dict[str, float]) -> Table:
+    """The evaluations after training, beside those before it if there were any."""
     from condensegrpo.evaluation.figures import evaluations_in
 
     steps = counted(round(after["step"]), "step")
-    title = f"held-out problems, before → after {steps}, [95 % interval]"
-    drawn = table(title, ("evaluation", "metric", "before", "after"), (), left=2)
+    shown = {"after": after} if before is None else {"before": before, "after": after}
+    title = f"held-out problems, {' → '.join(shown)} {steps}, [95 % interval]"
+    drawn = table(title, ("evaluation", "metric", *shown), (), left=2)
     for name, prefix in sorted(evaluations_in(after).items(), key=lambda evaluation: len(evaluation[1])):
         measured = [measure for measure in MEASURES if f"{prefix}/{measure[1]}" in after]
         for row, (label, key, form) in enumerate(measured):
-            cells = [_cell(line, f"{prefix}/{key}", form) for line in (before, after)]
+            cells = [_cell(line, f"{prefix}/{key}", form) for line in shown.values()]
             drawn.add_row("" if row else name, label, *cells)
         drawn.add_section()
     return drawn

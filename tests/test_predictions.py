@@ -96,6 +96,19 @@ def test_the_table_of_an_unfinished_sweep_compares_the_seeds_that_both_arms_have
     assert whole.difference.mean == pytest.approx(0.4 - 0.375)
 
 
+def test_a_table_has_a_dash_before_training_where_one_run_of_an_arm_was_not_evaluated_then() -> None:
+    figures = {"success": 0.25, "context_tokens": 10.0}
+    runs = [
+        SeedOutcome(seed=seed, success={"p": 0.25}, context={"p": 10.0}, before=before, after=figures)
+        for seed, before in enumerate((figures, {}))
+    ]
+    (both, first) = (
+        evaluation_figures("held-out", {"a": some}, baseline="a", metrics=()).arms[0] for some in (runs, runs[:1])
+    )
+    assert (both.success_before, both.context_before) == (None, None)
+    assert (first.success_before, first.context_before) == (0.25, 10.0)
+
+
 def test_a_table_counts_the_problems_of_each_arm_and_has_a_column_of_what_no_run_measured() -> None:
     def run(problems: str) -> SeedOutcome:
         figures = {"success": 1.0, "context_tokens": 10.0, "turns": 3.0}

@@ -243,6 +243,19 @@ def test_two_updates_a_batch_share_one_cosine(finished: Path, tmp_path: Path) ->
     assert rates == pytest.approx(wanted)
 
 
+def test_without_an_evaluation_at_the_start_a_run_trains_equally_and_shows_no_figures_of_then(
+    finished: Path, tmp_path: Path
+) -> None:
+    out = succeed(*from_the_start_of(finished, tmp_path / "late", "train.eval_on_start=false"))
+    lines, theirs = (read_metrics(folder / "metrics.jsonl") for folder in (tmp_path / "late", finished))
+    assert [line["step"] for line in lines if "eval/success" in line] == [2, 4]
+    trained, wanted = ([line["loss"] for line in each if "loss" in line] for each in (lines, theirs))
+    assert trained == wanted
+    assert len(trained) == 4
+    assert "held-out problems, after 4 steps" in out
+    assert "before" not in out
+
+
 def test_the_warm_start_goes_another_round_while_its_probe_falls_short(tmp_path: Path) -> None:
     settings = ("warm_start.steps=2", "warm_start.probe_target=1.0", "warm_start.max_rounds=2", "train.steps=0")
     out = succeed("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=short")

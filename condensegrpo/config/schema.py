@@ -245,6 +245,8 @@ class TrainSettings(Section):
     """Trajectories of a group."""
     eval_every: int = Field(default=20, ge=0)
     """Steps between evaluations on held-out problems; 0: only before and after."""
+    eval_on_start: bool = True
+    """Whether the policy is evaluated before the first step as well; else tables have no figures of then."""
     save_every: int = Field(default=50, ge=0)
     """Steps between checkpoints; 0: only at the end."""
     keep_checkpoints: int = Field(default=2, ge=1)

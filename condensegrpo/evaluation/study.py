@@ -31,7 +31,7 @@ class SeedOutcome:
     seed: int
     success: Mapping[str, float]  # problem → mean correctness of its samples after training
     context: Mapping[str, float]  # problem → mean largest context of its samples after training, tokens
-    before: Mapping[str, float]  # metrics before training, such as success and context_tokens
+    before: Mapping[str, float]  # metrics before training, such as success and context_tokens; none: not evaluated
     after: Mapping[str, float]
 
 
@@ -46,8 +46,8 @@ class ArmFigures:
     new_seed: Interval | None  # where the success of a further seed is expected; None: not known
     success_iqm: float  # the interquartile mean over seeds
     context: Interval  # tokens, mean over problems of the largest context
-    success_before: float  # before training, mean over seeds
-    context_before: float
+    success_before: float | None  # before training, mean over seeds; None: not evaluated then
+    context_before: float | None
     by_seed: BySeed  # after training: ``FIGURES`` and the metrics that are shown
 
 
@@ -132,8 +132,8 @@ def evaluation_figures(
                 new_seed=new_seed_interval(success[arm]),
                 success_iqm=interquartile_mean(success[arm]),
                 context=mean_interval(context[arm], share=False),
-                success_before=fmean(outcome.before["success"] for outcome in runs),
-                context_before=fmean(outcome.before["context_tokens"] for outcome in runs),
+                success_before=_mean_before("success", runs),
+                context_before=_mean_before("context_tokens", runs),
                 by_seed={
                     metric: {str(outcome.seed): outcome.after[metric] for outcome in runs}
                     for metric in dict.fromkeys((*FIGURES, *metrics))
@@ -166,6 +166,11 @@ def _compared(
         improvement=probability_of_improvement(*success),
         context_ratio=float(our_context / their_context),
     )
+
+
+def _mean_before(metric: str, runs: Sequence[SeedOutcome]) -> float | None:
+    """A metric before training, mean over runs; None: one of them was not evaluated then."""
+    return fmean(run.before[metric] for run in runs) if all(run.before for run in runs) else None
 
 
 def figure_of(runs: Sequence[SeedOutcome], name: str) -> Figure | None:

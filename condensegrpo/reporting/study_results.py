@@ -164,9 +164,10 @@ def _table(evaluation: EvaluationFigures, figures: StudyFigures) -> str:
 def _row(
     arm: ArmFigures, comparison: ArmComparison | None, curve: LearningCurve | None, metrics: Sequence[str]
 ) -> list[str]:
-    cells = [arm.arm, str(len(arm.seeds)), f"{arm.success_before:.3f}", f"{arm.success:.3f}"]
+    before = "–" if arm.success_before is None else f"{arm.success_before:.3f}"
+    cells = [arm.arm, str(len(arm.seeds)), before, f"{arm.success:.3f}"]
     cells += [f"{arm.new_seed.low:.3f} … {arm.new_seed.high:.3f}" if arm.new_seed else "–", f"{arm.success_iqm:.3f}"]
-    cells += [f"{arm.context_before:.1f} → {arm.context:.1f}"]
+    cells += [f"{'–' if arm.context_before is None else f'{arm.context_before:.1f}'} → {arm.context:.1f}"]
     if comparison is None:
         cells += ["–"] * 3
     else:
@@ -191,7 +192,7 @@ def _outcome(config: RunConfig, evaluation: str) -> SeedOutcome:
         success[figures.problem_id].append(figures.correct)
         context[figures.problem_id].append(float(figures.context_tokens))
     lines = _evaluated(folder)
-    before, after = (metrics_of(evaluation, lines[step]) for step in (0, config.train.steps))
+    before, after = (metrics_of(evaluation, lines.get(step, {})) for step in (0, config.train.steps))
     return SeedOutcome(seed=config.seed, success=_means(success), context=_means(context), before=before, after=after)
 
 

@@ -211,8 +211,9 @@ def _reference(config: RunConfig, source: str, learner: DeepSpeedEngine) -> Refe
 
 def _evaluation_is_due(run: _Run, done: int) -> bool:
     """Whether the policy after ``done`` steps is still to be evaluated: at the start, or where a run was stopped."""
-    every = run.config.train.eval_every
-    if done and done < run.config.train.steps and not (every and done % every == 0):
+    schedule = run.config.train
+    planned = schedule.eval_every and done % schedule.eval_every == 0 if done else schedule.eval_on_start
+    if done < schedule.steps and not planned:
         return False
     recorded = any("eval/success" in line for line in read_metrics(run.folder.metrics) if line["step"] == done)
     return not ranks.from_first(recorded)

@@ -30,9 +30,10 @@ def lines(evaluation: Mapping[str, Any]) -> list[str]:
     """One evaluation; a fold whose trained arm has not finished is left out."""
     arms = {arm["arm"]: arm for arm in evaluation["arms"]}
     after = {name: arm["success"][0] for name, arm in arms.items()}
+    before = {name: arm["success_before"] for name, arm in arms.items()}
     folds = [name for name in arms if not name.endswith(UNTRAINED)]
     gains = {
-        "before the run": {name: after[name] - arms[name]["success_before"] for name in folds},
+        "before the run": {name: after[name] - before[name] for name in folds if before[name] is not None},
         "untrained": {name: after[name] - after[name + UNTRAINED] for name in folds if name + UNTRAINED in after},
     }
     return [f"{evaluation['name']} − {what}: {_over_folds(each)}" for what, each in gains.items() if each]
