@@ -132,7 +132,7 @@ def _print_curves(console: "Console", compared: "RunComparison") -> None:
             continue
         console.print(f"\n{title}", style=theme.HEAD)
         for run, curve, line in zip(compared.runs, curves, sparklines(curves, cells), strict=True):
-            ends = " → ".join(form.format(value) for _, value in (curve[0], curve[-1])) if curve else "not measured"
+            ends = " → ".join(form.format(value) for _, value in (*curve[:1], *curve[1:][-1:])) or "not measured"
             console.print(f"  {run[-name_width:]:{name_width}}  {line}  {ends}")
 
 

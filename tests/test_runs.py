@@ -125,6 +125,9 @@ def test_a_comparison_has_settings_that_differ_and_differences_paired_by_problem
     alone = succeed("runs", "compare", str(first.path))
     assert "0.25 → 0.50" in alone
     assert "setting" not in alone
+    lines = first.metrics.read_text().splitlines(keepends=True)
+    first.metrics.write_text("".join(lines[1:]))  # of a run that was not evaluated at its start
+    assert succeed("runs", "compare", str(first.path)).splitlines()[2].split() == ["a", "▁", "0.500"]
 
 
 def test_the_metrics_of_a_variant_are_its_own(tmp_path: Path) -> None:
