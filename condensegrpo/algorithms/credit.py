@@ -16,7 +16,7 @@ from condensegrpo.algorithms.segments import segments
 from condensegrpo.algorithms.settings import DEFAULT_STOPS, StopSettings, TrainedKind
 from condensegrpo.algorithms.turn_facts import act_turns, prompt_digests, result_turn
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Segment
+from condensegrpo.core.trajectory import Segment, TrainedTurn
 
 T = TypeVar("T")
 
@@ -144,12 +144,12 @@ def rows_of(
 ) -> tuple[Segment, ...]:
     """The training rows of a batch.
 
-    The weights were computed over *all* trajectories, so leaving some out changes no denominator. Rows without weight
-    are left out too.
+    The weights were computed over *all* trajectories, so leaving rows out that have no gradient changes no denominator:
+    those whose every turn has no weight or no advantage.
 
     Args:
         kl_weight_NK: the weights of KL terms; None: ``weight_NK``.
-        idle: whether trajectories without any advantage get rows too: they have a gradient from a KL term only.
+        idle: whether turns without an advantage have a gradient too: that of a KL term.
     """
     rows: list[Segment] = []
     kl_weights = [None] * len(scored) if kl_weight_NK is None else kl_weight_NK.tolist()
@@ -157,8 +157,12 @@ def rows_of(
     for each, advantage_K, weight_K, kl_weight_K in zip(scored, *columns, strict=True):
         if idle or any(advantage_K):
             made = segments(each.trajectory, advantage_K=advantage_K, weight_K=weight_K, kl_weight_K=kl_weight_K)
-            rows += (row for row in made if any(turn.weight or turn.kl_weight for turn in row.turns))
+            rows += (row for row in made if any(_has_gradient(turn, idle=idle) for turn in row.turns))
     return tuple(rows)
+
+
+def _has_gradient(turn: TrainedTurn, *, idle: bool) -> bool:
+    return bool(turn.weight or turn.kl_weight) if idle else bool(turn.weight and turn.advantage)
 
 
 def _labels(values: Iterable[T]) -> dict[T, int]:
