@@ -6,10 +6,11 @@ Only this file sees all components of a run; every step takes the values that it
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 from condensegrpo.algorithms.advantages import EstimatorPlugin
 from condensegrpo.algorithms.credit import rows_of
@@ -26,6 +27,7 @@ from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import Describes, Sampler, Sleeps
 from condensegrpo.episodes.failures import FailureWatch, failures_of
 from condensegrpo.evaluation.evaluate import evaluate
+from condensegrpo.evaluation.figures import metric_prefix
 from condensegrpo.learner import ranks
 from condensegrpo.learner.dtypes import gpu_bfloat16, precision_warning
 from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed
@@ -103,14 +105,15 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
     check_model(components, source)
     source = first_policy(components, folder, source, observer=observer, stopping=stopping)
     with _opened(components, folder, source, observer) as (run, done):
+        last = max(done, config.train.steps)  # a resumed run may be beyond its steps
         if _evaluation_is_due(run, done):
             _evaluate(run, done)
-        if config.train.steps == 0:
+        if last == 0:
             _save(run, 0)
         finished = _loop(run, done, stopping)
         if finished and run.tracking is not None:
             run.saver.wait()
-            run.tracking.finished(folder.checkpoints / f"step_{config.train.steps:06d}" / "model")
+            run.tracking.finished(folder.checkpoints / f"step_{last:06d}" / "model")
         return finished
 
 
@@ -215,8 +218,15 @@ def _evaluation_is_due(run: _Run, done: int) -> bool:
     planned = schedule.eval_every and done % schedule.eval_every == 0 if done else schedule.eval_on_start
     if done < schedule.steps and not planned:
         return False
-    recorded = any("eval/success" in line for line in read_metrics(run.folder.metrics) if line["step"] == done)
-    return not ranks.from_first(recorded)
+    recorded = {key for line in read_metrics(run.folder.metrics) if line["step"] == done for key in line}
+    expected = {f"{metric_prefix(name)}/success" for name in _evaluations_after(run, done)}
+    return not ranks.from_first(expected <= recorded)
+
+
+def _evaluations_after(run: _Run, step: int) -> Mapping[str, Components]:
+    """What is evaluated after a step: the held-out problems; before and after training the variants too."""
+    evaluations = run.components.evaluations
+    return dict(islice(evaluations.items(), 1)) if 0 < step < run.config.train.steps else evaluations
 
 
 def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
@@ -334,10 +344,7 @@ def _send_weights(run: _Run, step: int) -> float:
 
 
 def _evaluate(run: _Run, step: int) -> None:
-    """Evaluate on the held-out problems; before and after training on the variants too."""
-    evaluations = run.components.evaluations
-    if 0 < step < run.config.train.steps:
-        evaluations = dict(list(evaluations.items())[:1])
+    """Make the evaluations after a step, and record them."""
     results = [
         evaluate(
             name,
@@ -347,7 +354,7 @@ def _evaluate(run: _Run, step: int) -> None:
             observer=run.observer,
             file=run.folder.evaluation(step, name),
         )
-        for name, components in evaluations.items()
+        for name, components in _evaluations_after(run, step).items()
     ]
     if run.tracking is not None:
         run.tracking.evaluated(step, results)
