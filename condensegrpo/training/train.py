@@ -7,7 +7,7 @@ Only this file sees all components of a run; every step takes the values that it
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -36,7 +36,6 @@ from condensegrpo.learner.policy import save_tokenizer
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
 from condensegrpo.planning.plan import config_on_devices
 from condensegrpo.storage.environment import write_environment
-from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.training.agreement import check_agreement
@@ -117,16 +116,13 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
         return finished
 
 
-def _sleeping_sampler(components: Components, source: str, media: MediaFolder, observer: Observer) -> Sampler:
-    """The sampler, asleep if it can be: opening the learner takes memory. It gets the learner's weights afterwards."""
-    config = components.config
-    sampler = open_sampler(config, source, lora=config.model.lora, objects=components.objects, media=media)
-    with plugin_code(f"opening the sampler {config.sampler.name}", SamplerError):
+def _let_sleep(sampler: Sampler, name: str, observer: Observer) -> None:
+    """Let a new sampler sleep if it can: opening the learner takes memory. It gets the learner's weights afterwards."""
+    with plugin_code(f"opening the sampler {name}", SamplerError):
         if isinstance(sampler, Describes):
             observer.say(str(sampler.describe()))
         if isinstance(sampler, Sleeps):
             sampler.sleep(keep_weights=False)
-    return sampler
 
 
 @contextmanager
@@ -140,28 +136,34 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     observer.phase("loading the policy", None)
     if ranks.rank() == 0:
         save_tokenizer(source, folder.path)
-    sampler = _sleeping_sampler(components, source, folder.media, observer)
-    fitted = config_on_devices(config, ranks=ranks.world_size(), memory=ranks.least_device_memory())
-    learner = open_learner(
-        fitted,
-        source,
-        config.learner.optimiser,
-        lora=config.model.lora,
-        total_steps=config.train.steps * config.algorithm.updates_per_batch,
-        media=folder.media,
-    )
-    for note in choices(fitted, learner):
-        observer.say(note)
-    configs = [each.config for each in (components, *components.evaluations.values())]
-    players = Players(config, sampler, source, folder.media, writer=open_writer(configs, source, folder.media))
-    player = players.player(components, temperature=config.rollout.temperature)
-    tracking = RunTracking(config, folder, observer) if ranks.rank() == 0 else None
-    try:
+    with ExitStack() as opened:  # closes what is open where the next cannot be opened
+        sampler = open_sampler(config, source, lora=config.model.lora, objects=components.objects, media=folder.media)
+        opened.callback(close_sampler, sampler, observer)
+        _let_sleep(sampler, config.sampler.name, observer)
+        fitted = config_on_devices(config, ranks=ranks.world_size(), memory=ranks.least_device_memory())
+        learner = open_learner(
+            fitted,
+            source,
+            config.learner.optimiser,
+            lora=config.model.lora,
+            total_steps=config.train.steps * config.algorithm.updates_per_batch,
+            media=folder.media,
+        )
+        opened.callback(close_deepspeed, learner)
+        for note in choices(fitted, learner):
+            observer.say(note)
+        configs = [each.config for each in (components, *components.evaluations.values())]
+        players = Players(config, sampler, source, folder.media, writer=open_writer(configs, source, folder.media))
+        opened.callback(players.close)
+        player = players.player(components, temperature=config.rollout.temperature)
+        tracking = RunTracking(config, folder, observer) if ranks.rank() == 0 else None
+        if tracking is not None:
+            opened.callback(tracking.close)
         done, batches = resume(config, folder, sampler, learner, observer, write=write)
         if tracking is not None:
             tracking.start(done)
-        with (
-            CheckpointSaver(config, folder.checkpoints, source, learner) as saver,
+        saver = opened.enter_context(CheckpointSaver(config, folder.checkpoints, source, learner))
+        prefetcher = opened.enter_context(
             RolloutPrefetcher(
                 batch_rollout(components, player, write),
                 batch_filter(components),
@@ -169,29 +171,23 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
                 steps=config.train.steps,
                 observer=observer,
                 batches=batches,
-            ) as prefetcher,
-        ):
-            yield (
-                _Run(
-                    components=components,
-                    folder=folder,
-                    players=players,
-                    player=player,
-                    learner=learner,
-                    reference=_reference(config, source, learner),
-                    prefetcher=prefetcher,
-                    saver=saver,
-                    observer=observer,
-                    tracking=tracking,
-                ),
-                done,
             )
-    finally:
-        players.close()
-        close_sampler(sampler, observer)
-        close_deepspeed(learner)
-        if tracking is not None:
-            tracking.close()
+        )
+        yield (
+            _Run(
+                components=components,
+                folder=folder,
+                players=players,
+                player=player,
+                learner=learner,
+                reference=_reference(config, source, learner),
+                prefetcher=prefetcher,
+                saver=saver,
+                observer=observer,
+                tracking=tracking,
+            ),
+            done,
+        )
 
 
 def _reference(config: RunConfig, source: str, learner: DeepSpeedEngine) -> Reference | None:
