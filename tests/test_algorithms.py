@@ -77,8 +77,9 @@ def run(folder: Path, *changes: str, observer: Observer | None = None) -> list[d
 def warm(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A policy that sometimes answers right: the quickstart's after a short warm start."""
     folder = tmp_path_factory.mktemp("warm") / "run"
-    short = "warm_start={steps: 100, turns_per_step: 16, optimiser: {lr: 0.01, betas: [0.9, 0.95]}, probe_target: null}"
-    run(folder, "model.new.layers=1", "train.steps=0", short)
+    short = "warm_start={steps: 100, turns_per_step: 16, probe_target: null}"
+    optimiser = "warm_start.optimiser={lr: 0.01, betas: [0.9, 0.95], schedule: constant}"
+    run(folder, "model.new.layers=1", "train.steps=0", short, optimiser)
     return str(folder / "origin" / "warm")
 
 

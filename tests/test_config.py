@@ -1,6 +1,7 @@
 """The configuration: files and overrides in, checked values out, and errors that help."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,15 @@ def test_an_override_reaches_into_a_list(small: Path) -> None:
     )
     assert config.reward.options["parts"] == [{"name": "a"}, {"name": "b", "weight": 0.5}]
     assert "no such entry" in refusal(small, "rollout.tools.use=[a]", "rollout.tools.use.3=b")
+    refused = refusal(small, "trackers=[wandb]", "trackers.0.options.project=x")
+    assert "'trackers.0.options.project=x': it sets a key of an entry of a list, which is a single value" in refused
+
+
+@pytest.mark.parametrize("section", ["learner", "warm_start"])
+def test_a_key_of_an_optimiser_leaves_the_others_as_their_section_has_them(small: Path, section: str) -> None:
+    """With its rate alone the warm start had no cosine any more, and the learner refused any key without its rate."""
+    changed, default = (getattr(load_config(small, keys), section) for keys in ([f"{section}.optimiser.eps=0.5"], []))
+    assert changed.optimiser == replace(default.optimiser, eps=0.5)
 
 
 @pytest.mark.parametrize("betas", ["[1.5,0.9]", "[0.9,1]", "[-0.1,0.9]"])

@@ -12,7 +12,9 @@ from estimating import ESTIMATORS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed import collate
+from torch import Tensor
 
+from condensegrpo.algorithms.advantages import Batch, Estimate, Term, estimator, total
 from condensegrpo.algorithms.credit import Estimator, rows_of
 from condensegrpo.algorithms.losses import WEIGHTS
 from condensegrpo.algorithms.objective import MicroBatchLoss
@@ -82,6 +84,31 @@ def test_a_trajectory_without_turns_is_recorded_beside_the_others(tmp_path: Path
     recorded = read_credit(tmp_path / "credit.jsonl")
     assert (recorded["g-1"].advantages, recorded["g-1"].terms) == ((), ())
     assert recorded["g-0"].advantages == pytest.approx([math.sqrt(0.5)], rel=1e-5)
+
+
+@estimator(summary="against the best of the group", formula="R − best")
+def against_best(batch: Batch, *, truncated_N: Tensor) -> Estimate:
+    groups_G = batch.group_N.unique()
+    best_G = torch.stack([batch.outcome_N[batch.group_N == group].max() for group in groups_G])
+    best_N = best_G[torch.searchsorted(groups_G, batch.group_N)]
+    return total(Term("R − best", batch.outcome_N - best_N, {"truncated": truncated_N, "turns": batch.turns_N}))
+
+
+def test_whatever_type_the_numbers_of_a_term_have_they_are_read_back(tmp_path: Path) -> None:
+    kept = (answered("0", 2, right=1.0), answered("1", 1, right=0.0))
+    credit = give_credit(
+        kept, Estimator(against_best), AggregationSettings(max_tokens=4), stops=StopSettings(), whitened=False
+    )
+    record_credit(tmp_path / "credit.jsonl", StepBatch(kept, (), ()), credit, stops=StopSettings())
+    (term,) = read_credit(tmp_path / "credit.jsonl")["g-1"].terms
+    assert (term.values, term.numbers) == ((-1.0,), {"truncated": (0.0,), "turns": (1.0,)})
+
+
+def test_a_rank_without_a_trajectory_that_trains_asks_no_estimator() -> None:
+    credit = give_credit(
+        (), Estimator(against_best), AggregationSettings(max_tokens=4), stops=StopSettings(), whitened=True
+    )
+    assert credit.advantage_NK.shape == credit.weight_NK.shape == (0, 0)
 
 
 # --- which turns train ------------------------------------------------------------------------------------------------

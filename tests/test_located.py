@@ -9,10 +9,12 @@ import pytest
 from condensegrpo.config.load import load_config
 from condensegrpo.config.resumed import Change, allowed_changes, named_as, recorded_changes, store_configuration
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import ConfigError, PluginError
+from condensegrpo.core.errors import ConfigError, DataMissing, ModelMissing, PluginError
 from condensegrpo.core.plugins import load
+from condensegrpo.learner.policy import load_tokenizer
 from condensegrpo.reporting.model_card import write_card
 from condensegrpo.storage.environment import write_environment
+from condensegrpo.storage.rows import read_rows
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.resume import rollout_settings
 
@@ -101,6 +103,18 @@ def test_batches_that_were_sampled_ahead_know_a_file_by_the_path_of_the_first_st
     monkeypatch.chdir(project.with_name("elsewhere"))
     assert elsewhere != settings
     assert named_as(run, settings, elsewhere) == settings
+
+
+def test_a_text_that_begins_with_a_tilde_need_be_no_path(project: Path) -> None:
+    """The home of a user of this name was looked for, and that there is none ended in a traceback."""
+    config = load_config(
+        project / "config.yaml", ["rollout.answer_form=~~{answer}~~", "task.data=~nobody-here/a.jsonl"]
+    )
+    assert (config.rollout.answer_form, config.task.data) == ("~~{answer}~~", "~nobody-here/a.jsonl")
+    with pytest.raises(DataMissing, match=r"the dataset ~nobody-here/a\.jsonl: there is no such file"):
+        read_rows("~nobody-here/a.jsonl", split="train")
+    with pytest.raises(ModelMissing, match="the tokenizer of ~nobody-here/model: there is no folder"):
+        load_tokenizer("~nobody-here/model")
 
 
 def test_a_path_of_a_variant_may_hold_an_equals_sign(project: Path) -> None:

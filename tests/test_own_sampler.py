@@ -10,11 +10,16 @@ from builders import trajectory, turn
 from command import ROOT, TINY, run
 
 from condensegrpo.algorithms.segments import segments
+from condensegrpo.assembly.build import build
+from condensegrpo.assembly.objects import configured
 from condensegrpo.assembly.runtime import check_sampler, open_sampler
 from condensegrpo.config.load import load_config
-from condensegrpo.core.errors import ConfigError, RolloutError
+from condensegrpo.core.errors import ConfigError, RolloutError, SamplerError
+from condensegrpo.core.observer import Silent
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.episodes.sampling import generated
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.training.train import train
 
 SAMPLERS = """
     from condensegrpo.core.trajectory import Finish, Generation
@@ -165,3 +170,25 @@ def test_what_a_sampler_raises_outside_of_episodes_is_said_in_one_line(
     assert done.returncode == code, done.stderr
     assert said in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+class Sleepless(Gives):
+    closed = False
+
+    def update_weights(self, named_tensors: object, version: int) -> None: ...
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        raise RuntimeError("not now")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_sampler_is_closed_although_the_run_does_not_begin(tmp_path: Path) -> None:
+    """In Python it would keep its servers and its share of the GPU, and the next attempt would find no room."""
+    sampler = Sleepless(reply())
+    overrides = (*TINY[1:], "warm_start.steps=0")
+    config, objects = configured(ROOT / TINY[0], overrides, {"sampler": sampler})
+    with pytest.raises(SamplerError, match="opening the sampler python:Sleepless: RuntimeError: not now"):
+        train(build(config, objects=objects), RunFolder.create(tmp_path / "run"), observer=Silent(), stopping=bool)
+    assert sampler.closed

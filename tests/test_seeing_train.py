@@ -43,7 +43,7 @@ def test_a_run_trains_decoder_and_tower_on_pictures(folder: Path) -> None:
     warm = (
         "warm_start.steps=25",
         "warm_start.turns_per_step=4",
-        "warm_start.optimiser.lr=0.01",
+        "warm_start.optimiser={lr: 0.01, betas: [0.9, 0.95], schedule: constant}",
         "rollout.temperature=2.0",
         "warm_start.probe_target=null",
     )

@@ -495,6 +495,15 @@ def test_truncating_forgets_what_lies_after_the_resumed_step(tmp_path: Path) -> 
     assert read_metrics(run.metrics)[-1] == {"step": 11, "loss": 1.0}
 
 
+def test_a_resumed_copy_is_written_to_although_its_empty_folders_were_not_copied(tmp_path: Path) -> None:
+    """Object stores have no folders: a run of no steps comes back without those of trajectories and credit."""
+    run = RunFolder(tmp_path)
+    run.truncate_after(0)
+    write_trajectory(run.trajectories(1), example())
+    write_credit(run.credit(1), [])
+    assert run.steps() == (1,)
+
+
 # --- the run folder
 
 

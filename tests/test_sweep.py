@@ -13,11 +13,12 @@ from command import run, succeed
 from runs import sampled
 from swept import start_sweep
 
+from condensegrpo.config.load import find_config, load_config
 from condensegrpo.config.resumed import store_configuration
 from condensegrpo.config.study import load_study
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.training.sweep import runs_of
+from condensegrpo.training.sweep import adopt_warm_start, runs_of
 
 STUDY = """
 name: two_by_two
@@ -111,6 +112,16 @@ def test_arms_with_the_same_warm_start_make_it_once_and_sample_what_they_sample_
     alone.write_text(one_arm.replace("seeds: [0, 1]", "seeds: [1]"))
     end(start_sweep(alone, tmp_path / "out", parallel=1), 0)
     assert sampled(tmp_path / "out/efficient-seed1", 2) == sampled(finished / "efficient-seed1", 2)
+
+
+def test_a_warm_start_is_adopted_without_the_checkpoints_that_its_run_is_still_removing(tmp_path: Path) -> None:
+    config = load_config(find_config("quickstart"), [f"runs_dir={tmp_path}"])
+    warm = RunFolder.create(tmp_path / "warm")
+    for name in ("new", "warm", ".round-1", ".warm-checkpoints"):
+        (warm.path / "origin" / name).mkdir(parents=True)
+    (warm.path / "origin/.warm-checkpoints/model.pt").symlink_to("vanished")  # listed, and gone when it is copied
+    assert adopt_warm_start(RunFolder(tmp_path / "other"), config, [(warm, config)])
+    assert sorted(path.name for path in (tmp_path / "other/origin").iterdir()) == ["new", "warm"]
 
 
 def test_a_killed_sweep_takes_its_runs_with_it_and_continues_to_the_same_results(finished: Path, study: Path) -> None:

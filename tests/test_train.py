@@ -222,6 +222,22 @@ def test_a_finished_run_can_be_resumed_for_more_steps(finished: Path, tmp_path: 
     assert [line["step"] for line in read_metrics(tmp_path / "more/metrics.jsonl") if "loss" in line] == [1, 2, 3, 4, 5]
 
 
+def test_a_run_that_is_resumed_for_fewer_steps_keeps_its_checkpoints_and_makes_the_evaluations_that_it_lacks(
+    finished: Path, tmp_path: Path
+) -> None:
+    """Saved as step 0, the trained weights would be those of no step, and all others be abandoned."""
+    folder = tmp_path / "fewer"
+    shutil.copytree(finished, folder)
+    checkpoints = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    variants = "evaluate.variants={short: [rollout.limits.max_turns=2]}"
+    succeed("train", "--resume", str(folder), "train.steps=0", variants)
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == checkpoints
+    *_, trained, evaluated = read_metrics(folder / "metrics.jsonl")
+    assert evaluated["step"] == trained["step"]
+    assert {"eval/success", "eval/short/success"} <= evaluated.keys()
+    assert "eval/short/success" not in trained
+
+
 def test_a_run_of_no_steps_can_be_evaluated_and_shows_itself_to_programs(tmp_path: Path) -> None:
     out = succeed("train", *TINY, "train.steps=0", f"runs_dir={tmp_path}", "name=none", "--json")
     events = [json.loads(line) for line in out.splitlines()]

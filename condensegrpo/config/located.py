@@ -40,7 +40,7 @@ def located(tree: Any, file: Path) -> Any:  # noqa: ANN401  a YAML tree
 def _found(text: str, key: KeyPath, folders: Iterable[Path], *, stays: bool) -> str:
     """A text with the relative path in it made absolute, unless it is found in the working directory and ``stays``."""
     file, colon, name = _file_and_name(text)
-    path = Path(file).expanduser()
+    path = Path(os.path.expanduser(file))  # unlike that of Path, for a text that begins with ~ and is no path
     if path.is_absolute() or not (path.suffix or key in FOLDERS):
         return text
     exists = os.path.exists if key in FOLDERS else os.path.isfile  # unlike those of Path, for a text of any length

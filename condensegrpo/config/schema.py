@@ -5,7 +5,8 @@ states its unit and range. Options of plug-ins are checked when ``assembly`` bui
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -75,6 +76,15 @@ class SamplerPlugin(Plugin):
     """What samples replies."""
 
     name: str = "transformers"
+
+
+def _completed(default: OptimizerSettings, value: object) -> object:
+    """A section that sets some keys of the optimiser, the others as in its default and not as in that of the class."""
+    return {**asdict(default), **value} if isinstance(value, dict) else value
+
+
+LEARNER_OPTIMISER = OptimizerSettings(lr=1e-6)
+WARM_START_OPTIMISER = OptimizerSettings(lr=4e-3, betas=(0.9, 0.98), schedule="cosine")
 
 
 class WeightedPlugin(Plugin):
@@ -200,7 +210,7 @@ class AlgorithmSettings(Section):
 class LearnerSettings(Section):
     """The DeepSpeed learner."""
 
-    optimiser: OptimizerSettings = OptimizerSettings(lr=1e-6)
+    optimiser: Annotated[OptimizerSettings, BeforeValidator(partial(_completed, LEARNER_OPTIMISER))] = LEARNER_OPTIMISER
     zero_stage: Literal[0, 1, 2, 3] = 0
     offload: OffloadSettings = OffloadSettings()
     tokens_per_micro_batch: int = Field(default=16384, ge=16)
@@ -226,7 +236,9 @@ class WarmStartSettings(Section):
     steps: int = Field(default=0, ge=0)
     """0: no warm start."""
     turns_per_step: int = Field(default=64, ge=1)
-    optimiser: OptimizerSettings = OptimizerSettings(lr=4e-3, betas=(0.9, 0.98), schedule="cosine")
+    optimiser: Annotated[OptimizerSettings, BeforeValidator(partial(_completed, WARM_START_OPTIMISER))] = (
+        WARM_START_OPTIMISER
+    )
     probe_target: float | None = Field(default=None, ge=0, le=1)
     """Share of sampled replies that the task must call sound; short of it another round of steps follows."""
     probe_turns: int = Field(default=256, ge=1)

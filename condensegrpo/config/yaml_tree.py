@@ -182,7 +182,12 @@ def apply_overrides(
             put(result, key.split("."), wrap(parse_yaml(text)))
         except yaml.YAMLError as error:
             raise ConfigError(f"reading the override {override!r}: the value is not YAML: {error}") from error
-        except (IndexError, TypeError, ValueError) as error:
+        except TypeError as error:  # such as rollout.tools.use.0.options.x where use is [search]
+            raise ConfigError(
+                f"reading the override {override!r}: it sets a key of an entry of a list, which is a single value and "
+                f"has no keys. Replace the whole entry by a mapping, such as {{name: …, options: {{…}}}}."
+            ) from error
+        except (IndexError, ValueError) as error:
             raise ConfigError(f"reading the override {override!r}: no such entry of a list: {error}") from error
     return result
 

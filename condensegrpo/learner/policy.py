@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -344,7 +345,7 @@ def _source(path: str, part: str) -> str:
         ModelMissing: it can only be a folder, and there is none.
         ConfigError: a file in it holds something else.
     """
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))  # that of Path fails for a user who is not known
     if folder.is_dir():
         for file in (*folder.glob("*.json"), *folder.glob("*.safetensors")):
             placeholder = placeholder_in(file)

@@ -5,6 +5,7 @@ Every error names the file and the line, what was found and what to do.
 
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ def read_rows(source: str, *, split: str, limit: int | None = None) -> list[Row]
     Raises:
         DataError: missing, empty or damaged, or not what its name says.
     """
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))  # that of Path fails for a user who is not known
     if path.is_file():
         rows = read_file(path)
     elif any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):  # of ``save_to_disk``

@@ -136,6 +136,7 @@ class RunFolder:
         """Remove what was written after ``step``, so that a resumed run writes it again and nothing is there twice."""
         with writing(self.path):
             for folder in (self.trajectory_folder, self.credit_folder):
+                folder.mkdir(exist_ok=True)  # a copy may have no empty folders
                 for file in folder.glob("*.jsonl"):
                     match = _STEP_FILE.fullmatch(file.name)
                     if match and int(match[1]) > step:

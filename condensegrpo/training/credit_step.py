@@ -136,7 +136,7 @@ def _terms(kept: Sequence[ScoredTrajectory], credit: StepCredit) -> Iterator[tup
 
 def _listed(value: Tensor) -> list[list[float]]:
     """A tensor (N,) or (N, K) as a list a trajectory, of one number or of one a turn."""
-    rows: list[list[float]] = (value[:, None] if value.dim() == 1 else value).tolist()
+    rows: list[list[float]] = (value[:, None] if value.dim() == 1 else value).double().tolist()
     return rows
 
 

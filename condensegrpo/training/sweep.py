@@ -269,7 +269,8 @@ def adopt_warm_start(folder: RunFolder, config: RunConfig, others: Iterable[tupl
     remove_leftover(aside)
     with temporary_folder(aside):
         made = RunFolder.create(aside)
-        shutil.copytree(origin, aside / "origin")
+        # without the progress that the other run may still be removing
+        shutil.copytree(origin, aside / "origin", ignore=shutil.ignore_patterns(".*"))
         store_configuration(made, config, first_step=0)
         aside.rename(folder.path)
     return True

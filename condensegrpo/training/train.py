@@ -6,10 +6,11 @@ Only this file sees all components of a run; every step takes the values that it
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 from condensegrpo.algorithms.advantages import EstimatorPlugin
 from condensegrpo.algorithms.credit import rows_of
@@ -26,6 +27,7 @@ from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import Describes, Sampler, Sleeps
 from condensegrpo.episodes.failures import FailureWatch, failures_of
 from condensegrpo.evaluation.evaluate import evaluate
+from condensegrpo.evaluation.figures import metric_prefix
 from condensegrpo.learner import ranks
 from condensegrpo.learner.dtypes import gpu_bfloat16, precision_warning
 from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed
@@ -34,7 +36,6 @@ from condensegrpo.learner.policy import save_tokenizer
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
 from condensegrpo.planning.plan import config_on_devices
 from condensegrpo.storage.environment import write_environment
-from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.training.agreement import check_agreement
@@ -103,27 +104,25 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
     check_model(components, source)
     source = first_policy(components, folder, source, observer=observer, stopping=stopping)
     with _opened(components, folder, source, observer) as (run, done):
+        last = max(done, config.train.steps)  # a resumed run may be beyond its steps
         if _evaluation_is_due(run, done):
             _evaluate(run, done)
-        if config.train.steps == 0:
+        if last == 0:
             _save(run, 0)
         finished = _loop(run, done, stopping)
         if finished and run.tracking is not None:
             run.saver.wait()
-            run.tracking.finished(folder.checkpoints / f"step_{config.train.steps:06d}" / "model")
+            run.tracking.finished(folder.checkpoints / f"step_{last:06d}" / "model")
         return finished
 
 
-def _sleeping_sampler(components: Components, source: str, media: MediaFolder, observer: Observer) -> Sampler:
-    """The sampler, asleep if it can be: opening the learner takes memory. It gets the learner's weights afterwards."""
-    config = components.config
-    sampler = open_sampler(config, source, lora=config.model.lora, objects=components.objects, media=media)
-    with plugin_code(f"opening the sampler {config.sampler.name}", SamplerError):
+def _let_sleep(sampler: Sampler, name: str, observer: Observer) -> None:
+    """Let a new sampler sleep if it can: opening the learner takes memory. It gets the learner's weights afterwards."""
+    with plugin_code(f"opening the sampler {name}", SamplerError):
         if isinstance(sampler, Describes):
             observer.say(str(sampler.describe()))
         if isinstance(sampler, Sleeps):
             sampler.sleep(keep_weights=False)
-    return sampler
 
 
 @contextmanager
@@ -137,28 +136,34 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     observer.phase("loading the policy", None)
     if ranks.rank() == 0:
         save_tokenizer(source, folder.path)
-    sampler = _sleeping_sampler(components, source, folder.media, observer)
-    fitted = config_on_devices(config, ranks=ranks.world_size(), memory=ranks.least_device_memory())
-    learner = open_learner(
-        fitted,
-        source,
-        config.learner.optimiser,
-        lora=config.model.lora,
-        total_steps=config.train.steps * config.algorithm.updates_per_batch,
-        media=folder.media,
-    )
-    for note in choices(fitted, learner):
-        observer.say(note)
-    configs = [each.config for each in (components, *components.evaluations.values())]
-    players = Players(config, sampler, source, folder.media, writer=open_writer(configs, source, folder.media))
-    player = players.player(components, temperature=config.rollout.temperature)
-    tracking = RunTracking(config, folder, observer) if ranks.rank() == 0 else None
-    try:
+    with ExitStack() as opened:  # closes what is open where the next cannot be opened
+        sampler = open_sampler(config, source, lora=config.model.lora, objects=components.objects, media=folder.media)
+        opened.callback(close_sampler, sampler, observer)
+        _let_sleep(sampler, config.sampler.name, observer)
+        fitted = config_on_devices(config, ranks=ranks.world_size(), memory=ranks.least_device_memory())
+        learner = open_learner(
+            fitted,
+            source,
+            config.learner.optimiser,
+            lora=config.model.lora,
+            total_steps=config.train.steps * config.algorithm.updates_per_batch,
+            media=folder.media,
+        )
+        opened.callback(close_deepspeed, learner)
+        for note in choices(fitted, learner):
+            observer.say(note)
+        configs = [each.config for each in (components, *components.evaluations.values())]
+        players = Players(config, sampler, source, folder.media, writer=open_writer(configs, source, folder.media))
+        opened.callback(players.close)
+        player = players.player(components, temperature=config.rollout.temperature)
+        tracking = RunTracking(config, folder, observer) if ranks.rank() == 0 else None
+        if tracking is not None:
+            opened.callback(tracking.close)
         done, batches = resume(config, folder, sampler, learner, observer, write=write)
         if tracking is not None:
             tracking.start(done)
-        with (
-            CheckpointSaver(config, folder.checkpoints, source, learner) as saver,
+        saver = opened.enter_context(CheckpointSaver(config, folder.checkpoints, source, learner))
+        prefetcher = opened.enter_context(
             RolloutPrefetcher(
                 batch_rollout(components, player, write),
                 batch_filter(components),
@@ -166,29 +171,23 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
                 steps=config.train.steps,
                 observer=observer,
                 batches=batches,
-            ) as prefetcher,
-        ):
-            yield (
-                _Run(
-                    components=components,
-                    folder=folder,
-                    players=players,
-                    player=player,
-                    learner=learner,
-                    reference=_reference(config, source, learner),
-                    prefetcher=prefetcher,
-                    saver=saver,
-                    observer=observer,
-                    tracking=tracking,
-                ),
-                done,
             )
-    finally:
-        players.close()
-        close_sampler(sampler, observer)
-        close_deepspeed(learner)
-        if tracking is not None:
-            tracking.close()
+        )
+        yield (
+            _Run(
+                components=components,
+                folder=folder,
+                players=players,
+                player=player,
+                learner=learner,
+                reference=_reference(config, source, learner),
+                prefetcher=prefetcher,
+                saver=saver,
+                observer=observer,
+                tracking=tracking,
+            ),
+            done,
+        )
 
 
 def _reference(config: RunConfig, source: str, learner: DeepSpeedEngine) -> Reference | None:
@@ -215,8 +214,15 @@ def _evaluation_is_due(run: _Run, done: int) -> bool:
     planned = schedule.eval_every and done % schedule.eval_every == 0 if done else schedule.eval_on_start
     if done < schedule.steps and not planned:
         return False
-    recorded = any("eval/success" in line for line in read_metrics(run.folder.metrics) if line["step"] == done)
-    return not ranks.from_first(recorded)
+    recorded = {key for line in read_metrics(run.folder.metrics) if line["step"] == done for key in line}
+    expected = {f"{metric_prefix(name)}/success" for name in _evaluations_after(run, done)}
+    return not ranks.from_first(expected <= recorded)
+
+
+def _evaluations_after(run: _Run, step: int) -> Mapping[str, Components]:
+    """What is evaluated after a step: the held-out problems; before and after training the variants too."""
+    evaluations = run.components.evaluations
+    return dict(islice(evaluations.items(), 1)) if 0 < step < run.config.train.steps else evaluations
 
 
 def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
@@ -334,10 +340,7 @@ def _send_weights(run: _Run, step: int) -> float:
 
 
 def _evaluate(run: _Run, step: int) -> None:
-    """Evaluate on the held-out problems; before and after training on the variants too."""
-    evaluations = run.components.evaluations
-    if 0 < step < run.config.train.steps:
-        evaluations = dict(list(evaluations.items())[:1])
+    """Make the evaluations after a step, and record them."""
     results = [
         evaluate(
             name,
@@ -347,7 +350,7 @@ def _evaluate(run: _Run, step: int) -> None:
             observer=run.observer,
             file=run.folder.evaluation(step, name),
         )
-        for name, components in evaluations.items()
+        for name, components in _evaluations_after(run, step).items()
     ]
     if run.tracking is not None:
         run.tracking.evaluated(step, results)

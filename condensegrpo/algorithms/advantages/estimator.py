@@ -140,7 +140,8 @@ class EstimatorPlugin:
         """
         _check(batch)
         exact = batch._replace(outcome_N=batch.outcome_N.double(), turn_N=batch.turn_N.double())
-        returned = self.function(exact, **arguments)
+        # a rank may have no trajectory that trains, and what compares within groups expects one
+        returned = self.function(exact, **arguments) if len(exact.outcome_N) else exact.outcome_N
         estimate = returned if isinstance(returned, Estimate) else Estimate(returned)
         _check_returned(estimate, batch.turns_N)
         advantage = estimate.advantage_NK
