@@ -115,7 +115,7 @@ def evaluate(
 
 
 def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str, Path | None]":
-    """The configuration and the model folder that the arguments name, and the run that the policy is of, if any."""
+    """The configuration without variants and the model that the arguments name, and the run of the policy, if any."""
     from condensegrpo.config.load import named_config
     from condensegrpo.evaluation.policy import model_of, run_of_policy
 
@@ -128,7 +128,7 @@ def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str, Path | 
             f"evaluating {policy}: it is not a run folder or a checkpoint in one, so a CONFIG must say the task. Add "
             f"one, such as gsm8k."
         )
-    config = named_config(names[0] if names else str(run), overrides)
+    config = named_config(names[0] if names else str(run), ["evaluate.variants={}", *overrides])
     return config, model, run
 
 

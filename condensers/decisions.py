@@ -70,10 +70,10 @@ def text_argument(arguments: Mapping[str, object], name: str) -> str:
     """An argument that is a text.
 
     Raises:
-        ValueError: it is blank, or no text.
+        ValueError: it is blank, or no text; half of an emoji, as JSON may escape it, can be neither shown nor saved.
     """
     value = arguments.get(name)
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or not value.strip() or value != value.encode("utf-8", "replace").decode():
         raise ValueError(f"{name} is {value!r:.40}, wanted a text that is not blank")
     return value.strip()
 

@@ -39,14 +39,14 @@ class Format(JudgingReward):
 
 @dataclass(kw_only=True, eq=False)
 class _MeanOverReplies:
-    """The mean of ``_of`` over all replies of a trajectory; 0 without a reply."""
+    """The mean of ``_of`` over all replies of a trajectory, texts for a condenser excluded; 0 without a reply."""
 
     fields: Fields = REASON_THEN_ACT
     _name = ""  # of the component
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        replies = [turn.reply.text.strip() for turn in trajectory.turns]
+        replies = [turn.reply.text.strip() for turn in trajectory.turns if turn.kind == "act"]
         total = fmean(map(self._of, replies)) if replies else 0.0
         return RewardResult(total=total, components={self._name: total}, correct=0.0)
 

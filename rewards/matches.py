@@ -114,7 +114,8 @@ def _value(numerator: str, rest: str) -> float | None:
     denominator = _DENOMINATOR.match(rest)
     if denominator is None:
         return float(numerator)
-    return float(numerator) / int(denominator[1]) if int(denominator[1]) else None
+    divisor = float(denominator[1])  # of any length: an int of 309 digits fits into no quotient of floats
+    return float(numerator) / divisor if divisor else None
 
 
 _RIGHT: Mapping[Match, Callable[[str, Problem], bool]] = {

@@ -65,7 +65,7 @@ def judge_trajectory(
 def format_valid(
     trajectory: Trajectory, *, min_reply_chars: int = 1, min_last_reply_chars: int = 1, domain: Domain = "general"
 ) -> bool:
-    """Whether a trajectory ended with an answer and no reply of it is blank.
+    """Whether a trajectory ended with an answer and no reply of it is blank; texts for a condenser are no replies.
 
     In the domain ``math`` the answer is a value of at most 300 characters, in ``coding`` it holds code that Python can
     read.
@@ -74,7 +74,7 @@ def format_valid(
         min_reply_chars: characters that every reply needs, surrounding whitespace not counted.
         min_last_reply_chars: characters that the last one needs.
     """
-    lengths = [len(turn.reply.text.strip()) for turn in trajectory.turns]
+    lengths = [len(turn.reply.text.strip()) for turn in trajectory.turns if turn.kind == "act"]
     if not trajectory.stop.gives_answer or trajectory.answer is None or not lengths:
         return False
     if min(lengths) < min_reply_chars or lengths[-1] < min_last_reply_chars:

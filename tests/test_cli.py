@@ -151,6 +151,18 @@ def test_evaluating_a_model_needs_to_know_the_task(tmp_path: Path) -> None:
     assert "a CONFIG must say the task" in refused("eval", str(tmp_path))
 
 
+def test_variants_which_eval_does_not_play_need_no_data(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "model: {path: no/such-model}\n"
+        "task: {name: facts}\n"
+        "evaluate: {variants: {other: ['task={name: jsonl, data: gone.jsonl}']}}\n"
+    )
+    shown = run("eval", "no/such-model", str(file)).stderr
+    assert "no/such-model" in shown
+    assert "gone.jsonl" not in shown
+
+
 def test_evaluating_a_checkpoint_that_is_gone_names_those_that_are_kept(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step_000004").mkdir(parents=True)
     text = refused("eval", str(tmp_path / "checkpoints" / "step_000003"), code=1)

@@ -15,7 +15,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.evaluation.compare import contenders
+from condensegrpo.evaluation.compare import contender_config, contenders
 from condensegrpo.evaluation.comparison import (
     Contender,
     ContenderFigures,
@@ -79,6 +79,14 @@ def test_the_configurations_own_condenser_has_its_options_and_its_budget() -> No
         Contender(condenser="last_k", options={"keep_last": 5}, budget=77),
     )
     assert contenders([("last_k", {"keep_last": 1})], [], own)[0].options == {"keep_last": 1}
+
+
+def test_a_budget_that_shrank_in_training_is_compared_as_evaluations_have_it_and_shrinks_no_other() -> None:
+    own = config(rollout={"limits": {"max_context_tokens": 80}, "condense": {"schedule": [[0, 1.0], [9, 0.5]]}})
+    (its_own,), (given,) = contenders([("last_k", {})], [], own), contenders([("last_k", {})], [64], own)
+    varied = [contender_config(own, each, "no model").rollout for each in (its_own, given)]
+    assert [rollout.condense.budget(rollout.limits.max_context_tokens, -1) for rollout in varied] == [40, 64]
+    assert [its_own.budget, given.budget] == [40, 64]
 
 
 def test_a_contender_that_is_named_twice_is_refused() -> None:

@@ -293,6 +293,14 @@ def test_a_search_finds_figures_by_their_letters_and_texts_as_they_stand(run: Ru
     assert not list(search(index, " "))
 
 
+@pytest.mark.parametrize("query", ["Überprüfe Москва", "ÜBERPRÜFE МОСКВА", "überprüfe москва"])
+def test_a_search_finds_letters_of_any_alphabet_in_either_case(tmp_path: Path, query: str) -> None:
+    write_trajectory(tmp_path / "t.jsonl", scored(trajectory(turn([1], [2], reply="Überprüfe Москва 12")), 1.0))
+    index = opened(tmp_path / "t.jsonl")
+    assert [hit.turn for hit in search(index, query)] == [0]
+    assert not list(search(index, f"{query} 13"))
+
+
 def test_a_search_of_letters_ends_soon_and_takes_the_shortest_part(tmp_path: Path) -> None:
     for number, answer in enumerate(("a-bc, a--b-c", "0" * 60)):  # a pattern with alternatives would try 3^16 of them
         one = trajectory(turn([1], [2]), id=f"1/{number}/0", group=f"1/{number}", answer=answer)

@@ -126,6 +126,11 @@ def test_a_reply_gets_plain_numbers() -> None:
     assert repr(plain) == repr(reply(logprobs=(-1.0, 0.0)))
 
 
+def test_a_text_may_have_more_tokens_than_where_it_was_sampled() -> None:
+    text = reply(ids=(5,) * 9, logprobs=(), finish=Finish.LENGTH)
+    assert asyncio.run(generated(Gives(text), (1,), SamplingParams(max_tokens=8))) == text  # type: ignore[arg-type]
+
+
 def test_replies_without_log_probabilities_are_not_trained_on() -> None:
     with pytest.raises(RolloutError, match=r"without log-probabilities.*Return that of every token from sample"):
         segments(trajectory(turn([1], [2], logprobs=())), advantage_K=[1.0], weight_K=[1.0])

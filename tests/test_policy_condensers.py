@@ -249,6 +249,25 @@ def test_a_wrong_note_is_told_what_is_wrong(call_of: tuple[str, dict[str, object
     assert history.units[2].results[0].text == "<result>12</result>"
 
 
+@pytest.mark.parametrize(
+    ("tool", "arguments", "kept"),
+    [
+        ("memory", ("memory_write", {"name": "a", "text": "\ud83d"}), 1),
+        ("prune", ("prune", {"turns": [0], "note": "\ud83d"}), 9),
+    ],
+)
+def test_half_of_an_emoji_is_no_note(tool: str, arguments: tuple[str, dict[str, object]], kept: int) -> None:
+    """JSON may escape it, and no tokenizer takes it: the episode would end as environment_error when it is shown."""
+    one = played(
+        stages(tool, net=[{"name": "last_k", "over": 0, "options": {"keep_last": kept}}]),
+        "look 0",
+        call(arguments[0], **arguments[1]),
+        "look 2",
+    )
+    assert "is '\\ud83d', wanted a text that is not blank" in answers(one, 1)
+    assert one.stop is Stop.ANSWERED
+
+
 # --- recall -----------------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Stop, Trajectory, Turn
 from condensegrpo.rewards import mathematics
 from condensegrpo.rewards.context import InverseMaxContext
-from condensegrpo.rewards.format import XmlFormat, XmlFormatAws, XmlTags
+from condensegrpo.rewards.format import Format, XmlFormat, XmlFormatAws, XmlTags
 from condensegrpo.rewards.matches import code_of, last_number
 from condensegrpo.rewards.mathematics import equal
 from condensegrpo.rewards.outcome import AnswerContains, Answered, Correct, ExactMatch
@@ -207,6 +207,13 @@ def test_a_set_without_tags_is_refused() -> None:
 def test_the_format_is_the_mean_over_all_replies() -> None:
     assert total(XmlFormat(), said("<answer>b</answer>", "none")) == pytest.approx(0.3)
     assert RewardResult.of(XmlFormat()(said("<reasoning>a</reasoning><answer>b</answer>"), PARIS)).correct == 0
+
+
+def test_a_summary_is_no_reply_with_a_form() -> None:
+    summary = replace(reply("Facts: none"), kind="condense")
+    one = said("<reasoning>a</reasoning><tool>b</tool>", summary, "<reasoning>a</reasoning><answer>Paris</answer>")
+    assert [total(reward(), one) for reward in (XmlFormat, XmlFormatAws, XmlTags)] == pytest.approx([1.0, 1.0, 1.0])
+    assert total(Format(min_reply_chars=20), one) == 1.0
 
 
 # --- matches ----------------------------------------------------------------------------------------------------------

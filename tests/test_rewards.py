@@ -153,6 +153,11 @@ def test_a_number_is_read_however_it_is_grouped(value: int) -> None:
     assert number(f"{value:,}") == number(f"$ {value}") == number(f"{value}.") == float(value)
 
 
+@pytest.mark.parametrize("digits", [400, 5000])  # beyond the largest float, and beyond what int() reads
+def test_a_denominator_without_end_makes_an_answer_wrong_and_no_error(digits: int) -> None:
+    assert correct(answered(f"1/{'3' * digits}"), SEVEN, Matcher("number")) == 0.0
+
+
 # --- rewards --------------------------------------------------------------------------------------------------------
 
 

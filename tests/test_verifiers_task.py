@@ -20,7 +20,9 @@ from waiting import eventually
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.errors import PluginError
+from condensegrpo.core.results import bare
 from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.episodes.settings import Trigger
 
 HOME = Path(sys.prefix) / "others" / "verifiers"
 PYTHON = str(HOME / "bin" / "python")
@@ -290,8 +292,7 @@ def play(task: Any, questions: Sequence[str], **options: Any) -> list[Trajectory
 
 
 def results(trajectory: Trajectory) -> list[str]:
-    texts = [turn.observations[0].text for turn in trajectory.turns if turn.observations]
-    return [text.removeprefix("<result>").removesuffix("</result>") for text in texts]
+    return [bare(turn.observations[0]) for turn in trajectory.turns if turn.observations]
 
 
 def test_tasks_are_problems_that_the_splits_do_not_share(shop: Any) -> None:
@@ -334,12 +335,13 @@ def originals(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("keep_last", [9, 1])
+@pytest.mark.parametrize(("keep_last", "meter"), [(9, "none"), (1, "turns")])
 def test_the_outcome_is_the_reward_that_verifiers_gives_the_whole_conversation(
-    shop: Any, originals: Any, keep_last: int
+    shop: Any, originals: Any, keep_last: int, meter: Any
 ) -> None:
-    """Also where the policy saw only a part of it. Of what a tool raised the state of verifiers keeps nothing."""
-    (trajectory,) = play(shop, ["\n".join(LONG)], condenser=LastK(keep_first=0, keep_last=keep_last))
+    """Also where the policy saw only a part of it, with a meter. Of what a tool raised the state keeps nothing."""
+    condenser, trigger = LastK(keep_first=0, keep_last=keep_last), Trigger(meter=meter)
+    (trajectory,) = play(shop, ["\n".join(LONG)], condenser=condenser, trigger=trigger)
     assert any(turn.condensation for turn in trajectory.turns) == (keep_last == 1)
     numbers = [text for text in results(trajectory) if text.isdigit()]
     assert numbers == ["25", "40", "25", "5"]

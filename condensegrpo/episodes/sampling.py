@@ -123,7 +123,7 @@ def _checked(value: object, call: str, params: SamplingParams) -> Generation:
         finish = Finish(value.finish)
     except (TypeError, ValueError) as error:  # of numpy and torch too: they end in files and in messages to workers
         raise TypeError(f"{call} returned {value!r:.200}: {error}") from error
-    if len(ids) > params.max_tokens:
+    if logprobs and len(ids) > params.max_tokens:  # a text has other tokens where it was sampled
         raise ValueError(f"{call} returned {len(ids)} tokens, wanted at most max_tokens={params.max_tokens}")
     if negative := [each for each in ids if each < 0]:
         raise ValueError(f"{call} returned the token id {negative[0]}, wanted ids of the tokenizer")

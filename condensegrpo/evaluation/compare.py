@@ -14,7 +14,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.evaluation.comparison import Comparison, Contender, ContenderResult, comparison, contender_result
-from condensegrpo.evaluation.evaluate import evaluate
+from condensegrpo.evaluation.evaluate import EVALUATION_STEP, evaluate
 from condensegrpo.learner.policy import positions
 from condensegrpo.storage.run_folder import evaluation_file
 
@@ -27,17 +27,18 @@ def contenders(
     """Who takes part: every condenser under every budget, ``full`` once and without one.
 
     A condenser that is the configuration's own and is given no options has those of the configuration. Without budgets
-    there is one: ``rollout.limits.max_context_tokens``.
+    there is one: ``rollout.limits.max_context_tokens``, or what ``rollout.condense.schedule`` leaves evaluations of it.
 
     Raises:
         ConfigError: one is named twice, or there is none.
     """
     defaults = {config.condenser.name: config.condenser.options}
     filled = [(name, dict(options or defaults.get(name, {}))) for name, options in condensers]
+    evaluated = config.rollout.condense.budget(config.rollout.limits.max_context_tokens, EVALUATION_STEP)
     entered = tuple(
         Contender(condenser=name, options=options, budget=budget)
         for name, options in filled
-        for budget in ((None,) if name == UNBOUNDED else budgets or (config.rollout.limits.max_context_tokens,))
+        for budget in ((None,) if name == UNBOUNDED else budgets or (evaluated,))
     )
     names = [contender.name for contender in entered]
     twice = [name for index, name in enumerate(names) if name in names[:index]]
@@ -53,7 +54,8 @@ def contender_config(config: RunConfig, contender: Contender, source: str) -> Ru
         largest = config.learner.tokens_per_micro_batch
         budget = min(positions(source) or largest, largest) - config.rollout.limits.max_output_tokens
     plugin = {"name": contender.condenser, "options": dict(contender.options)}
-    return vary(config, [f"condenser={json.dumps(plugin)}", f"rollout.limits.max_context_tokens={budget}"])
+    limits = [f"rollout.limits.max_context_tokens={budget}", "rollout.condense.schedule=[]"]  # a share of it no more
+    return vary(config, [f"condenser={json.dumps(plugin)}", *limits])
 
 
 Entrant = tuple[Contender, Components]

@@ -2,6 +2,7 @@
 
 import heapq
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -201,10 +202,12 @@ def _in_order(text: str, letters: str) -> Iterator[tuple[int, int]]:
 def full_text(index: Index, query: str) -> Iterator[Hit]:
     """The trajectories of which a message has a text, in letters of either case, as they are found."""
     text = query.strip().lower()
-    stored = json.dumps(text)[1:-1].encode().lower()  # as a line of ASCII JSON has it
+    # as a line of ASCII JSON has it; the code of another letter depends on its case
+    stored = [part.encode().lower() for part in re.split(r"\\u[0-9a-f]{4}", json.dumps(text)[1:-1])]
     for batch in index.batches():
         for start, line in _lines(batch.file):
-            record = index.at(batch, start) if stored in line.lower() else None
+            lowered = line.lower()
+            record = index.at(batch, start) if all(part in lowered for part in stored) else None
             if record is not None and (hit := _hit(index.read(record), record, text)) is not None:
                 yield hit
 

@@ -26,6 +26,7 @@ from condensegrpo.core.packages import check_installed
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool
+from condensegrpo.core.results import bare, without_meter
 from condensegrpo.episodes.toolformats import JSON_FORMATS
 from condensegrpo.integrations.chat import Texts, messages
 from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool, offered_tool, text_of
@@ -174,9 +175,8 @@ def _observed(result: Message, ids: Mapping[str, str]) -> Json:
     """A result of a call, or another observation."""
     called = ids.get(result.tool_call_id or "")
     if called is None:
-        return {"role": "user", "content": result.text}
-    text = result.text.removeprefix("<result>").removesuffix("</result>")
-    return {"role": "tool", "tool_call_id": called, "name": result.name, "content": text}
+        return {"role": "user", "content": without_meter(result.text)}
+    return {"role": "tool", "tool_call_id": called, "name": result.name, "content": bare(result)}
 
 
 def _prompt(problem: Problem) -> tuple[Message, ...]:
