@@ -4,6 +4,7 @@ As a program: ``python hostile.py ISOLATION`` prints the result of each input, a
 """
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -213,15 +214,20 @@ async def run_all(isolation: str) -> Run:
     """Run the inputs, several at a time."""
     with Sandbox(isolation=isolation, limits=LIMITS, parallel=6) as sandbox:
         sandbox.open()
-        before = len(os.listdir("/proc/self/fd"))
+        before = descriptors()
         calls = (sandbox.run_python(case.code, seconds=case.seconds) for case in INPUTS.values())
         results = await asyncio.gather(*calls)
         after = await sandbox.run_python("print(1)")
         left = await _left(sandbox.running().folder)
-        left += [f"{len(os.listdir('/proc/self/fd')) - before} descriptors"] * (
-            len(os.listdir("/proc/self/fd")) != before
-        )
+        more = descriptors() - before
+        left += [f"{more} descriptors"] if more else []
     return Run(dict(zip(INPUTS, results, strict=True)), left, after)
+
+
+def descriptors() -> int:
+    """How many files this process has open; what was left to the garbage collector is closed."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
 
 
 async def _left(folder: str) -> list[str]:

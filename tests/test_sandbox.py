@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from confined import BACKENDS, ROOT, gone, late, processes, python_for_nobody, why_not
+from hostile import descriptors
 
 from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox.limits import MIB, SandboxLimits
@@ -150,10 +151,10 @@ def test_a_daemon_ends_with_its_call(sandbox: Sandbox) -> None:
 
 def test_calls_leave_no_descriptors_files_or_processes(sandbox: Sandbox) -> None:
     sandbox.run_python_now("print(1)")
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     for _ in range(5):
         sandbox.run_python_now("open('x', 'w').write('x')")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
     folder = Path(sandbox.running().folder)
     assert not folder.exists() or not list(folder.iterdir())
 
@@ -162,14 +163,14 @@ def test_calls_leave_no_descriptors_files_or_processes(sandbox: Sandbox) -> None
 def test_nothing_is_left_after_closing(isolation: str) -> None:
     if isolation != "none" and (lack := why_not(isolation)):
         pytest.skip(f"the backend does not work here: {lack}")
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with Sandbox(isolation=isolation, limits=LIMITS) as sandbox:
         sandbox.run_python_now("print(1)")
         folder = sandbox.running().folder
         assert processes(folder)
     assert gone(folder)
     assert not Path(folder).exists()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
     with pytest.raises(SandboxError, match="it was closed"):
         sandbox.open()
     sandbox.close()
