@@ -78,15 +78,6 @@ class SamplerPlugin(Plugin):
     name: str = "transformers"
 
 
-def _completed(default: OptimizerSettings, value: object) -> object:
-    """A section that sets some keys of the optimiser, the others as in its default and not as in that of the class."""
-    return {**asdict(default), **value} if isinstance(value, dict) else value
-
-
-LEARNER_OPTIMISER = OptimizerSettings(lr=1e-6)
-WARM_START_OPTIMISER = OptimizerSettings(lr=4e-3, betas=(0.9, 0.98), schedule="cosine")
-
-
 class WeightedPlugin(Plugin):
     """A reward in a weighted sum."""
 
@@ -205,6 +196,15 @@ class AlgorithmSettings(Section):
     """Optimiser steps on each batch of trajectories."""
     resample_rounds: int = Field(default=0, ge=0)
     """Rounds of new problems for groups without any advantage, which are dropped (DAPO); 0: they stay and count."""
+
+
+def _completed(default: OptimizerSettings, value: object) -> object:
+    """A section that sets some keys of the optimiser, the others as in its default and not as in that of the class."""
+    return {**asdict(default), **value} if isinstance(value, dict) else value
+
+
+LEARNER_OPTIMISER = OptimizerSettings(lr=1e-6)
+WARM_START_OPTIMISER = OptimizerSettings(lr=4e-3, betas=(0.9, 0.98), schedule="cosine")
 
 
 class LearnerSettings(Section):
