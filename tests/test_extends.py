@@ -149,7 +149,9 @@ def test_overrides_come_on_top_and_cannot_extend(folder: Path) -> None:
 
 
 def test_an_override_inside_a_string_is_refused(folder: Path) -> None:
-    assert "no such entry of a list" in refusal(folder / "base.yaml", "rollout.tools.use.0.options.seconds=3")
+    refused = refusal(folder / "base.yaml", "rollout.tools.use.0.options.seconds=3")
+    assert "it sets a key of an entry of a list, which is a single value and has no keys" in refused
+    assert "no such entry of a list" in refusal(folder / "base.yaml", "learner.optimiser.betas.2=0.7")
 
 
 def test_the_origin_of_every_value(folder: Path) -> None:
