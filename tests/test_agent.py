@@ -357,6 +357,11 @@ def test_replies_stream_and_end_before_a_stop_string(tmp_path: Path) -> None:
         ({"messages": [{"role": "critic", "content": "x"}]}, "messages[0].role"),
         ({"messages": "go"}, "messages"),
         ({"tools": [{"type": "custom"}]}, "tools[0]"),
+        (
+            {"tools": [{"function": {"name": "up", "parameters": {"properties": ["by"]}}}]},
+            "tools[0].parameters.properties",
+        ),
+        ({"tools": [{"function": {"name": "up", "parameters": {"required": "by"}}}]}, "tools[0].parameters.required"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_its_name(fields: dict[str, Any], param: str) -> None:
@@ -366,6 +371,17 @@ def test_what_cannot_be_trained_is_refused_with_its_name(fields: dict[str, Any],
         return error.value.param
 
     assert asyncio.run(refused()) == param
+
+
+def test_a_tool_whose_arguments_are_null_has_none() -> None:
+    """Clients in Go send null for an empty map or list, which chat templates loop over."""
+    nothing = {"type": "object", "properties": None, "required": None}
+    tools = [{"function": {"name": "up", "parameters": nothing}}]
+
+    async def read() -> list[object]:
+        return [tool.parameters for tool in read_request(json.dumps({"messages": [user("go")], "tools": tools})).tools]
+
+    assert asyncio.run(read()) == [{"type": "object"}]
 
 
 def test_a_refusal_is_an_error_of_openai_and_the_episode_goes_on(tmp_path: Path) -> None:

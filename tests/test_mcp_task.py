@@ -97,7 +97,7 @@ for line in sys.stdin:
     if asked["method"] == "initialize":
         say(asked["id"], result={})
     elif asked["method"] == "tools/list":
-        say(asked["id"], result={"tools": [{"name": "price", "inputSchema": {}}]})
+        say(asked["id"], result={"tools": [{"name": "price", "inputSchema": {"properties": None, "required": None}}]})
     elif asked["method"] == "tools/call":
         say({}, result={})
         say([asked["id"]], result={})

@@ -227,6 +227,11 @@ def test_a_reward_that_the_estimator_cannot_learn_from_is_refused() -> None:
             ["evaluate.variants={big: [model.new.layers=3]}"],
             "evaluate.variants.big: it changes model",
         ),
+        (["evaluate.variants={wide: [learner.threads=2]}"], "evaluate.variants.wide: it changes learner"),
+        (
+            ["evaluate.variants={K_20: [], k__20: []}"],
+            "evaluate.variants.k__20: its trajectories would be written over those of K_20, both to k_20.jsonl",
+        ),
         (["train.problems_per_step=4097"], "found 4097, and the task has 4096 training problems"),
         (
             [

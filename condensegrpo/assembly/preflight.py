@@ -29,11 +29,23 @@ from condensegrpo.learner.new_vision import seeing_tokenizer
 from condensegrpo.learner.policy import check_divided, local_source
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.storage.hub import model_fault
+from condensegrpo.storage.run_folder import evaluation_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-NOT_EVALUATED = ("model", "sampler", "trackers", "algorithm", "warm_start", "train")  # sections that train alone reads
+NOT_EVALUATED = (  # keys that train alone reads
+    "name",
+    "runs_dir",
+    "mirror",
+    "model",
+    "sampler",
+    "trackers",
+    "algorithm",
+    "learner",
+    "warm_start",
+    "train",
+)
 
 
 def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ...]:
@@ -173,9 +185,15 @@ def _check_batch(components: Components) -> None:
 
 
 def _check_variants(components: Components) -> None:
-    """Check that evaluation variants change only what an evaluation reads."""
+    """Check that evaluation variants change only what an evaluation reads, and that each has a file of its own."""
     config = components.config
+    by_file: dict[str, str] = {}
     for name, varied in components.evaluations.items():
+        if (other := by_file.setdefault(evaluation_file(name).casefold(), name)) != name:
+            raise ConfigError(
+                f"checking evaluate.variants.{name}: its trajectories would be written over those of {other}, both to "
+                f"{evaluation_file(name)}. Give one of them a name that differs in more than capitals or underscores."
+            )
         for section in NOT_EVALUATED:
             if varied.config.model_dump()[section] != config.model_dump()[section]:
                 raise ConfigError(

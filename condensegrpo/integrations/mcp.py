@@ -275,7 +275,7 @@ def is_tool(value: object, schema: str) -> TypeGuard[Json]:
     """Whether a server describes a tool: by its name, and under the key ``schema`` by an object of arguments."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not isinstance(value.get(schema), dict):
         return False
-    return isinstance(value[schema].get("properties", {}), dict)
+    return isinstance(value[schema].get("properties") or {}, dict)
 
 
 def offered_tool(tool: Json, call: Callable[..., Awaitable[ToolResult | str]]) -> EnvironmentTool:

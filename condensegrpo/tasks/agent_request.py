@@ -143,10 +143,13 @@ def _tool(given: object, where: str) -> EnvironmentTool:
     if fields.get("type", "function") != "function":
         raise RequestRefused(f"{where}.type is {fields['type']!r:.80}, wanted 'function'", param=where)
     function = _mapping(fields.get("function"), where)
+    parameters = _mapping(function.get("parameters") or {"type": "object", "properties": {}}, f"{where}.parameters")
+    _mapping(parameters.get("properties") or {}, f"{where}.parameters.properties")
+    _list(parameters.get("required"), f"{where}.parameters.required")
     return EnvironmentTool(
         name=_text(function.get("name"), f"{where}.name"),
         description=str(function.get("description") or ""),
-        parameters=_mapping(function.get("parameters") or {"type": "object", "properties": {}}, f"{where}.parameters"),
+        parameters=parameters,
     )
 
 
