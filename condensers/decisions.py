@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from condensegrpo.core.messages import History, Unit
+from condensegrpo.core.messages import History, Unit, encodable
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.results import is_error
 from condensegrpo.core.wording import counted, ranges
@@ -73,7 +73,7 @@ def text_argument(arguments: Mapping[str, object], name: str) -> str:
         ValueError: it is blank, or no text; half of an emoji, as JSON may escape it, can be neither shown nor saved.
     """
     value = arguments.get(name)
-    if not isinstance(value, str) or not value.strip() or value != value.encode("utf-8", "replace").decode():
+    if not isinstance(value, str) or not value.strip() or value != encodable(value):
         raise ValueError(f"{name} is {value!r:.40}, wanted a text that is not blank")
     return value.strip()
 

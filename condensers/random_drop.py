@@ -46,4 +46,4 @@ def _rank(seed: int, question: str, turn: int) -> bytes:
 @lru_cache(maxsize=4096)
 def _digest(pinned: tuple[Message, ...]) -> str:
     text = "\0".join(f"{message.role}\0{message.text}" for message in pinned)
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

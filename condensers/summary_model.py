@@ -96,7 +96,7 @@ class SummaryModel:
         if plan is None:
             return await without_summary(history, budget, tools, why="")
         text = self._request(plan, history)
-        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        key = hashlib.sha256(text.encode()).hexdigest()
         known = key in self._summaries
         try:  # and time out before the engine does: that would end the trajectory
             async with asyncio.timeout(None if budget.seconds is None else PATIENCE * budget.seconds):

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -18,7 +18,7 @@ from talk import Counting, agent, counting, engine, ignore, problem, said, simul
 
 from condensegrpo.condensers.pipeline import Pipeline
 from condensegrpo.core.errors import ContextOverflow
-from condensegrpo.core.messages import History, Message
+from condensegrpo.core.messages import History, MediaPart, Message, TextPart
 from condensegrpo.core.protocols.condenser import Budget, Condensed, Stage
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.sampler import NamedTensors
@@ -281,6 +281,18 @@ def test_a_faulty_environment_costs_its_own_episode(fault: str) -> None:
     assert complaint in failed.detail
     assert (fine.stop, len(fine.turns)) == (Stop.ANSWERED, 6)
     assert codec.dump_line(failed)
+
+
+def test_half_an_emoji_in_an_observation_becomes_text_that_can_be_tokenised_and_saved() -> None:
+    class Halved(Counting):
+        async def step(self, reply: Message) -> Step:
+            step = await super().step(reply)
+            return replace(step, observations=tuple(replace(m, content=f"\ud83d {m.text}") for m in step.observations))
+
+    halved, _ = roll(engine(agent(counting)), Halved)
+    assert (halved.stop, halved.turns[0].observations[0].text) == (Stop.ANSWERED, "? seen 1")
+    picture = MediaPart.of(b"1", "image/png")
+    assert Message(role="user", content=(TextPart(text="\ud83d"), picture)).parts == (TextPart(text="?"), picture)
 
 
 def test_turn_rewards_are_stored_as_plain_floats() -> None:

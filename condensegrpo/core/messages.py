@@ -10,6 +10,11 @@ from typing import Literal, Self
 Role = Literal["system", "user", "assistant", "tool"]
 
 
+def encodable(text: str) -> str:
+    """The text with ? for every lone surrogate, which can be neither tokenised nor sent nor saved as UTF-8."""
+    return text.encode("utf-8", "replace").decode()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
     """A call that the model wrote. ``arguments`` stays the raw JSON that it wrote, valid or not."""
@@ -30,7 +35,11 @@ class ToolCall:
 class TextPart:
     """A part of a message that is text."""
 
-    text: str
+    text: str  # as that of a ``Message``
+
+    def __post_init__(self) -> None:
+        if not self.text.isascii():
+            object.__setattr__(self, "text", encodable(self.text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +70,7 @@ class Message:
     """One message: text, or parts of text and media. That of a sampled reply is its whole text, calls included."""
 
     role: Role
-    content: str | tuple[Part, ...]  # a text is the same as one part of it
+    content: str | tuple[Part, ...]  # a text is the same as one part of it; half an emoji, of JSON's escapes, becomes ?
     tool_calls: tuple[ToolCall, ...] = ()  # parsed from content
     tool_call_id: str | None = None  # of a tool result: the call that it answers
     name: str | None = None  # of a tool result: the tool
@@ -69,6 +78,8 @@ class Message:
     def __post_init__(self) -> None:
         if isinstance(self.content, tuple) and not self.media:
             object.__setattr__(self, "content", self.text)  # one value for one message
+        elif isinstance(self.content, str) and not self.content.isascii():
+            object.__setattr__(self, "content", encodable(self.content))
 
     @property
     def text(self) -> str:

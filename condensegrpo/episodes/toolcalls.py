@@ -17,7 +17,7 @@ from typing import Any
 
 from condensegrpo.core.errors import EnvironmentLost, PluginError
 from condensegrpo.core.failures import Failure, at_definition
-from condensegrpo.core.messages import History, Message, ToolCall
+from condensegrpo.core.messages import History, Message, ToolCall, encodable
 from condensegrpo.core.plugin_task import result_of_task
 from condensegrpo.core.protocols.tool import EnvironmentTool, Tool, ToolResult
 from condensegrpo.core.thread_call import awaited_in_thread
@@ -340,7 +340,7 @@ def tool_schema(name: str, tool: Tool) -> dict[str, Any]:
 
 def shortened(text: str, limit: int) -> str:
     """At most ``limit`` characters of a text, from its head and its tail, with a mark between them that says so."""
-    text = text.encode("utf-8", "replace").decode()  # a lone surrogate can be neither tokenised nor saved
+    text = encodable(text)
     if len(text) <= limit:
         return text
     head, tail = (limit + 1) // 2, limit // 2

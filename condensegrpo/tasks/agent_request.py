@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.messages import Message, ToolCall, encodable
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.trajectory import Finish
 
@@ -174,4 +174,4 @@ def _mapping(given: object, where: str) -> Mapping[str, Any]:
 def _text(given: object, where: str) -> str:
     if not isinstance(given, str):
         raise RequestRefused(f"{where} is {given!r:.80}, wanted a text", param=where)
-    return given.encode("utf-8", "replace").decode()  # a lone surrogate can be neither tokenised nor saved
+    return encodable(given)
