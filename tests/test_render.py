@@ -1,6 +1,7 @@
 import functools
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -485,6 +486,16 @@ def test_roles_that_the_template_refuses_are_named() -> None:
     renderer = Renderer(tokenizer("bpe", LLAMA2, "<|im_end|>"))
     with pytest.raises(RolloutError, match=r"rendering 2 messages \(user, user\).*roles must alternate"):
         renderer.prompt([QUESTION, GO_ON])
+
+
+def test_messages_of_the_user_in_a_row_are_one_where_the_template_wants_roles_to_alternate() -> None:
+    """The outputs of two pieces of code ended the episode as environment_error."""
+    outputs = [Message(role="user", content=f"<output>{n}</output>", tool_call_id=f"call_{n}") for n in (0, 1)]
+    strict, lenient = (Renderer(tokenizer("bpe", template, "<|im_end|>")) for template in (LLAMA2, CHATML))
+    assert lenient.taken_up(outputs) == tuple(outputs)
+    (one,) = strict.taken_up(outputs)
+    assert one == replace(outputs[0], content="<output>0</output>\n<output>1</output>")
+    strict.prompt([QUESTION, Message(role="assistant", content="go"), one])
 
 
 # --- roles of tools -----------------------------------------------------------------------------------------------

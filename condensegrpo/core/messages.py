@@ -136,6 +136,18 @@ class Message:
         return hash((self.role, self.content))
 
 
+def one_by_user(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages with those of the user in a row as one, line by line; it answers the call of the first of them."""
+    joined = list[Message]()
+    for message in messages:
+        if joined and joined[-1].role == message.role == "user":
+            parts = (*joined[-1].parts, TextPart(text="\n"), *message.parts)
+            joined[-1] = replace(joined[-1], content=parts)
+        else:
+            joined.append(message)
+    return tuple(joined)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """One assistant reply with everything that answered it: condensers keep, drop or rewrite whole units."""
