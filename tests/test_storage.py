@@ -581,6 +581,30 @@ def test_a_run_folder_in_use_by_another_process_names_it_and_death_lets_go(tmp_p
 # --- a full disk
 
 
+@pytest.mark.parametrize("folder", ["checkpoints", "origin/.warm-checkpoints"])
+@pytest.mark.parametrize("renamed", [0, 1, 2])
+def test_a_checkpoint_saved_again_is_there_whenever_that_was_killed(tmp_path: Path, folder: str, renamed: int) -> None:
+    """Two renames replace a folder: between them neither the old nor the new one has its name."""
+    run = run_folder(tmp_path)
+    target = run.path / folder / "step_000010"
+    target.mkdir(parents=True)
+    (target / "old").touch()
+    program = f"""
+        import os, sys
+        from pathlib import Path
+        from condensegrpo.learner.atomic_folder import published_folder
+        sys.addaudithook(lambda event, _: os._exit(9) if event == "os.rename" and next(left) == 0 else None)
+        left = iter(range({renamed}, -9, -1))
+        with published_folder(Path(sys.argv[1])) as temporary:
+            (temporary / "new").touch()
+        os._exit(9)
+    """
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(program), str(target)], check=False).returncode == 9
+    run.remove_leftovers()
+    assert [path.name for path in target.parent.iterdir()] == ["step_000010"]
+    assert [path.name for path in target.iterdir()] == (["new"] if renamed == 2 else ["old"])
+
+
 def test_a_full_disk_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.symlink_to("/dev/full")

@@ -1,6 +1,7 @@
 """Folders that appear complete or not at all: written under a temporary name, synced to the disk, renamed.
 
-A process killed at any point leaves the old folder or the new one, and at worst a ``*.tmp-*`` next to it.
+A process killed at any point leaves the old folder or the new one, and at worst a ``*.tmp-*`` next to it: the old one
+itself if it was killed between two renames, see ``RunFolder.remove_leftovers``.
 """
 
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from condensegrpo.core.errors import CheckpointError
-from condensegrpo.storage.files import DISK_FULL, TEMPORARY
+from condensegrpo.storage.files import DISK_FULL, REPLACED, TEMPORARY
 
 # of a full disk in messages of safetensors, torch.save and copytree, which hide the error of the system
 FULL_SIGNS = ("No space left", "File too large", "unexpected pos")
@@ -105,7 +106,7 @@ def publish(temporary: Path, folder: Path) -> None:
     _let_others_read(temporary)
     for path in (*temporary.rglob("*"), temporary):
         sync(path)
-    old = folder.with_name(f"{folder.name}{TEMPORARY}old-{os.getpid()}")
+    old = folder.with_name(f"{folder.name}{REPLACED}{os.getpid()}")
     remove_leftover(old)
     if folder.exists():
         folder.rename(old)

@@ -14,6 +14,7 @@ from pathlib import Path
 from condensegrpo.core.errors import DataError, RunError
 
 TEMPORARY = ".tmp-"  # in the name of what is being written, or was when a process was killed
+REPLACED = f"{TEMPORARY}old-"  # in the name of a folder that stands aside while another takes its place
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Self
 
 from condensegrpo.core.errors import RunError
-from condensegrpo.storage.files import TEMPORARY, is_locked, write_atomically, writing
+from condensegrpo.storage.files import REPLACED, TEMPORARY, is_locked, write_atomically, writing
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.trackers import read_metrics
 
@@ -150,11 +150,17 @@ class RunFolder:
         write_atomically(self.metrics, "".join(f"{line}\n" for line in kept))
 
     def remove_leftovers(self) -> None:
-        """Remove what killed processes were writing. Only while the folder is locked."""
+        """Remove what killed processes were writing. Only while the folder is locked.
+
+        A folder that one had moved aside, and not replaced yet, gets its name back: a checkpoint that was saved again.
+        """
         with writing(self.path):
-            patterns = ("*", "credit/*", "checkpoints/*", "origin/*")
+            patterns = ("*", "credit/*", "checkpoints/*", "origin/*", "origin/.warm-checkpoints/*")
             for path in (path for pattern in patterns for path in self.path.glob(pattern)):
-                if TEMPORARY in path.name:
+                name, replaced, _ = path.name.partition(REPLACED)
+                if replaced and not path.with_name(name).exists():
+                    path.rename(path.with_name(name))
+                elif TEMPORARY in path.name:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     @contextmanager
