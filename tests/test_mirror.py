@@ -212,6 +212,27 @@ def test_the_thread_copies_while_the_run_goes_on_and_repeats_what_failed(
         raise KeyError("first")  # comes before the error of the copy
 
 
+def test_the_copy_goes_on_while_checkpoints_are_published_and_pruned(run: RunFolder, address: str) -> None:
+    copy, ended = Mirror(run, RemoteRun.at(address, "search")), threading.Event()
+    written, renamed = (run.checkpoints / f"step_000010.tmp-{number}" for number in (1, 2))
+    written.mkdir()
+
+    def rename_repeatedly() -> None:
+        while not ended.is_set():
+            written.rename(renamed)
+            renamed.rename(written)
+
+    thread = threading.Thread(target=rename_repeatedly)
+    thread.start()
+    try:
+        for _ in range(300):
+            copy.copy()
+    finally:
+        ended.set()
+        thread.join()
+    assert RemoteRun.at(address, "search").files().keys() == {"config.yaml", "trajectories/step_000001.jsonl"}
+
+
 def test_what_is_there_is_not_replaced_by_another_or_an_older_run(run: RunFolder, address: str) -> None:
     remote = RemoteRun.at(address, "search")
     save(run, 5)

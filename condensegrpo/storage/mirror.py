@@ -11,6 +11,7 @@ its manifest last. Object stores have no rename: a checkpoint counts as soon as 
 
 import json
 import logging
+import os
 import re
 import shutil
 import threading
@@ -140,7 +141,8 @@ class Mirror:
         """
         if not self._run.trained:
             return
-        files, checkpoints = self._files(), self._checkpoints()
+        checkpoints = self._checkpoints()  # first: of a checkpoint that is published meanwhile no file is missed
+        files = self._files()
         with self._remote.errors("copying the run to"):
             for name in files:
                 if not name.startswith("checkpoints/"):
@@ -153,8 +155,9 @@ class Mirror:
                 self._remove(name)
 
     def _files(self) -> list[str]:
-        paths = (path for path in self._run.path.rglob("*") if path.is_file())
-        names = (path.relative_to(self._run.path).as_posix() for path in paths)
+        # not rglob: it fails at a folder that the run renames or removes meanwhile
+        paths = (Path(folder, name) for folder, _, files in os.walk(self._run.path) for name in files)
+        names = (path.relative_to(self._run.path).as_posix() for path in paths if path.is_file())
         return sorted(name for name in names if TEMPORARY not in name and name not in LOCAL)
 
     def _checkpoints(self) -> list[str]:
