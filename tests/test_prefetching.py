@@ -19,6 +19,7 @@ from condensegrpo.assembly.build import build
 from condensegrpo.assembly.players import PlayerSettings, local_player
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import find_config, load_config
+from condensegrpo.config.resumed import changes_between
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.observer import Silent
@@ -231,6 +232,24 @@ def test_batches_of_a_checkpoint_are_discarded_if_the_rollout_settings_changed(p
     assert restored(rollout_settings(parts.config), 4) == []  # rollout.staleness is another
     assert len(said) == 1
     assert restored(same, 2) == []
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        ["rollout.workers.processes=3"],
+        ["sampler.options.urls=[http://10.0.0.6:8000]"],
+        ["sampler.options={urls_file: /shared/servers}"],
+    ],
+)
+def test_batches_of_a_checkpoint_stay_if_they_are_sampled_elsewhere(elsewhere: list[str]) -> None:
+    """A resume may change these keys without --allow-changes: they say where trajectories are sampled."""
+    before = ["sampler.name=vllm_server", "sampler.options={urls: [http://10.0.0.5:8000]}"]
+    config, changed = (load_config(find_config("quickstart"), [*before, *more]) for more in ([], elsewhere))
+    changes = changes_between(config, changed)
+    assert changes
+    assert not any(change.learned for change in changes)
+    assert rollout_settings(changed) == rollout_settings(config)
 
 
 def test_weights_that_never_arrive_are_an_error(parts: Parts) -> None:

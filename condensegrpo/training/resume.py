@@ -78,4 +78,9 @@ def rollout_settings(config: RunConfig) -> dict[str, object]:
     """The part of a configuration that decides which trajectories a step has and how they are split, as JSON."""
     sections = dict.fromkeys(("task", "rollout", "condenser", "reward", "sampler", "algorithm"), True)
     parts = {"train": {"problems_per_step", "samples_per_problem"}, "sandbox": {"limits", "packages"}}
-    return config.model_dump(mode="json", include={**sections, **parts}, exclude={"rollout": {"workers"}})
+    return config.model_dump(
+        mode="json",
+        include={**sections, **parts},
+        # where trajectories are sampled
+        exclude={"rollout": {"workers"}, "sampler": {"options": {"urls", "urls_file"}}},
+    )
