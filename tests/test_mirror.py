@@ -145,6 +145,21 @@ def test_a_checkpoint_that_is_replaced_counts_again_when_it_is_whole(run: RunFol
     assert remote.newest() == 5
 
 
+def test_a_checkpoint_that_an_earlier_process_copied_stays_there(run: RunFolder, address: str, tmp_path: Path) -> None:
+    """A machine that is lost soon after it began would otherwise leave no whole checkpoint: the run were lost."""
+    save(run, 5)
+    Mirror(run, recorded(address)).copy()
+    remote = recorded(address)
+    remote.fetch(tmp_path / "back")
+    copy = Mirror(RunFolder(tmp_path / "back"), remote)
+    copy.copy()
+    assert [call for call in remote.fs.calls if "checkpoints" in call[1]] == []
+    assert remote.newest() == 5
+    save(RunFolder(tmp_path / "back"), 5, "other weights")
+    copy.copy()
+    assert remote.fs.cat_file("/runs/search/checkpoints/step_000005/model/model.safetensors") == b"other weights"
+
+
 def test_a_run_comes_back_with_its_newest_checkpoint_alone(run: RunFolder, address: str, tmp_path: Path) -> None:
     save(run, 5)
     save(run, 10)

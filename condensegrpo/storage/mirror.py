@@ -171,12 +171,16 @@ class Mirror:
 
     def _put_checkpoint(self, folder: str, names: list[str]) -> None:
         manifest = f"{folder}/{MANIFEST}"
-        if self._copied.get(manifest) == self._state(manifest):
+        state = self._state(manifest)
+        if state is None or self._copied.get(manifest) == state:
             return
         try:
             with shared_lock(self._run.path / manifest):  # it is not pruned meanwhile
-                if manifest in self._remote_files:  # of a checkpoint of this step that was replaced
-                    self._remove(manifest)
+                if manifest in self._remote_files:
+                    if self._is_there(manifest):  # an earlier process copied it
+                        self._copied[manifest] = state
+                        return
+                    self._remove(manifest)  # of a checkpoint of this step that was replaced
                 for name in names:
                     if name != manifest:
                         self._put(name)
@@ -184,6 +188,13 @@ class Mirror:
         except FileNotFoundError:
             if (self._run.path / manifest).exists():
                 raise
+
+    def _is_there(self, manifest: str) -> bool:
+        """Whether the copy has this manifest, which has the hash of every file, and so this checkpoint."""
+        with suppress(FileNotFoundError):
+            there: bytes = self._remote.fs.cat_file(f"{self._remote.root}/{manifest}")
+            return there == (self._run.path / manifest).read_bytes()
+        return False
 
     def _put(self, name: str) -> None:
         state = self._state(name)
