@@ -347,6 +347,24 @@ def test_a_process_that_a_server_leaves_behind_holds_no_file_open(tmp_path: Path
     assert closed
 
 
+def test_a_server_that_ignores_its_end_and_leaves_a_process_behind_is_closed(tmp_path: Path) -> None:
+    """asyncio reports the end of a process that is killed only once its pipes are closed, which the other one has."""
+    held = tmp_path / "held"
+    script = f"trap '' TERM; setsid sh -c 'echo $$ > {held}; exec sleep 60' & while :; do sleep 0.1; done"
+
+    async def scenario() -> None:
+        connection = ProcessConnection("words", await ChildProcess.started("words", ("sh", "-c", script), {}, None))
+        while not (held.is_file() and held.read_text()):
+            await asyncio.sleep(0.05)
+        try:
+            async with asyncio.timeout(30):
+                await connection.close()
+        finally:
+            psutil.Process(int(held.read_text())).kill()
+
+    asyncio.run(scenario())
+
+
 def test_an_answer_of_many_lines_takes_no_time() -> None:
     numbers = list(range(30_000))
 

@@ -93,7 +93,8 @@ class ChildProcess:
                 break
             self.kill(number)
         self.kill(signal.SIGKILL)  # processes that it started
-        await self._process.wait()
+        with contextlib.suppress(TimeoutError):  # asyncio also waits until no process of another group has its pipes
+            await asyncio.wait_for(self._process.wait(), END_SECONDS)
         self._process._transport.close()  # type: ignore[attr-defined]  # others may hold its pipes
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
