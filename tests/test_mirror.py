@@ -145,6 +145,26 @@ def test_a_checkpoint_that_is_replaced_counts_again_when_it_is_whole(run: RunFol
     assert remote.newest() == 5
 
 
+def test_a_checkpoint_that_is_replaced_while_it_is_copied_is_no_mixture(run: RunFolder, address: str) -> None:
+    class SavedMeanwhile(Recorded):
+        """The run saves step 5 again while its weights are copied."""
+
+        def put_file(self, source: str, target: str) -> None:
+            super().put_file(source, target)
+            if target.endswith("model.safetensors") and Path(source).read_text() == "old":
+                save(run, 5, "new")
+
+    remote = recorded(address)
+    remote = RemoteRun(address=remote.address, fs=SavedMeanwhile(remote.fs.inner), root=remote.root)
+    save(run, 5, "old")
+    copy = Mirror(run, remote)
+    copy.copy()
+    assert remote.newest() is None
+    copy.copy()
+    assert remote.newest() == 5
+    assert remote.fs.cat_file("/runs/search/checkpoints/step_000005/model/model.safetensors") == b"new"
+
+
 def test_a_checkpoint_that_an_earlier_process_copied_stays_there(run: RunFolder, address: str, tmp_path: Path) -> None:
     """A machine that is lost soon after it began would otherwise leave no whole checkpoint: the run were lost."""
     save(run, 5)

@@ -184,7 +184,8 @@ class Mirror:
                 for name in names:
                     if name != manifest:
                         self._put(name)
-                self._put(manifest)
+                if self._state(manifest) == state:  # else it was saved again meanwhile, and the next copy goes on
+                    self._put(manifest)
         except FileNotFoundError:
             if (self._run.path / manifest).exists():
                 raise
