@@ -103,7 +103,7 @@ class FolderPublisher:
     def _write(self, before: WeightsLabel, named_tensors: Tensors, label: str) -> WeightsLabel:
         # two updates lie there for a moment: the first must leave room for the second
         check_room(self.folder, (1 if self._written(before) else 2) * self.nbytes, self.free)
-        folder = self.folder / f"{label.replace(':', '-')}-{secrets.token_hex(2)}"
+        folder = self.folder / f"{_prefix(label)}{secrets.token_hex(2)}"
         if self.lora is None:
             write_weights(folder, named_tensors, self.dtype)
             return WeightsLabel(label=label, folder=str(folder.resolve()))
@@ -127,6 +127,12 @@ class FolderPublisher:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _written(self, weights: WeightsLabel) -> Path | None:
-        """The folder of an update; None: the weights did not come through this folder."""
-        path = weights.adapters or weights.folder
-        return Path(path) if path is not None and Path(path).parent == self.folder.resolve() else None
+        """The folder of an update; None: no update brought the weights. A model may lie beside the updates."""
+        path = Path(weights.adapters or weights.folder or "")
+        written = path.parent == self.folder.resolve() and path.name.startswith(_prefix(weights.label))
+        return path if written else None
+
+
+def _prefix(label: str) -> str:
+    """How the name of the folder of an update begins."""
+    return f"{label.replace(':', '-')}-"
