@@ -324,13 +324,16 @@ def test_every_server_gets_every_update_and_drops_its_prefix_cache(folder: str, 
         assert not last.exists()  # of the past nothing is kept
 
 
-def test_a_model_in_the_folder_of_the_updates_stays(folder: str, shape: dict[str, str], tmp_path: Path) -> None:
+def test_a_model_in_the_folder_of_the_updates_stays_and_they_go(
+    folder: str, shape: dict[str, str], tmp_path: Path
+) -> None:
     """As with server.weights=/shared and model.path=/shared/model: it was removed with the first update."""
     model = shutil.copytree(folder, tmp_path / "model")
     with serving(StandIn(shape)) as server, sampling(str(model), server, weights=str(tmp_path)) as sampler:
         sampler.update_weights(MODEL.named_parameters(), 1)
         sampler.update_weights(MODEL.named_parameters(), 2)
         assert {path.name for path in tmp_path.iterdir()} == {"model", Path(server.loaded[-1]).name}
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}  # a run that goes on writes its own
 
 
 def test_a_server_with_another_runs_weights_gets_this_model_first(folder: str, shape: dict[str, str]) -> None:

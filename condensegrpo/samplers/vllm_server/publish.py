@@ -59,7 +59,7 @@ def on_ranks(call: Callable[[], T] | None, named_tensors: Iterable[object] = ())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderPublisher:
-    """Writes files into a folder that every server loads. The files of the last update are kept."""
+    """Writes files into a folder that every server loads. Those of the last update are kept until the end."""
 
     loop: BackgroundLoop
     folder: Path
@@ -93,8 +93,9 @@ class FolderPublisher:
         assert weights is not None  # that rank writes, or all ranks raise
         return partial(self._load, pool, weights)
 
-    def close(self) -> None:
-        """There is nothing to free."""
+    def close(self, pool: ReplicaPool) -> None:
+        """Remove the files of the last update: no server of the pool will load them any more."""
+        self._remove(pool.weights)
 
     @property
     def _writes(self) -> bool:

@@ -261,10 +261,12 @@ class VllmServerSampler:
     def close(self) -> None:
         """End the sampler's own servers and all connections. May be called twice; later requests fail."""
         publisher, self._publisher = self._publisher, None
-        if publisher is not None:
+        if isinstance(publisher, NcclPublisher):
             publisher.close()
         if self._pool.replicas:
             self._loop.run(self._pool.close())
+        if isinstance(publisher, FolderPublisher):
+            publisher.close(self._pool)
         self._loop.close()
         self._remove()
 
