@@ -194,6 +194,18 @@ def test_a_run_comes_back_with_its_newest_checkpoint_alone(run: RunFolder, addre
     assert remote.newest() == 10
 
 
+def test_a_run_that_comes_back_replaces_nothing_but_a_run(run: RunFolder, address: str, tmp_path: Path) -> None:
+    save(run, 5)
+    remote = RemoteRun.at(address, "search")
+    Mirror(run, remote).copy()
+    other = RunFolder(tmp_path / "other" / "search")
+    other.path.mkdir(parents=True)
+    (other.path / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"search: the folder is not empty, and it holds no config\.yaml"):
+        fetch_run(other, remote, downloads=True, seconds=0)
+    assert files(other.path) == {"notes.txt": "mine"}
+
+
 def test_another_rank_waits_until_the_first_has_downloaded(run: RunFolder, address: str, tmp_path: Path) -> None:
     remote, back = RemoteRun.at(address, "search"), RunFolder(tmp_path / "back")
     assert not fetch_run(back, remote, downloads=False, seconds=0)

@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from condensegrpo.core.errors import CondenseError, ConfigError, RunError
 from condensegrpo.storage.files import TEMPORARY, shared_lock
+from condensegrpo.storage.new_run import check_run_name
 from condensegrpo.storage.run_folder import LATEST, MANIFEST, RunFolder
 
 _LOG = logging.getLogger(__name__)
@@ -282,13 +283,14 @@ def fetch_run(run: RunFolder, remote: RemoteRun, *, downloads: bool, seconds: fl
         seconds: to wait.
 
     Raises:
-        RunError: the copy cannot be read, or did not arrive in time.
+        RunError: the copy cannot be read, or did not arrive in time; or the folder holds something else than a run.
     """
     if run.trained:
         return True
     if remote.newest() is None:
         return False
     if downloads:
+        check_run_name(run.path, overwrite=False)
         shutil.rmtree(run.path, ignore_errors=True)  # nothing was learned in it
         remote.fetch(run.path)
         return True
