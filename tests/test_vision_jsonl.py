@@ -14,13 +14,14 @@ from condensegrpo.core.messages import MediaPart, Message
 from condensegrpo.tasks.vision_jsonl import VisionJsonl
 
 
-def png(color: int) -> bytes:
+def png(color: int, side: int = 4) -> bytes:
     file = io.BytesIO()
-    Image.new("RGB", (4, 4), (color, 0, 0)).save(file, "PNG")
+    Image.new("RGB", (side, side), (color, 0, 0)).save(file, "PNG")
     return file.getvalue()
 
 
 RED, DARK = png(200), png(20)
+LONG_FOLDER = "a_folder_with_a_name_of_more_than_sixty_four_characters_for_its_pictures"
 
 
 def task(folder: Path, *rows: dict[str, object], **options: object) -> VisionJsonl:
@@ -55,6 +56,13 @@ def test_a_picture_is_a_path_base64_or_a_data_uri(picture: object, tmp_path: Pat
     assert shown.parts[1].text == "\nWhat is it?"
 
 
+def test_base64_without_a_slash_for_longer_than_a_file_name_is_a_picture(tmp_path: Path) -> None:
+    flat = png(0, side=256)
+    text = base64.b64encode(flat).decode()
+    assert max(map(len, text.split("/"))) > 255  # the most bytes of a file's name
+    assert [part.data for part in question(task(tmp_path, row(text))).media] == [flat]
+
+
 def test_pictures_stand_where_the_question_has_marks(tmp_path: Path) -> None:
     (tmp_path / "dark.png").write_bytes(DARK)
     shown = question(task(tmp_path, row(["red.png", "dark.png"], "Is <image> left of <image>?")))
@@ -68,6 +76,7 @@ def test_pictures_stand_where_the_question_has_marks(tmp_path: Path) -> None:
         ("blue.png", "What?", r"row 1 names the picture 'blue.png': there is no such file .*blue.png"),
         ([], "What?", "row 1 has 0 pictures"),
         (["red.png"], "<image> or <image>?", "row 1 has 1 pictures and 2 times <image>"),
+        (f"{LONG_FOLDER}/1.png", "What?", r"row 1 names the picture 'a_folder.*: there is no such file"),
         (7, "What?", "row 1 has the picture 7, wanted a path, base64"),
         ("data:image/png;base64,=no=", "What?", "row 1 has a picture that is no base64"),
     ],
