@@ -6,6 +6,7 @@ A configuration is checked with its data, plug-ins and model: headers of files a
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -200,21 +201,23 @@ def data_findings(config: "RunConfig") -> Iterator[Finding]:
     for key, name in (("task.data", config.task.data), ("task.eval_data", config.task.eval_data)):
         if name is not None:
             yield _data_file(key, name)
-    yield from _files("task.options", config.task.options)
+    made = ("folder",) if config.task.name == "textworld" else ()  # of its games, in which a run makes them
+    yield from _files("task.options", {name: of for name, of in config.task.options.items() if name not in made})
     for number, (_, options) in enumerate(_tools(config)):
         yield from _files(f"rollout.tools.use.{number}.options", options)
 
 
 def _data_file(key: str, name: str) -> Finding:
     path = Path(name).expanduser()
-    if path.exists():
+    if path.exists() or glob(name, recursive=True):  # a pattern, of the task textworld
         return ok(key, str(path))
     looks_like_file = path.suffix in (".jsonl", ".json", ".parquet", ".gz") or name.startswith((".", "/", "~"))
     if looks_like_file:
         return problem(key, f"{name} does not exist", f"set {key} to an existing file or folder")
     fault = hub_fault()
-    if fault is not None:
-        return problem(key, f"{name} is not a file, and {fault}", f"set {key} to an existing file")
+    if fault is not None:  # it may be in the cache: the run's checks load it
+        cure = f"load it once with network, or set {key} to an existing file, if the checks below do not find it"
+        return warning(key, f"{name} is not a file on this machine, and {fault}", cure)
     return warning(key, f"{name} is not a file on this machine", "it will be loaded from the Hub")
 
 

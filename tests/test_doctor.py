@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from condensegrpo.cli import doctor_machine
 from condensegrpo.cli.doctor import (
     config_findings,
+    data_findings,
     doctor,
     memory_finding,
     print_findings,
@@ -187,6 +188,28 @@ def test_missing_data_is_a_problem(tmp_path: Path) -> None:
     )
     assert levels(findings)["task.data"] is Level.PROBLEM
     assert levels(findings)["task.eval_data"] is Level.OK
+
+
+def test_a_pattern_of_games_and_the_folder_in_which_a_run_makes_them_are_no_problem(tmp_path: Path) -> None:
+    (tmp_path / "one.z8").touch()
+    games = ["task.name=textworld", f"task.data={tmp_path}/*.z8", f"task.eval_data={tmp_path}/held_out/*.z8"]
+    config = load_config(Path(config_with(tmp_path, CONFIG)), [*games, f"task.options.folder={tmp_path}/made"])
+    assert levels([*data_findings(config)]) == {"task.data": Level.OK, "task.eval_data": Level.PROBLEM}
+
+
+def test_a_dataset_of_the_hub_may_be_in_the_cache_of_a_machine_that_is_offline(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from condensegrpo.cli.doctor import data_findings
+from condensegrpo.config.load import load_config
+for finding in data_findings(load_config(Path(sys.argv[1]), ["task.data=openai/gsm8k:main"])):
+    print(finding.level, finding.found)
+"""
+    command = [sys.executable, "-c", code, config_with(tmp_path, CONFIG)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "warning openai/gsm8k:main is not a file on this machine, and HF_HUB_OFFLINE is set\n"
 
 
 def folder_findings(tmp_path: Path) -> list[Finding]:
