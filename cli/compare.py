@@ -15,7 +15,7 @@ from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.console import loading
 from condensegrpo.display.tables import table
-from condensegrpo.storage.evaluations import destination_of
+from condensegrpo.storage.evaluations import destination_of, kept_if_begun
 from condensegrpo.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -111,10 +111,10 @@ def compare(
 
         entrants = check_contenders(config, contenders(named, limits, config), model)
         step = trained_steps(model)
-        if save is not None:
-            destination_of(save, None, step)
-            save_tokenizer(model, save)
-        with opened_policy(config, model) as players:
+        destination_of(save, None, step)
+        with kept_if_begun(save), opened_policy(config, model) as players:
+            if save is not None:
+                save_tokenizer(model, save)
             result = run_comparison(entrants, players=players, step=step, observer=display, save=save)
     text = json.dumps(asdict(result), indent=2)
     write_atomically(out / FILES[0], f"{text}\n")

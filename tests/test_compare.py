@@ -1,6 +1,7 @@
 """Condensers compared: who takes part, what is counted, and the command as a user runs it."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -199,6 +200,18 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "evaluate.problems=6", "task.options={pages: 6, facts: 2, asked: 1}",
     )  # fmt: skip
     return folder / "memory"
+
+
+@pytest.mark.parametrize("options", [(), ("--compare", "full")])
+def test_an_evaluation_that_fails_before_its_first_trajectory_leaves_no_folder(
+    untrained: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    model = shutil.copytree(next(untrained.glob("checkpoints/*/model")), tmp_path / "model")
+    (model / "model.safetensors").write_bytes(b"cut off")
+    done = run("eval", str(model), str(untrained), "--save", str(tmp_path / "saved"), *options, cwd=tmp_path)
+    assert done.returncode
+    assert "damaged or cut off" in done.stderr
+    assert not (tmp_path / "saved").exists()
 
 
 def test_the_command_compares_and_writes_table_json_and_picture(untrained: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.evaluation.policy import in_use, initial_of
 from condensegrpo.learner.checkpoint import verify_model
 from condensegrpo.learner.policy import save_tokenizer, trained_steps
-from condensegrpo.storage.evaluations import destination_of, new_name, store_evaluation
+from condensegrpo.storage.evaluations import destination_of, kept_if_begun, new_name, store_evaluation
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
 
@@ -62,10 +62,11 @@ def evaluate_policy(
         RunError: the folder exists or cannot be written.
     """
     step = trained_steps(source)
-    target = destination_of(save, run, step)
     check_model(components, source)
+    target = destination_of(save, run, step)
     media = None if target is None else MediaFolder((target if isinstance(target, Path) else target.path) / "media")
-    with opened_policy(components.config, source, media=media, objects=components.objects) as players:
+    opening = opened_policy(components.config, source, media=media, objects=components.objects)
+    with kept_if_begun(save), opening as players:
         if isinstance(target, RunFolder) and step is not None:
             with new_name(target, step) as name:
                 stored = target.evaluation(step, name)

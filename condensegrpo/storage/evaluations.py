@@ -6,6 +6,7 @@ evaluations/step_000060/eval-1.json     the figures, when, and with which comman
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -55,6 +56,17 @@ def destination_of(save: Path | None, run: Path | None, step: int | None) -> Des
             f"elsewhere with --save FOLDER (in Python: save=…)."
         )
     return RunFolder(run)
+
+
+@contextmanager
+def kept_if_begun(save: Path | None) -> Iterator[None]:
+    """Remove a new folder again where the evaluation fails before it has a trajectory: a next one may have its name."""
+    try:
+        yield
+    except BaseException:
+        if save is not None and not any(file.stat().st_size for file in save.glob("*.jsonl")):
+            shutil.rmtree(save, ignore_errors=True)
+        raise
 
 
 @contextmanager
