@@ -260,6 +260,44 @@ def test_more_requests_than_the_usual_limit_of_connections_are_under_way_at_once
     assert asyncio.run(scenario()) == [{}] * 101
 
 
+@pytest.mark.parametrize("status", [400, 404])
+def test_a_session_that_a_server_has_forgotten_is_opened_again(status: int) -> None:
+    """404 is the specification's; servers with the TypeScript SDK's example at their heart answer 400."""
+    known = set[str]()
+
+    async def answered(request: web.Request) -> web.Response:
+        body = await request.json()
+        if body["method"] == "initialize":
+            known.add("1")
+        elif request.headers["Mcp-Session-Id"] not in known:
+            fault = {"code": -32000, "message": "Bad Request: No valid session ID provided"}
+            return web.json_response({"jsonrpc": "2.0", "error": fault, "id": None}, status=status)
+        result = {"tools": []} if body["method"] == "tools/list" else {"content": []}
+        reply = {"jsonrpc": "2.0", "id": body.get("id"), "result": result}
+        return web.json_response(reply, headers={"Mcp-Session-Id": "1"})
+
+    async def used(pool: ServerPool) -> Any:
+        opened = dict[str, Any]()
+        await pool.open(opened, shared=True)
+        return await pool.call(opened["words"], "price", {})
+
+    async def scenario() -> None:
+        application = web.Application()
+        application.add_routes([web.post("/", answered)])
+        async with TestServer(application) as server:
+            pool = ServerPool({"words": McpServer(url=str(server.make_url("/")))}, 20)
+            try:
+                assert await used(pool) == {"content": []}
+                known.clear()  # as a server that was started again
+                with pytest.raises(EnvironmentLost, match=f"answered {status}.*No valid session"):
+                    await used(pool)
+                assert await used(pool) == {"content": []}
+            finally:
+                await asyncio.to_thread(pool.close)
+
+    asyncio.run(scenario())
+
+
 def connections(port: int) -> list[Any]:
     """Sockets of this process to a port of the server."""
     return [one for one in psutil.Process().net_connections("tcp") if one.raddr and one.raddr.port == port]

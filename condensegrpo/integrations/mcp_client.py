@@ -177,8 +177,9 @@ class HttpConnection:
                 if response.status >= 300:
                     page = (await response.content.read(2 * SHOWN)).decode(errors="replace")  # none is cut and shown
                     fault = f"the MCP server {self._name} answered {response.status}: {redacted(page)[:SHOWN]}"
-                    if response.status == 404 and "Mcp-Session-Id" in self._headers:
-                        self.lost = fault  # it knows the session no longer
+                    unknown = response.status == 404 or (response.status == 400 and "session" in page.lower())
+                    if unknown and "Mcp-Session-Id" in self._headers:
+                        self.lost = fault  # it knows the session no longer; many servers answer 400 then
                     raise EnvironmentLost(fault)
                 yield response
         except (aiohttp.ClientError, OSError) as error:
