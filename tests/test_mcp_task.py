@@ -29,7 +29,7 @@ from condensegrpo.core.errors import EnvironmentLost, PluginError
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.integrations.child_process import ChildProcess
 from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool
-from condensegrpo.integrations.mcp_client import HttpConnection, ProcessConnection, messages_of
+from condensegrpo.integrations.mcp_client import IDLE_SECONDS, HttpConnection, ProcessConnection, messages_of
 from condensegrpo.storage.trackers import read_metrics
 
 pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="the package mcp is not installed")
@@ -296,6 +296,31 @@ def test_a_session_that_a_server_has_forgotten_is_opened_again(status: int) -> N
                 await asyncio.to_thread(pool.close)
 
     asyncio.run(scenario())
+
+
+def test_a_connection_that_was_idle_is_not_used_when_its_server_may_close_it() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request, and close the connection at the moment of the next one."""
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = json.loads(await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split()[0])))
+        text = json.dumps({"jsonrpc": "2.0", "id": body["id"], "result": {}})
+        headers = f"Content-Type: application/json\r\nContent-Length: {len(text)}"
+        writer.write(f"HTTP/1.1 200 OK\r\n{headers}\r\n\r\n{text}".encode())
+        await reader.read(1)
+        writer.close()
+
+    async def scenario() -> list[Any]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        connection = HttpConnection("words", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", {})
+        try:
+            first = await connection.request("ping", {})
+            await asyncio.sleep(IDLE_SECONDS + 0.2)
+            return [first, await connection.request("ping", {})]
+        finally:
+            await connection.close()
+            server.close()
+
+    assert asyncio.run(scenario()) == [{}, {}]
 
 
 def connections(port: int) -> list[Any]:

@@ -26,6 +26,8 @@ from condensegrpo.integrations.child_process import CHUNK, END_SECONDS, SHOWN, C
 
 VERSION = "2025-06-18"
 MAX_BYTES = 16 * 2**20  # of one message; a longer one is read to its end and refused
+# after which a connection is not used again: uvicorn and Node.js close theirs after 5 s, and what is sent then is lost
+IDLE_SECONDS = 2.0
 TOO_LONG = f"its answer exceeds {MAX_BYTES >> 20} MiB"
 Json = Mapping[str, Any]
 _ID = re.compile(rb'"id"\s*:\s*(\d+)\s*[,}]')
@@ -129,7 +131,7 @@ class HttpConnection:
         accepted = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": VERSION}
         self._headers = {**accepted, **headers}
         self._client = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),  # as many as there are requests
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),  # as many as there are requests
             timeout=aiohttp.ClientTimeout(total=None),
             trust_env=False,
         )
