@@ -616,6 +616,17 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
         task(tmp_path, ["say"], {"url": "http://host"}, data=None)
 
 
+def test_a_field_that_actions_do_not_have_is_no_matter_of_the_policy() -> None:
+    options = {"servers": {"s": {"url": "ws://host"}}, "action_field": "order", "action": {"nummer": 3}}
+    actions = {"properties": {"order": {}, "number": {}, "metadata": {}}, "additionalProperties": False}
+    words = build_plugin("tasks", "openenv", options)
+    with pytest.raises(ValueError, match=r"names 'nummer', the actions of the OpenEnv server s .* number, order"):
+        words.field_of("s", actions)
+    assert words.field_of("s", {**actions, "additionalProperties": True}) == "order"
+    right = build_plugin("tasks", "openenv", {**options, "action": {"number": 3, "metadata": {"run": "a"}}})
+    assert right.field_of("s", actions) == "order"
+
+
 def test_seeds_of_the_splits_are_disjoint() -> None:
     seeds = build_plugin(
         "tasks", "openenv", {"servers": {"s": {"url": "ws://host"}}, "arguments": {"a": 1}, "eval_arguments": {"b": 2}}

@@ -103,6 +103,12 @@ class OpenEnv(ResetRows):
             ValueError: the options do not say which.
         """
         fields = actions["properties"].keys() - {METADATA}
+        unknown = [name for name in self.action or {} if name not in actions["properties"]]
+        if unknown and not actions.get("additionalProperties", True):  # the policy would read that, every turn
+            raise ValueError(
+                f"task.options.action names {unknown[0]!r}, the actions of the OpenEnv server {server} have the fields "
+                f"{', '.join(sorted(fields))}"
+            )
         if self.action_field in fields or (not self.action_field and fields <= CALL):
             return self.action_field
         required = [name for name in actions.get("required") or fields if name not in (self.action or {})]
