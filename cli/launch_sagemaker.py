@@ -60,10 +60,12 @@ def sagemaker(
     folder = out or Path(f"{job.config.name}.sagemaker")
     make_folder(folder)
     for path in include or ():
+        placed = folder / (path.name if path.is_absolute() or ".." in path.parts else path)  # as CONFIG names it
         if path.is_dir():
-            shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
+            shutil.copytree(path, placed, dirs_exist_ok=True)
         else:
-            shutil.copy(path, folder)
+            make_folder(placed.parent)
+            shutil.copy(path, placed)
     texts = {"config.yaml": job.text, ENTRY: template("sagemaker.sh.txt")}
     for name, text in {**texts, REQUEST: json.dumps(request, indent=2) + "\n"}.items():
         write(folder / name, text, overwrite=overwrite)

@@ -282,6 +282,19 @@ def test_an_included_file_does_not_replace_the_configuration_of_the_job(tmp_path
         launch(*own, "--image", "i", "--role", "r", "--bucket", "s3://b", "--out", tmp_path / "job")
 
 
+def test_an_included_file_is_where_the_configuration_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("data/train.jsonl", "tools/mine/lookup.py"):
+        Path(file).parent.mkdir(parents=True)
+        Path(file).write_text("{}")
+    aws = ("--image", "i", "--role", "r", "--bucket", "s3://b", "--out", "job")
+    launch("sagemaker", "quickstart", *aws, "--include", "data/train.jsonl", "--include", "tools/mine")
+    assert Path("job/data/train.jsonl").is_file()
+    assert Path("job/tools/mine/lookup.py").is_file()
+    launch("sagemaker", "quickstart", *aws, "--include", tmp_path / "data/train.jsonl")
+    assert Path("job/train.jsonl").is_file()
+
+
 def test_servers_do_not_get_the_options_of_the_sampler_that_they_replace(tmp_path: Path) -> None:
     options = ("sampler={name: vllm, options: {sleep: false}}", "--server-gpus", 4, "--out", tmp_path / "big.sbatch")
     launch("slurm", *GPU, *options)
