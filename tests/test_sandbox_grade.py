@@ -124,6 +124,22 @@ def test_the_tests_use_objects_of_the_code(sandbox: Sandbox) -> None:
     assert verdict(sandbox, code, *tests, setup=setup).reasons == ("",) * 5
 
 
+def test_an_error_of_python_that_takes_more_than_a_text_is_one_of_its_kind(sandbox: Sandbox) -> None:
+    code = """
+    def decode(data): return data.decode("utf-8")
+    def encode(text): return text.encode("ascii")
+    def several(): raise ExceptionGroup("two", [ValueError("one")])
+    """
+    tests = (
+        "try: decode(b'\\xff')\nexcept UnicodeDecodeError: pass\nelse: assert False",
+        "try: encode('\u00e4')\nexcept ValueError: pass\nelse: assert False",
+        "several()",
+    )
+    result = verdict(sandbox, code, *tests)
+    assert result.passed == (True, True, False)
+    assert result.reasons[2] == "Raised: ExceptionGroup: two (1 sub-exception)"
+
+
 def test_exceptions_of_the_code_are_raised_in_the_tests(sandbox: Sandbox) -> None:
     code = "class Own(Exception): pass\ndef f(x):\n  if x: raise ValueError('no')\n  raise Own('mine')"
     test = "try: f(1)\nexcept ValueError as error: assert str(error) == 'no'\nelse: assert False"

@@ -100,6 +100,15 @@ class _Names(dict[str, object]):
         return self[name]
 
 
+def _exception(kind: str, text: str) -> Exception:
+    """What the candidate raised; one of Python's own that takes more than a text is made without its arguments."""
+    known = _RAISED.get(kind, Raised)
+    if known is Raised or issubclass(known, ExceptionGroup):  # of exceptions, which were not sent
+        return Raised(f"{kind}: {text}")
+    several = issubclass(known, UnicodeDecodeError | UnicodeEncodeError | UnicodeTranslateError)
+    return known.__new__(known) if several else known(text)
+
+
 class _Link:
     """The judge's end of the channel."""
 
@@ -130,7 +139,7 @@ class _Link:
                 kind, text = map(str, answer["error"])
                 if kind == "StopIteration" and request.get("function") != "next":
                     kind = "a StopIteration of the code's"  # as itself it would end a loop of the tests
-                raise _RAISED.get(kind, Raised)(text if kind in _RAISED else f"{kind}: {text}")
+                raise _exception(kind, text)
             for index, data in answer.get("changed", {}).items():
                 _replace(arguments[int(index)], values.decode(data, self._find))
             return values.decode(answer["value"], self._find)
