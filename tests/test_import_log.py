@@ -165,6 +165,13 @@ def test_a_log_that_inspect_wrote(tmp_path: Path) -> None:
     assert (cancelled.trajectory.turns, cancelled.trajectory.group_id) == ((), right.trajectory.group_id)
 
 
+@pytest.mark.parametrize(("answer", "truth"), [(0, "0"), (False, "False"), ("", None), (None, None)])
+def test_an_answer_of_zero_is_a_ground_truth(tmp_path: Path, answer: object, truth: str | None) -> None:
+    file = tmp_path / "results.jsonl"
+    file.write_text(json.dumps({**VERIFIERS, "answer": answer}))
+    assert [each.scored.trajectory.ground_truth for each in read_log(file, LogFormat.VERIFIERS)] == [truth]
+
+
 def test_traces_that_verifiers_wrote() -> None:
     right, failed = (each.scored for each in read_log(LOGS / "traces.jsonl", LogFormat.VERIFIERS))
     assert [turn.reply.content for turn in right.trajectory.turns] == [

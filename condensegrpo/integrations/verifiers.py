@@ -101,7 +101,7 @@ def _of_rollout(row: SavedRollout) -> LoggedEpisode:
         rewards=numbers(row.metrics),
         total=total,
         correct=float(total >= 1),
-        ground_truth=str(row.answer) if row.answer else None,
+        ground_truth=_ground_truth(row.answer),
         stop=_stop(failed=bool(row.error), condition=row.stop_condition, truncated=bool(row.is_truncated)),
         detail=json.dumps(row.error, ensure_ascii=False) if row.error else "",
         seconds=(row.seconds or 0.0) if row.milliseconds is None else row.milliseconds / 1000,
@@ -122,10 +122,15 @@ def _of_trace(trace: SavedTrace) -> LoggedEpisode:
         rewards={name: reward.score for name, reward in known.items()} | numbers(trace.metrics),
         total=total,
         correct=float(total >= 1),
-        ground_truth=str(trace.answer) if trace.answer else None,
+        ground_truth=_ground_truth(trace.answer),
         stop=_stop(failed=bool(trace.errors), condition=trace.stop_condition, truncated=False),
         detail="; ".join(f"{error.type}: {error.message}" for error in trace.errors),
     )
+
+
+def _ground_truth(answer: object) -> str | None:
+    """An answer as text; many logs have an empty one where there is none, and 0 is one."""
+    return str(answer) if answer or answer == 0 else None
 
 
 def _stop(*, failed: bool, condition: str | None, truncated: bool) -> Stop:
