@@ -146,7 +146,8 @@ def _true_number(problem: Problem) -> float:
 def _truths(problem: Problem, match: Match) -> tuple[str, ...]:
     answer = () if problem.answer is None else (problem.answer,)
     several = match in ("alias", "contains", "words")
-    aliases = tuple(str(alias) for alias in problem.data.get("aliases", ())) if several else ()
+    given = (problem.data.get("aliases") if several else None) or ()  # a column of the data may have a text, or null
+    aliases = tuple(map(str, given if isinstance(given, list | tuple) else (given,)))
     if not answer and not aliases:
         raise ValueError(
             f"judging problem {problem.id}: it has no ground truth, so no answer can be called right. "

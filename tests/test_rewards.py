@@ -131,6 +131,13 @@ def test_any_alias_is_right() -> None:
     assert correct(answered("Ann"), replace(problem, answer=None), Matcher("alias")) == 1.0
 
 
+@pytest.mark.parametrize(("aliases", "right"), [("Ann", [1.0, 1.0, 0.0]), (None, [1.0, 0.0, 0.0])])
+def test_a_column_of_aliases_may_have_a_text_or_null(aliases: str | None, right: list[float]) -> None:
+    problem = Problem(id="p0", question="Who?", answer="Lee", data={"aliases": aliases})
+    assert [correct(answered(said), problem, Matcher("alias")) for said in ("lee", "ann", "n")] == right
+    assert [correct(answered(said), problem, Matcher("contains")) for said in ("a lee", "ann b", "nobody")] == right
+
+
 def test_no_answer_is_not_right() -> None:
     assert correct(answered(None), SEVEN, Matcher("exact")) == 0.0
 
