@@ -154,6 +154,13 @@ def test_questions_are_split_by_their_hash_when_there_is_no_evaluation_data(tmp_
     assert {p.question for p in held_out} == {p.question for p in other.problems("eval")}
 
 
+def test_a_question_with_half_an_emoji_has_a_split(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f'{{"question": "{n} \\ud83d?", "answer": "1"}}\n' for n in range(40)), encoding="ascii")
+    task = Jsonl(data=str(file))
+    assert len(task.problems("train")) + len(task.problems("eval")) == 40
+
+
 def test_the_share_held_out_is_the_share_asked_for() -> None:
     assert sum(is_held_out(f"question {n}", share=0.1) for n in range(5000)) == pytest.approx(500, abs=80)
     assert is_held_out(" A  question", share=0.5) == is_held_out("a question", share=0.5)

@@ -73,5 +73,5 @@ def is_held_out(question: str, *, share: float) -> bool:
     Args:
         share: of all questions, in [0, 1].
     """
-    digest = hashlib.blake2b(fold(question).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(fold(question).encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
