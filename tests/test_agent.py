@@ -32,6 +32,7 @@ from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.tasks.agent import Agent
 from condensegrpo.tasks.agent_endpoint import AgentEndpoint
+from condensegrpo.tasks.agent_program import run_program
 from condensegrpo.tasks.agent_request import RequestRefused, read_request
 
 UP = {
@@ -184,6 +185,14 @@ def test_what_a_program_leaves_is_removed_and_costs_its_outcome_if_judging_it_ta
     trajectory = play(task)
     assert (trajectory.stop, trajectory.outcome) == (Stop.FINISHED, 0.0), trajectory.detail
     assert [*temporary.iterdir()] == []
+
+
+def test_a_question_of_another_script_may_be_as_long_as_the_kernel_takes(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    command, limits = ("printf", "%s", "汉" * 40_000), SandboxLimits(seconds=60)  # an argument has at most 128 KiB
+    run = run_program(command, folder=tmp_path / "work", environment={}, limits=limits, log=tmp_path / "log")
+    assert asyncio.run(run) == 0
+    assert (tmp_path / "log.out").read_text(encoding="utf-8") == command[2]
 
 
 def test_the_function_of_the_guide_is_played(tmp_path: Path) -> None:

@@ -43,9 +43,10 @@ async def run_program(
     """
     files = {"folder": str(folder), "stdout": f"{log}.out", "stderr": f"{log}.err"}
     request = {"command": list(command), "limits": asdict(limits), **files}
+    text = json.dumps(request, ensure_ascii=False)  # the kernel limits its bytes, of which an escaped letter has six
     inherited = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", "-c", _MAIN, _ROOT, json.dumps(request)),
+        *(sys.executable, "-I", "-S", "-c", _MAIN, _ROOT, text),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for the owner
