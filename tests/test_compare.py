@@ -188,6 +188,12 @@ def test_the_picture_is_written_as_png_and_svg(tmp_path: Path) -> None:
     assert again.read_text(encoding="utf-8") == svg.read_text(encoding="utf-8")
 
 
+def test_a_label_with_dollars_is_no_formula(tmp_path: Path) -> None:
+    label = r"summary(prompt=from $5 to $6, no \frac)"
+    found = comparison("m", [rated(label, {"a": [1.0]}), rated(r"$\frac$", {"a": [1.0]})])
+    assert label in plot_comparison(found, tmp_path / "comparison")[1].read_text(encoding="utf-8")
+
+
 # --- the command ----------------------------------------------------------------------------------------------------
 
 

@@ -99,7 +99,7 @@ def plot_study(figures: StudyFigures, stem: Path) -> tuple[Path, ...]:
             axes.grid(alpha=0.3)
         curves.set_ylabel("success on held-out problems")
         figure.legend(*lengths.get_legend_handles_labels(), loc="outside right upper")
-        figure.suptitle(figures.study, fontsize=10, parse_math=False)
+        figure.suptitle(figures.study, fontsize=10)
         return save_figure(figure, stem)
 
 
@@ -168,11 +168,15 @@ def alone(values: Sequence[float]) -> list[int]:
 
 @contextmanager
 def canvas(width: float, height: float) -> Iterator["Figure"]:
-    """A figure of a size in inches, with small letters; in an SVG, texts are texts and equal parts have equal names."""
+    """A figure of a size in inches, with small letters and no formulas: a label may have dollars.
+
+    In an SVG, texts are texts and equal parts have equal names.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"svg.hashsalt": "condensegrpo", "svg.fonttype": "none", "font.size": 9}):
+    texts = {"font.size": 9, "text.parse_math": False, "svg.fonttype": "none"}
+    with matplotlib.rc_context({"svg.hashsalt": "condensegrpo", **texts}):
         yield Figure(figsize=(width, height), layout="constrained")
 
 
