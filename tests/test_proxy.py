@@ -5,6 +5,7 @@ import io
 import json
 import re
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -104,6 +105,23 @@ def started(upstream: str, folder: Path, *arguments: str) -> Iterator[tuple[str,
         yield url, token, end
     finally:
         process.kill()
+
+
+def test_the_address_at_a_host_of_ipv6_is_one_that_clients_take(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+
+    async def models(url: str, token: str) -> int:
+        async with ClientSession(headers={"Authorization": f"Bearer {token}"}) as client:
+            return (await client.get(f"{url}/models")).status
+
+    options = ("--condenser", "full", "--host", "::1")
+    with started("http://127.0.0.1:9/v1", tmp_path, *options) as (url, token, end):
+        assert url.startswith("http://[::1]:")
+        assert asyncio.run(models(url, token)) == 200
+        end()
 
 
 def test_an_agent_holds_a_conversation_of_30_turns_that_exceeds_the_budget_four_times(tmp_path: Path) -> None:
