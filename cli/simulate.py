@@ -89,11 +89,13 @@ def _name(point: dict[str, str]) -> str:
 
 def _points(sweep: Sequence[str]) -> Iterator[dict[str, str]]:
     """Every combination of the values of a sweep; without one, the run itself."""
-    axes = []
+    axes = list[list[tuple[str, str]]]()
     for given in sweep:
         key, equals, values = given.partition("=")
         if not equals or not key or not all(values.split(",")):
             raise ConfigError(f"reading --sweep {given!r}: wanted KEY=A,B,…, such as servers=4,8,16.")
+        if any(axis[0][0] == key for axis in axes):  # its later value would stand for both in every point
+            raise ConfigError(f"reading --sweep {given!r}: {key} is swept already. Give its values in one option.")
         axes.append([(key, value) for value in values.split(",")])
     return (dict(point) for point in itertools.product(*axes))
 

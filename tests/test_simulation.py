@@ -544,3 +544,5 @@ def test_the_command_prints_a_sweep_as_json(tmp_path: Path) -> None:
     ]
     wrong = run("simulate", "search_mt_grpo", "--sweep", "servers")
     assert (wrong.returncode, "reading --sweep" in wrong.stderr) == (2, True)
+    twice = run("simulate", "search_mt_grpo", "--sweep", "servers=1,2", "--sweep", "servers=4")
+    assert (twice.returncode, "servers is swept already" in twice.stderr) == (2, True)
