@@ -198,6 +198,11 @@ def test_what_random_drop_dropped_does_not_come_back_as_the_history_grows() -> N
         gone = set(range(length)) - set(shown)
 
 
+def test_random_drop_takes_text_that_cannot_be_encoded() -> None:
+    past = History(pinned=(Message(role="user", content="lone \udc80"),), units=(unit(0), unit(1)))
+    assert turns(condense(RandomDrop(), past, 1000)) == [0, 1]
+
+
 @pytest.mark.parametrize("name", ["truncate", "random_drop", "last_k"])
 def test_a_control_asks_for_few_counts(name: str) -> None:
     asked: list[int] = []

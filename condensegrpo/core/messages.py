@@ -11,7 +11,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 def encodable(text: str) -> str:
-    """The text with ? for every lone surrogate, which can be neither tokenised nor sent nor saved as UTF-8."""
+    """The text with ? for every lone surrogate, such as half an emoji in JSON: none can be tokenised, sent or saved."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -35,7 +35,7 @@ class ToolCall:
 class TextPart:
     """A part of a message that is text."""
 
-    text: str  # as that of a ``Message``
+    text: str  # see ``encodable``
 
     def __post_init__(self) -> None:
         if not self.text.isascii():
@@ -70,7 +70,7 @@ class Message:
     """One message: text, or parts of text and media. That of a sampled reply is its whole text, calls included."""
 
     role: Role
-    content: str | tuple[Part, ...]  # a text is the same as one part of it; half an emoji, of JSON's escapes, becomes ?
+    content: str | tuple[Part, ...]  # a text is the same as one part of it; see ``encodable``
     tool_calls: tuple[ToolCall, ...] = ()  # parsed from content
     tool_call_id: str | None = None  # of a tool result: the call that it answers
     name: str | None = None  # of a tool result: the tool

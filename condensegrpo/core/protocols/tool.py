@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from condensegrpo.core.messages import History, MediaPart
 
-EMPTIED = ("properties", "required")  # of a JSON schema
+NULL_IF_EMPTY = ("properties", "required")  # keys of a JSON schema, as servers in Go write them
 Tool = Callable[..., object]  # a typed function with a docstring, sync or async; what it returns is shown as str(...)
 
 
@@ -39,8 +39,8 @@ class EnvironmentTool:
     # arguments; the history before the reply. Not called where the environment is one of ``AnswersCalls``
     call: Callable[[Mapping[str, Any], History], Awaitable[ToolResult | str]] = _answered_in_step
 
-    def __post_init__(self) -> None:  # servers in Go write null for what is empty, and chat templates loop over it
-        kept = {key: value for key, value in self.parameters.items() if value is not None or key not in EMPTIED}
+    def __post_init__(self) -> None:  # chat templates loop over these keys
+        kept = {key: value for key, value in self.parameters.items() if value is not None or key not in NULL_IF_EMPTY}
         object.__setattr__(self, "parameters", kept)
 
     @property
