@@ -153,6 +153,23 @@ def test_stopping_at_an_evaluation_loses_none(finished: Path, tmp_path: Path) ->
     assert_equal_runs(finished, tmp_path / "stopped")
 
 
+def test_a_run_killed_in_its_last_evaluation_makes_that_again_and_no_step(finished: Path, tmp_path: Path) -> None:
+    folder, long = tmp_path / "killed", ("evaluate.problems=256", "evaluate.samples=100")  # an evaluation of minutes
+    only_at_the_end = ("train.eval_on_start=false", "train.eval_every=0", "train.save_every=0", "train.steps=1")
+    process = start(*from_the_start_of(finished, folder, *only_at_the_end, *long))
+    wait_for_phase(folder, "evaluating held-out", process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    steps, credit = read_metrics(folder / "metrics.jsonl"), (folder / "credit/step_000001.jsonl").stat().st_mtime_ns
+    out = succeed("train", "--resume", str(folder), "evaluate.problems=1", "evaluate.samples=1")
+    assert "no step is left to train" not in out
+    lines = read_metrics(folder / "metrics.jsonl")
+    assert lines[:-1] == steps
+    assert lines[-1].keys() >= {"step", "eval/success"}
+    assert (folder / "credit/step_000001.jsonl").stat().st_mtime_ns == credit
+    assert "no step is left to train: train.steps is 1" in succeed("train", "--resume", str(folder))
+
+
 def test_a_run_killed_before_its_first_checkpoint_starts_anew(finished: Path, tmp_path: Path) -> None:
     process = start("train", *TINY, f"runs_dir={tmp_path}", "name=killed")
     wait_for(tmp_path / "killed/trajectories/step_000001.jsonl", process)

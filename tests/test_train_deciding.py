@@ -91,12 +91,17 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def trained(tree: dict[str, Any], name: str, *, stops: bool = False) -> RunFolder:
-    """A run; with ``stops`` interrupted after its first step and resumed."""
+    """A run; with ``stops`` interrupted before its first step, after it and after the last, and resumed each time."""
     config = validate({**tree, "name": name}, source="test")
     folder = RunFolder.create(Path(config.runs_dir) / name)
     with folder.locked():
-        if stops:
-            assert not train(build(config), folder, observer=Silent(), stopping=lambda: True)
+        for steps in range(3) if stops else ():
+            asked = iter([False] * (steps > 0) + [True])
+            assert not train(build(config), folder, observer=Silent(), stopping=lambda asked=asked: next(asked))
+            assert next(asked, None) is None
+            lines = read_metrics(folder.metrics)
+            assert [line["step"] for line in lines if "loss" in line] == [*range(1, steps + 1)]
+            assert [line["step"] for line in lines if "eval/success" in line] == [0]  # the last comes with the resume
         assert train(build(config), folder, observer=Silent(), stopping=lambda: False)
     return folder
 
@@ -107,7 +112,7 @@ def trajectories(folder: RunFolder, step: int) -> list[Trajectory]:
 
 
 def test_two_steps_train_what_the_policy_decided_and_resume_bit_equal(tree: dict[str, Any]) -> None:
-    whole, resumed = trained(tree, "whole"), trained(tree, "resumed", stops=True)
+    whole, resumed = both = trained(tree, "whole"), trained(tree, "resumed", stops=True)
     for step, budget in ((1, 6000), (2, 5400)):
         found = trajectories(whole, step)
         provenance = read_trajectories(whole.trajectories(step)).provenance
@@ -126,11 +131,11 @@ def test_two_steps_train_what_the_policy_decided_and_resume_bit_equal(tree: dict
         credit = read_credit(whole.credit(step))
         assert all(any(credit[one.id].advantages) for one in found)
         assert [one.turns for one in trajectories(resumed, step)] == [one.turns for one in found]
-    learned = [
-        [line["grad_norm"] for line in read_metrics(folder.metrics) if "loss" in line] for folder in (whole, resumed)
-    ]
+    learned = [[line["grad_norm"] for line in read_metrics(folder.metrics) if "loss" in line] for folder in both]
     assert len(learned[0]) == 2
     assert learned[0] == learned[1]
+    evaluated = [[line["step"] for line in read_metrics(folder.metrics) if "eval/success" in line] for folder in both]
+    assert evaluated == [[0, 2], [0, 2]]
 
 
 @pytest.mark.parametrize(

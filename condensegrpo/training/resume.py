@@ -41,10 +41,6 @@ def resume(
         state = checkpoint.load(learner, newest)
         done = int(state["step"])
         observer.say(f"resumed after step {done} from {newest}")
-        if done >= config.train.steps:
-            observer.say(
-                f"no step is left to train: train.steps is {config.train.steps}. Set a larger train.steps to continue"
-            )
         batches = restore_batches(
             newest,
             settings=named_as(folder, state["sampled_by"], rollout_settings(config)),

@@ -105,10 +105,14 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
     source = first_policy(components, folder, source, observer=observer, stopping=stopping)
     with _opened(components, folder, source, observer) as (run, done):
         last = max(done, config.train.steps)  # a resumed run may be beyond its steps
-        if _evaluation_is_due(run, done):
-            _evaluate(run, done)
         if last == 0:
             _save(run, 0)
+        if _evaluation_is_due(run, done):
+            _evaluate(run, done)
+        elif 0 < last == done:
+            observer.say(
+                f"no step is left to train: train.steps is {config.train.steps}. Set a larger train.steps to continue"
+            )
         finished = _loop(run, done, stopping)
         if finished and run.tracking is not None:
             run.saver.wait()
@@ -243,15 +247,19 @@ def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
                 run.observer.say(hint)
         last = step == schedule.steps
         stop = ranks.any_rank(stopping())
-        if last or (schedule.eval_every and step % schedule.eval_every == 0 and not stop):
+        save = last or stop or bool(schedule.save_every and step % schedule.save_every == 0)
+        if save:  # before the evaluations, which may take longer than the steps: a killed run makes those again
+            _save(run, step)
+        if stop:
+            return False
+        if last or (schedule.eval_every and step % schedule.eval_every == 0):
             _send_weights(run, step)
             with _saved_if_most_fail(run, step):
                 _evaluate(run, step)
-            stop = ranks.any_rank(stopping())
-        if last or stop or (schedule.save_every and step % schedule.save_every == 0):
-            _save(run, step)
-        if stop and not last:
-            return False
+            if not last and ranks.any_rank(stopping()):
+                if not save:
+                    _save(run, step)
+                return False
     return True
 
 
