@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from condensegrpo.cli.addresses import base_url
 from condensegrpo.cli.compare import parsed_condensers
 from condensegrpo.cli.interrupts import handle_first
 from condensegrpo.cli.options import Overrides
@@ -143,8 +144,7 @@ async def _serve(served: "Proxy", host: str, port: int) -> None:
     try:
         async with served.serving(host, port) as listening:
             token = f"${KEY}" if os.environ.get(KEY) else served.token
-            named = f"[{host}]" if ":" in host else host  # of IPv6, as addresses have it
-            typer.echo(f"export OPENAI_BASE_URL=http://{named}:{listening}/v1 OPENAI_API_KEY={token}", err=True)
+            typer.echo(f"export OPENAI_BASE_URL={base_url(host, listening)}/v1 OPENAI_API_KEY={token}", err=True)
             typer.echo("Ctrl-C ends the sessions and writes them", err=True)
             await stopping.wait()
             typer.echo("awaiting the replies under way; press Ctrl-C again to quit now", err=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from condensegrpo.cli.addresses import base_url
 from condensegrpo.cli.options import AnyConfig
 from condensegrpo.core.errors import ConfigError
 
@@ -52,7 +53,7 @@ def serve(
     if not token:
         token = secrets.token_urlsafe(24)
         typer.echo(f"the token of this server; the run needs it:\nexport {TOKEN_VARIABLE}={token}", err=True)
-    typer.echo(f"sampler.name=vllm_server sampler.options.urls=[http://{host}:{port}]", err=True)
+    typer.echo(f"sampler.name=vllm_server sampler.options.urls=[{base_url(host, port)}]", err=True)
     with in_use(source):
         verify_model(Path(source))
         # the server replaces this process: Ctrl-C reaches it directly

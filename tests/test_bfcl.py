@@ -28,6 +28,7 @@ from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.toolformats import JSON_FORMATS
 from condensegrpo.integrations.bfcl import CATEGORIES, Bfcl, BfclEpisode
 from condensegrpo.integrations.bfcl_simulators import Simulators
+from condensegrpo.storage.bfcl import bfcl_rows
 from condensegrpo.storage.trackers import read_metrics
 
 FOLDER = Path(sys.prefix) / "others" / "bfcl"
@@ -391,3 +392,8 @@ def test_the_example_of_the_page_trains_and_evaluates(model: str, tmp_path: Path
     assert all(line["grad_norm"] > 0 for line in trained)
     first, _ = (line["eval/success"] for line in lines if "rows" not in line)  # in the second the script counts on
     assert first == 1.0
+
+
+def test_a_row_may_hold_a_line_separator_of_unicode(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text('{"id": "a\u2028b"}\n{"id": "c"}\n', encoding="utf-8")
+    assert bfcl_rows(tmp_path / "rows.json", "id") == [{"id": "a\u2028b"}, {"id": "c"}]

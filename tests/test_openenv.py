@@ -495,7 +495,7 @@ LISTED = {"type": "observation", "data": {"observation": {"tools": [{"name": "pr
         (
             {"action": {"properties": {}}},
             [RESET, LISTED],
-            "lists {'name': 'price'}, wanted a tool with name and input",
+            "lists {'name': 'price'}, wanted a tool with name and input_schema, whose properties are an object",
         ),
         (
             {"action": {"properties": {"x": {}, "y": {}}, "required": ["x", "y"]}},

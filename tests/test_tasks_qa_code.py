@@ -74,7 +74,8 @@ def test_both_schemas_give_the_aliases_with_the_main_answer_first(tmp_path: Path
         TRIVIA[0],
         {"question": "q2", "answers": ["Rome", "Roma", "Rome"]},
         {"question": "q3", "answer": ["Bern"]},
-        {"question": "q4", "answer": "Oslo"},
+        {"question": "q4", "answer": "Oslo", "answers": None},
+        {"question": "q5", "answer": None, "answers": ["Riga"]},
     ]
     task = SearchQa(data=write(tmp_path / "a.jsonl", rows), eval_data=write(tmp_path / "b.jsonl", HELD_OUT_TRIVIA))
     assert [(one.answer, one.data["aliases"]) for one in task.problems("train")] == [
@@ -82,6 +83,7 @@ def test_both_schemas_give_the_aliases_with_the_main_answer_first(tmp_path: Path
         ("Rome", ["Rome", "Roma"]),
         ("Bern", ["Bern"]),
         ("Oslo", ["Oslo"]),
+        ("Riga", ["Riga"]),
     ]
 
 
@@ -212,8 +214,8 @@ def test_faults_of_the_file_are_named(tmp_path: Path) -> None:
         Mbpp(data=write(tmp_path / "a.jsonl", [{"text": "x"}]))
     with pytest.raises(DataError, match="rows 1 and 2 have the same task_id '601'"):
         Mbpp(data=write(tmp_path / "b.jsonl", [MBPP[1], MBPP[1]]))
-    with pytest.raises(DataError, match=r"no task_id is among 11 to 510. Give eval_data"):
-        Mbpp(data=write(tmp_path / "c.jsonl", MBPP[1:]))
+    with pytest.raises(DataError, match=r"no task_id is a number among 11 to 510, the first is '11'. Give eval_"):
+        Mbpp(data=write(tmp_path / "c.jsonl", [{**MBPP[1], "task_id": "11"}]))
 
 
 def test_a_file_with_dos_line_ends_is_read(tmp_path: Path) -> None:

@@ -324,6 +324,13 @@ def test_every_server_gets_every_update_and_drops_its_prefix_cache(folder: str, 
         assert not last.exists()  # of the past nothing is kept
 
 
+def test_a_server_that_is_named_twice_is_one(folder: str, shape: dict[str, str]) -> None:
+    with serving(StandIn(shape)) as server, sampling(folder, server, server) as sampler:
+        before = server.resets
+        sampler.update_weights(MODEL.named_parameters(), 7)
+        assert server.resets == before + 1
+
+
 def test_a_model_in_the_folder_of_the_updates_stays_and_they_go(
     folder: str, shape: dict[str, str], tmp_path: Path
 ) -> None:

@@ -258,7 +258,10 @@ async def _listed(name: str, server: McpServer, connection: Connection) -> tuple
         tools = page.get("tools")
         for tool in tools if isinstance(tools, list) else [tools]:
             if not is_tool(tool, "inputSchema"):
-                raise ValueError(f"the MCP server {name} lists {tool!r:.200}, wanted a tool with name and inputSchema")
+                raise ValueError(
+                    f"the MCP server {name} lists {tool!r:.200}, wanted a tool with name and inputSchema, whose "
+                    f"properties are an object"
+                )
             listed.append(tool)
         cursor = page.get("nextCursor")
         if not cursor:

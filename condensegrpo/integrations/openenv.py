@@ -244,7 +244,8 @@ class OpenEnvEpisode:
         for tool in tools if isinstance(tools, list) and tools else [observation]:
             if not is_tool(tool, "input_schema"):
                 raise ValueError(
-                    f"the OpenEnv server {server} lists {tool!r:.200}, wanted a tool with name and input_schema"
+                    f"the OpenEnv server {server} lists {tool!r:.200}, wanted a tool with name and input_schema, "
+                    f"whose properties are an object"
                 )
             yield offered_tool(tool, partial(self._use, tool["name"]))
 

@@ -45,7 +45,7 @@ def bfcl_rows(file: BfclFolder, *columns: str) -> list[dict[str, Any]]:
         DataError: it is damaged or lacks something.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")
         rows = [json.loads(line) for line in lines if line.strip()]
     except (OSError, KeyError, ValueError) as error:
         raise DataError(f"reading BFCL's data in {file}: {error}. Fetch {PACKAGE} again") from error

@@ -104,8 +104,8 @@ def _of(problems: Sequence[Problem], numbers: range, source: str) -> tuple[Probl
     chosen = tuple(problem for problem in problems if problem.data["task_id"] in numbers)
     if not chosen:
         raise DataError(
-            f"splitting {source}: no task_id is among {numbers.start} to {numbers.stop - 1}. Give eval_data, then "
-            f"nothing is split"
+            f"splitting {source}: no task_id is a number among {numbers.start} to {numbers.stop - 1}, the first is "
+            f"{problems[0].data['task_id']!r}. Give eval_data, then nothing is split"
         )
     return chosen
 

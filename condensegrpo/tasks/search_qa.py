@@ -138,7 +138,7 @@ def _problem(row: Row, number: int, *, split: str, source: str) -> Problem:
 
 def _aliases(row: Row) -> tuple[str, ...]:
     """Every form of the answer, the main one first, each once; () if the row follows neither schema."""
-    given = row.get("answer", row.get("answers"))
+    given = row.get("answers") if row.get("answer") is None else row["answer"]
     if isinstance(given, dict):
         named: list[object] = [
             given.get("value"),

@@ -85,7 +85,7 @@ class VllmServerSampler:
         """
         self.check_options(urls=urls, urls_file=urls_file, replicas=replicas, server=server)
         self._urls_file = urls_file
-        urls = urls if urls_file is None else from_first(_read_urls(urls_file))
+        urls = _distinct(urls) if urls_file is None else from_first(_read_urls(urls_file))
         self._run = from_first(secrets.token_hex(4))  # of this run: no server holds these weights already
         self.version = trained_steps(model_path) or 0  # the optimiser step whose weights are in use
         self._in_flight = 0
@@ -283,7 +283,12 @@ def _read_urls(file: str) -> tuple[str, ...]:
         raise ValueError(f"urls_file={file}: {error.strerror}") from error
     if not lines or not all(url.startswith(("http://", "https://")) for url in lines):
         raise ValueError(f"urls_file={file}: found {lines}, wanted an address such as http://10.0.0.5:8000 a line")
-    return tuple(dict.fromkeys(url.rstrip("/") for url in lines))
+    return _distinct(lines)
+
+
+def _distinct(urls: Sequence[str]) -> tuple[str, ...]:
+    """URLs, each once: a server that is named twice would get two requests where others get one."""
+    return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
 
 
 def _first_weights(model_path: str, run: str, *, running: bool) -> WeightsLabel:
