@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from talk import (
+    CHATML,
     END,
     FORGETS_THINKING,
     Counting,
@@ -407,6 +408,31 @@ def test_a_condenser_may_return_units_that_it_changes_later(kind: str) -> None:
     wanted, given = (play(engine(agent(counting), condenser=Reusing(each))) for each in ("tuple", kind))
     assert len(wanted.turns) > 4
     assert given.turns == wanted.turns
+
+
+class Answering(Counting):
+    """Answers the calls of a reply itself, as an agent with tools of its own."""
+
+    stop_strings = ()
+
+    async def step(self, reply: Message) -> Step:
+        if not reply.tool_calls:
+            return await super().step(reply)
+        results = (Message(role="tool", content=f"{call.name} ran", tool_call_id=call.id) for call in reply.tool_calls)
+        return Step(observations=tuple(results))
+
+
+def test_results_that_an_environment_gives_are_one_message_where_roles_must_alternate() -> None:
+    """The next prompt had two messages of the user in a row, and the episode ended as environment_error."""
+    refusal = "{% if not loop.first and loop.previtem.role == message.role %}{{ raise_exception('no') }}{% endif %}"
+    template = CHATML.replace("{%- for message in messages -%}", "{%- for message in messages -%}" + refusal)
+    calls = "".join(f'<tool>{{"name": "{name}", "args": {{}}}}</tool>' for name in ("look", "see"))
+    sampler = agent(lambda prompt: "answer 2" if "ran" in prompt else calls)
+    trajectory = play(engine(sampler, template=template, max_output_tokens=99), environment=Answering)
+    assert trajectory.stop is Stop.ANSWERED, trajectory.detail
+    (results,) = trajectory.turns[0].observations
+    assert results.text == "<result>look ran</result>\n<result>see ran</result>"
+    assert trajectory.turns[0].tool_successes == 2
 
 
 # --- budgets ----------------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ async def _answered(
     results = [message.text for message in reaction.observations if message.role == "tool"]
     return replace(
         reaction,
-        observations=engine.toolbox.shown(reaction.observations),
+        observations=engine.renderer.taken_up(engine.toolbox.shown(reaction.observations)),  # results may be the user's
         tool_attempts=len(calls),
         tool_successes=min(sum(map(is_success, results)), len(reply.tool_calls)),
     )
