@@ -29,7 +29,7 @@ TABLE = re.compile(r"(<!-- methods (\w+) -->\n).*?(<!-- end of methods -->)", re
 Json = Mapping[str, Any]
 HEADS = ("arm", "steps", "sampled, thousands", "success before", "after, mean [95 %]", "by seed",
          "after − `full` [95 %], paired", "in training", "largest context", "read in all",
-         "of it without a prefix cache", "output", "calls", "refetches", "lost facts", "CPU s")  # fmt: skip
+         "with a prefix cache", "output", "calls", "refetches", "lost facts", "CPU s")  # fmt: skip
 
 
 def main() -> None:
