@@ -11,7 +11,8 @@ from command import ROOT
 from test_docs_paths import schema
 
 from condensegrpo.assembly.build import build
-from condensegrpo.assembly.held_out import check_disjoint
+from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.held_out import check_disjoint, check_fresh
 from condensegrpo.cli.sweep import run_sweep
 from condensegrpo.config.load import load_config
 from condensegrpo.config.study import Study, find_study, load_study
@@ -154,6 +155,20 @@ def test_the_held_out_problems_of_pilots_are_not_those_of_the_study(tmp_path: Pa
         check_runs(runs_of(same, tmp_path), same)
     other = load_study(study(tmp_path, f"{text}{{seeds: [1], overrides: [evaluate.skip=0]}}"))
     check_runs(runs_of(other, tmp_path), other)
+
+
+@pytest.mark.parametrize(
+    ("again", "earlier"),
+    [("s1_writers", ("s1_summaries", "s2_lengths")), ("s2_precision", ("s1_summaries", "s2_lengths", "s1_writers"))],
+)
+def test_a_study_that_is_made_again_has_held_out_stories_of_its_own(again: str, earlier: tuple[str, ...]) -> None:
+    def first_run(name: str, arm: int = 0) -> Components:
+        shipped = load_study(ROOT / f"studies/{name}.yaml")
+        return build(shipped.config_of(list(shipped.arms)[arm], shipped.seeds[0], Path("runs")))
+
+    for arm in (0, -1):  # the last of s2_precision has other options of the task
+        for name in earlier:
+            check_fresh(first_run(again, arm), first_run(name))
 
 
 def test_skipped_problems_are_not_evaluated() -> None:
