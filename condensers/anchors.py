@@ -137,7 +137,7 @@ def _lost(
     history: History, condensed: Condensed, shown: Sequence[Message], kinds: tuple[Kind, ...], most: int
 ) -> list[Lost]:
     """Up to ``most`` anchors that are in no shown message, those of the newest units first, in a unit in order."""
-    known = {anchor for message in shown for anchor in anchors(message.text, kinds)}
+    known = {anchor for message in shown for anchor in anchors(message.words, kinds)}
     lost: list[Lost] = []
     for turn, result, texts in _left_out(history, condensed, kinds):
         fresh = [text for text in texts if text not in known]
@@ -160,12 +160,12 @@ def _left_out(
         replaced = shown is not None and shown.is_summary is not unit.is_summary
         if shown is None or (replaced and condensed.summary is not None):
             lines = unit.reply.text.splitlines()[1:] if _is_list(unit) else None
-            texts = (text for message in unit.messages for text in anchors(message.text, kinds))
+            texts = (text for message in unit.messages for text in anchors(message.words, kinds))
             yield unit.turn, None, lines or tuple(dict.fromkeys(texts))
         elif not replaced and shown != unit:  # replaced: a note of the policy stands in its place
             for index, (now, raw) in enumerate(zip(shown.results, unit.results, strict=False)):
                 if now != raw:
-                    yield unit.turn, index, anchors(raw.text, kinds)
+                    yield unit.turn, index, anchors(raw.words, kinds)
 
 
 def _note(history: History, condensed: Condensed, lost: Sequence[Lost], budget: Budget) -> Message:

@@ -20,7 +20,8 @@ COMPACT = "compact"
 class Compact(SummaryRequests):
     """Requests a summary, as ``summary`` does, after the policy called ``compact()``, and keeps it until the next one.
 
-    A call needs ``min_turns`` turns since the last summary: otherwise a policy could do nothing but write summaries.
+    A call needs ``min_turns`` turns since the last summary: otherwise a policy could do nothing but write summaries. It
+    needs ``keep_last`` of them, too: with the turn of the call, one more than stay verbatim.
     The budget plays no part unless ``over_budget`` is set.
     """
 
@@ -44,9 +45,9 @@ class Compact(SummaryRequests):
     def _accepted(self, arguments: Mapping[str, object], history: History) -> str:
         through = -1 if history.summary is None else history.summary.through
         turns = sum(unit.turn > through for unit in history.raw_units)
-        if turns < self.min_turns:
-            since = "there is" if history.summary is None else "since the last summary there is"
-            raise ValueError(
-                f"{since} {counted(turns, 'turn', 'turns')} to summarise, and at least {self.min_turns} are needed"
-            )
+        least = max(self.min_turns, self.keep_last)
+        if turns < least:
+            there = f"there {'is' if turns == 1 else 'are'}"
+            since = there if history.summary is None else f"since the last summary {there}"
+            raise ValueError(f"{since} {counted(turns, 'turn', 'turns')} to summarise, and at least {least} are needed")
         return "You are asked for a summary next."

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from condensegrpo.core.messages import History, Unit, encodable
-from condensegrpo.core.protocols.tool import EnvironmentTool
+from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.core.results import is_error
 from condensegrpo.core.wording import counted, ranges
 
@@ -42,7 +42,7 @@ def decision_tool(
     name: str,
     description: str,
     parameters: Mapping[str, Mapping[str, object]],
-    accept: Callable[[Mapping[str, object], History], str],
+    accept: Callable[[Mapping[str, object], History], ToolResult | str],
     *,
     optional: Sequence[str] = (),
 ) -> EnvironmentTool:
@@ -55,7 +55,7 @@ def decision_tool(
         optional: parameters that a call may leave out.
     """
 
-    async def call(arguments: Mapping[str, object], history: History) -> str:
+    async def call(arguments: Mapping[str, object], history: History) -> ToolResult | str:
         try:
             return accept(arguments, history)
         except ValueError as refusal:

@@ -9,7 +9,7 @@ from annotated_types import Ge
 from condensegrpo.condensers.decisions import decision_tool
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.protocols.condenser import Budget, Condensed
-from condensegrpo.core.protocols.tool import EnvironmentTool
+from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.core.results import RECALLED, bare
 from condensegrpo.core.wording import ranges
 
@@ -33,7 +33,7 @@ class Recall:
         description = "Shows once more what answered you in a turn that left your context."
         return (decision_tool("recall", description, {"turn": turn}, self._accepted),)
 
-    def _accepted(self, arguments: Mapping[str, object], history: History) -> str:
+    def _accepted(self, arguments: Mapping[str, object], history: History) -> ToolResult:
         turn = arguments.get("turn")
         units = {unit.turn: unit for unit in history.raw_units}
         if type(turn) is not int or turn not in units:
@@ -44,7 +44,8 @@ class Recall:
         text = "\n".join(map(bare, units[turn].results))
         rest = len(text) - self.max_chars
         cut = f"\n[… {rest} characters left out …]" if rest > 0 else ""
-        return f"{RECALLED}{turn}]\n{text[: self.max_chars]}{cut}"
+        pictures = tuple(part for message in units[turn].results for part in message.media)
+        return ToolResult(text=f"{RECALLED}{turn}]\n{text[: self.max_chars]}{cut}", media=pictures)
 
 
 def _shows(shown: Unit, raw: Unit) -> bool:

@@ -202,10 +202,12 @@ def valid_calls(turn: Turn) -> int:
 def good_calls(turn: Turn) -> int:
     """Those of them whose result is not blank and holds none of ``Error:``, ``Traceback`` or a time-out.
 
+    A picture is not blank.
+
     "24"  ─▶  1      ""  ─▶  0      "Error: python: …"  ─▶  0      "no exception"  ─▶  1
     """
-    texts = (bare(message) for message in _answers_to_calls(turn) if message.name is not None)
-    return sum(bool(text.strip()) and not _FAULT.search(text) for text in texts)
+    results = ((bare(message), message.media) for message in _answers_to_calls(turn) if message.name is not None)
+    return sum(bool(text.strip() or media) and not _FAULT.search(text) for text, media in results)
 
 
 def _answers_to_calls(turn: Turn) -> tuple[Message, ...]:

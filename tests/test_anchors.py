@@ -1,6 +1,7 @@
 """The condenser ``anchors``: what an anchor is, where it is listed, and that its stages stay what they are."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from conformance import Case, answered, condense, count, history, statuses, unit
 
 from condensegrpo.condensers.anchors import Anchors, anchors
 from condensegrpo.condensers.summary_model import SummaryModel
-from condensegrpo.core.messages import flatten
+from condensegrpo.core.messages import MediaPart, flatten
 from condensegrpo.core.protocols.condenser import Condensed, RanksUnits, Stage, Writes
 
 MASK = {"name": "observation_mask", "options": {"keep": 1}}
@@ -36,6 +37,14 @@ def test_anchors_of_a_text(text: str, found: list[str]) -> None:
 
 def test_kinds_can_be_chosen() -> None:
     assert anchors("id u_17 costs 49.99", ("number",)) == ("49.99",)
+
+
+def test_the_hash_that_names_a_picture_is_no_anchor() -> None:
+    screens = [unit(turn, "look", "r" * 80) for turn in range(4)]
+    picture = MediaPart.of(b"7abc", "image/png")
+    assert anchors(picture.text)
+    shown = [replace(each, results=(each.results[0].showing([picture]),)) for each in screens]
+    assert "Verbatim" not in str(texts(condense(Case("anchors", {}).build(), history(*shown), 300)))
 
 
 def kept(tokens: int, stages: Sequence[object] = (), **options: object) -> Condensed:

@@ -1,7 +1,9 @@
 """One episode: what the policy is shown, what is recorded, and every way in which it can end."""
 
 import asyncio
+import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -37,8 +39,8 @@ from condensegrpo.condensers.full import Full
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, ContextOverflow
-from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols.condenser import Budget, Condensed
+from condensegrpo.core.messages import Caption, History, Message, ToolCall, Unit
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, SpanStatus, Stop, Trajectory
@@ -47,7 +49,9 @@ from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.prompt import check_pinned
 from condensegrpo.episodes.randomness import problem_draw, stream_seed
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.episodes.settings import Limits, Trigger
+from condensegrpo.episodes.settings import Limits, ToolLimits, Trigger
+from condensegrpo.episodes.toolcalls import Toolbox
+from condensegrpo.episodes.toolformats import Malformed, Tagged
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 
@@ -389,6 +393,27 @@ def test_a_condenser_that_fails_ends_one_episode_and_is_named(fault: str, words:
         raise RuntimeError(trajectory.detail)
 
 
+class Describing:
+    """Asks once for a text about the oldest of two units, and cannot use it; it shows all units as they are."""
+
+    writes = 1
+
+    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+        if budget.write is None or len(history.units) < 2 or history.captions:
+            return Condensed(units=history.units)
+        await budget.write(Request(units=history.units, instruction="describe it"))
+        return Condensed(units=history.units, captions=(Caption(turn=0, text=""),), rejected=("not shorter",))
+
+
+def test_a_text_that_a_condenser_rejects_is_not_asked_for_again_where_no_unit_changes() -> None:
+    """The engine forgot what the condenser remembered, so that it asked for the same text in every turn."""
+    sampler = agent(lambda prompt: "red" if "describe it" in prompt.rpartition("seen")[2] else counting(prompt))
+    trajectory = play(engine(sampler, condenser=Describing()))
+    assert trajectory.stop is Stop.ANSWERED
+    assert len(trajectory.turns) == 6
+    assert [each.reason for each in trajectory.rejected] == ["not shorter"]
+
+
 @dataclass
 class Reusing:
     """Shows the last two units in a tuple, in an iterator, or in a list that it shortens when it is asked again."""
@@ -408,6 +433,32 @@ def test_a_condenser_may_return_units_that_it_changes_later(kind: str) -> None:
     wanted, given = (play(engine(agent(counting), condenser=Reusing(each))) for each in ("tuple", kind))
     assert len(wanted.turns) > 4
     assert given.turns == wanted.turns
+
+
+class JsonLines(Tagged):
+    """A tool format of a user's own, which fails for calls that are no JSON."""
+
+    def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
+        written = re.findall("<tool>(.*?)</tool>", text)
+        calls = [json.loads(each) for each in written]
+        return tuple(
+            ToolCall(id=f"call_{at}", name=call["name"], arguments=json.dumps(call["args"]))
+            for at, call in enumerate(calls)
+        )
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_tool_format_that_fails_ends_its_episode_also_after_the_last_call_and_in_an_environment(
+    answers: bool,
+) -> None:
+    """It ended the run in these two places."""
+    sums = '<tool>{"name": "add", "args": {"a": 1, "b": 2}}</tool>'
+    parts = engine(agent(lambda prompt: "<tool>{bad</tool>" if "3" in prompt or answers else sums))
+    box = Toolbox({} if answers else {"add": add}, format=JsonLines(), limits=ToolLimits(max_turns=1))
+    trajectory = play(replace(parts, toolbox=box), environment=Answering if answers else Counting)
+    assert trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert "the tools: JSONDecodeError" in trajectory.detail
+    assert len(trajectory.turns) == (1 if answers else 2)
 
 
 class Answering(Counting):
@@ -430,8 +481,9 @@ def test_results_that_an_environment_gives_are_one_message_where_roles_must_alte
     sampler = agent(lambda prompt: "answer 2" if "ran" in prompt else calls)
     trajectory = play(engine(sampler, template=template, max_output_tokens=99), environment=Answering)
     assert trajectory.stop is Stop.ANSWERED, trajectory.detail
-    (results,) = trajectory.turns[0].observations
-    assert results.text == "<result>look ran</result>\n<result>see ran</result>"
+    results = [message.text for message in trajectory.turns[0].observations]
+    assert results == ["<result>look ran</result>", "<result>see ran</result>"]
+    assert "<result>look ran</result>\n<result>see ran</result>" in shown(trajectory.turns[1].prompt_ids)
     assert trajectory.turns[0].tool_successes == 2
 
 

@@ -337,6 +337,18 @@ def test_history_shows_dropped_rewritten_and_added_messages_in_place() -> None:
     ]
 
 
+def test_history_begins_with_the_messages_that_an_environment_put_in_the_place_of_the_first() -> None:
+    reply, result = Message(role="assistant", content="a"), user("u")
+    turns = [
+        replace(turn([1], [2], context=(user("be brief"), user("question"))), reply=reply, observations=(result,)),
+        turn([1], [2], context=(user("shorter question"), reply, result)),
+    ]
+    pieces = history(trajectory(*turns), 1, {0: SpanStatus.KEPT})
+    assert [(piece.turn, piece.text, piece.status) for piece in pieces] == [
+        (None, "shorter question", PieceStatus.PINNED), (0, "a", PieceStatus.KEPT), (0, "u", PieceStatus.KEPT),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("summary", ["a or b", "a"])  # one may read as a reply that it stands for
 def test_history_names_the_turn_that_wrote_a_summary_and_strikes_out_what_it_stands_for(summary: str) -> None:
     said = [Message(role="assistant", content=text) for text in ("a", f"<think>hm</think> {summary}")]

@@ -31,6 +31,7 @@ from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import EnvironmentLost, PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.integrations.openenv import _takes_text
 
 PYTHON = Path(sys.prefix) / "others" / "openenv" / "bin" / "python"
 PAGE = (ROOT / "docs" / "how-to" / "connect-environments.md").read_text(encoding="utf-8")
@@ -625,6 +626,15 @@ def test_a_field_that_actions_do_not_have_is_no_matter_of_the_policy() -> None:
     assert words.field_of("s", {**actions, "additionalProperties": True}) == "order"
     right = build_plugin("tasks", "openenv", {**options, "action": {"number": 3, "metadata": {"run": "a"}}})
     assert right.field_of("s", actions) == "order"
+
+
+def test_a_field_that_may_be_a_list_gets_the_list_of_a_reply() -> None:
+    """Pydantic writes ``list[float] | None`` as an anyOf; the server was sent a text and refused every action."""
+    numbers, text = {"type": "array", "items": {"type": "number"}}, {"type": "string"}
+    for schema in (numbers, {"anyOf": [numbers, {"type": "null"}]}, {"$ref": "#/$defs/Move"}):
+        assert not _takes_text(schema)
+    for schema in ({}, text, {"anyOf": [text, {"type": "null"}]}):
+        assert _takes_text(schema)
 
 
 def test_seeds_of_the_splits_are_disjoint() -> None:

@@ -17,6 +17,7 @@ from vision_models import image_processor, vision_config, vision_tokenizer
 from condensegrpo.condensers.image_caption import INSTRUCTION
 from condensegrpo.core.messages import Caption, History, MediaPart, Message, TextPart, Unit, flatten
 from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, Written
+from condensegrpo.core.protocols.tool import ToolResult
 from condensegrpo.core.trajectory import Finish, SpanStatus, Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
@@ -227,6 +228,14 @@ def test_the_policy_writes_about_a_picture_before_it_is_omitted() -> None:
     assert requests[1].instruction == (
         "Write one line with what you need later of the pictures of turn 1: they will be omitted."
     )
+
+
+def test_recall_shows_an_omitted_picture_again() -> None:
+    history = four()
+    masked = replace(history.units[0], results=(Message(role="user", content="[picture of turn 0 omitted]"),))
+    (recall,) = Case("recall", {}).build().tools()
+    found = asyncio.run(recall.call({"turn": 0}, replace(history, shown=(masked,))))
+    assert found == ToolResult(text="[recalled from turn 0]\n", media=history.units[0].results[0].media)
 
 
 def test_pictures_that_leave_together_get_one_text_with_the_last_of_them() -> None:

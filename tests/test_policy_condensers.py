@@ -157,6 +157,16 @@ def test_the_policy_asks_for_a_summary_and_writes_it_in_a_condense_turn(tmp_path
     assert view(one, 5) == [SUMMARY, call("compact"), "look 4"]
 
 
+def test_compact_is_refused_where_every_turn_would_stay_verbatim(tmp_path: Path) -> None:
+    one = played(
+        build("compact", template=template(tmp_path), keep_last=3), LONG, *[LONG + call("compact")] * 3, "look 4"
+    )
+    refused = "there are 2 turns to summarise, and at least 3 are needed"
+    assert [refused in answers(one, turn) for turn in (2, 3)] == [True, False]
+    assert "You are asked for a summary next." in answers(one, 3)
+    assert one.turns[4].kind == "condense"
+
+
 def test_compact_in_every_turn_is_refused(tmp_path: Path) -> None:
     replies = [LONG, *[LONG + call("compact")] * 5]
     one = played(build("compact", template=template(tmp_path)), *replies)

@@ -12,7 +12,7 @@ from builders import assistant, trajectory, turn, user
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError
-from condensegrpo.core.messages import Message
+from condensegrpo.core.messages import MediaPart, Message
 from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Stop, Trajectory, Turn
@@ -22,7 +22,7 @@ from condensegrpo.rewards.format import Format, XmlFormat, XmlFormatAws, XmlTags
 from condensegrpo.rewards.matches import code_of, last_number
 from condensegrpo.rewards.mathematics import equal
 from condensegrpo.rewards.outcome import AnswerContains, Answered, Correct, ExactMatch
-from condensegrpo.rewards.turns import AnswerInResults, CodeExecution
+from condensegrpo.rewards.turns import AnswerInResults, CodeExecution, good_calls
 from condensegrpo.sandbox.sandbox import Sandbox
 
 PARIS = Problem(id="p", question="?", answer="Paris", data={"aliases": ["Paris", "City of Light"]})
@@ -131,6 +131,18 @@ def test_the_answer_is_looked_for_in_the_first_result_only() -> None:
     first, second = result("all about PARIS"), result("nothing")
     assert AnswerInResults().turn_rewards(said("think", reply("a", first, second), "b"), PARIS) == (0.0, 1.0, 0.0)
     assert AnswerInResults().turn_rewards(said(reply("a", second, first), reply("b", first)), PARIS) == (0.0, 0.0)
+
+
+def test_a_picture_is_a_good_result_and_the_digits_that_name_it_are_no_answer() -> None:
+    picture = MediaPart.of(b"7abc", "image/png")
+    assert "94" in picture.text  # of its hash
+    shown = reply(
+        "a",
+        result("clicked").showing([picture]),
+        Message(role="tool", content=(picture,), tool_call_id="call_1", name="look"),
+    )
+    assert AnswerInResults().turn_rewards(said(shown), Problem(id="p", question="?", answer="94")) == (0.0,)
+    assert good_calls(shown) == 2
 
 
 def test_an_observation_that_no_tool_gave_is_no_result() -> None:

@@ -1,7 +1,6 @@
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -484,18 +483,31 @@ def test_a_template_without_end_of_turn_falls_back_to_eos() -> None:
 
 def test_roles_that_the_template_refuses_are_named() -> None:
     renderer = Renderer(tokenizer("bpe", LLAMA2, "<|im_end|>"))
-    with pytest.raises(RolloutError, match=r"rendering 2 messages \(user, user\).*roles must alternate"):
-        renderer.prompt([QUESTION, GO_ON])
+    with pytest.raises(RolloutError, match=r"rendering 2 messages \(system, user\).*roles must alternate"):
+        renderer.prompt([SYSTEM, QUESTION])
 
 
 def test_messages_of_the_user_in_a_row_are_one_where_the_template_wants_roles_to_alternate() -> None:
     """The outputs of two pieces of code ended the episode as environment_error."""
     outputs = [Message(role="user", content=f"<output>{n}</output>", tool_call_id=f"call_{n}") for n in (0, 1)]
-    strict, lenient = (Renderer(tokenizer("bpe", template, "<|im_end|>")) for template in (LLAMA2, CHATML))
-    assert lenient.taken_up(outputs) == tuple(outputs)
-    (one,) = strict.taken_up(outputs)
-    assert one == replace(outputs[0], content="<output>0</output>\n<output>1</output>")
-    strict.prompt([QUESTION, Message(role="assistant", content="go"), one])
+    one = Message(role="user", content="<output>0</output>\n<output>1</output>")
+    reply = Message(role="assistant", content="go")
+    refusal = "{% if not loop.first and loop.previtem.role == m.role %}{{ raise_exception('no') }}{% endif %}"
+    alternating = CHATML.replace("{%- for m in messages %}", "{%- for m in messages %}" + refusal)
+    assert alternating != CHATML
+    strict, lenient = (Renderer(tokenizer("bpe", template, "<|im_end|>")) for template in (alternating, CHATML))
+    ids = strict.reply_ids("go")
+    for turns in range(5):  # from frames, too
+        context, joined = ([QUESTION, *turns * (reply, *results)] for results in (outputs, [one]))
+        assert strict.continuation(context, reply, outputs, ids) == strict.continuation(joined, reply, [one], ids)
+        assert strict.prompt([*context, reply, *outputs]) == (wanted := strict.prompt([*joined, reply, one]))
+        assert strict.count([*context, reply, *outputs]) == len(wanted)
+        assert strict.keeps_replies([*context, reply, *outputs])
+    located = strict.located([QUESTION, reply, *outputs])
+    assert [strict.text(located.ids[span.start : span.stop]) for span in located.spans[2:]] == [
+        output.text for output in outputs
+    ]
+    assert lenient.prompt([QUESTION, reply, *outputs]) != lenient.prompt([QUESTION, reply, one])
 
 
 # --- roles of tools -----------------------------------------------------------------------------------------------

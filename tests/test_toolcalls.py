@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from talk import simulated
 
 from condensegrpo.core.errors import PluginError
-from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.messages import History, MediaPart, Message, ToolCall
+from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.episodes import strictjson
 from condensegrpo.episodes.settings import ToolLimits
 from condensegrpo.episodes.toolcalls import ToolAnswers, Toolbox
@@ -274,6 +276,19 @@ def test_results_have_the_role_of_their_format() -> None:
         role="user", content="<result>3</result>", tool_call_id="call_0", name="add"
     )
     assert NATIVE.result("call_0", "", "Error: …").name is None
+
+
+def test_a_picture_alone_is_a_success_and_any_argument_may_be_allowed_by_an_empty_schema() -> None:
+    async def look(arguments: Mapping[str, object], _: History) -> ToolResult:
+        text = "Error: it is dark" if arguments.get("night") else ""
+        return ToolResult(text=text, media=(MediaPart.of(b"png", "image/png"),))
+
+    schema = {"type": "object", "properties": {}, "additionalProperties": {}}
+    box = toolbox().with_tools([EnvironmentTool(name="look", description="Looks.", parameters=schema, call=look)])
+    for arguments, successes in (({}, 1), ({"zoom": 2}, 1), ({"night": True}, 0)):
+        reply = f"<tool_call>{json.dumps({'name': 'look', 'arguments': arguments})}</tool_call>"
+        found = asyncio.run(box.answer(reply))
+        assert (found.succeeded, len(found.messages[0].media)) == (successes, 1), found.messages[0].text
 
 
 def add(a: int, b: int = 0) -> int:

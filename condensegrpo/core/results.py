@@ -32,8 +32,8 @@ def without_meter(text: str) -> str:
 
 
 def bare(message: Message) -> str:
-    """The text of a tool result without the tags of a built-in tool format and without the line of a meter."""
-    text = without_meter(message.text)
+    """The words of a tool result without the tags of a built-in tool format and without the line of a meter."""
+    text = without_meter(message.words)
     tagged = _TAGS.fullmatch(text)
     return tagged[2] if tagged else text
 

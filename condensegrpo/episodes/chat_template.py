@@ -4,14 +4,15 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from functools import cached_property
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from jinja2 import TemplateError
 
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.failures import Failure
-from condensegrpo.core.messages import MediaPart, Message, TextPart, ToolCall
+from condensegrpo.core.messages import MediaPart, Message, TextPart, ToolCall, one_by_user
 from condensegrpo.core.protocols.pictures import ExpandsPictures
 from condensegrpo.core.thread_call import result_in_thread
 from condensegrpo.core.wording import counted
@@ -85,8 +86,11 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], marker: str, *, end: str = "", generation_prompt: bool = True) -> str:
         """The template's text, in which the marker breaks up every special token that is not the template's own.
 
-        ``end`` follows the last word of every reply. Pictures are expanded, see ``ExpandsPictures``.
+        ``end`` follows the last word of every reply. Pictures are expanded, see ``ExpandsPictures``. Where the template
+        wants user and assistant to alternate, messages of the user in a row are one, such as the results of two calls.
         """
+        if any(first.role == second.role == "user" for first, second in pairwise(messages)) and self._alternates:
+            messages = one_by_user(messages)
         shown = tuple(part for message in messages for part in message.media)
         if shown and self._pictures is None:
             raise RolloutError(
@@ -136,6 +140,20 @@ class ChatTemplate:
             )
         expansions = (pictures.expansion(part.sha256) for part in shown)
         return "".join((first, *chain.from_iterable(zip(expansions, rest, strict=True))))
+
+    @cached_property
+    def _alternates(self) -> bool:
+        """Whether the template takes a second message of the user after a reply, and refuses a third behind it."""
+        user, reply = Message(role="user", content="1"), Message(role="assistant", content="1")
+        taken = list[bool]()
+        for number in (1, 2):
+            try:
+                self._written((user, reply, *[user] * number), "", "", True)
+            except RolloutError:
+                taken.append(False)
+            else:
+                taken.append(True)
+        return taken == [True, False]
 
     def _shows_strings(self) -> bool:
         """Whether the template shows a content that is a text; some show lists of parts alone."""

@@ -282,7 +282,7 @@ def _numbered(engine: Engine, rewritten: Rewritten, raw: Sequence[Unit]) -> Rewr
     with Boundary("the environment"):
         units = (
             replace(
-                unit, turn=raw[unit.turn].turn, results=engine.renderer.taken_up(engine.toolbox.shown(unit.results))
+                unit, turn=raw[unit.turn].turn, results=engine.toolbox.shown(engine.renderer.taken_up(unit.results))
             )
             for unit in rewritten.history.units
         )

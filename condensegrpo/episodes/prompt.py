@@ -108,11 +108,11 @@ async def next_prompt(
     history = replace(history, tokens=unit_tokens(history, engine.renderer.count))
     condensed = await _condense(engine, history, budget)
     unchanged = condensed.summary is None and condensed.units == (*last.prompt.units, history.units[-1])
+    history = _remembering(history, condensed)
     if unchanged and len(texts) == len(condensed.rejected):
         continued = continued or _continued(engine, history, last)
         if len(continued.ids) <= most:
             return NextPrompt(prompt=continued, history=history, rejected=condensed.rejected)
-    history = _remembering(history, condensed)
     spans = account(history, condensed.units, engine.renderer.count)
     prompt = _rewritten(engine, history, condensed.units, spans, reason=condensed.reason)
     return NextPrompt(prompt=prompt, history=history, rejected=condensed.rejected)

@@ -114,13 +114,13 @@ async def react(
     if engine.limits.ends_at_cut and sampled.generation.finish is Finish.LENGTH:
         detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.limits.max_output_tokens)"
         return Reaction(reply=reply, ending=Ending(stop=Stop.OUTPUT_LENGTH, detail=detail), responded=False)
-    if exhausted and engine.toolbox.format.parse(sampled.text):
-        detail = f"a reply called a tool after {exhausted}"
-        return Reaction(reply=reply, ending=Ending(stop=Stop.TURN_LIMIT, detail=detail), responded=False)
-    if opened.answers_calls is not None:
-        return await _answered(engine, opened, history, reply, sampled.generation.finish)
     try:
         with Boundary("the tools"):  # each call has the toolbox's own time limit
+            if exhausted and engine.toolbox.format.parse(sampled.text):
+                detail = f"a reply called a tool after {exhausted}"
+                return Reaction(reply=reply, ending=Ending(stop=Stop.TURN_LIMIT, detail=detail), responded=False)
+            if opened.answers_calls is not None:
+                return await _answered(engine, opened, history, reply, sampled.generation.finish)
             answers = await engine.toolbox.answer(sampled.text, replace(history, shown=sampled.prompt.units))
         if answers.attempted:
             rewards, ending = _rewards_and_ending(answers.results)
@@ -148,7 +148,7 @@ async def _answered(
     results = [message.text for message in reaction.observations if message.role == "tool"]
     return replace(
         reaction,
-        observations=engine.renderer.taken_up(engine.toolbox.shown(reaction.observations)),  # results may be the user's
+        observations=engine.toolbox.shown(reaction.observations),
         tool_attempts=len(calls),
         tool_successes=min(sum(map(is_success, results)), len(reply.tool_calls)),
     )

@@ -13,11 +13,11 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from condensegrpo.core.errors import ConfigError, RolloutError
-from condensegrpo.core.messages import Message, TextPart, one_by_user
+from condensegrpo.core.messages import Message, TextPart
 from condensegrpo.core.protocols.pictures import ExpandsPictures
 from condensegrpo.core.shared_sequence import SharedSequence
 from condensegrpo.episodes.chat_template import RENDER_SECONDS, ChatTemplate, first_rendering, tool_text
@@ -126,31 +126,12 @@ class Renderer:
     def taken_up(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Messages of an environment or of tools as prompts hold them: the bytes of their pictures are stored.
 
-        Where the chat template wants user and assistant to alternate, messages of the user in a row are one, such as
-        the outputs of two pieces of code of one reply.
-
         Raises:
             DataError: the bytes of a picture are not those of its hash.
         """
-        if self.pictures is not None:  # else they are refused where they are rendered
-            messages = [message.stored(self.pictures.media.write) for message in messages]
-        in_a_row = any(first.role == second.role == "user" for first, second in itertools.pairwise(messages))
-        return one_by_user(messages) if in_a_row and self._alternates else tuple(messages)
-
-    @cached_property
-    def _alternates(self) -> bool:
-        """Whether the template takes a second message of the user after a reply, and refuses a third behind it."""
-        user, reply = Message(role="user", content="1"), Message(role="assistant", content="1")
-        taken = list[bool]()
-        for number in (1, 2):
-            conversation = (user, reply, *[user] * number)
-            try:
-                self._template.render(conversation, next(self._template.unused(conversation)))
-            except RolloutError:
-                taken.append(False)
-            else:
-                taken.append(True)
-        return taken == [True, False]
+        if self.pictures is None:  # then they are refused where they are rendered
+            return tuple(messages)
+        return tuple(message.stored(self.pictures.media.write) for message in messages)
 
     def with_tools(self, tools: Sequence[Mapping[str, object]]) -> "Renderer":
         """The renderer that shows these tools instead: made once for each set of tools, of which a task has few."""

@@ -264,7 +264,7 @@ class _OfferedTool:
         if missing:
             raise TypeError(f"missing a required argument: {missing[0]!r}")
         unknown = [name for name in arguments if name not in self._properties]
-        if unknown and not self._tool.parameters.get("additionalProperties", False):
+        if unknown and self._tool.parameters.get("additionalProperties") in (None, False):  # {} allows any value
             raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}")
 
     def bound(self, arguments: Mapping[str, object], history: History) -> Callable[[], Any]:
@@ -283,7 +283,8 @@ class _Outcome:
 def _returned(value: object) -> _Outcome:
     result = value if isinstance(value, ToolResult) else None
     text = str(value) if result is None else result.text
-    return _Outcome(text=text, succeeded=is_success(text), result=result)
+    pictures_alone = result is not None and bool(result.media) and not text.strip()
+    return _Outcome(text=text, succeeded=pictures_alone or is_success(text), result=result)
 
 
 def is_success(text: str) -> bool:

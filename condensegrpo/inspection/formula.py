@@ -62,7 +62,7 @@ class CreditFormulas:
         return (
             *_reward(record, turn),
             *self._advantage(record, group, turn),
-            *_weight(record, turn, self._config),
+            *_weight(record, turn, self._config, self._credit.get(record.id)),
         )
 
     def _advantage(self, record: IndexedTrajectory, group: Group, turn: TurnView) -> Iterator[CreditLine]:
@@ -111,14 +111,20 @@ def _reward(record: IndexedTrajectory, turn: TurnView) -> Iterator[CreditLine]:
         yield CreditLine("turn reward", "   ".join(f"{name} {value:.4g}" for name, value in paid.items()), "")
 
 
-def _weight(record: IndexedTrajectory, turn: TurnView, config: "RunConfig | None") -> Iterator[CreditLine]:
+def _weight(
+    record: IndexedTrajectory, turn: TurnView, config: "RunConfig | None", credit: Credit | None
+) -> Iterator[CreditLine]:
     if turn.weight is None:
         return
     value = f"{turn.weight:.4g} a token" if turn.weight else "0: not trained"
     if config is None or not turn.weight:
         yield CreditLine("weight", "", value)
         return
-    mode, length = config.algorithm.aggregation.mode, config.longest_output
+    aggregation, length = config.algorithm.aggregation, config.longest_output
+    mode, some = aggregation.mode, credit is not None and 0.0 in credit.weights
+    if aggregation.summary_share is not None or (mode == "trajectory_mean" and some):
+        yield CreditLine("weight", mode, value)  # which the tokens of the whole trajectory do not explain
+        return
     output = record.figures.output_tokens
     known = {
         "trajectory_constant": length,

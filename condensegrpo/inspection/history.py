@@ -47,8 +47,11 @@ class WordChange(StrEnum):
 
 def history(trajectory: Trajectory, turn: int, statuses: Mapping[int, SpanStatus]) -> tuple[HistoryPiece, ...]:
     """The pieces of the history before a turn; ``statuses`` are those of its ``ContextView``."""
-    pinned = trajectory.turns[0].context  # what no condenser changes
-    chunks = _chunks(trajectory.turns[turn].context[len(pinned) :])
+    pinned, context = trajectory.turns[0].context, trajectory.turns[turn].context
+    if tuple(context[: len(pinned)]) != tuple(pinned):  # no condenser changes them: the environment did
+        replies = (index for index, message in enumerate(context) if message.role == "assistant")
+        pinned = context[: next(replies, len(context))]
+    chunks = _chunks(context[len(pinned) :])
     units = {
         number: (each.reply, *each.observations)
         for number, each in enumerate(trajectory.turns[:turn])

@@ -213,7 +213,7 @@ class OpenEnvEpisode:
     async def _acted(self, text: str) -> Json:
         """The observation that follows from an action."""
         value: object = text
-        if self._properties[self._field].get("type", "string") != "string":
+        if not _takes_text(self._properties[self._field]):
             with suppress(ValueError):  # the server says what it wants
                 value = json.loads(text)
         return await self._pool.call(self._session.step({**(self._task.action or {}), self._field: value}))
@@ -248,6 +248,13 @@ class OpenEnvEpisode:
                     f"whose properties are an object"
                 )
             yield offered_tool(tool, partial(self._use, tool["name"]))
+
+
+def _takes_text(schema: Json) -> bool:
+    """Whether a field may hold a text: ``str | None`` is an ``anyOf``, a nested model a ``$ref``."""
+    if branches := schema.get("anyOf") or schema.get("oneOf"):
+        return any(map(_takes_text, branches))
+    return "$ref" not in schema and schema.get("type", "string") == "string"
 
 
 def _picture(value: object, name: str) -> MediaPart:
