@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
@@ -33,7 +35,7 @@ from condensegrpo.learner.policy import in_main_memory, write_policy
 from condensegrpo.learner.settings import Dtype, OptimizerSettings
 from condensegrpo.learner.training_state import restore_training_state, training_state
 from condensegrpo.learner.weights import gathered_weights
-from condensegrpo.storage.files import shared_lock
+from condensegrpo.storage.files import is_locked, shared_lock
 
 HERE = Path(__file__).parent
 COSINE = OptimizerSettings(lr=0.01, weight_decay=0.1, grad_clip=0.05, warmup_steps=2, schedule="cosine")
@@ -371,6 +373,24 @@ def test_prune_leaves_a_checkpoint_that_a_process_reads(tmp_path: Path) -> None:
         assert list(checkpoint.steps(tmp_path)) == [1, 2]
     checkpoint.prune(tmp_path, keep=1)
     assert list(checkpoint.steps(tmp_path)) == [2]
+
+
+def test_a_reader_is_noticed_where_a_file_that_is_open_for_reading_takes_no_exclusive_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, see flock(2): a checkpoint in use was pruned there."""
+    locked = fcntl.flock
+
+    def flock(file: IO[bytes], kind: int) -> None:
+        if kind & fcntl.LOCK_EX and not file.writable():
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        locked(file, kind)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    (tmp_path / "manifest.json").touch()
+    with shared_lock(tmp_path / "manifest.json"):
+        assert is_locked(tmp_path / "manifest.json")
+    assert not is_locked(tmp_path / "manifest.json")
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:

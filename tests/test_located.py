@@ -11,6 +11,7 @@ from condensegrpo.config.resumed import Change, allowed_changes, named_as, recor
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, DataMissing, ModelMissing, PluginError
 from condensegrpo.core.plugins import load
+from condensegrpo.inspection.page import typed_path
 from condensegrpo.learner.policy import load_tokenizer
 from condensegrpo.reporting.model_card import write_card
 from condensegrpo.storage.environment import write_environment
@@ -139,6 +140,18 @@ def test_a_run_that_was_resumed_elsewhere_goes_on_when_its_project_is_moved(
         assert recorded_changes(run) == (Change(first_step=1, key="train.steps", old=100, new=9),)
         monkeypatch.chdir(project.with_name("elsewhere"))
         assert names_of(load_config(run.config)) == {f"{project}/my/reward.py:Mine"}
+
+
+def test_a_run_goes_on_when_the_working_directory_is_removed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a clone that is deleted: the run ended in a traceback when it next wrote its report."""
+    run = RunFolder(project / "runs/run")
+    gone = project / "clone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert names_of(load_config(run.config)) == {f"{project}/my/reward.py:Mine"}
+    assert typed_path(run.path) == run.path
+    monkeypatch.chdir(project)  # pytest wants one
 
 
 def test_an_export_elsewhere_names_no_folder_of_this_machine(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

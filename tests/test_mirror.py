@@ -194,6 +194,30 @@ def test_a_run_comes_back_with_its_newest_checkpoint_alone(run: RunFolder, addre
     assert remote.newest() == 10
 
 
+def test_a_run_without_a_checkpoint_comes_back_with_its_warm_start_once_that_is_whole(
+    run: RunFolder, address: str, tmp_path: Path
+) -> None:
+    """A machine that was lost before the first checkpoint had copied the warm start, and the next one removed it."""
+    warm, unfinished, remote = run.path / "origin/warm", run.path / "origin/.warm-checkpoints", recorded(address)
+    warm.mkdir(parents=True)
+    unfinished.mkdir()
+    for file in (warm / "config.json", warm / "model.safetensors", unfinished / "latest"):
+        file.write_text("{}")
+    remote.fs.fails_at = "config.json"
+    with pytest.raises(RunError, match="copying"):
+        Mirror(run, remote).copy()
+    assert "origin/warm/model.safetensors" in [path for _, path in remote.fs.calls]
+    back = RunFolder(tmp_path / "back")
+    assert not fetch_run(back, remote, downloads=True, seconds=0)
+    remote.fs.fails_at = ""
+    Mirror(run, remote).copy()
+    assert fetch_run(back, remote, downloads=True, seconds=0)
+    assert {name for name in files(back.path) if name.startswith("origin/")} == {
+        "origin/warm/config.json",
+        "origin/warm/model.safetensors",
+    }
+
+
 def test_a_run_that_comes_back_replaces_nothing_but_a_run(run: RunFolder, address: str, tmp_path: Path) -> None:
     save(run, 5)
     remote = RemoteRun.at(address, "search")

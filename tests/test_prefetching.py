@@ -15,13 +15,16 @@ from command import TINY, start, succeed, succeed_on_two_ranks
 from metrics_page import missing, unexplained
 from runs import assert_equal_runs, first_update, from_the_start_of, one_step, sampled, wait_for
 
+from condensegrpo.algorithms.advantages import Estimate
+from condensegrpo.algorithms.credit import Scores
+from condensegrpo.algorithms.settings import StopSettings
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.players import PlayerSettings, local_player
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.config.resumed import changes_between
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import RunError
+from condensegrpo.core.errors import PluginError, RunError
 from condensegrpo.core.observer import Silent
 from condensegrpo.episodes.player import LocalPlayer
 from condensegrpo.samplers.scripted import ScriptedSampler
@@ -170,6 +173,15 @@ def parts(finished: Path, tmp_path: Path) -> Iterator[Parts]:
 
 def lines_in(path: Path) -> int:
     return len(path.read_bytes().splitlines()) if path.is_file() else 0
+
+
+def test_an_estimator_that_raises_while_groups_are_dropped_is_one_line() -> None:
+    def estimator(scores: Scores) -> Estimate:
+        raise LookupError("no baseline")
+
+    dropping = BatchFilter(stops=StopSettings(), estimator=estimator, resample_rounds=1)
+    with pytest.raises(PluginError, match=r"computing the advantages of a step: LookupError: no baseline \("):
+        dropping.split([])
 
 
 def test_sampling_goes_on_while_no_batch_is_taken(parts: Parts) -> None:

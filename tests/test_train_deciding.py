@@ -91,12 +91,12 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def trained(tree: dict[str, Any], name: str, *, stops: bool = False) -> RunFolder:
-    """A run; with ``stops`` interrupted before its first step, after it and after the last, and resumed each time."""
+    """A run; with ``stops`` interrupted before its first step, after it and in the last save, and resumed each time."""
     config = validate({**tree, "name": name}, source="test")
     folder = RunFolder.create(Path(config.runs_dir) / name)
     with folder.locked():
         for steps in range(3) if stops else ():
-            asked = iter([False] * (steps > 0) + [True])
+            asked = iter([False] * steps + [True])
             assert not train(build(config), folder, observer=Silent(), stopping=lambda asked=asked: next(asked))
             assert next(asked, None) is None
             lines = read_metrics(folder.metrics)

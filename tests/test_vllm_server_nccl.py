@@ -22,7 +22,8 @@ from torch.distributed import TCPStore
 from condensegrpo.assembly.plugins import check_plugin
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import PluginError, SamplerError
-from condensegrpo.samplers.vllm_server.nccl import NcclPublisher, Wire
+from condensegrpo.samplers.vllm_server.client import ServerClient
+from condensegrpo.samplers.vllm_server.nccl import Member, NcclPublisher, Wire, _address
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
 from condensegrpo.samplers.vllm_server.settings import RequestSettings
@@ -198,6 +199,14 @@ def test_a_server_started_without_nccl_is_an_error() -> None:
 def test_a_server_of_several_engines_is_an_error() -> None:
     with group(StandIn(SHAPE, nccl=True, engines=2)) as made, pytest.raises(SamplerError, match="2 data-parallel"):
         made.publish(1)
+
+
+def test_a_server_whose_name_has_no_address_is_an_error_that_all_ranks_can_raise() -> None:
+    async def address() -> str:
+        return _address([Member(ServerClient("http://no-such-host.invalid:8000", TOKEN), 1)])
+
+    with pytest.raises(SamplerError, match=r"joining http://no-such-host.invalid:8000 over NCCL: .*server.weights=fo"):
+        asyncio.run(address())
 
 
 def test_a_failed_join_is_an_error_with_the_address() -> None:

@@ -33,7 +33,7 @@ from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.adapters import write_adapters
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.publish import FolderPublisher
-from condensegrpo.samplers.vllm_server.replica import WeightsLabel
+from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 from condensegrpo.samplers.vllm_server.server import engines_of, shape_of
 from condensegrpo.samplers.vllm_server.settings import TEMPORARY, RequestSettings, ServerSettings
@@ -218,6 +218,21 @@ def test_a_server_that_loads_weights_which_an_update_replaces_gets_those_of_the_
     with serving(Replaced(shape)) as server, BackgroundLoop("test") as loop:
         loop.run(pool.open([(server.url, None)], token=TOKEN, shape=shape, start_seconds=60))
         assert (server.loaded, server.label) == (["replaced", "/new"], "run:2")
+        loop.run(pool.close())
+
+
+def test_a_server_with_weights_that_no_folder_has_gets_those_of_the_first_update(
+    shape: dict[str, str], tmp_path: Path
+) -> None:
+    """As where the model is a Hub id, and an earlier run updated the server: no second run could start."""
+    params = SamplingParams(max_tokens=4)
+    pool = ReplicaPool(WeightsLabel(label=STARTED_WITH, folder=None), RequestSettings(retries=0))
+    with serving(StandIn(shape, label="earlier:57")) as server, BackgroundLoop("test") as loop:
+        loop.run(pool.open([(server.url, None)], token=TOKEN, shape=shape, start_seconds=60))
+        with pytest.raises(SamplerError, match=r"does not hold the current weights .*: it gets the next ones"):
+            loop.run(pool.sample((3,), params))
+        loop.run(pool.load(WeightsLabel(label="run:1", folder=str(tmp_path))))
+        assert loop.run(pool.sample((3,), params)).token_ids
         loop.run(pool.close())
 
 
@@ -491,6 +506,10 @@ def test_a_folder_without_room_for_two_updates_is_an_error_before_anything_is_wr
         publisher.stage(pool, MODEL.named_parameters(), "run:1")()
         room[tmp_path] = size  # the first update lies there
         publisher.stage(pool, MODEL.named_parameters(), "run:2")()
+        publisher.stage(pool, MODEL.named_parameters(), "run:3")  # the run ends before servers load it
+        assert len(list(tmp_path.iterdir())) == 2
+        publisher.close(pool)
+        assert not list(tmp_path.iterdir())
         loop.run(pool.close())
 
 

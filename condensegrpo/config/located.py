@@ -15,6 +15,7 @@ from typing import Any
 from condensegrpo.config.extends import OVERRIDE, Sourced, plain, with_leaves
 from condensegrpo.config.yaml_tree import KeyPath
 from condensegrpo.core.missing_files import looked_for
+from condensegrpo.core.working_directory import working_directory
 from condensegrpo.storage.environment import started_in
 
 FOLDERS = (("task", "data"), ("task", "eval_data"), ("model", "path"), ("sandbox", "packages"))  # they may be files
@@ -23,22 +24,23 @@ VARIANTS = ("evaluate", "variants")  # by name, overrides: key=value
 
 def located(tree: Any, file: Path) -> Any:  # noqa: ANN401  a YAML tree
     """The plain tree of a YAML file and overrides with origins, whose paths are found from the working directory."""
-    here, start = Path.cwd(), started_in(file.parent)
+    here, start = working_directory(), started_in(file.parent)
 
     def found(leaf: object, key: KeyPath) -> object:
         if not (isinstance(leaf, Sourced) and isinstance(leaf.value, str)):
             return plain(leaf)
         beside = (here, Path(leaf.origin).parent) if start is None else (start, here)
-        folders = (here,) if leaf.origin == OVERRIDE else beside
+        folders = [folder for folder in ((here,) if leaf.origin == OVERRIDE else beside) if folder is not None]
         name, equals, text = leaf.value.partition("=") if key[: len(VARIANTS)] == VARIANTS else ("", "", leaf.value)
-        path = _found(text, tuple(name.split(".")) if equals else key, folders, stays=here == (start or here))
+        stays = here if here == (start or here) else None
+        path = _found(text, tuple(name.split(".")) if equals else key, folders, stays=stays)
         return f"{name}{equals}{path}"
 
     return with_leaves(tree, found)
 
 
-def _found(text: str, key: KeyPath, folders: Iterable[Path], *, stays: bool) -> str:
-    """A text with the relative path in it made absolute, unless it is found in the working directory and ``stays``."""
+def _found(text: str, key: KeyPath, folders: Iterable[Path], *, stays: Path | None) -> str:
+    """A text with the relative path in it made absolute, unless it is found in the folder in which it ``stays``."""
     file, colon, name = _file_and_name(text)
     path = Path(os.path.expanduser(file))  # unlike that of Path, for a text that begins with ~ and is no path
     if path.is_absolute() or not (path.suffix or key in FOLDERS):
@@ -46,7 +48,7 @@ def _found(text: str, key: KeyPath, folders: Iterable[Path], *, stays: bool) -> 
     exists = os.path.exists if key in FOLDERS else os.path.isfile  # unlike those of Path, for a text of any length
     for folder in folders:
         if exists(folder / path):
-            return text if stays and folder == Path.cwd() else f"{folder / path}{colon}{name}"
+            return text if folder == stays else f"{folder / path}{colon}{name}"
     if colon:
         looked_for(text, folders)
     return text

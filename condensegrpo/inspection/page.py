@@ -11,6 +11,7 @@ import html
 from importlib.resources import files
 from pathlib import Path
 
+from condensegrpo.core.working_directory import working_directory
 from condensegrpo.storage.codec import dump_line
 
 
@@ -49,8 +50,9 @@ def _joined(names: tuple[str, ...]) -> str:
 
 def typed_path(path: Path) -> Path:
     """A path as it is typed in the working directory: relative if it lies inside."""
-    inside = path.resolve()
-    return inside.relative_to(Path.cwd()) if inside.is_relative_to(Path.cwd()) else path
+    here = working_directory()
+    inside = path if here is None else path.resolve()
+    return inside.relative_to(here) if here is not None and inside.is_relative_to(here) else path
 
 
 def _source(text: str) -> str:

@@ -135,8 +135,9 @@ def shared_lock(path: Path) -> Iterator[None]:
 
 def is_locked(path: Path, kind: int = fcntl.LOCK_EX) -> bool:
     """Whether a process holds a lock of a file that excludes one of this kind: any lock, or with LOCK_SH its own."""
+    exclusive = kind == fcntl.LOCK_EX and os.access(path, os.W_OK)
     try:
-        with path.open("rb") as file:
+        with path.open("rb+" if exclusive else "rb") as file:  # NFS takes no LOCK_EX of a file that is open for reading
             fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -1,7 +1,8 @@
 """A copy of a run's folder on any file system that fsspec knows, such as ``s3://bucket/runs``.
 
 The run works in its local folder. A thread copies what changed there: first everything else, then each checkpoint with
-its manifest last. Object stores have no rename: a checkpoint counts as soon as its manifest is there, and no sooner.
+its manifest last. Object stores have no rename: a checkpoint counts as soon as its manifest is there, and no sooner. So
+does the policy of the warm start with its ``config.json``.
 
     runs/search/            ─▶  s3://bucket/runs/search/
         metrics.jsonl               whole files, again whenever they changed
@@ -31,6 +32,8 @@ _LOG = logging.getLogger(__name__)
 COPY_SECONDS = 30.0  # between two copies of what changed
 _CHECKPOINT = re.compile(r"checkpoints/step_(\d+)/")
 LOCAL = ("lock", f"checkpoints/{LATEST}")  # files that are not copied
+UNFINISHED = "origin/."  # how the paths of a warm start begin that has not ended; they are not copied
+WARM = "origin/warm/config.json"  # the last file of the policy that a warm start ended with: the others are there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +97,7 @@ class RemoteRun:
         return None
 
     def fetch(self, folder: Path) -> None:
-        """Download everything but older and incomplete checkpoints; the folder appears when all of it is there.
+        """Download all but older checkpoints and what is incomplete; the folder appears when all of it is there.
 
         Raises:
             RunError: the address cannot be read, or the folder exists.
@@ -103,9 +106,11 @@ class RemoteRun:
         temporary = folder.with_name(f".{folder.name}{TEMPORARY}fetched")
         shutil.rmtree(temporary, ignore_errors=True)
         with self.errors("downloading"):
-            for name in self.files():
+            files = self.files()
+            for name in files:
                 steps = _steps([name])
-                if not steps or steps[0][0] == newest:
+                incomplete = _parent(name) == _parent(WARM) and WARM not in files
+                if not incomplete and (not steps or steps[0][0] == newest):
                     (temporary / name).parent.mkdir(parents=True, exist_ok=True)
                     self.fs.get_file(f"{self.root}/{name}", str(temporary / name))
             temporary.rename(folder)
@@ -145,21 +150,22 @@ class Mirror:
         checkpoints = self._checkpoints()  # first: of a checkpoint that is published meanwhile no file is missed
         files = self._files()
         with self._remote.errors("copying the run to"):
-            for name in files:
+            for name in sorted(files, key=WARM.__eq__):
                 if not name.startswith("checkpoints/"):
                     self._put(name)
             for folder in checkpoints:
                 self._put_checkpoint(folder, [name for name in files if name.startswith(f"{folder}/")])
             abandoned = {folder for _, folder in _steps(files)} - set(checkpoints)
             kept = {name for name in files if _parent(name) not in abandoned}
-            for name in sorted(self._remote_files - kept, key=lambda name: not name.endswith(f"/{MANIFEST}")):
+            for name in sorted(self._remote_files - kept, key=lambda name: not name.endswith((f"/{MANIFEST}", WARM))):
                 self._remove(name)
 
     def _files(self) -> list[str]:
         # not rglob: it fails at a folder that the run renames or removes meanwhile
         paths = (Path(folder, name) for folder, _, files in os.walk(self._run.path) for name in files)
         names = (path.relative_to(self._run.path).as_posix() for path in paths if path.is_file())
-        return sorted(name for name in names if TEMPORARY not in name and name not in LOCAL)
+        copied = (name for name in names if name not in LOCAL and not name.startswith(UNFINISHED))
+        return sorted(name for name in copied if TEMPORARY not in name)
 
     def _checkpoints(self) -> list[str]:
         """The folders of the published checkpoints, oldest first; those beyond ``latest`` were abandoned."""
@@ -276,7 +282,9 @@ def check_mirror(run: RunFolder, remote: RemoteRun, *, continued: bool, overwrit
 
 
 def fetch_run(run: RunFolder, remote: RemoteRun, *, downloads: bool, seconds: float) -> bool:
-    """Bring back a run whose folder is not there from its copy, if that has a checkpoint; returns whether it has.
+    """Bring back a run whose folder is not there from its copy, if that has learned something; returns whether it has.
+
+    That is a checkpoint, or the policy of the warm start.
 
     Args:
         downloads: this process does; False: it waits for another one that does.
@@ -287,7 +295,7 @@ def fetch_run(run: RunFolder, remote: RemoteRun, *, downloads: bool, seconds: fl
     """
     if run.trained:
         return True
-    if remote.newest() is None:
+    if remote.newest() is None and WARM not in remote.files():
         return False
     if downloads:
         check_run_name(run.path, overwrite=False)

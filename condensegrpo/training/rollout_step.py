@@ -17,6 +17,8 @@ from condensegrpo.assembly.players import GroupPlayer
 from condensegrpo.assembly.runtime import provenance
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.data_order import indices, spare_indices
+from condensegrpo.core.errors import PluginError
+from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.episodes.group import ProblemGroup, problem_groups
@@ -145,7 +147,9 @@ class BatchFilter:
         if self.resample_rounds == 0:
             return StepBatch(kept, masked, ())
         scores = scores_of(kept, self.stops)
-        idle = idle_groups(kept, self.estimator(scores).advantage_NK)
+        with plugin_code("computing the advantages of a step", PluginError):
+            estimate = self.estimator(scores)
+        idle = idle_groups(kept, estimate.advantage_NK)
         return StepBatch(
             kept=tuple(member for member in kept if member.trajectory.group_id not in idle),
             masked=masked,

@@ -250,11 +250,12 @@ def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
         save = last or stop or bool(schedule.save_every and step % schedule.save_every == 0)
         if save:  # before the evaluations, which may take longer than the steps: a killed run makes those again
             _save(run, step)
+            stop = stop or ranks.any_rank(stopping())  # it may have waited for trajectories
         if stop:
             return False
         if last or (schedule.eval_every and step % schedule.eval_every == 0):
             _send_weights(run, step)
-            with _saved_if_most_fail(run, step):
+            with nullcontext() if save else _saved_if_most_fail(run, step):
                 _evaluate(run, step)
             if not last and ranks.any_rank(stopping()):
                 if not save:

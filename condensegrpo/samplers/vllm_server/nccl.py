@@ -218,7 +218,7 @@ class NcclPublisher:
 
         def update() -> None:
             on_ranks(partial(self._send, pool, named_tensors, label) if self.sends else None, named_tensors)
-            pool.weights = WeightsLabel(label=label, folder=None)
+            pool.hold(WeightsLabel(label=label, folder=None))
 
         return update
 
@@ -308,7 +308,13 @@ def _address(members: Sequence[Member]) -> str:
         host = urlsplit(member.client.url).hostname or ""
         if host in (LOOPBACK, "localhost", "::1"):
             continue
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # sends nothing
-            return str(probe.getsockname()[0])
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(address)  # sends nothing
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            raise SamplerError(
+                f"joining {member.client.url} over NCCL: {error}. Check its address, or set server.weights=folder."
+            ) from error
     return LOOPBACK

@@ -13,7 +13,7 @@ from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.samplers.http_client import retried
 from condensegrpo.samplers.vllm_server.client import ServerCalls, ServerClient
 from condensegrpo.samplers.vllm_server.process import ServerProcess
-from condensegrpo.samplers.vllm_server.replica import Replica, WeightsLabel
+from condensegrpo.samplers.vllm_server.replica import Replica, ReplicaState, WeightsLabel
 from condensegrpo.samplers.vllm_server.settings import RequestSettings
 
 _LOG = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class ReplicaPool:
 
         numbers, self._replica = count(), replica
         self.replicas = tuple(replica(url, process) for url, process in servers)
-        await asyncio.gather(*(asyncio.shield(replica.revive()) for replica in self.replicas))
+        await asyncio.gather(*map(_opened, self.replicas))
 
     async def follow(self, urls: Sequence[str]) -> None:
         """Sample from these running servers from now on. No request may be under way.
@@ -144,6 +144,11 @@ class ReplicaPool:
                 self.weights = before
                 raise
 
+    def hold(self, weights: WeightsLabel) -> None:
+        """Sample under these weights from now on: the servers have them."""
+        self.weights = weights
+        self._home.clear()
+
     async def close(self) -> None:
         """End the processes that the sampler started and all connections. May be called twice."""
         if self._watch is not None:
@@ -183,6 +188,15 @@ class ReplicaPool:
         if trajectory:
             self._home[trajectory] = home
         return home
+
+
+async def _opened(replica: Replica) -> None:
+    """Bring a server up. One that holds the weights of an earlier run gets those of the first update."""
+    try:
+        await asyncio.shield(replica.revive())
+    except SamplerError:
+        if replica.state is not ReplicaState.AWAITS_WEIGHTS:
+            raise
 
 
 def _warn_of_refusal(url: str, task: "asyncio.Task[None]") -> None:

@@ -9,7 +9,7 @@ Writing is separate from loading: servers sample with the old weights while new 
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -70,6 +70,7 @@ class FolderPublisher:
     lora: LoraSettings | None = None  # updates bring adapters; None: all weights
     base: str | None = None  # the folder of the weights below adapters; None: those that the servers start with
     free: Callable[[Path], int] = free_bytes
+    _staged: list[WeightsLabel] = field(default_factory=list, init=False)  # written and not loaded
 
     def check_room(self) -> None:
         """Check that the folder has room for two updates, before the first; every rank must call it.
@@ -94,8 +95,9 @@ class FolderPublisher:
         return partial(self._load, pool, weights)
 
     def close(self, pool: ReplicaPool) -> None:
-        """Remove the files of the last update: no server of the pool will load them any more."""
-        self._remove(pool.weights)
+        """Remove the files of the last update, and of one that was not loaded: no server of the pool will load them."""
+        for weights in (pool.weights, *self._staged):
+            self._remove(weights)
 
     @property
     def _writes(self) -> bool:
@@ -104,12 +106,15 @@ class FolderPublisher:
     def _write(self, before: WeightsLabel, named_tensors: Tensors, label: str) -> WeightsLabel:
         # two updates lie there for a moment: the first must leave room for the second
         check_room(self.folder, (1 if self._written(before) else 2) * self.nbytes, self.free)
-        folder = self.folder / f"{_prefix(label)}{secrets.token_hex(2)}"
+        folder = self.folder / f"{_prefix(label)}{secrets.token_hex(8)}"
         if self.lora is None:
             write_weights(folder, named_tensors, self.dtype)
-            return WeightsLabel(label=label, folder=str(folder.resolve()))
-        write_adapters(folder, named_tensors, self.lora)
-        return WeightsLabel(label=label, folder=self.base, adapters=str(folder.resolve()))
+            staged = WeightsLabel(label=label, folder=str(folder.resolve()))
+        else:
+            write_adapters(folder, named_tensors, self.lora)
+            staged = WeightsLabel(label=label, folder=self.base, adapters=str(folder.resolve()))
+        self._staged.append(staged)
+        return staged
 
     def _load(self, pool: ReplicaPool, weights: WeightsLabel) -> None:
         before = pool.weights
@@ -118,7 +123,8 @@ class FolderPublisher:
         except BaseException:
             self._remove(weights)
             raise
-        pool.weights = weights
+        pool.hold(weights)
+        self._staged.clear()
         self._remove(before)
 
     def _remove(self, weights: WeightsLabel) -> None:
