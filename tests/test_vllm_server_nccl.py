@@ -203,7 +203,11 @@ def test_a_server_of_several_engines_is_an_error() -> None:
 
 def test_a_server_whose_name_has_no_address_is_an_error_that_all_ranks_can_raise() -> None:
     async def address() -> str:
-        return _address([Member(ServerClient("http://no-such-host.invalid:8000", TOKEN), 1)])
+        client = ServerClient("http://no-such-host.invalid:8000", TOKEN)
+        try:
+            return _address([Member(client, 1)])
+        finally:
+            await client.close()
 
     with pytest.raises(SamplerError, match=r"joining http://no-such-host.invalid:8000 over NCCL: .*server.weights=fo"):
         asyncio.run(address())
