@@ -5,11 +5,14 @@ import io
 import json
 import os
 import re
+import shutil
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -23,6 +26,7 @@ from talk import agent, all_tasks_end, engine, shown, spelled
 from talk import said as said_ids
 
 from condensegrpo.algorithms.segments import check, segments
+from condensegrpo.assembly.plugins import check_plugin
 from condensegrpo.condensers.last_k import LastK
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols.task import Problem
@@ -30,7 +34,7 @@ from condensegrpo.core.trajectory import SpanStatus, Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.storage.trackers import read_metrics
-from condensegrpo.tasks.agent import Agent
+from condensegrpo.tasks.agent import LIMITS, Agent
 from condensegrpo.tasks.agent_endpoint import AgentEndpoint
 from condensegrpo.tasks.agent_program import run_program
 from condensegrpo.tasks.agent_request import RequestRefused, read_request
@@ -167,6 +171,79 @@ def test_the_program_of_the_guide_is_played_and_judged(tmp_path: Path) -> None:
     trajectory = play(task)
     assert (trajectory.stop, trajectory.answer, trajectory.outcome) == (Stop.ANSWERED, "3", 0.3), trajectory.detail
     assert len(trajectory.turns) == 4
+
+
+def test_limits_that_are_not_given_are_those_of_agents(tmp_path: Path) -> None:
+    """They were those of the sandbox: a longer time limit took 8 GiB of memory to 512 MiB."""
+    options = {"program": ["true"], "data": rows(tmp_path), "limits": {"seconds": 1200}}
+    assert check_plugin("tasks", "agent", options)["limits"] == replace(LIMITS, seconds=1200)
+
+
+def test_a_program_that_rewrites_its_judge_is_judged_by_the_original(tmp_path: Path) -> None:
+    for name, text in (("check.py", "print(0.25)"), ("inner/check.py", "print(0.5)")):
+        (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "project" / name).write_text(text)
+    (tmp_path / "elsewhere").mkdir()
+    cheats = {
+        "open('check.py', 'w').write('print(99)')": ("check.py", 0.25),
+        "import os; os.remove('check.py'); os.mkdir('check.py')": ("check.py", 0.25),
+        f"import shutil, os; shutil.rmtree('inner'); os.symlink('{tmp_path}/elsewhere', 'inner')": (
+            "inner/check.py",
+            0.0,
+        ),
+    }
+    for cheat, (judge, outcome) in cheats.items():
+        task = Agent(
+            program=(sys.executable, "-c", f"{PROGRAM}\n{cheat}", "go"),
+            folder=str(tmp_path / "project"),
+            data=rows(tmp_path),
+            outcome=(sys.executable, judge),
+            tool_format="tagged",
+        )
+        assert play(task).outcome == outcome
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_start_that_is_cancelled_while_the_folder_is_copied_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    copying, copytree = threading.Event(), shutil.copytree
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        copying.set()
+        time.sleep(0.5)
+        return copytree(*arguments, **options)
+
+    monkeypatch.setattr(shutil, "copytree", slow)
+    task = Agent(program=("true",), folder=files(tmp_path), data=rows(tmp_path))
+
+    async def cancelled() -> None:
+        episode = task.environment(task.problems("train")[0])
+        start = asyncio.create_task(episode.start())
+        await asyncio.to_thread(copying.wait)
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        await episode.close()
+
+    asyncio.run(cancelled())
+    time.sleep(0.6)
+    assert [*temporary.iterdir()] == []
+
+
+def test_a_program_may_open_more_files_than_a_call_of_a_tool(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    command = (sys.executable, "-c", "files = [open('/dev/null') for _ in range(100)]")
+    run = run_program(command, folder=tmp_path / "work", environment={}, limits=LIMITS, log=tmp_path / "log")
+    assert asyncio.run(run) == 0, (tmp_path / "log.err").read_text()
+
+
+def test_arguments_that_the_policy_wrote_as_a_text_reach_the_agent_as_an_object(tmp_path: Path) -> None:
+    quoted = '<tool>{"name": "up", "args": "{\\"by\\": 1}"}</tool>'
+    trajectory = play(function(rows(tmp_path), counting), lambda prompt: counts(prompt).replace(call(1), quoted))
+    assert (trajectory.stop, trajectory.answer) == (Stop.ANSWERED, "done at 3"), trajectory.detail
+    assert all(turn.condensation is None for turn in trajectory.turns)
 
 
 def test_what_a_program_leaves_is_removed_and_costs_its_outcome_if_judging_it_takes_too_long(

@@ -175,7 +175,8 @@ def test_a_tool_with_options_is_a_class_whose_call_is_the_tool(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("tools", "wanted"),
     [
-        ("[{name: calculator, options: {digits: 3}}]", "it is a function and has no options"),
+        ("[{name: calculator, options: {digits: 3}}]", "it is no class and has no options"),
+        ("[{name: 'tests/tool_object.py:counted', options: {start: 3}}]", "it is no class and has no options"),
         ("[{name: search, options: {passage: 3}}]", "no option 'passage'"),
         ("[{name: search, options: {corpus: none.jsonl}}]", "opening the search corpus none.jsonl: there is no such"),
         ("[{name: calculator, opt: {}}]", "opt"),

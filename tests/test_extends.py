@@ -58,6 +58,12 @@ learner: {optimiser: {betas: [0.5, 0.6]}}
     assert (config.learner.optimiser.lr, config.learner.optimiser.betas) == (0.1, (0.5, 0.6))
 
 
+def test_yaml_may_merge_mappings_by_an_anchor() -> None:
+    assert parse_yaml("base: &b {a: 1, c: 3}\nx: {<<: *b, c: 2}\n") == {"base": {"a": 1, "c": 3}, "x": {"a": 1, "c": 2}}
+    with pytest.raises(yaml.YAMLError, match="the key 'c' stands twice"):
+        parse_yaml("base: &b {a: 1}\nx: {<<: *b, c: 2, c: 3}\n")
+
+
 def test_an_empty_mapping_changes_nothing_and_null_is_a_value(folder: Path) -> None:
     child = write(folder, "child", "extends: base.yaml\ntask: {options: {}}\nmodel: {new: null, path: some/model}\n")
     config = load_config(child)

@@ -142,6 +142,22 @@ def test_a_run_that_was_resumed_elsewhere_goes_on_when_its_project_is_moved(
         assert names_of(load_config(run.config)) == {f"{project}/my/reward.py:Mine"}
 
 
+def test_what_an_agent_runs_and_writes_is_relative_to_its_own_folder(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("agent.py", "check.py", "answer.txt"):
+        (project / name).touch()
+    options = "{program: [python3, agent.py], outcome: [python3, check.py], answer_file: answer.txt, folder: my}"
+    text = CONFIG.replace("name: ledger", f"name: agent, options: {options}")
+    (project / "config.yaml").write_text(text)
+    found = load_config(project / "config.yaml").task.options
+    assert found["program"] == ["python3", "agent.py"]
+    assert found["outcome"] == ["python3", "check.py"]
+    assert found["answer_file"] == "answer.txt"
+    (project / "config.yaml").write_text(text.replace("[python3, agent.py]", "my/reward.py:Mine"))  # a function
+    assert load_config(project / "config.yaml").task.options["program"] == f"{project}/my/reward.py:Mine"
+
+
 def test_a_run_goes_on_when_the_working_directory_is_removed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a clone that is deleted: the run ended in a traceback when it next wrote its report."""
     run = RunFolder(project / "runs/run")

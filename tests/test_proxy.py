@@ -294,6 +294,30 @@ def test_a_request_belongs_to_the_conversation_that_it_continues() -> None:
     assert rewriting.turns[1].condensation.condenser == "agent"
 
 
+@pytest.mark.parametrize("replies", [("Yes", "Yes, I will."), (call(1), call(2))])
+def test_sessions_that_begin_alike_are_told_apart_by_their_replies(replies: tuple[str, str]) -> None:
+    """One reply begins as the other does, or both are calls without a text."""
+    left = list(replies)
+
+    async def scenario() -> list[Trajectory]:
+        async with proxied(agent(lambda prompt: "done" if "next" in prompt else left.pop(0))) as (url, written):
+            first = [user("go")]
+            bodies = [await ask(url, TOKEN, first, tools=[UP]) for _ in replies]
+            said = [body["choices"][0]["message"] for _, body in bodies]
+            for number, reply in enumerate(said):
+                calls = [
+                    {"role": "tool", "tool_call_id": each["id"], "content": "ok"}
+                    for each in reply.get("tool_calls", ())
+                ]
+                await ask(url, TOKEN, [*first, reply, *calls, user(f"next {number}")], tools=[UP])
+        return written
+
+    for trajectory in asyncio.run(scenario()):
+        number = replies.index(trajectory.turns[0].reply.text)
+        assert f"next {number}" in trajectory.turns[1].context[-1].text
+        assert trajectory.turns[1].condensation is None
+
+
 def test_sessions_are_named_by_a_header_or_behind_the_token() -> None:
     async def scenario() -> list[Trajectory]:
         async with proxied(agent(numbered())) as (url, written):

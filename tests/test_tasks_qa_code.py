@@ -297,6 +297,18 @@ def test_what_is_wrong_with_a_ground_truth_file_is_said(tmp_path: Path, truths: 
         jsonl(tmp_path, truths, name=name)
 
 
+def test_a_ground_truth_file_cannot_answer_two_problems_of_one_id(tmp_path: Path) -> None:
+    """The held-out problem was judged by the answer of the other."""
+    data, held_out = ([{"question": f"{split} 0", "id": 0}] for split in ("train", "eval"))
+    with pytest.raises(DataError, match="the id '0' names a training and a held-out problem"):
+        Jsonl(
+            data=write(tmp_path / "a.jsonl", data),
+            eval_data=write(tmp_path / "b.jsonl", held_out),
+            id="id",
+            ground_truth_file=write(tmp_path / "t.jsonl", [{"id": 0, "answer": "T0"}]),
+        )
+
+
 def test_a_ground_truth_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"reading the ground truth .*none.json: there is no such file"):
         Jsonl(data=write(tmp_path / "q.jsonl", QUESTIONS), id="id", ground_truth_file=str(tmp_path / "none.json"))

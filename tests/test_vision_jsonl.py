@@ -40,6 +40,15 @@ def row(pictures: object, text: str = "What is it?") -> dict[str, object]:
     return {"question": text, "answer": "red", "pictures": pictures}
 
 
+def test_one_question_about_many_pictures_is_many(tmp_path: Path) -> None:
+    """All rows were held out, since the evaluation asks the same of other pictures."""
+    (tmp_path / "dark.png").write_bytes(DARK)
+    vision = task(tmp_path, row("red.png", "other?"), row("dark.png", "other?"))
+    (kept,) = vision.problems("train")
+    assert kept.data["pictures"] == [tmp_path / "dark.png"]
+    assert vision.left_out == 1
+
+
 @pytest.mark.parametrize(
     "picture",
     [

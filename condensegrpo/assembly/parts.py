@@ -220,18 +220,18 @@ def _tools(config: RunConfig, form: ToolFormat, sandbox: Sandbox, objects: Objec
 def _tool(plugin: Plugin, sandbox: Sandbox, objects: Objects) -> Tool:
     """A function is the tool; a class is built with its options, and its ``__call__`` is the tool."""
     loaded: Any = object_or(objects, plugin, lambda: load("tools", plugin.name))
+    isclass = inspect.isclass(loaded)
+    if plugin.options and not isclass:
+        raise ConfigError(
+            f"setting up the tool {plugin.name} with {plugin.options}: it is no class and has no options. A tool with "
+            f"options is a class whose __call__ is the tool."
+        )
     if not inspect.isroutine(loaded):
-        isclass = inspect.isclass(loaded)
         built = build_plugin("tools", plugin.name, plugin.options, {"sandbox": sandbox}) if isclass else loaded
         if not callable(built):
             raise ConfigError(_faulty(plugin.name, built, "has no __call__"))
         tool: Tool = built.__call__
         return tool
-    if plugin.options:
-        raise ConfigError(
-            f"setting up the tool {plugin.name} with {plugin.options}: it is a function and has no options. A tool "
-            f"with options is a class whose __call__ is the tool."
-        )
     return cast(Tool, loaded)
 
 

@@ -18,6 +18,8 @@ from condensegrpo.core.missing_files import looked_for
 from condensegrpo.core.working_directory import working_directory
 from condensegrpo.storage.environment import started_in
 
+# of the task ``agent``, relative to the folder of an episode
+IN_EPISODE = tuple(("task", "options", name) for name in ("program", "outcome", "answer_file"))
 FOLDERS = (("task", "data"), ("task", "eval_data"), ("model", "path"), ("sandbox", "packages"))  # they may be files
 VARIANTS = ("evaluate", "variants")  # by name, overrides: key=value
 
@@ -32,8 +34,10 @@ def located(tree: Any, file: Path) -> Any:  # noqa: ANN401  a YAML tree
         beside = (here, Path(leaf.origin).parent) if start is None else (start, here)
         folders = [folder for folder in ((here,) if leaf.origin == OVERRIDE else beside) if folder is not None]
         name, equals, text = leaf.value.partition("=") if key[: len(VARIANTS)] == VARIANTS else ("", "", leaf.value)
-        stays = here if here == (start or here) else None
-        path = _found(text, tuple(name.split(".")) if equals else key, folders, stays=stays)
+        stays, named = here if here == (start or here) else None, tuple(name.split(".")) if equals else key
+        if named in IN_EPISODE and ".py:" not in text:
+            return leaf.value
+        path = _found(text, named, folders, stays=stays)
         return f"{name}{equals}{path}"
 
     return with_leaves(tree, found)

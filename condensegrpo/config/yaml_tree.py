@@ -36,6 +36,7 @@ class Section(BaseModel):
 
 S = TypeVar("S", bound=Section)
 _INT_TAG, _FLOAT_TAG = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_MERGE_TAG = "tag:yaml.org,2002:merge"  # of the key <<, which may stand twice
 KeyPath = tuple[str, ...]  # the keys from the top of a tree to a value; of an entry of a list, its index
 
 
@@ -69,7 +70,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """A mapping whose keys are all different."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != _MERGE_TAG]
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)

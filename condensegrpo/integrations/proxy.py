@@ -20,7 +20,7 @@ from itertools import count
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
 from condensegrpo.core.credentials import REMOVED, redacted
-from condensegrpo.core.messages import Message
+from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.engine import Engine
@@ -56,7 +56,7 @@ class _Session:
     number: int
     first: tuple[Message, ...]  # the messages of its first request
     newest: tuple[Message, ...] = ()  # those of the last one that was answered
-    reply: str | None = None  # the text that answered them
+    reply: Message | None = None  # that answered them, its calls without ids
     address: "asyncio.Future[tuple[str, str]]"  # URL and key of the episode
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: int = 0  # requests that are being answered
@@ -69,10 +69,17 @@ class _Session:
         return ""
 
     def continued_by(self, messages: Sequence[Message]) -> int:
-        """How well messages continue it. 2: newest request and reply; 1: the first request; 0: not at all."""
+        """How well messages continue it.
+
+        3: newest request and reply; 2: the same, the reply's text with more behind it or without its calls; 1: the
+        first request; 0: not at all.
+        """
         newest, first = len(self.newest), len(self.first)
         if self.reply is not None and len(messages) > newest and tuple(messages[:newest]) == self.newest:
-            return 1 + messages[newest].text.strip().startswith(self.reply.strip())
+            said, text = messages[newest], self.reply.text.strip()
+            if said.text.strip() == text and _calls(said) == _calls(self.reply):
+                return 3
+            return 1 + bool(text and said.text.strip().startswith(text))
         return int(len(messages) > first and tuple(messages[:first]) == self.first)
 
 
@@ -162,7 +169,7 @@ class Proxy:
         if self._stopping:
             raise RequestRefused("the proxy is ending", status=503)
         running = [each for each in self._open if each.name == name and not each.ended.is_set()]
-        ranked = [(2 if name else each.continued_by(messages), each.number, each) for each in running]
+        ranked = [(3 if name else each.continued_by(messages), each.number, each) for each in running]
         fits, _, session = max(ranked, default=(0, 0, None), key=lambda ranking: ranking[:2])
         if session is not None and fits:
             return session
@@ -208,7 +215,17 @@ async def _listening(host: str, port: int, opened: ExitStack) -> list[socket.soc
     return listening
 
 
-def _reply_in(content: bytes) -> str:
-    """The text of a completion, or of the first event of a stream."""
+def _reply_in(content: bytes) -> Message:
+    """The text and the calls of a completion, or of the first event of a stream."""
     choice = json.loads(content.partition(b"\n")[0].removeprefix(b"data: "))["choices"][0]
-    return str((choice.get("message") or choice["delta"])["content"] or "")
+    said = choice.get("message") or choice["delta"]
+    calls = [call["function"] for call in said.get("tool_calls") or ()]
+    return Message(
+        role="assistant",
+        content=said["content"] or "",
+        tool_calls=tuple(ToolCall(id="", name=call["name"], arguments=call["arguments"]) for call in calls),
+    )
+
+
+def _calls(message: Message) -> list[tuple[str, str]]:
+    return [(call.name, call.arguments) for call in message.tool_calls]

@@ -20,6 +20,7 @@ from condensegrpo.sandbox.script import NAME, execute, finish, fresh
 
 CHANNEL, RECORDS = 3, 4  # file descriptors after the three standard ones
 KEPT = {"python": 3, "candidate": 4, "judge": 5}  # how many of them the code of a request has
+OPEN_FILES = 64  # of the code of a request, at a time
 TROUBLE = "trouble: "  # starts a record that says why the code was not run
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -118,20 +119,25 @@ def _take(fds: Descriptors) -> None:
         os.close(CHANNEL)
 
 
-def limit_process(limits: SandboxLimits, *, count_processes: bool) -> None:
-    """Set the limits that the kernel enforces for this process and those that it starts."""
+def limit_process(limits: SandboxLimits, *, count_processes: bool, open_files: int | None = OPEN_FILES) -> None:
+    """Set the limits that the kernel enforces for this process and those that it starts.
+
+    Args:
+        open_files: at a time, of a process; None: as before.
+    """
     seconds = int(limits.seconds) + 1
     every = {
         resource.RLIMIT_CPU: (seconds, seconds + 1),
         resource.RLIMIT_AS: limits.memory_bytes,
         resource.RLIMIT_FSIZE: limits.disk_bytes // 2,
-        resource.RLIMIT_NOFILE: 64,
         resource.RLIMIT_CORE: 1,  # 0 would still start a program that handles core dumps
         resource.RLIMIT_STACK: 8 << 20,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: 256,  # timers too; counted for all processes of the user
     }
+    if open_files is not None:
+        every[resource.RLIMIT_NOFILE] = open_files
     if count_processes:  # counted per user and user namespace, the supervisor included
         every[resource.RLIMIT_NPROC] = limits.processes + 1
     for kind, value in every.items():

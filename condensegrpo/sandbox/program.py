@@ -22,6 +22,7 @@ from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.supervisor import CHECK_EVERY, end_orphans
 
 OWNER = 0  # stdin
+LOOKING = 0.02  # share of the time that looking at all files of the folder may take
 
 
 def main() -> None:
@@ -58,21 +59,26 @@ def main() -> None:
 
 def _limited(limits: SandboxLimits) -> None:
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-    limit_process(limits, count_processes=False)
+    limit_process(limits, count_processes=False, open_files=None)
 
 
 def _exceeded(pid: int, limits: SandboxLimits, folder: str, proc: int) -> str:
     """Wait for the end of a program, or of its owner (``owner``), or for the limit that it exceeds; "" for its end."""
     deadline, ended = time.monotonic() + limits.seconds, os.pidfd_open(pid)
+    too_large, due = False, 0.0  # of the folder, and when it is looked at again
     while True:
         ready, _, _ = select.select([OWNER, ended], [], [], CHECK_EVERY)
+        if (began := time.monotonic()) >= due:
+            too_large = usage.folder_exceeds(folder, disk_bytes=limits.disk_bytes, files=limits.files)
+            took = time.monotonic() - began
+            due = time.monotonic() + took / LOOKING
         used = usage.of_descendants(os.getpid(), proc)
         checks = {
             "owner": OWNER in ready,
             "seconds": time.monotonic() > deadline,
             "memory_mib": used.memory > limits.memory_bytes,
             "processes": used.tasks > limits.processes,
-            "disk_mib": usage.folder_exceeds(folder, disk_bytes=limits.disk_bytes, files=limits.files),
+            "disk_mib": too_large,
         }
         if ended in ready:
             return ""

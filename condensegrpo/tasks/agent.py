@@ -12,14 +12,14 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
+from pydantic import BeforeValidator
 
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message
@@ -41,6 +41,13 @@ from condensegrpo.tasks.splits import SHARE
 PROBLEM = "problem.json"
 LIMITS = SandboxLimits(seconds=600, memory_mib=8192, processes=256, disk_mib=1024, files=100_000)
 Command = tuple[str, ...]
+
+
+def _completed(value: object) -> object:
+    """Some limits with the others as in ``LIMITS``, not as in the class."""
+    return {**asdict(LIMITS), **value} if isinstance(value, dict) else value
+
+
 Result = Step | str | float | None
 AgentFunction = Callable[[Problem, str, str], Awaitable[Result] | Result]  # problem, base URL, key
 
@@ -67,7 +74,8 @@ class Agent:
     answer_file: str | None = None  # in its folder, with its answer; None: what it printed
     # of its outcome: whether the exit status is 0, or a command that judges in its folder; None: it has none
     outcome: Literal["exit_status"] | Command | None = None
-    limits: SandboxLimits = LIMITS  # of the program; ``seconds`` of a function too
+    # of the program, those that are not given as in ``LIMITS``; ``seconds`` of a function too
+    limits: Annotated[SandboxLimits, BeforeValidator(_completed)] = LIMITS
     requests: Annotated[int, Ge(1)] = 1000  # of one episode, refused ones included
     tool_format: str = "native"
 
@@ -101,7 +109,8 @@ class AgentEpisode:
     task: Agent
     problem: Problem
     _inbox: Inbox | None = field(default=None, init=False)
-    _folder: Path | None = field(default=None, init=False)
+    _folder: tuple[Path, int] | None = field(default=None, init=False)  # and a descriptor with a lock on it
+    _making: "asyncio.Task[Path] | None" = field(default=None, init=False)  # of the folder
     _running: "asyncio.Task[Step] | None" = field(default=None, init=False)
     _request: ChatRequest | None = field(default=None, init=False)  # that waits for the next reply
     _finish: Finish = field(default=Finish.STOP, init=False)  # of the next reply
@@ -159,8 +168,12 @@ class AgentEpisode:
             await self._inbox.close()
         if self._running is not None:
             await asyncio.gather(self._running, return_exceptions=True)
+        if self._making is not None:  # a thread goes on when what waits for it is cancelled
+            await asyncio.gather(self._making, return_exceptions=True)
         if self._folder is not None:
-            await asyncio.to_thread(folders.remove, str(self._folder))
+            folder, lock = self._folder
+            await asyncio.to_thread(folders.remove, str(folder))
+            os.close(lock)
 
     async def _next(self) -> ChatRequest | None:
         """The next request; None: the agent has ended."""
@@ -204,13 +217,9 @@ class AgentEpisode:
             raise TimeoutError(f"the agent exceeded its limit seconds={seconds}") from error
 
     async def _program(self, command: Command, inbox: Inbox) -> Step:
-        self._folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="condensegrpo-agent-"))
-        folder, log = self._folder / "work", self._folder / "program"
-        if self.task.folder is None:
-            folder.mkdir()
-        else:
-            await asyncio.to_thread(shutil.copytree, self.task.folder, folder, symlinks=True)
-        (folder / PROBLEM).write_text(json.dumps(self._shown(), default=str), encoding="utf-8")
+        self._making = asyncio.create_task(asyncio.to_thread(self._made))
+        folder = await asyncio.shield(self._making)
+        log = folder.parent / "program"
         failure: ProgramFailed | None = None
         try:
             status = await self._ran(command, log, {"OPENAI_BASE_URL": inbox.url, "OPENAI_API_KEY": inbox.key})
@@ -224,6 +233,19 @@ class AgentEpisode:
         answers = log.with_suffix(".out") if self.task.answer_file is None else folder / self.task.answer_file
         answer = self._text(answers) or None  # before the command that judges can change it
         return Step(answer=answer, outcome=await self._outcome(failure))
+
+    def _made(self) -> Path:
+        """The folder that the program works in."""
+        _remove_leftovers()
+        name, lock = folders.make()
+        self._folder = Path(name), lock
+        work = Path(name, "work")
+        if self.task.folder is None:
+            work.mkdir()
+        else:
+            shutil.copytree(self.task.folder, work, symlinks=True)
+        (work / PROBLEM).write_text(json.dumps(self._shown(), default=str), encoding="utf-8")
+        return work
 
     async def _ran(self, command: Command, log: Path, environment: Mapping[str, str]) -> int:
         values = {"{question}": self.problem.question, "{id}": self.problem.id}
@@ -241,7 +263,9 @@ class AgentEpisode:
         if self.task.outcome is None or self.task.outcome == "exit_status":
             return None if self.task.outcome is None else float(failure is None)
         assert self._folder is not None
-        log = self._folder / "judge"
+        log = self._folder[0] / "judge"
+        if not await asyncio.to_thread(self._restored, self.task.outcome, log.parent / "work"):
+            return 0.0
         try:
             if await self._ran(self.task.outcome, log, {}):
                 return 0.0
@@ -253,8 +277,33 @@ class AgentEpisode:
         except ValueError:
             return 1.0
 
+    def _restored(self, command: Command, work: Path) -> bool:
+        """Put back what the judging command names in the folder, which the program may have rewritten.
+
+        Returns:
+            False: the program put a link to elsewhere in the place of a folder.
+        """
+        for argument in command if self.task.folder is not None else ():
+            original, copy = Path(self.task.folder or "", argument), work / argument
+            if Path(argument).is_absolute() or not original.is_file():
+                continue
+            if not copy.parent.resolve().is_relative_to(work.resolve()):
+                return False
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if copy.is_dir() and not copy.is_symlink():
+                shutil.rmtree(copy)
+            copy.unlink(missing_ok=True)  # it may be a link
+            shutil.copy2(original, copy)
+        return True
+
     def _shown(self) -> Mapping[str, object]:
         """The problem as the program reads it: without the ground truth."""
         hidden = {"answer", "aliases", self.task.answer}
         data = {name: value for name, value in self.problem.data.items() if name not in hidden}
         return {"id": self.problem.id, "question": self.problem.question, "data": data}
+
+
+@cache
+def _remove_leftovers() -> None:
+    """Remove the folders of episodes that were killed, once a process."""
+    folders.remove_leftovers()

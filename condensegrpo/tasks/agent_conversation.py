@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from condensegrpo.core.messages import History, Message, ToolCall, Unit
 from condensegrpo.core.protocols.environment import Rewritten, Step
+from condensegrpo.episodes import strictjson
 from condensegrpo.episodes.toolformats import JSON_FORMATS, Native, Tagged, parsed_arguments
 
 AGENT = "agent"  # declares what it rewrote
@@ -54,7 +55,10 @@ class Conversation:
             if self._format is not None:
                 thought, end, rest = text.rpartition("</think>")
                 before = thought + end + rest.partition(self._format.opening)[0]
-            named = tuple(replace(call, id=f"call_{number}_{index}") for index, call in enumerate(reply.tool_calls))
+            named = tuple(
+                replace(call, id=f"call_{number}_{index}", arguments=_unquoted(call.arguments))
+                for index, call in enumerate(reply.tool_calls)
+            )
             sent = Message(role="assistant", content=before.strip(), tool_calls=named)
             for call, sampled in zip(named, reply.tool_calls, strict=True):
                 self._by_call[call.id] = (number, sampled)
@@ -153,6 +157,12 @@ def _digests(messages: Sequence[Message]) -> list[int]:
         whole = (digests[-1], message.role, message.text.strip(), message.tool_calls, message.tool_call_id)
         digests.append(hash(whole))
     return digests
+
+
+def _unquoted(arguments: str) -> str:
+    """The JSON object of a call's arguments, which a model may write inside a JSON string."""
+    value = strictjson.loads(arguments)
+    return value if isinstance(value, str) else arguments
 
 
 def _same_text(message: Message, sent: Message) -> bool:

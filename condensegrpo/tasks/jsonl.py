@@ -47,9 +47,13 @@ class Jsonl(QuestionTask):
         held_out = None
         if self.eval_data is not None:
             held_out = self._read(read_rows(self.eval_data, split="test"), "test", self.eval_data)
-        self._splits = split(train, held_out, source=self.data, share=self.eval_share)
+        self._splits = split(train, held_out, source=self.data, share=self.eval_share, identity=self._identity)
         if self.ground_truth_file is not None:
             self._splits = _with_answers(self.ground_truth_file, self._splits)
+
+    def _identity(self, problem: Problem) -> str:
+        """What makes two questions the same."""
+        return problem.question
 
     def _read(self, rows: Sequence[Row], split: str, source: str) -> tuple[Problem, ...]:
         answer = None if self.ground_truth_file else self.answer
@@ -81,6 +85,12 @@ def _with_answers(source: str, splits: Splits) -> Splits:
         DataError: the file is missing or damaged, an id occurs twice, or a problem has no answer in it.
     """
     truths = _read_truths(source)
+    held_out = {problem.id for problem in splits.held_out}
+    if both := next((problem.id for problem in splits.train if problem.id in held_out), None):
+        raise DataError(
+            f"reading the ground truth {source}: the id {both!r} names a training and a held-out problem, and answers "
+            f"are by id. Give each problem an id of its own"
+        )
     missing = [problem.id for problem in (*splits.train, *splits.held_out) if problem.id not in truths]
     if missing:
         raise DataError(

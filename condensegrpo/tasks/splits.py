@@ -39,10 +39,18 @@ class SplitTask:
         return self._splits.train if split == "train" else self._splits.held_out
 
 
-def split(train: Sequence[Problem], held_out: Sequence[Problem] | None, *, source: str, share: float = SHARE) -> Splits:
+def split(
+    train: Sequence[Problem],
+    held_out: Sequence[Problem] | None,
+    *,
+    source: str,
+    share: float = SHARE,
+    identity: Callable[[Problem], str] = lambda problem: problem.question,
+) -> Splits:
     """The training problems whose question is not held out, and the evaluation problems.
 
     Args:
+        identity: what makes two questions the same.
         held_out: the evaluation problems; None: those of ``train`` whose hash falls into ``share``.
         source: where the training problems are from, for the error.
 
@@ -50,10 +58,10 @@ def split(train: Sequence[Problem], held_out: Sequence[Problem] | None, *, sourc
         DataError: no training problem is left.
     """
     chosen = (
-        [problem for problem in train if is_held_out(problem.question, share=share)] if held_out is None else held_out
+        [problem for problem in train if is_held_out(identity(problem), share=share)] if held_out is None else held_out
     )
-    questions = {fold(problem.question) for problem in chosen}
-    kept = tuple(problem for problem in train if fold(problem.question) not in questions)
+    questions = {fold(identity(problem)) for problem in chosen}
+    kept = tuple(problem for problem in train if fold(identity(problem)) not in questions)
     if not kept:
         raise DataError(
             f"splitting {source}: all {len(train)} questions are held out for evaluation, none is left to train on. "

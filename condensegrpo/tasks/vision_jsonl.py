@@ -4,6 +4,7 @@
 {"question": "Is <image> left of <image>?", "pictures": ["a.jpg", "data:image/png;base64,iVBOR…"], "answer": "no"}
 """
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +48,11 @@ class VisionJsonl(Jsonl):
             located = [_located(picture, folder, f"reading the dataset {source}: row {number}") for picture in given]
             problems.append(replace(problem, data={**problem.data, self.pictures: located}))
         return tuple(problems)
+
+    def _identity(self, problem: Problem) -> str:
+        """The question and its pictures: of many pictures the same is asked."""
+        pictures = (value if isinstance(value, bytes) else value.read_bytes() for value in problem.data[self.pictures])
+        return " ".join((problem.question, *(hashlib.sha256(picture).hexdigest() for picture in pictures)))
 
     def _question(self, problem: Problem) -> tuple[Part, ...]:
         """The question with its pictures.
