@@ -165,6 +165,15 @@ def test_figures_and_paired_differences_of_equal_budgets() -> None:
     ]
 
 
+def test_a_contender_without_a_budget_is_compared_wherever_it_stands() -> None:
+    full, other = rated("full", {"a": [1, 1]}, budget=None), rated("x", {"a": [1, 0]})
+    found = [comparison("m", entries).differences for entries in ([full, other], [other, full])]
+    assert [[(one.ours, one.theirs, one.budget, one.success.mean) for one in each] for each in found] == [
+        [("x", "full", 64, -0.5)],
+        [("full", "x", 64, 0.5)],
+    ]
+
+
 def test_a_narrow_terminal_shows_whole_names_and_no_times() -> None:
     screen = Console(width=80)
     found = comparison("m", [rated("last_k(keep_last=2)", {"a": [1, 0]})])

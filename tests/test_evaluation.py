@@ -29,6 +29,15 @@ def test_success_is_the_mean_over_trajectories_and_pass_at_k_the_mean_over_probl
     assert result.pass_at == {1: 0.25, 2: 0.5}  # of both samples of a, one solves it; of b none
 
 
+def test_two_problems_of_one_id_are_two() -> None:
+    """As files of one name in two folders of games."""
+    samples = [sample(each, n, int(each in "ab")) for each in "abcd" for n in (0, 1)]
+    named = [replace(one, problem_id={"a": "x", "b": "x", "c": "y", "d": "y"}[one.group_id]) for one in samples]
+    found, wanted = (evaluation_of("held-out", each, seed=3, seconds=1.0) for each in (named, samples))
+    assert found == wanted
+    assert evaluation_of("held-out", named[:6], seed=3, seconds=1.0).problems == 3
+
+
 def test_the_order_of_the_trajectories_changes_nothing() -> None:
     samples = [sample("a", 0, 1, context=9), sample("b", 0, 0), sample("c", 0, 1)]
     assert evaluation_of("x", samples, seed=0, seconds=0.0) == evaluation_of("x", samples[::-1], seed=0, seconds=0.0)

@@ -1,12 +1,19 @@
 """Predictions of studies, compared with figures that are known."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
+from builders import scored, trajectory, turn
 
+from condensegrpo.config.load import find_config, load_config
 from condensegrpo.config.study import Prediction
 from condensegrpo.evaluation.predictions import Figure, PredictionOutcome, Verdict, outcome
 from condensegrpo.evaluation.study import SeedOutcome, StudyFigures, evaluation_figures
-from condensegrpo.reporting.study_results import markdown
+from condensegrpo.reporting.study_results import _outcome, markdown
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trajectories import write_trajectory
 
 
 def column(*values: float, seeds: tuple[int, ...] | None = None) -> Figure:
@@ -81,6 +88,19 @@ def test_success_on_the_same_problems_is_compared_by_problem() -> None:
     found = judged(ours, theirs, figure="success", above=0).found
     assert found is not None
     assert found.low < 0.5 - 0.1  # all seeds agree: the problems alone make the width
+
+
+def test_problems_of_one_id_with_other_questions_are_others(tmp_path: Path) -> None:
+    """Arms with other data were compared problem by problem, where a task numbers its problems."""
+    config = load_config(find_config("quickstart"), [f"runs_dir={tmp_path}", "name=a"])
+    for arm, question in (("a", "what is 1 + 1?"), ("b", "what is 2 + 2?")):
+        folder = RunFolder.create(tmp_path / arm)
+        one = scored(replace(trajectory(turn([1], [2])), problem_id="eval-0", question=question), 1.0)
+        file = folder.evaluation(config.train.steps, "held-out")
+        file.parent.mkdir(parents=True)
+        write_trajectory(file, one)
+    ours, theirs = (_outcome(config.model_copy(update={"name": arm}), "held-out") for arm in "ab")
+    assert not ours.success.keys() & theirs.success.keys()
 
 
 def test_the_table_of_an_unfinished_sweep_compares_the_seeds_that_both_arms_have() -> None:

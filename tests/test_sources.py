@@ -41,6 +41,15 @@ def test_a_turn_that_a_shown_result_recalls_counts_as_shown() -> None:
     shown, gone = seeing((0, DROPPED), (1, KEPT)), seeing((0, DROPPED), (1, DROPPED))
     assert source_factors(trajectory(seeing(), recalling, shown), HALF) == [1, 1, 1]
     assert source_factors(trajectory(seeing(), recalling, gone), HALF) == [0, 0, 1]
+    masked = seeing((0, DROPPED), (1, REWRITTEN))  # a placeholder stands for the result
+    assert source_factors(trajectory(seeing(), recalling, masked), SourceCredit()) == [0, 1, 1]
+
+
+def test_a_shown_recall_of_a_recall_shows_the_source_of_both() -> None:
+    recalling = seeing((0, DROPPED), result="[recalled from turn 0]\npage")
+    again = seeing((0, DROPPED), (1, DROPPED), result="[recalled from turn 1]\n[recalled from turn 0]\npage")
+    last = seeing((0, DROPPED), (1, DROPPED), (2, KEPT))
+    assert source_factors(trajectory(seeing(), recalling, again, last), HALF) == [1, 1, 1, 1]
 
 
 def test_of_summaries_the_newest_counts_as_shown() -> None:

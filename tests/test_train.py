@@ -276,6 +276,17 @@ def test_two_updates_a_batch_share_one_cosine(finished: Path, tmp_path: Path) ->
     assert rates == pytest.approx(wanted)
 
 
+def test_the_schedule_of_a_resumed_run_counts_training_steps(finished: Path, tmp_path: Path) -> None:
+    """It counted optimiser steps taken: with other updates a batch, or after steps without signal, it was elsewhere."""
+    shutil.copytree(finished, tmp_path / "two")
+    shutil.rmtree(tmp_path / "two/checkpoints/step_000004")
+    (tmp_path / "two/checkpoints/latest").write_text("step_000002")
+    changes = ("algorithm.updates_per_batch=2", "learner.optimiser.schedule=cosine", "train.eval_every=0")
+    succeed("train", "--resume", str(tmp_path / "two"), "--allow-changes", *changes)
+    rates = [line["lr"] for line in read_metrics(tmp_path / "two/metrics.jsonl") if "lr" in line][2:]
+    assert rates == pytest.approx([1e-3 * 0.5 * (1 + math.cos(math.pi * step / 8)) for step in (5, 7)])
+
+
 def test_without_an_evaluation_at_the_start_a_run_trains_equally_and_shows_no_figures_of_then(
     finished: Path, tmp_path: Path
 ) -> None:

@@ -44,19 +44,22 @@ def source_factors(trajectory: Trajectory, credit: SourceCredit) -> list[float]:
     acts = [index for index, turn in enumerate(trajectory.turns) if turn.kind == "act"]
     if not acts:
         return [1.0] * len(trajectory.turns)
-    last, factors = acts[-1], [1.0] * len(trajectory.turns)
+    last, factors, shown = acts[-1], [1.0] * len(trajectory.turns), set(acts)
     condensations = (trajectory.turns[index].condensation for index in reversed(acts))
     newest = next((condensation for condensation in condensations if condensation is not None), None)
     of_status = {SpanStatus.KEPT: 1.0, SpanStatus.REWRITTEN: credit.rewritten, SpanStatus.DROPPED: credit.dropped}
     for span in newest.spans if newest is not None else ():
         for index in span.turns:
             factors[index] = of_status[span.status]
+            if span.status is not SpanStatus.KEPT:
+                shown.discard(index)
     condensed = [index for index, turn in enumerate(trajectory.turns[:last]) if turn.kind == "condense"]
     for index in condensed:
         factors[index] = 1.0 if index == condensed[-1] else credit.rewritten
-    for index in acts[:-1]:
+    for index in reversed(acts[:-1]):  # the result of a recall may itself be recalled
         recalled = [recalled_turn(result) for result in trajectory.turns[index].observations]
-        for source in recalled if factors[index] == 1.0 else ():
+        for source in recalled if index in shown else ():
             if source is not None:
                 factors[source] = 1.0
+                shown.add(source)
     return factors

@@ -168,7 +168,7 @@ class RolloutSettings(Section):
     """null: a trajectory ends only when the policy gives its answer."""
 
     staleness: int = Field(default=0, ge=0)
-    """Maximum number of optimiser steps between the weights that sampled a batch and the weights that it trains.
+    """Maximum number of training steps between the weights that sampled a batch and the weights that it trains.
 
     0: sampling and learning alternate. 1: the next batch is sampled during the optimiser step. n: up to n batches are
     sampled in advance, and the sampler gets new weights every n steps.

@@ -59,7 +59,7 @@ class ContenderDifference:
 
     ours: str
     theirs: str
-    budget: int | None  # of both, or of ours where theirs has none
+    budget: int | None  # of both, or of the one that has one
     success: Interval
 
 
@@ -81,7 +81,7 @@ class ContenderResult:
     """The evaluation of one contender."""
 
     figures: ContenderFigures
-    correct: Mapping[str, Sequence[float]]  # problem → correctness of its trajectories
+    correct: Mapping[str, Sequence[float]]  # group of a problem → correctness of its trajectories
     evaluation: Evaluation
 
 
@@ -91,7 +91,7 @@ def contender_result(
     """The figures of a contender from its trajectories."""
     correct: dict[str, list[float]] = defaultdict(list)
     for each in scored:
-        correct[each.figures.problem_id].append(each.figures.correct)
+        correct[each.figures.group_id].append(each.figures.correct)  # two problems may have one id
     trajectories = [each.trajectory for each in scored]
     counts = [fetches(trajectory) for trajectory in trajectories]
     total = Fetches(sum(count.calls for count in counts), sum(count.refetches for count in counts))
@@ -133,11 +133,16 @@ def comparison(model: str, entries: Sequence[ContenderResult], *, step: int | No
             ContenderDifference(
                 ours=ours.figures.contender.label,
                 theirs=theirs.figures.contender.label,
-                budget=ours.figures.contender.budget,
+                budget=max(_budgets(ours, theirs), default=None),
                 success=paired_difference(ours.correct, theirs.correct),
             )
             for index, ours in enumerate(entries)
             for theirs in entries[:index]
-            if theirs.figures.contender.budget in (ours.figures.contender.budget, None)
+            if len(_budgets(ours, theirs)) < 2
         ),
     )
+
+
+def _budgets(*entries: ContenderResult) -> set[int]:
+    """The budgets that contenders have."""
+    return {budget for entry in entries if (budget := entry.figures.contender.budget) is not None}

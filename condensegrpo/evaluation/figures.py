@@ -22,7 +22,7 @@ def evaluation_of(
     """
     correct: dict[str, list[float]] = defaultdict(list)
     for trajectory in figures:
-        correct[trajectory.problem_id].append(trajectory.correct)
+        correct[trajectory.group_id].append(trajectory.correct)  # two problems may have one id
     counts = {problem: len(values) for problem, values in correct.items()}
     if len(set(counts.values())) != 1:
         raise ValueError(f"evaluating {name!r}: wanted equally many trajectories of each problem, found {counts}")

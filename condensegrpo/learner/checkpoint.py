@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 
 from condensegrpo.core.errors import CheckpointError, CondenseError
 from condensegrpo.learner import devices
@@ -194,9 +193,6 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
         )
     names = [_TRAIN.format(number) for number in range(manifest.world_size)]
     restore_training_state(engine, [_read(checkpoint / name, mmap=True) for name in names])
-    schedule: LambdaLR = engine.lr_scheduler
-    for group, rate, part in zip(schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
-        group["lr"] = rate * part(schedule.last_epoch)
     if rank() < manifest.world_size:
         states = _read(checkpoint / _RNG.format(rank()))
         random.setstate(states["python"])

@@ -67,7 +67,7 @@ def open_deepspeed(
 
     Args:
         policy: on the CPU.
-        total_steps: of the run; a cosine schedule falls to 0 there.
+        total_steps: of the run; a cosine schedule would be 0 after them.
         zero_stage: what the ranks divide among them: 0 nothing, 1 optimiser, 2 gradients as well, 3 weights as well.
         dtype: of the weights.
         offload: what lies in the machine's memory instead of the GPU's. The optimiser's step is then taken by the CPU.

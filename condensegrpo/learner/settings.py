@@ -58,7 +58,7 @@ class OptimizerSettings:
     warmup_steps: Annotated[int, Ge(0)] = 0
     """Optimiser steps over which the learning rate rises linearly to its peak."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """Learning rate after the warm-up; cosine falls to 0 at the last step of training."""
+    """Learning rate after the warm-up; cosine falls towards 0, which one more step would reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,15 @@ def restore_training_state(engine: DeepSpeedEngine, saved: Sequence[SavedState])
     schedule: LambdaLR = engine.lr_scheduler
     for adamw_state in schedule.optimizer.state.values():
         adamw_state["step"].fill_(saved[0]["steps"])
-    schedule.last_epoch = saved[0]["scheduled"]
+    at_schedule(engine, saved[0]["scheduled"])
+
+
+def at_schedule(engine: DeepSpeedEngine, step: int) -> None:
+    """Put the schedule before optimiser step ``step`` (from 0), whatever was skipped before it."""
+    schedule: LambdaLR = engine.lr_scheduler
+    schedule.last_epoch = step
+    for group, rate, part in zip(schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+        group["lr"] = rate * part(step)
 
 
 def _trained(engine: DeepSpeedEngine) -> Iterator[tuple[str, nn.Parameter]]:

@@ -18,7 +18,7 @@ class Credited:
     """The advantages and weights of one trajectory of a batch."""
 
     group_id: str  # unique among the groups of a step
-    outcome: float  # the estimator's input: total reward, or correctness
+    outcome: float  # the estimator's input: the total reward, less a penalty for its stop
     correct: float  # in [0, 1]; 0 if the stop is penalised, 1 is correct
     tokens: int  # sampled ones, of all turns
     advantages: tuple[float, ...]  # (K,) of every turn

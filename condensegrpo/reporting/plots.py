@@ -68,11 +68,12 @@ def plot_runs(compared: RunComparison, curves: Sequence[tuple[str, str]], file: 
         for panel, (metric, title) in zip(panels, measured, strict=False):
             for number, (run, lines) in enumerate(zip(compared.runs, compared.metrics, strict=True)):
                 line = series(lines, metric)
-                values = smoothed(line.values, window(line))
+                low, high = series(lines, f"{metric}_low"), series(lines, f"{metric}_high")
+                banded = bool(line.steps) and line.steps == low.steps == high.steps  # of an evaluation
+                values = line.values if banded else smoothed(line.values, window(line))
                 style, marks = arm_style(number), marked(values, number)
                 panel.plot(line.steps, values, label=run, markersize=5, markevery=marks, **style)
-                low, high = series(lines, f"{metric}_low"), series(lines, f"{metric}_high")
-                if line.steps and line.steps == low.steps == high.steps:  # of an evaluation
+                if banded:
                     panel.fill_between(
                         line.steps, low.values, high.values, color=style["color"], alpha=0.15, linewidth=0
                     )

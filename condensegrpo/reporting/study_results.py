@@ -188,9 +188,9 @@ def _outcome(config: RunConfig, evaluation: str) -> SeedOutcome:
     folder = RunFolder(Path(config.runs_dir) / config.name)
     success, context = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for scored in read_trajectories(folder.evaluation(config.train.steps, evaluation)).trajectories:
-        figures = scored.figures
-        success[figures.problem_id].append(figures.correct)
-        context[figures.problem_id].append(float(figures.context_tokens))
+        figures, problem = scored.figures, f"{scored.figures.problem_id} {scored.trajectory.question}"
+        success[problem].append(figures.correct)
+        context[problem].append(float(figures.context_tokens))
     lines = _evaluated(folder)
     before, after = (metrics_of(evaluation, lines.get(step, {})) for step in (0, config.train.steps))
     return SeedOutcome(seed=config.seed, success=_means(success), context=_means(context), before=before, after=after)

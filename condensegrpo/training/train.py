@@ -34,6 +34,7 @@ from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed
 from condensegrpo.learner.engine_state import on_device
 from condensegrpo.learner.policy import save_tokenizer
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
+from condensegrpo.learner.training_state import at_schedule
 from condensegrpo.planning.plan import config_on_devices
 from condensegrpo.storage.environment import write_environment
 from condensegrpo.storage.run_folder import RunFolder
@@ -308,6 +309,7 @@ def _learn(run: _Run, step: int, batch: StepBatch) -> tuple[StepCredit, dict[str
         kl_weight_NK=credit.kl_weight_NK,
         idle=run.reference is not None,
     )
+    at_schedule(run.learner, (step - 1) * algorithm.updates_per_batch)  # steps that had nothing to learn count
     run.observer.phase(f"step {step}: learning", None)
     with on_device(run.learner) if run.config.learner.offload.rollouts else nullcontext():
         statistics = update(
