@@ -16,7 +16,7 @@ quickstart: install
 # Trains the policy of the reading task, then holds it against each condenser under equal budgets, in some minutes
 # (docs/how-to/compare-condensers.md).
 compare: install
-	test -d runs/memory/checkpoints || $(BIN)/condensegrpo train configs/memory.yaml
+	$(BIN)/condensegrpo train configs/memory.yaml --continue
 	$(BIN)/condensegrpo eval runs/memory --out runs/memory/compare --budgets 32,56,80 \
 		--compare "full, last_k keep_last=18, truncate, random_drop, observation_mask, attention"
 

@@ -14,7 +14,7 @@ from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.console import loading
-from condensegrpo.display.tables import table
+from condensegrpo.display.tables import show_folding, table
 from condensegrpo.storage.evaluations import destination_of, kept_if_begun
 from condensegrpo.storage.files import write_atomically
 
@@ -123,9 +123,9 @@ def compare(
         typer.echo(text)
         return
     console = theme.console()
-    console.print(figures_table(result, with_times=console.width >= 100))
-    console.print(tokens_table(result))
-    console.print(_differences_table(result))
+    show_folding(console, figures_table(result, with_times=console.width >= 100), heads=2)
+    show_folding(console, tokens_table(result), heads=2)
+    show_folding(console, _differences_table(result), heads=3)
     steps = "" if result.step is None else f", after {counted(result.step, 'step')}"
     console.print(f"model   {result.model}{steps}\nfolder  {out}: {', '.join(FILES)}", soft_wrap=True)
 

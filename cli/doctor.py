@@ -280,10 +280,13 @@ def _has_template(folder: Path) -> bool:
 
 def _hub_model(name: str) -> Finding:
     from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
         return problem("model", f"there is no folder {name}", "set model.path to a Hugging Face model folder or Hub id")
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+    if isinstance(cached, str):
         return ok("model", f"{name} is in the Hub cache")
     fault = hub_fault()
     if fault is not None:

@@ -16,7 +16,7 @@ from condensegrpo.cli.options import AsJson, Debug, names_and_overrides
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import counted
 from condensegrpo.display.console import loading
-from condensegrpo.display.tables import table
+from condensegrpo.display.tables import show_folding, table
 from condensegrpo.learner.launchers import check_alone
 
 if TYPE_CHECKING:
@@ -146,6 +146,6 @@ def _print(result: "Evaluation", model: str, step: int | None) -> None:
     rows.append(("seconds", f"{result.seconds:.1f}"))
     problems, samples = counted(result.problems, "held-out problem"), counted(result.samples, "sample")
     console = Console()
-    console.print(table(f"{problems} × {samples}, seed {result.seed}", ("metric", "value"), rows))
+    show_folding(console, table(f"{problems} × {samples}, seed {result.seed}", ("metric", "value"), rows))
     steps = "" if step is None else f", after {counted(step, 'step')}"
     console.print(f"model: {model}{steps}", highlight=False, soft_wrap=True, markup=False)

@@ -2,6 +2,7 @@
 
 import json
 import keyword
+import os
 import re
 import shlex
 import sys
@@ -54,6 +55,8 @@ def init(
     question = "Episodes (turns: an environment of several turns; question: one question)"
     episodes = episodes or typer.prompt(question, default=Episodes.TURNS.value, value_proc=_episodes)
     model = model or typer.prompt("Model (Hub id or folder; new: a tiny one)", default=NEW)
+    if model != NEW and (local := Path(model).expanduser()).is_dir():
+        model = os.path.relpath(local.resolve(), folder.resolve())  # the configuration lies in the folder
     texts = _texts(name, episodes, model)
     taken = [file for file in texts if (folder / file).exists()]
     if taken:

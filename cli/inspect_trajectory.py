@@ -1,6 +1,7 @@
 """``condensegrpo inspect``: which trajectories there are, and what happened in one of them."""
 
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -84,7 +85,12 @@ def inspect_trajectory(
 
     Example: condensegrpo inspect runs/quickstart --where 'correct == 0' --sort -context --tokens
     """
+    if trajectory is not None and trajectory_id is not None:
+        raise ConfigError(f"reading the arguments: found the trajectory {trajectory_id} and --trajectory {trajectory}.")
+    printing = {"--turn": turn is not None, "--tokens": tokens, "--full": full, "--svg": svg}
+    choosing = {"--group": group, "--trajectory": trajectory or trajectory_id, "--view": view, "--where": where}
     if check:
+        _alone("--check", {**choosing, "--sort": sort, **printing, "--html": html})
         from condensegrpo.cli.inspect_check import print_breaches
 
         every_file = path.is_dir() and step is None and evaluation is None
@@ -109,6 +115,7 @@ def inspect_trajectory(
             "a problem: --where \"problem == 'NAME'\"."
         )
     if html is not None:
+        _alone("--html", {"--json": as_json, "--sort": sort, **printing})
         from condensegrpo.cli.inspect_html import export
 
         is_single = path.is_file() or choice.is_named or step is not None or evaluation is not None
@@ -122,6 +129,16 @@ def inspect_trajectory(
         _print_worse(index)
     else:
         _print(index, file, choice.within(ready), turn=turn, tokens=tokens, full=full, as_json=as_json, svg=svg)
+
+
+def _alone(option: str, given: Mapping[str, object]) -> None:
+    """Check that no option is given that another leaves out.
+
+    Raises:
+        ConfigError: one is; the message names them.
+    """
+    if others := [name for name, value in given.items() if value]:
+        raise ConfigError(f"reading {option}: it goes without {', '.join(others)}. Run the command once for each.")
 
 
 def _listing(choice: Choice, ready: views.ReadyView | None, file: Path | None) -> "Listing | None":
@@ -169,14 +186,15 @@ def _print(
         index.update([file])
     view = view_of(index, index.batch(file), choice, tokens=tokens)
     shown = turns_to_show(view, turn)
-    if as_json:
-        typer.echo(view_json(view, shown, tokens=tokens))
-        return
-    parts, screen = partial(parts_of, view, choice=choice, shown=shown, tokens=tokens, full=full), theme.console()
-    if index.note:
-        screen.print(Text(neutral(index.note), theme.DIM), soft_wrap=True)
-    theme.show(screen, parts)
+    parts = partial(parts_of, view, choice=choice, shown=shown, tokens=tokens, full=full)
     if svg is not None:
         picture = theme.recorder()
         theme.show(picture, parts)
         write_atomically(svg, theme.svg(picture, title=f"condensegrpo inspect {index.path}"))
+    if as_json:
+        typer.echo(view_json(view, shown, tokens=tokens))
+        return
+    screen = theme.console()
+    if index.note:
+        screen.print(Text(neutral(index.note), theme.DIM), soft_wrap=True)
+    theme.show(screen, parts)

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
+from condensegrpo.core.unfinished import undo_all
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KERNEL_ENDS = sys.platform == "linux" and os.getpid() != 1  # for process 1 the default action is to do nothing
 PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
@@ -64,8 +66,9 @@ class StopRequest:
 
 
 def exit_immediately(number: int, frame: FrameType | None) -> None:
-    """Exit without waiting for a sampler's thread, as an ordinary exit would."""
+    """Exit without waiting for a sampler's thread, as an ordinary exit would; what is unfinished is undone."""
     _write(b"\ninterrupted\n")
+    undo_all()
     os._exit(128 + number)
 
 

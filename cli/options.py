@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import condensegrpo.configs
+from condensegrpo.core.errors import ConfigError
 
 DEBUG = "--debug"  # of every command: tracebacks of errors, which are otherwise shown as one line
 DECLARED = ("train", "eval")  # the commands that declare it: they also show the tracebacks of failed trajectories
@@ -15,6 +16,20 @@ Debug = Annotated[bool, typer.Option(DEBUG, help="Show the tracebacks of errors 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of its keys.")]
 AnyConfig = Annotated[str, typer.Argument(help="A YAML file, the name of a shipped one, or a run folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def check_plot(file: Path | None, *endings: str) -> None:
+    """Check where a picture is to be drawn, before anything is computed for it.
+
+    Raises:
+        ConfigError: the folder does not exist, or the ending names no format.
+    """
+    if file is None:
+        return
+    if file.suffix not in endings:
+        raise ConfigError(f"reading --plot {file}: wanted a name that ends in {' or '.join(endings)}.")
+    if not file.parent.is_dir():
+        raise ConfigError(f"reading --plot {file}: there is no folder {file.parent}.")
 
 
 def without_debug(arguments: Sequence[str]) -> list[str]:

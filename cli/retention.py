@@ -12,7 +12,7 @@ import typer
 from condensegrpo.cli.compare import parsed_condensers
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.display import theme
-from condensegrpo.display.tables import table
+from condensegrpo.display.tables import show_folding, table
 from condensegrpo.storage.files import make_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _show(report: dict[str, object], figures: "Sequence[Retention]", out: Path |
     if as_json:
         typer.echo(text)
         return
-    theme.console().print(table(title, headings, rows, left=2, lines=True))
+    show_folding(theme.console(), table(title, headings, rows, left=2, lines=True))
 
 
 def parsed_shares(text: str) -> list[Fraction]:

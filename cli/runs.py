@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from condensegrpo.cli.options import AsJson, run_folders
+from condensegrpo.cli.options import AsJson, check_plot, run_folders
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.display import theme
 from condensegrpo.display.tables import show_fitting, table
@@ -94,6 +94,7 @@ def compare_runs(
     """
     from condensegrpo.reporting.runs import compare_runs
 
+    check_plot(plot, ".png", ".svg")
     compared = compare_runs([RunFolder.open(path) for path in paths])
     if plot is not None:
         from condensegrpo.reporting.plots import plot_runs
@@ -125,7 +126,7 @@ def _print_curves(console: "Console", compared: "RunComparison") -> None:
     from condensegrpo.reporting.runs import sparklines
 
     name_width = min(max(map(len, compared.runs)), console.width // 4)
-    cells = min(MOST_CELLS, console.width - name_width - 24)
+    cells = max(1, min(MOST_CELLS, console.width - name_width - 24))
     for metric, title, form in CURVES:
         curves = [[(line["step"], line[metric]) for line in lines if metric in line] for lines in compared.metrics]
         if not any(curves):

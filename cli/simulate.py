@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from condensegrpo.cli.options import AnyConfig, AsJson, Overrides
+from condensegrpo.cli.options import AnyConfig, AsJson, Overrides, check_plot
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.display import theme
 from condensegrpo.display.tables import show_fitting, table
@@ -40,6 +40,7 @@ def simulate(
 
     Example: condensegrpo simulate search_mt_grpo --set gpus=64 --sweep staleness=0,1,2
     """
+    check_plot(plot, ".png", ".svg", ".pdf")
     if plot is not None and not sweep:
         raise ConfigError("reading --plot: it draws a sweep. Add --sweep, such as --sweep servers=4,8,16.")
     from condensegrpo.display.console import PhaseDisplay

@@ -252,6 +252,7 @@ def test_a_model_that_is_nowhere_is_a_problem(tmp_path: Path) -> None:
     path = config_with(tmp_path, f"name: demo\nmodel: {{path: {tmp_path}/none}}\ntask: {{name: ledger}}\n")
     assert levels(config_findings(path, []))["model"] is Level.PROBLEM
     assert levels(config_findings(path, ["model.path=some/model-of-nobody"]))["model"] in (Level.WARNING, Level.PROBLEM)
+    assert levels(config_findings(path, ["model.path=models/my model"]))["model"] is Level.PROBLEM  # no id of the Hub
 
 
 def test_a_run_that_a_change_makes_fit_is_given_the_change(tmp_path: Path) -> None:

@@ -65,6 +65,17 @@ def test_a_pretrained_model_has_no_warm_start(tmp_path: Path) -> None:
     assert "warm_start" not in text
 
 
+def test_a_model_folder_is_named_as_the_configuration_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    init(Path("mytask"), "--name", "counting", "--episodes", "question", "--model", "models/tiny")
+    for folder in (tmp_path, tmp_path / "mytask"):
+        monkeypatch.chdir(folder)
+        path = load_config(tmp_path / "mytask/counting.yaml").model.path
+        assert path is not None
+        assert Path(path).samefile(tmp_path / "models/tiny")
+
+
 def test_nothing_is_overwritten_and_a_wrong_answer_says_what_was_wanted(tmp_path: Path) -> None:
     (tmp_path / "counting.yaml").write_text("mine")
     known: list[tuple[Callable[[], str], type[Exception], str]] = [

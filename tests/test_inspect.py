@@ -691,6 +691,20 @@ def test_a_picture_neutralises_too(tmp_path: Path) -> None:
     assert "<script>" not in svg
 
 
+def test_an_option_is_done_or_refused(tmp_path: Path) -> None:
+    write_trajectory(tmp_path / "t.jsonl", scored(trajectory(turn([1], [2], reply="ok")), 1.0))
+    assert json.loads(inspect(tmp_path / "t.jsonl", "--json", "--svg", tmp_path / "x.svg"))["turns"]
+    assert (tmp_path / "x.svg").is_file()
+    page = ("--html", tmp_path / "x.html")
+    for options, wanted in (
+        (("--check", *page, "--where", "turns > 3"), "reading --check: it goes without --where, --html"),
+        ((*page, "--json", "--turn", "0"), "reading --html: it goes without --json, --turn"),
+        (("0/0/0", "--trajectory", "1"), "found the trajectory 0/0/0 and --trajectory 1"),
+    ):
+        assert wanted in str(run(tmp_path / "t.jsonl", *options).exception)
+    assert not (tmp_path / "x.html").exists()
+
+
 # --- the console
 
 

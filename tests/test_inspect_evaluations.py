@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
 from condensegrpo.core.errors import RunError
+from condensegrpo.inspection.batches import choose, command_of, credit_file, run_of
+from condensegrpo.inspection.index import Index
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
 from condensegrpo.storage.trajectories import Provenance, write_trajectory
 
@@ -63,6 +65,38 @@ def test_a_saved_evaluation_knows_policy_step_budget_and_tokens(saved: Path) -> 
     assert any("context of 64 tokens" in line for line in lines)
     assert any(line.endswith("policy after 60 steps") for line in lines)
     assert any(line.split() == ["<answer>", "3", "</answer>", "<end>"] for line in lines)
+
+
+def test_the_command_of_a_page_shows_what_the_page_shows(saved: Path, tmp_path: Path) -> None:
+    """It had a step, which a folder of evaluations does not know."""
+    run = RunFolder.create(tmp_path / "run")
+    run.config.write_text("name: run\n")
+    write(run.evaluation(60, "held-out"), SAMPLED_WITH)
+    for folder, file in ((saved, saved / "held-out.jsonl"), (run.path, run.evaluation(60, "held-out"))):
+        index = Index(folder)
+        index.update([file])
+        _, _, path, *options = command_of(folder, index.batch(file))
+        given = dict(zip(options[::2], options[1::2], strict=True))
+        assert choose(Path(path), int(given["--step"]) if "--step" in given else None, given["--evaluation"]) == file
+    assert "--step" in options
+
+
+def test_the_credit_of_a_run_is_found_where_its_trajectories_are_a_link(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    run.trajectory_folder.rename(tmp_path / "moved")
+    run.trajectory_folder.symlink_to(tmp_path / "moved")
+    run.trajectories(1).touch()
+    assert credit_file(run.trajectories(1)) == run.credit(1)
+    (tmp_path / "t.jsonl").symlink_to(run.trajectories(1))  # a link to a file is that file
+    assert run_of(tmp_path / "t.jsonl") is None
+
+
+def test_a_folder_of_a_study_names_its_runs(tmp_path: Path) -> None:
+    (tmp_path / "sweep.jsonl").write_text('{"run": "a-seed0", "arm": "a", "seconds": 1}\n')
+    RunFolder.create(tmp_path / "a-seed0").config.write_text("name: a-seed0\n")
+    with pytest.raises(RunError, match="a-seed0"):
+        inspect(tmp_path)
+    assert not (tmp_path / ".inspection.sqlite").exists()
 
 
 def test_nothing_is_said_of_learning_where_nothing_is_learned(saved: Path) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from command import run, succeed
 from memory_questions import write_memory_questions
+from rich.console import Console
 
 from condensegrpo.cli.retention import parsed_shares
 from condensegrpo.core.errors import ConfigError, DataError
+from condensegrpo.display.tables import show_folding, table
 from condensegrpo.evaluation.retention import methods, retention
 from condensegrpo.storage.bfcl_memory import contains_answer, read_memory_questions
 
@@ -135,6 +137,19 @@ def test_budgets_are_shares() -> None:
 def test_what_is_no_list_of_shares_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="wanted shares above 0 and at most 1"):
         parsed_shares(text)
+
+
+@pytest.mark.parametrize("width", [200, 60])
+def test_a_table_that_does_not_fit_loses_neither_names_nor_figures(width: int) -> None:
+    headings = ["condenser", "sees the question", *(f"1/{part}" for part in (2, 4, 8, 16))]
+    rows = [[name, "no", *["0.52 [0.45, 0.59]\n-0.12 [-0.20, +0.03]"] * 4] for name in ("observation_mask", "anchors")]
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as capture:
+        show_folding(console, table("answers that are kept", headings, rows, left=2, lines=True))
+    shown = capture.get()
+    assert "answers that are kept" in shown
+    assert all(name in shown for name in ("observation_mask", "anchors"))
+    assert shown.count("[-0.20, +0.03]") == shown.count("0.52 [0.45, 0.59]") == 8
 
 
 def test_the_command_prints_a_table_and_writes_json_and_markdown(tmp_path: Path) -> None:

@@ -3,17 +3,21 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from builders import ledger_episode, scored
-from command import run, succeed
+from command import ENVIRONMENT, run, succeed
 from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
 from condensegrpo.config.load import dump_config, load_config
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.inspection.batches import choose
 from condensegrpo.reporting.plots import COLOURS
 from condensegrpo.reporting.runs import RunStatus, compare_runs, find_runs, sparklines, summary
 from condensegrpo.storage.evaluations import new_name, store_evaluation, stored_evaluations
@@ -151,6 +155,66 @@ def test_a_stored_evaluation_is_shown_with_the_training_and_rewound_with_it(tmp_
     assert [(each.evaluation, each.success.mean) for each in shown] == [("held-out", 0.5), ("eval-1", 0.5)]
     run.truncate_after(1)
     assert stored_evaluations(run) == ()
+
+
+def test_a_name_of_an_evaluation_stands_for_one_in_the_whole_run(tmp_path: Path) -> None:
+    """After an older checkpoint was evaluated, the printed command showed the results of the newer one."""
+    run = finished(tmp_path / "a", [1.0, 0.0])
+    with new_name(run, 2) as name:
+        store_evaluation(run, 2, AFTER, "condensegrpo eval demo")
+    with new_name(run, 1) as other:
+        assert (name, other) == ("eval-1", "eval-2")
+        run.evaluation(1, other).touch()
+        assert choose(run.path, None, other) == run.evaluation(1, other)
+    with new_name(run, 1) as again:
+        assert again == "eval-2"  # nothing was stored
+
+
+def test_what_an_evaluation_began_is_removed_where_it_is_ended_at_once(tmp_path: Path) -> None:
+    """Ctrl-C left a part of an evaluation that looked like a whole one, and a folder in the way of the next."""
+    finished(tmp_path / "a", [1.0, 0.0])
+    (tmp_path / "saved").mkdir()
+    program = (
+        "from pathlib import Path\nfrom condensegrpo.cli.interrupts import exit_immediately\n"
+        "from condensegrpo.storage.evaluations import kept_if_begun, new_name\n"
+        "from condensegrpo.storage.run_folder import RunFolder\nrun = RunFolder(Path('a'))\n"
+        "with kept_if_begun(Path('saved')), new_name(run, 2) as name:\n"
+        "    run.evaluation(2, name).write_text('{}')\n    exit_immediately(2, None)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode == 130, done.stderr
+    assert [file.name for file in (tmp_path / "a/evaluations/step_000002").iterdir()] == ["held-out.jsonl"]
+    assert not (tmp_path / "saved").exists()
+
+
+def test_links_to_runs_are_followed_and_every_run_has_its_own_name(tmp_path: Path) -> None:
+    finished(tmp_path / "far" / "one", [1.0])
+    finished(tmp_path / "runs" / "two", [1.0])
+    (tmp_path / "runs" / "linked").symlink_to(tmp_path / "far")
+    (tmp_path / "runs" / "latest").symlink_to("two")
+    (tmp_path / "runs" / "round").symlink_to(tmp_path / "runs")
+    found = [str(path.relative_to(tmp_path / "runs")) for path in find_runs(tmp_path / "runs")]
+    assert found == ["two", "linked/one"]
+
+
+def test_a_run_that_is_named_by_a_dot_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        finished(tmp_path / name, [1.0, 0.0])
+    monkeypatch.chdir(tmp_path / "one")
+    assert compare_runs([RunFolder(Path()), RunFolder(Path("../two"))]).runs == ("one", "two")
+
+
+def test_curves_and_pictures_are_drawn_where_there_is_room_and_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        finished(tmp_path / name, [1.0, 0.0])
+    monkeypatch.setitem(ENVIRONMENT, "COLUMNS", "30")  # type: ignore[arg-type]  # a dict
+    assert "success" in succeed("runs", "compare", str(tmp_path / "one"), str(tmp_path / "two"))
+    for plot, wanted in (("curves", "ends in .png or .svg"), ("none/x.png", "there is no folder none")):
+        refused = run("runs", "compare", str(tmp_path / "one"), "--plot", plot)
+        assert refused.returncode == 2
+        assert wanted in " ".join(refused.stderr.split())
 
 
 def test_curves_share_their_scale_and_their_steps() -> None:

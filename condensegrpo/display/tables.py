@@ -44,14 +44,28 @@ def table(
 
 def show_fitting(console: Console, drawn: Table, *, heads: int = 1) -> None:
     """Print a table; where it is wider than the console, a paragraph for each row, headed by its first cells."""
-    everything = console.options.update(width=UNLIMITED)
-    if console.measure(drawn, options=everything).maximum <= console.width:
+    if console.measure(drawn, options=console.options.update(width=UNLIMITED)).maximum <= console.width:
         theme.show(console, lambda _: (drawn,))
-        return
-    headings = [str(column.header) for column in drawn.columns[heads:]]
+    else:
+        _show_paragraphs(console, drawn, heads)
+
+
+def show_folding(console: Console, drawn: Table, *, heads: int = 1) -> None:
+    """Print a table whose texts fold; where that does not make it fit, paragraphs, as ``show_fitting`` does."""
+    if console.measure(drawn, options=console.options.update(width=UNLIMITED)).minimum <= console.width:
+        theme.show(console, lambda _: (drawn,))
+    else:
+        _show_paragraphs(console, drawn, heads)
+
+
+def _show_paragraphs(console: Console, drawn: Table, heads: int) -> None:
+    if drawn.title:
+        console.print(drawn.title, soft_wrap=True)
+    headings = [str(column.header).replace("-\n", "").replace("\n", " ") for column in drawn.columns[heads:]]
     width = max(map(len, headings))
     for cells in zip(*(column.cells for column in drawn.columns), strict=True):
         console.print(": ".join(map(str, cells[:heads])), style=theme.HEAD, soft_wrap=True)
         for heading, cell in zip(headings, cells[heads:], strict=True):
             if cell:
-                console.print(Text.assemble(f"  {heading:{width}}  ", cell), soft_wrap=True)
+                line = cell.replace("\n", "   ") if isinstance(cell, str) else cell
+                console.print(Text.assemble(f"  {heading:{width}}  ", line), soft_wrap=True)

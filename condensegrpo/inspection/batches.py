@@ -1,5 +1,6 @@
 """The trajectory files of a run or folder: the batch of a step, an evaluation, or one file by itself."""
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -88,7 +89,8 @@ def choose(path: Path, number: int | None, evaluation: str | None = None) -> Pat
 
 def command_of(path: Path, batch: TrajectoryBatch) -> tuple[str, ...]:
     """The arguments of the command that shows a batch of a run, of a folder, or of a file."""
-    step = ("--step", str(batch.number)) if path.is_dir() and batch.number is not None else ()
+    stepped = is_training(batch.file) or re.fullmatch(r"step_\d+", batch.file.parent.name)  # else no path has the step
+    step = ("--step", str(batch.number)) if path.is_dir() and batch.number is not None and stepped else ()
     evaluation = ("--evaluation", batch.evaluation or batch.file.stem)
     named = evaluation if path.is_dir() and not is_training(batch.file) else ()
     return ("condensegrpo", "inspect", str(path), *step, *named)
@@ -104,7 +106,7 @@ def trajectory_files(path: Path) -> tuple[Path, ...]:
 
 def run_of(file: Path) -> Path | None:
     """The run folder that a file lies in, by its path."""
-    inside = file.resolve().parent
+    inside = _folder_of(file)
     if inside.name == "trajectories":
         return inside.parent
     return inside.parent.parent if inside.parent.name == "evaluations" else None
@@ -112,7 +114,13 @@ def run_of(file: Path) -> Path | None:
 
 def is_training(file: Path) -> bool:
     """Whether a file holds a training batch of a run, by its path."""
-    return file.resolve().parent.name == "trajectories"
+    return _folder_of(file).name == "trajectories"
+
+
+def _folder_of(file: Path) -> Path:
+    """The folder of a file as it is named if that is one of a run, or else where links lead."""
+    named, real = Path(os.path.abspath(file)).parent, file.resolve().parent
+    return named if named.name == "trajectories" or named.parent.name == "evaluations" else real
 
 
 def credit_file(file: Path) -> Path | None:
@@ -151,7 +159,8 @@ def step_of(trajectory: str | None, group: str | None) -> int | None:
 
 def _evaluations(folder: Path) -> Iterator[Path]:
     """The files of evaluations: in a run's folder, in its ``evaluations``, or in one that ``eval --save`` made."""
-    saved = () if (folder / "config.yaml").is_file() else ("step_*/*.jsonl", "*.jsonl")
+    others = ("config.yaml", "sweep.jsonl")  # of a run, and of a study
+    saved = () if any((folder / name).is_file() for name in others) else ("step_*/*.jsonl", "*.jsonl")
     for pattern in ("evaluations/step_*/*.jsonl", *saved):
         yield from sorted(folder.glob(pattern))
 

@@ -79,14 +79,20 @@ class _Evaluated(NamedTuple):
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """The run folders below a folder, sweeps' included, by name."""
-    for path, inside, files in os.walk(folder):
+    """The run folders below a folder, sweeps' included, by name; one to which links lead, too, once."""
+    seen = set[str]()
+    for path, inside, files in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(path)) in seen:
+            inside.clear()
+            continue
+        seen.add(real)
         if "config.yaml" in files:
             yield Path(path)
             inside.clear()
         elif len(Path(path).relative_to(folder).parts) >= DEPTH:
             inside.clear()
-        inside[:] = sorted(name for name in inside if not name.startswith("."))
+        below = [(os.path.islink(os.path.join(path, name)), name) for name in inside if not name.startswith(".")]
+        inside[:] = [name for _, name in sorted(below)]  # a run that is linked has its own name
 
 
 def summary(path: Path, folder: Path) -> RunSummary:
@@ -181,6 +187,7 @@ def _status(run: RunFolder, evaluated: Sequence[float], steps: int | None) -> Ru
 
 def _names(paths: Sequence[Path]) -> tuple[str, ...]:
     """The last parts of some paths, as many as tell them apart."""
+    paths = [Path(os.path.abspath(path)) for path in paths]  # of . and .. too
     for parts in range(1, max(len(path.parts) for path in paths)):
         names = tuple("/".join(path.parts[-parts:]) for path in paths)
         if len(set(names)) == len(names):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from condensegrpo.core.errors import DataError, RunError
 from condensegrpo.core.evaluation import Evaluation
+from condensegrpo.core.unfinished import undone_at_exit
 from condensegrpo.storage.codec import decode
 from condensegrpo.storage.files import read_lines, write_atomically, writing
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
@@ -61,17 +62,22 @@ def destination_of(save: Path | None, run: Path | None, step: int | None) -> Des
 @contextmanager
 def kept_if_begun(save: Path | None) -> Iterator[None]:
     """Remove a new folder again where the evaluation fails before it has a trajectory: a next one may have its name."""
-    try:
-        yield
-    except BaseException:
+
+    def remove() -> None:
         if save is not None and not any(file.stat().st_size for file in save.glob("*.jsonl")):
             shutil.rmtree(save, ignore_errors=True)
+
+    try:
+        with undone_at_exit(remove):
+            yield
+    except BaseException:
+        remove()
         raise
 
 
 @contextmanager
 def new_name(run: RunFolder, step: int) -> Iterator[str]:
-    """Reserve ``eval-1``, or the first number that is free after this step; an evaluation that fails frees it again.
+    """Reserve ``eval-1``, or the first number that is free in the run; an evaluation that fails frees it again.
 
     Raises:
         RunError: the folder cannot be written.
@@ -79,17 +85,25 @@ def new_name(run: RunFolder, step: int) -> Iterator[str]:
     number = 1
     with writing(run.evaluation_folder):
         run.evaluation(step, "eval-1").parent.mkdir(parents=True, exist_ok=True)
-        while not _reserved(file := run.evaluation(step, f"eval-{number}").with_suffix(".json")):
+        while not _reserved(file := run.evaluation(step, f"eval-{number}").with_suffix(".json"), run.evaluation_folder):
             number += 1
+
+    def release() -> None:
+        file.with_suffix(".jsonl").unlink(missing_ok=True)  # a part of an evaluation is none
+        file.unlink(missing_ok=True)
+
     try:
-        yield file.stem
+        with undone_at_exit(release):
+            yield file.stem
     finally:
         if not file.stat().st_size:
             file.unlink()
 
 
-def _reserved(file: Path) -> bool:
-    """Create a file; False: it exists."""
+def _reserved(file: Path, evaluations: Path) -> bool:
+    """Create a file; False: an evaluation has its name already, after this step or another."""
+    if any(other != file for other in evaluations.glob(f"step_*/{file.name}")):
+        return False
     try:
         file.touch(exist_ok=False)
     except FileExistsError:
