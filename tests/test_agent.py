@@ -184,7 +184,14 @@ def test_a_program_that_rewrites_its_judge_is_judged_by_the_original(tmp_path: P
         (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "project" / name).write_text(text)
     (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "project/0.py").write_text("print(0.75)")
+    long = f"print(1)  # {'x' * 300}"  # no name of a file
     cheats = {
+        "open('inner/check.py', 'w').write('print(99)')": ("inner", 0),  # a folder without __main__.py
+        "import os; os.remove('inner/check.py'); os.rmdir('inner'); open('inner', 'w')": ("inner/check.py", 0),
+        "import shutil, os; shutil.rmtree('inner'); os.symlink('inner', 'inner')": ("inner/check.py", 0),
+        "open('0.py', 'w').write('print(99)')": ("{id}.py", 0.75),
+        "pass": ("-c", 1),
         "open('check.py', 'w').write('print(99)')": ("check.py", 0.25),
         "import os; os.remove('check.py'); os.mkdir('check.py')": ("check.py", 0.25),
         f"import shutil, os; shutil.rmtree('inner'); os.symlink('{tmp_path}/elsewhere', 'inner')": (
@@ -197,10 +204,11 @@ def test_a_program_that_rewrites_its_judge_is_judged_by_the_original(tmp_path: P
             program=(sys.executable, "-c", f"{PROGRAM}\n{cheat}", "go"),
             folder=str(tmp_path / "project"),
             data=rows(tmp_path),
-            outcome=(sys.executable, judge),
+            outcome=(sys.executable, judge, long) if judge == "-c" else (sys.executable, judge),
             tool_format="tagged",
         )
-        assert play(task).outcome == outcome
+        problem = replace(task.problems("train")[0], id="0")
+        assert play(task, problem=problem).outcome == outcome, cheat
     assert not list((tmp_path / "elsewhere").iterdir())
 
 

@@ -631,10 +631,12 @@ def test_a_field_that_actions_do_not_have_is_no_matter_of_the_policy() -> None:
 def test_a_field_that_may_be_a_list_gets_the_list_of_a_reply() -> None:
     """Pydantic writes ``list[float] | None`` as an anyOf; the server was sent a text and refused every action."""
     numbers, text = {"type": "array", "items": {"type": "number"}}, {"type": "string"}
-    for schema in (numbers, {"anyOf": [numbers, {"type": "null"}]}, {"$ref": "#/$defs/Move"}):
-        assert not _takes_text(schema)
-    for schema in ({}, text, {"anyOf": [text, {"type": "null"}]}):
-        assert _takes_text(schema)
+    named = {"Move": {"type": "object"}, "Way": {"enum": ["left"], "type": "string"}}
+    for schema in (numbers, {"anyOf": [numbers, {"type": "null"}]}, {"$ref": "#/$defs/Move"}, {"$ref": "#/$defs/no"}):
+        assert not _takes_text(schema, named)
+    maybe = ({"anyOf": [text, {"type": "null"}]}, {"type": ["string", "null"]})
+    for schema in ({}, text, *maybe, {"$ref": "#/$defs/Way"}):
+        assert _takes_text(schema, named)
 
 
 def test_seeds_of_the_splits_are_disjoint() -> None:

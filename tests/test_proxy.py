@@ -305,10 +305,11 @@ def test_sessions_that_begin_alike_are_told_apart_by_their_replies(replies: tupl
             bodies = [await ask(url, TOKEN, first, tools=[UP]) for _ in replies]
             said = [body["choices"][0]["message"] for _, body in bodies]
             for number, reply in enumerate(said):
-                calls = [
-                    {"role": "tool", "tool_call_id": each["id"], "content": "ok"}
-                    for each in reply.get("tool_calls", ())
-                ]
+                calls = []
+                for each in reply.get("tool_calls", ()):
+                    written_anew = json.dumps(json.loads(each["function"]["arguments"]), indent=1)
+                    each["function"]["arguments"] = written_anew  # as a client that parsed it sends it back
+                    calls.append({"role": "tool", "tool_call_id": each["id"], "content": "ok"})
                 await ask(url, TOKEN, [*first, reply, *calls, user(f"next {number}")], tools=[UP])
         return written
 

@@ -168,6 +168,7 @@ def test_a_name_of_an_evaluation_stands_for_one_in_the_whole_run(tmp_path: Path)
         assert choose(run.path, None, other) == run.evaluation(1, other)
     with new_name(run, 1) as again:
         assert again == "eval-2"  # nothing was stored
+    assert not list((run.evaluation_folder / "step_000001").iterdir())
 
 
 def test_what_an_evaluation_began_is_removed_where_it_is_ended_at_once(tmp_path: Path) -> None:
@@ -195,6 +196,9 @@ def test_links_to_runs_are_followed_and_every_run_has_its_own_name(tmp_path: Pat
     (tmp_path / "runs" / "round").symlink_to(tmp_path / "runs")
     found = [str(path.relative_to(tmp_path / "runs")) for path in find_runs(tmp_path / "runs")]
     assert found == ["two", "linked/one"]
+    (tmp_path / "runs" / "a_study").mkdir()
+    (tmp_path / "runs" / "a_study" / "base").symlink_to("../two")
+    assert [path.name for path in find_runs(tmp_path / "runs")] == ["two", "one"]
 
 
 def test_a_run_that_is_named_by_a_dot_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

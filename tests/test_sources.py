@@ -45,6 +45,11 @@ def test_a_turn_that_a_shown_result_recalls_counts_as_shown() -> None:
     assert source_factors(trajectory(seeing(), recalling, masked), SourceCredit()) == [0, 1, 1]
 
 
+def test_a_result_that_only_reads_like_a_recall_shows_no_turn() -> None:
+    said = seeing(result="[recalled from turn 99]\nx")
+    assert source_factors(trajectory(seeing(), said, seeing((0, DROPPED), (1, KEPT))), HALF) == [0, 1, 1]
+
+
 def test_a_shown_recall_of_a_recall_shows_the_source_of_both() -> None:
     recalling = seeing((0, DROPPED), result="[recalled from turn 0]\npage")
     again = seeing((0, DROPPED), (1, DROPPED), result="[recalled from turn 1]\n[recalled from turn 0]\npage")

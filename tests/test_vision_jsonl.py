@@ -11,6 +11,7 @@ from PIL import Image
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import MediaPart, Message
+from condensegrpo.tasks import vision_jsonl
 from condensegrpo.tasks.vision_jsonl import VisionJsonl
 
 
@@ -47,6 +48,22 @@ def test_one_question_about_many_pictures_is_many(tmp_path: Path) -> None:
     (kept,) = vision.problems("train")
     assert kept.data["pictures"] == [tmp_path / "dark.png"]
     assert vision.left_out == 1
+
+
+def test_pictures_are_read_at_the_start_only_where_a_question_is_in_both_splits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = list[object]()
+
+    def bytes_of(value: object, doing: str) -> bytes:
+        read.append((value, doing))
+        return b"png"
+
+    monkeypatch.setattr(vision_jsonl, "_bytes", bytes_of)
+    task(tmp_path, row("red.png", "first?"), row("red.png", "second?"))
+    assert read == []
+    task(tmp_path, row("red.png", "first?"), row("red.png", "Other?"), row("red.png", "other? <image>"))
+    assert len(read) == 2  # of the training problem and of the held-out one
 
 
 @pytest.mark.parametrize(

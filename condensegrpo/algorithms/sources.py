@@ -59,7 +59,7 @@ def source_factors(trajectory: Trajectory, credit: SourceCredit) -> list[float]:
     for index in reversed(acts[:-1]):  # the result of a recall may itself be recalled
         recalled = [recalled_turn(result) for result in trajectory.turns[index].observations]
         for source in recalled if index in shown else ():
-            if source is not None:
+            if source is not None and source < index:  # a text that is no answer of recall may say anything
                 factors[source] = 1.0
                 shown.add(source)
     return factors

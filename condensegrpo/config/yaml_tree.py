@@ -68,13 +68,14 @@ class _Loader(yaml.SafeLoader):
             )
         return super().construct_document(node)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping whose keys are all different."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != _MERGE_TAG]
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # noqa: ANN401  its type stub is wrong
+        """A mapping whose keys are all different, before those of others are merged into it."""
+        node = super().compose_mapping_node(anchor)
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE_TAG]
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
-        return super().construct_mapping(node, deep=deep)
+        return node
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         """A whole number: decimal, also with leading zeros, or with the prefix 0x, 0o or 0b."""

@@ -169,7 +169,7 @@ class OpenEnvEpisode:
         """Nothing is opened before ``start``; ``arguments``: of the reset."""
         self._task, self._arguments, self._pool = task, arguments, pool
         self._session = EpisodeSession(pool)
-        self._field, self._properties = "", dict[str, Json]()
+        self._field, self._properties, self._definitions = "", dict[str, Json](), dict[str, Any]()
         self._tools = list[EnvironmentTool]()
 
     async def start(self) -> tuple[Message, ...]:
@@ -178,6 +178,7 @@ class OpenEnvEpisode:
         observation = await self._pool.call(self._session.start(row))
         server = self._session.server
         self._field, self._properties = task.field_of(server.name, server.actions), server.actions["properties"]
+        self._definitions = server.actions.get("$defs") or {}
         if not self._field:
             listed = await self._pool.call(self._session.step({"type": "list_tools"}))
             self._tools = [*self._offered(server.name, listed)]
@@ -213,7 +214,7 @@ class OpenEnvEpisode:
     async def _acted(self, text: str) -> Json:
         """The observation that follows from an action."""
         value: object = text
-        if not _takes_text(self._properties[self._field]):
+        if not _takes_text(self._properties[self._field], self._definitions):
             with suppress(ValueError):  # the server says what it wants
                 value = json.loads(text)
         return await self._pool.call(self._session.step({**(self._task.action or {}), self._field: value}))
@@ -250,11 +251,15 @@ class OpenEnvEpisode:
             yield offered_tool(tool, partial(self._use, tool["name"]))
 
 
-def _takes_text(schema: Json) -> bool:
-    """Whether a field may hold a text: ``str | None`` is an ``anyOf``, a nested model a ``$ref``."""
+def _takes_text(schema: Json, definitions: Json) -> bool:
+    """Whether a field may hold a text: ``str | None`` is an ``anyOf``, a nested model or an enum a ``$ref``."""
     if branches := schema.get("anyOf") or schema.get("oneOf"):
-        return any(map(_takes_text, branches))
-    return "$ref" not in schema and schema.get("type", "string") == "string"
+        return any(_takes_text(branch, definitions) for branch in branches)
+    if "$ref" in schema:
+        named = definitions.get(str(schema["$ref"]).rpartition("/")[2])
+        return isinstance(named, dict) and "type" in named and _takes_text(named, {})
+    kinds = schema.get("type", "string")
+    return "string" in (kinds if isinstance(kinds, list) else [kinds])
 
 
 def _picture(value: object, name: str) -> MediaPart:

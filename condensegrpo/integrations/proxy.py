@@ -71,15 +71,15 @@ class _Session:
     def continued_by(self, messages: Sequence[Message]) -> int:
         """How well messages continue it.
 
-        3: newest request and reply; 2: the same, the reply's text with more behind it or without its calls; 1: the
-        first request; 0: not at all.
+        4: newest request and reply; 3: the same, with more behind the reply's text or without its calls; 2: the newest
+        request alone; 1: the first request; 0: not at all.
         """
         newest, first = len(self.newest), len(self.first)
         if self.reply is not None and len(messages) > newest and tuple(messages[:newest]) == self.newest:
             said, text = messages[newest], self.reply.text.strip()
             if said.text.strip() == text and _calls(said) == _calls(self.reply):
-                return 3
-            return 1 + bool(text and said.text.strip().startswith(text))
+                return 4
+            return 3 if text and said.text.strip().startswith(text) else 2
         return int(len(messages) > first and tuple(messages[:first]) == self.first)
 
 
@@ -169,7 +169,7 @@ class Proxy:
         if self._stopping:
             raise RequestRefused("the proxy is ending", status=503)
         running = [each for each in self._open if each.name == name and not each.ended.is_set()]
-        ranked = [(3 if name else each.continued_by(messages), each.number, each) for each in running]
+        ranked = [(4 if name else each.continued_by(messages), each.number, each) for each in running]
         fits, _, session = max(ranked, default=(0, 0, None), key=lambda ranking: ranking[:2])
         if session is not None and fits:
             return session
@@ -227,5 +227,13 @@ def _reply_in(content: bytes) -> Message:
     )
 
 
-def _calls(message: Message) -> list[tuple[str, str]]:
-    return [(call.name, call.arguments) for call in message.tool_calls]
+def _calls(message: Message) -> list[tuple[str, object]]:
+    """The calls of a reply; clients write the JSON of their arguments anew."""
+    return [(call.name, _value(call.arguments)) for call in message.tool_calls]
+
+
+def _value(arguments: str) -> object:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments

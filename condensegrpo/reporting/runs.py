@@ -80,19 +80,20 @@ class _Evaluated(NamedTuple):
 
 def find_runs(folder: Path) -> Iterator[Path]:
     """The run folders below a folder, sweeps' included, by name; one to which links lead, too, once."""
-    seen = set[str]()
-    for path, inside, files in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(path)) in seen:
-            inside.clear()
-            continue
-        seen.add(real)
-        if "config.yaml" in files:
-            yield Path(path)
-            inside.clear()
-        elif len(Path(path).relative_to(folder).parts) >= DEPTH:
-            inside.clear()
-        below = [(os.path.islink(os.path.join(path, name)), name) for name in inside if not name.startswith(".")]
-        inside[:] = [name for _, name in sorted(below)]  # a run that is linked has its own name
+    seen, roots = set[str](), [folder]
+    for root in roots:  # links come last: a run that is there, too, has its own name
+        for path, inside, files in os.walk(root):
+            if (real := os.path.realpath(path)) in seen:
+                inside.clear()
+                continue
+            seen.add(real)
+            if "config.yaml" in files:
+                yield Path(path)
+                inside.clear()
+            elif len(Path(path).relative_to(folder).parts) >= DEPTH:
+                inside.clear()
+            inside[:] = sorted(name for name in inside if not name.startswith("."))
+            roots += [link for name in inside if (link := Path(path, name)).is_symlink()]
 
 
 def summary(path: Path, folder: Path) -> RunSummary:

@@ -89,26 +89,30 @@ def new_name(run: RunFolder, step: int) -> Iterator[str]:
             number += 1
 
     def release() -> None:
-        file.with_suffix(".jsonl").unlink(missing_ok=True)  # a part of an evaluation is none
-        file.unlink(missing_ok=True)
-
-    try:
-        with undone_at_exit(release):
-            yield file.stem
-    finally:
-        if not file.stat().st_size:
+        if not file.stat().st_size:  # else it is stored
+            file.with_suffix(".jsonl").unlink(missing_ok=True)  # a part of an evaluation is none
             file.unlink()
+
+    with undone_at_exit(release):
+        try:
+            yield file.stem
+        finally:
+            release()
 
 
 def _reserved(file: Path, evaluations: Path) -> bool:
     """Create a file; False: an evaluation has its name already, after this step or another."""
-    if any(other != file for other in evaluations.glob(f"step_*/{file.name}")):
+    taken = f"step_*/{file.stem}.json*"
+    if any(evaluations.glob(taken)):
         return False
     try:
         file.touch(exist_ok=False)
     except FileExistsError:
         return False
-    return True
+    if [*evaluations.glob(taken)] == [file]:
+        return True
+    file.unlink()  # another process took the name after another step at the same time
+    return False
 
 
 def store_evaluation(run: RunFolder, step: int, result: Evaluation, command: str) -> Path:

@@ -248,11 +248,9 @@ class AgentEpisode:
         return work
 
     async def _ran(self, command: Command, log: Path, environment: Mapping[str, str]) -> int:
-        values = {"{question}": self.problem.question, "{id}": self.problem.id}
-        arguments = [re.sub(r"\{question\}|\{id\}", lambda name: values[name[0]], argument) for argument in command]
         variables = {**{name: os.environ[name] for name in self.task.variables}, **environment}
         return await run_program(
-            arguments, folder=log.parent / "work", environment=variables, limits=self.task.limits, log=log
+            self._filled(command), folder=log.parent / "work", environment=variables, limits=self.task.limits, log=log
         )
 
     def _text(self, file: Path) -> str:
@@ -277,24 +275,24 @@ class AgentEpisode:
         except ValueError:
             return 1.0
 
+    def _filled(self, command: Command) -> tuple[str, ...]:
+        """A command with the question and the id in it."""
+        values = {"{question}": self.problem.question, "{id}": self.problem.id}
+        return tuple(re.sub(r"\{question\}|\{id\}", lambda name: values[name[0]], argument) for argument in command)
+
     def _restored(self, command: Command, work: Path) -> bool:
         """Put back what the judging command names in the folder, which the program may have rewritten.
 
         Returns:
-            False: the program put a link to elsewhere in the place of a folder.
+            False: what the program left there cannot be replaced.
         """
-        for argument in command if self.task.folder is not None else ():
-            original, copy = Path(self.task.folder or "", argument), work / argument
-            if Path(argument).is_absolute() or not original.is_file():
-                continue
-            if not copy.parent.resolve().is_relative_to(work.resolve()):
-                return False
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            if copy.is_dir() and not copy.is_symlink():
-                shutil.rmtree(copy)
-            copy.unlink(missing_ok=True)  # it may be a link
-            shutil.copy2(original, copy)
-        return True
+        if self.task.folder is None:
+            return True
+        named = (argument.partition("::")[0] for argument in self._filled(command))  # of pytest: file::test
+        try:
+            return all(_put_back(Path(self.task.folder), name, work) for name in named)
+        except (OSError, RuntimeError):  # a file in the place of a folder, links in a circle
+            return False
 
     def _shown(self) -> Mapping[str, object]:
         """The problem as the program reads it: without the ground truth."""
@@ -307,3 +305,25 @@ class AgentEpisode:
 def _remove_leftovers() -> None:
     """Remove the folders of episodes that were killed, once a process."""
     folders.remove_leftovers()
+
+
+def _put_back(folder: Path, name: str, work: Path) -> bool:
+    """Replace a file or folder of a copy of ``folder`` by the original, if it has one of this name; False: it cannot.
+
+    A program may have put a link to elsewhere in the place of a folder.
+    """
+    original, copy = folder / name, work / name
+    # functions of os: those of Path raise for a text that is too long for a name, such as a program
+    if os.path.isabs(name) or not os.path.exists(original) or os.path.samefile(original, folder):
+        return True
+    if not copy.parent.resolve().is_relative_to(work.resolve()):
+        return False
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    if copy.is_dir() and not copy.is_symlink():
+        folders.remove(str(copy))
+    copy.unlink(missing_ok=True)
+    if original.is_dir():
+        shutil.copytree(original, copy, symlinks=True)
+    else:
+        shutil.copy2(original, copy)
+    return True

@@ -50,18 +50,26 @@ def split(
     """The training problems whose question is not held out, and the evaluation problems.
 
     Args:
-        identity: what makes two questions the same.
+        identity: what makes two problems of one question the same; it may take long.
         held_out: the evaluation problems; None: those of ``train`` whose hash falls into ``share``.
         source: where the training problems are from, for the error.
 
     Raises:
         DataError: no training problem is left.
     """
-    chosen = (
-        [problem for problem in train if is_held_out(identity(problem), share=share)] if held_out is None else held_out
-    )
-    questions = {fold(identity(problem)) for problem in chosen}
-    kept = tuple(problem for problem in train if fold(identity(problem)) not in questions)
+    if held_out is None:
+        named = [(problem, is_held_out(identity(problem), share=share)) for problem in train]
+        chosen = [problem for problem, held in named if held]
+        kept = tuple(problem for problem, held in named if not held)
+    else:
+        chosen, asked = list(held_out), {fold(problem.question) for problem in held_out}
+        shared = asked & {fold(problem.question) for problem in train}
+        held_back = {fold(identity(problem)) for problem in chosen if fold(problem.question) in shared}
+        kept = tuple(
+            problem
+            for problem in train
+            if fold(problem.question) not in shared or fold(identity(problem)) not in held_back
+        )
     if not kept:
         raise DataError(
             f"splitting {source}: all {len(train)} questions are held out for evaluation, none is left to train on. "

@@ -51,8 +51,9 @@ class VisionJsonl(Jsonl):
 
     def _identity(self, problem: Problem) -> str:
         """The question and its pictures: of many pictures the same is asked."""
-        pictures = (value if isinstance(value, bytes) else value.read_bytes() for value in problem.data[self.pictures])
-        return " ".join((problem.question, *(hashlib.sha256(picture).hexdigest() for picture in pictures)))
+        doing = f"reading the pictures of problem {problem.id}"
+        digests = (hashlib.sha256(_bytes(value, doing)).hexdigest() for value in problem.data[self.pictures])
+        return " ".join((problem.question, *digests))
 
     def _question(self, problem: Problem) -> tuple[Part, ...]:
         """The question with its pictures.
@@ -88,11 +89,14 @@ def _located(value: object, folder: Path, doing: str) -> bytes | Path:
 
 def _part(value: bytes | Path, doing: str) -> MediaPart:
     name = f" {value}" if isinstance(value, Path) else ""
+    return part_of_file(_bytes(value, doing), f"{doing}:{name}")
+
+
+def _bytes(value: bytes | Path, doing: str) -> bytes:
     try:
-        data = value.read_bytes() if isinstance(value, Path) else value
+        return value.read_bytes() if isinstance(value, Path) else value
     except OSError as error:
-        raise DataError(f"{doing}:{name}: {error.strerror}") from error
-    return part_of_file(data, f"{doing}:{name}")
+        raise DataError(f"{doing}: {error.filename}: {error.strerror}") from error
 
 
 def _marked(question: str, shown: Sequence[MediaPart]) -> tuple[Part, ...]:

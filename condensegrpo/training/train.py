@@ -256,7 +256,7 @@ def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
             return False
         if last or (schedule.eval_every and step % schedule.eval_every == 0):
             _send_weights(run, step)
-            with nullcontext() if save else _saved_if_most_fail(run, step):
+            with _saved_if_most_fail(run, step):
                 _evaluate(run, step)
             if not last and ranks.any_rank(stopping()):
                 if not save:

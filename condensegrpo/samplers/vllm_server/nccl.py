@@ -309,12 +309,12 @@ def _address(members: Sequence[Member]) -> str:
         if host in (LOOPBACK, "localhost", "::1"):
             continue
         try:
-            family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, kind) as probe:
-                probe.connect(address)  # sends nothing
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # vLLM's group has no IPv6
+                probe.connect((host, 9))  # sends nothing
                 return str(probe.getsockname()[0])
         except OSError as error:
             raise SamplerError(
-                f"joining {member.client.url} over NCCL: {error}. Check its address, or set server.weights=folder."
+                f"joining {member.client.url} over NCCL: {error}. Give it an address of IPv4, or set "
+                f"server.weights=folder."
             ) from error
     return LOOPBACK
