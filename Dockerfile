@@ -11,6 +11,7 @@ COPY condensers condensers
 COPY rewards rewards
 COPY cli cli
 COPY configs configs
+COPY studies studies
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12.12-slim-bookworm AS cpu

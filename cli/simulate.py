@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from condensegrpo.cli.options import AnyConfig, AsJson, Overrides, check_plot
+from condensegrpo.cli.options import AnyConfig, Overrides, check_plot
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.display import theme
 from condensegrpo.display.tables import show_fitting, table
@@ -34,7 +34,7 @@ def simulate(
         typer.Option(metavar="KEY=A,B,…", help="Simulate every combination: keys of the cluster file, or staleness."),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw a sweep into this file (.png, .svg or .pdf).")] = None,
-    as_json: AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
 ) -> None:
     """Predict the time of a run's steps on a cluster, and what servers and learner wait for. Needs no GPU.
 

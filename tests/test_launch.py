@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tomllib
 import warnings
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -396,6 +397,9 @@ def test_the_dockerfile_copies_what_exists_and_pins_what_it_starts_from() -> Non
     copied = {name for line in values["COPY"] for name in line.split()[:-1]}
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert copied | {"constraints.txt"} == allowed
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        packaged = tomllib.load(file)["tool"]["setuptools"]["package-dir"]
+    assert copied >= set(packaged.values())
     assert [name for name in allowed if not (ROOT / name).exists()] == []
     assert [line for line in values["FROM"] if not re.match(r"[\w./]+:\d[\w.]+-\S+ AS \w+", line)] == []
     assert values["ENTRYPOINT"] == 2 * ['["condensegrpo"]']
