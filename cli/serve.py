@@ -72,7 +72,7 @@ def _served(config: "RunConfig", model: str) -> "tuple[ServedModel, ServerSettin
     served = ServedModel(
         path=model,
         dtype=str(given["dtype"]),
-        lora=config.model.lora,
+        lora=config.model.sampled_lora,
         max_model_len=longest if isinstance(longest, int) else longest_request(config),
     )
     return served, settings if isinstance(settings, ServerSettings) else ServerSettings()

@@ -287,6 +287,9 @@ def evaluate(
     """
     from condensegrpo.evaluation.policy import run_of_policy
     from condensegrpo.evaluation.stored import evaluate_policy
+    from condensegrpo.learner.launchers import check_alone
+
+    check_alone(os.environ)
 
     _check_observer(observer)
     changes = (*overrides, *([] if samples is None else [f"evaluate.samples={samples}"]))

@@ -251,6 +251,27 @@ def test_objects_are_parts_of_a_rollout_inside_a_running_event_loop(config: Path
     assert list(found.trajectories()["problem"]) == ["2", "2", "3", "3"]
 
 
+def test_a_warm_start_is_probed_inside_a_running_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook, where a loop runs in the thread of the cells."""
+    monkeypatch.chdir(tmp_path)
+    short = ("warm_start.steps=1", "warm_start.turns_per_step=2", "warm_start.probe_target=0.0001", "train.steps=0")
+
+    async def cell() -> None:
+        cg.train("quickstart", *short, "warm_start.max_rounds=1", "evaluate.problems=1", "evaluate.variants={}")
+
+    asyncio.run(cell())
+    assert (tmp_path / "runs/quickstart/origin/warm").is_dir()
+
+
+def test_an_evaluation_under_a_launcher_is_refused_before_it_samples(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="a launcher started 2 processes"):
+        cg.evaluate(config)
+
+
 def test_an_evaluation_takes_objects_too(config: Path) -> None:
     result = cg.evaluate(
         config, samples=2, task=Sums(), reward=brevity, tools=["calculator", price], sampler=ScriptedSampler(talk)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from adapter_rounding import shares, take_step
 from adapters import adapted_qwen3
+from command import ROOT
 from needs_vllm import needs_vllm
 from served import LONG, ROOM, gap, save_model, together
 from tiny import rows
@@ -159,6 +160,12 @@ def test_native_adapters_that_are_not_possible_are_an_error() -> None:
         native_rank(LoraSettings(rank=1000, sampler="native"), dtype="bfloat16")
     with pytest.raises(SamplerError, match=r"no kernels\. Set"):
         native_rank(LORA, dtype="bfloat16", unsupported=lambda: "no kernels")
+    screens = ROOT / "studies/configs/screens.yaml"
+    tower = load_config(screens, ["model.lora={rank: 4, sampler: native}", "model.vision=train"])
+    with pytest.raises(ConfigError, match="adapters of the vision tower train too, which no sampler computes"):
+        check_sampler(tower)
+    merged = load_config(screens, ["model.lora={rank: 4}", "model.vision=train"]).model
+    assert (merged.lora is None, merged.sampled_lora) == (False, None)
     config = load_config(find_config("quickstart"), ["model.lora={rank: 4, sampler: native}"])
     with pytest.raises(ConfigError, match="the sampler transformers takes merged weights only"):
         check_sampler(config)

@@ -114,6 +114,14 @@ def test_a_file_is_imported_once_so_that_its_classes_stay_the_same(condenser_fil
     assert load("condensers", name) is load("condensers", name)
 
 
+def test_a_file_that_was_edited_since_is_imported_anew(condenser_file: Path) -> None:
+    """The second run of a notebook used the class as it was at the first."""
+    before = load("condensers", f"{condenser_file}:Shortest")
+    condenser_file.write_text(f"{condenser_file.read_text()}\nEDITED = True\n")
+    assert load("condensers", f"{condenser_file}:Shortest") is not before
+    assert load("condensers", f"{condenser_file}:EDITED")
+
+
 def test_files_of_the_same_name_in_two_folders_are_two_plug_ins(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()

@@ -11,6 +11,7 @@ from typing import cast
 
 import leaving
 import pytest
+import torch
 from command import TINY, start, succeed, succeed_on_two_ranks
 from metrics_page import missing, unexplained
 from runs import assert_equal_runs, first_update, from_the_start_of, one_step, sampled, wait_for
@@ -26,6 +27,7 @@ from condensegrpo.config.resumed import changes_between
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import PluginError, RunError
 from condensegrpo.core.observer import Silent
+from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.episodes.player import LocalPlayer
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.run_folder import RunFolder
@@ -182,6 +184,20 @@ def test_an_estimator_that_raises_while_groups_are_dropped_is_one_line() -> None
     dropping = BatchFilter(stops=StopSettings(), estimator=estimator, resample_rounds=1)
     with pytest.raises(PluginError, match=r"computing the advantages of a step: LookupError: no baseline \("):
         dropping.split([])
+
+
+def test_weights_that_a_sampler_does_not_read_are_gathered_all_the_same(parts: Parts) -> None:
+    """As a sampler of one's own that sends them from one rank: the others made no gather, and it waited for them."""
+
+    class Careless(ScriptedSampler):
+        def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+            self.version = version
+
+    taken = list[str]()
+    tensors = ((taken.append(name) or name, torch.zeros(1)) for name in ("a", "b"))
+    with parts.prefetcher() as prefetcher:
+        prefetcher.update_sampler(Careless(lambda ids: [1]), tensors, 1, clock=time.monotonic)
+    assert taken == ["a", "b"]
 
 
 def test_sampling_goes_on_while_no_batch_is_taken(parts: Parts) -> None:

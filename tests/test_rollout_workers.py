@@ -400,9 +400,13 @@ def test_an_evaluation_is_the_same_with_real_components_in_workers(tmp_path: Pat
         varied = vary(config, [f"rollout.workers.processes={workers}"])
         scored: list[ScoredTrajectory] = []
         with Players(varied, sampler, source) as players:
+            components = build_components(varied)
+            first, same = (players.player(components, temperature=1.0).key for _ in range(2))
+            assert first == same  # workers make one player of them
+            assert first != players.player(components, temperature=0.5).key
             evaluate(
                 "held-out",
-                build_components(varied),
+                components,
                 players=players,
                 step=0,
                 observer=Silent(),

@@ -22,7 +22,7 @@ from condensegrpo.core.shared_sequence import shared, shared_ids
 from condensegrpo.core.trajectory import MAX_REWARD, Condensation, Score, Span, SpanStatus, Stop, Trajectory, Turn
 from condensegrpo.storage.codec import decode, dump_line
 from condensegrpo.storage.credit import Credit, read_credit, write_credit
-from condensegrpo.storage.files import append_line
+from condensegrpo.storage.files import append_line, replace_file
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker, read_metrics
 from condensegrpo.storage.trajectories import read_trajectories, write_trajectory
@@ -394,7 +394,7 @@ def test_two_ranks_that_append_to_one_file_lose_nothing(tmp_path: Path) -> None:
     code = """
         import sys
         from pathlib import Path
-        from condensegrpo.storage.files import append_line
+        from condensegrpo.storage.files import append_line, replace_file
         for number in range(50):
             append_line(Path(sys.argv[1]), f'"{sys.argv[2]} {number} {"x" * 20_000}"')
     """
@@ -653,3 +653,19 @@ def test_a_condensation_survives_the_file(tmp_path: Path) -> None:
     assert read == declared
     assert read is not None
     assert [span.status for span in read.spans] == [SpanStatus.DROPPED, SpanStatus.KEPT]
+
+
+def test_two_machines_whose_processes_have_one_number_may_write_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of equal containers with one folder; the second found its temporary file gone."""
+    replace_path = Path.replace
+
+    def later(temporary: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace_path)
+        replace_file(target, "of the other machine")
+        return replace_path(temporary, target)
+
+    monkeypatch.setattr(Path, "replace", later)
+    replace_file(tmp_path / "a.png", "of this machine")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.png", "of this machine")]

@@ -9,8 +9,10 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.protocols.pictures import MediaStore
 from condensegrpo.core.wording import counted
 from condensegrpo.learner.activation_checkpointing import checkpoint_layers, checkpointed_layers
+from condensegrpo.learner.attention_kernels import kernels_on
 from condensegrpo.learner.compiled_layers import CompileTrial, compile_layers, try_compiling
 from condensegrpo.learner.engine import DeepSpeedEngine, open_deepspeed
+from condensegrpo.learner.logprobs import heads_of, why_no_trees
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.pictures import BatchPictures, freeze_tower
 from condensegrpo.learner.policy import load_policy
@@ -95,6 +97,10 @@ def _compile_trial(config: RunConfig, policy: PreTrainedModel) -> CompileTrial |
         return None
     join(config.learner.timeout_minutes)
     device = torch.device("cuda", torch.cuda.current_device())
+    text = policy.config.get_text_config()
+    settings = text.to_dict()
+    if why_no_trees(settings, config.model.attention) is None:  # a trial that fails on one rank does not compare them
+        kernels_on(config.model.attention, heads_of(text, settings), policy.dtype, device)
     trials = gather(try_compiling(policy.config, policy.dtype, device, kernel=config.model.attention))
     return next((trial for trial in trials if trial.fault is not None), trials[0])
 

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
 from typing import Self
 
 from condensegrpo.assembly.components import Components
@@ -85,17 +84,19 @@ class Players:
         """
         self.sampler, self.source, self._media, self._writer = sampler, source, media, writer
         self._pool = WorkerPool(_host(config.rollout.workers), sampler, partial(frozen_model, dtype=config.model.dtype))
-        self._keys = count()
+        self._keys: dict[tuple[int, float], int] = {}  # of players, by the identity of their components
+        self._known = list[Components]()  # kept, so that no other has the identity of one
 
     def player(self, components: Components, *, temperature: float) -> "SharingPlayer":
         """A player of some components; raises as ``local_player``."""
+        self._known.append(components)
         settings = PlayerSettings(
             config=components.config, source=self.source, temperature=temperature, media=self._media
         )
         return SharingPlayer(
             local=local_player(components, settings, self.sampler, writer=self._writer),
             pool=self._pool,
-            key=next(self._keys),
+            key=self._keys.setdefault((id(components), temperature), len(self._keys)),
             settings=settings,
             workers=partial(self._workers_of(components).number, cpus=rank_cpus()),
         )

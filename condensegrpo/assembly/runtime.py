@@ -1,7 +1,7 @@
 """Opens what a run needs besides its components: sampler, trackers, renderer and trajectory engine."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -47,9 +47,14 @@ COPYING = "transformers"  # the sampler that holds a copy of the initial policy
 
 
 def use_threads(config: RunConfig) -> None:
-    """Give torch as many CPU threads as the configuration says."""
-    if config.learner.threads is not None:
-        torch.set_num_threads(config.learner.threads)
+    """Give torch as many CPU threads as the configuration says; null: as many as it had at first."""
+    at_first = _threads_at_first()
+    torch.set_num_threads(config.learner.threads or at_first)
+
+
+@cache
+def _threads_at_first() -> int:
+    return torch.get_num_threads()
 
 
 def open_sampler(
@@ -221,6 +226,11 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
         _check_object(config, object_or(objects, config.sampler, lambda: None))
         return
     name, lora = config.sampler.name, config.model.lora
+    if lora is not None and lora.sampler == "native" and config.model.sampled_lora is None:
+        raise ConfigError(
+            "checking model.lora.sampler: found native, and with model.vision=train adapters of the vision tower train "
+            "too, which no sampler computes. Set model.lora.sampler=merged or auto."
+        )
     arguments = plugins.check_plugin("samplers", name, config.sampler.options, _sampler_arguments(config, "", lora))
     if lora is not None and lora.sampler == "native" and "lora" not in arguments:
         raise ConfigError(

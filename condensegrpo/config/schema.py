@@ -117,6 +117,11 @@ class ModelSettings(Section):
 
         return default_dtype(gpu_bfloat16())
 
+    @property
+    def sampled_lora(self) -> LoraSettings | None:
+        """The adapters that a sampler may compute; None: it gets merged weights, as where a vision tower has some."""
+        return None if self.vision == "train" else self.lora
+
     @model_validator(mode="after")
     def _one_source(self) -> "ModelSettings":
         if self.path is not None and self.new is not None:

@@ -20,6 +20,7 @@ from condensegrpo.core.missing_files import looked_in
 from condensegrpo.core.wording import did_you_mean
 
 OBJECT = "python:"  # begins the name that a configuration has for a plug-in given as an object
+_WRITTEN = "__condensegrpo_written__"  # attribute of a module from a file: when that was written, and its size
 _loaded = set[Path]()  # the folders of the files of plug-ins
 KINDS = (*("condensers", "rewards", "tasks", "tools", "tool_formats", "estimators", "losses", "samplers", "trackers"),)
 
@@ -118,12 +119,15 @@ def _import_file(path: Path) -> ModuleType:
         root = root.parent
     leaf = f"condensegrpo_file_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     module_name = ".".join((*path.parent.relative_to(root).parts, leaf))  # for its relative imports
-    if module_name in sys.modules:
-        return sys.modules[module_name]
+    written = path.stat().st_mtime_ns, path.stat().st_size
+    known = sys.modules.get(module_name)
+    if known is not None and getattr(known, _WRITTEN) == written:  # else it was edited since, as between notebook cells
+        return known
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise PluginError(f"importing {path}: it is not a Python file.")
     module = importlib.util.module_from_spec(spec)
+    setattr(module, _WRITTEN, written)
     sys.modules[module_name] = module
     try:
         with _neighbours_in(root) if str(root) not in sys.path else nullcontext(), _neighbours_in(path.parent):

@@ -63,7 +63,7 @@ class TrainedLogprobs(nn.Module):
         self.without_trees = why_no_trees(settings, attention)
         if self.without_trees is None and not use_tree_attention(policy):
             self.without_trees = f"{type(policy).__name__} does not let its attention be replaced"
-        self.heads = _heads(config, settings)
+        self.heads = heads_of(config, settings)
         self.head = ChunkedHead(
             policy.get_output_embeddings(),
             softcap=settings.get("final_logit_softcapping"),
@@ -278,7 +278,7 @@ def _decoder(policy: PreTrainedModel) -> nn.Module:
     return decoder
 
 
-def _heads(config: PretrainedConfig, settings: Mapping[str, Any]) -> Heads:
+def heads_of(config: PretrainedConfig, settings: Mapping[str, Any]) -> Heads:
     """The attention heads of a model; not every configuration has all of their sizes."""
     queries: int = config.num_attention_heads
     return Heads(

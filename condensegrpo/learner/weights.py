@@ -1,7 +1,7 @@
 """The learner's weights under their Hugging Face names, for samplers and export, and a hash that identifies them."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from pathlib import Path
@@ -96,3 +96,14 @@ def fingerprint(engine: DeepSpeedEngine) -> str:
                     checksum = int(tensor.view(_INTEGERS[tensor.element_size()]).sum(dtype=torch.int64))
                     digest.update(str(checksum).encode())
     return digest.hexdigest()
+
+
+@contextmanager
+def all_gathered(named_tensors: Iterable[tuple[str, Tensor]]) -> Iterator[Iterator[tuple[str, Tensor]]]:
+    """A block that may read weights, or some of them; what it leaves is gathered at its end, which takes every rank."""
+    tensors = iter(named_tensors)
+    try:
+        yield tensors
+    finally:
+        for _ in tensors:
+            pass

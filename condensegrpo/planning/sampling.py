@@ -89,7 +89,7 @@ def _of_policy(run: PlannedRun) -> SamplerMemory:
 def _written(run: PlannedRun) -> Iterator[str]:
     """What updates of vLLM servers need in main memory or on a disk; adapters alone are small."""
     settings, dtype = _settings(run, "server", ServerSettings), _dtype(run)
-    if settings.weights == NCCL or native_rank(run.config.model.lora, dtype=dtype) is not None:
+    if settings.weights == NCCL or native_rank(run.config.model.sampled_lora, dtype=dtype) is not None:
         return
     size = run.model.parameters * DTYPES[dtype].itemsize / GIB
     where = "/dev/shm of each machine" if settings.weights == TEMPORARY else settings.weights
@@ -153,7 +153,7 @@ def _vllm(run: PlannedRun) -> SamplerMemory:
             f"and {heads} heads are to be divided by it. Set a divisor of both."
         )
     decoder = formulas.shard_of(run.model.decoder, sharing)
-    element, rank = DTYPES[dtype].itemsize, native_rank(run.config.model.lora, dtype=dtype)
+    element, rank = DTYPES[dtype].itemsize, native_rank(run.config.model.sampled_lora, dtype=dtype)
     copy = Part(WEIGHTS, ceil(run.model.parameters * element / sharing))
     adapters = Part("sampler: adapters", _adapters(run, rank) * element)
     graphs = GRAPHS if run.on_gpu and not settings.enforce_eager else GRAPHS._replace(bytes=0)
@@ -216,7 +216,7 @@ def _settings(run: PlannedRun, key: str, kind: type[T]) -> T:
 
 def _adapters(run: PlannedRun, rank: int | None) -> int:
     """Elements of the adapters that vLLM computes itself, with room for its next larger rank."""
-    lora = run.config.model.lora
+    lora = run.config.model.sampled_lora
     return 0 if lora is None or rank is None else run.weights.trainable * rank // lora.rank
 
 

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -81,7 +82,8 @@ def replace_file(path: Path, content: str | bytes) -> None:
     Raises:
         OSError: the disk is full or the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}")
+    # machines that share the folder may have processes of one number
+    temporary = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with temporary.open("wb", buffering=0) as file:
             _write_all(file.fileno(), content.encode() if isinstance(content, str) else content)

@@ -116,7 +116,7 @@ def parity_trial(config: RunConfig, folder: RunFolder) -> ParityTrial:
     learner = open_learner(config, source, config.learner.optimiser, lora=config.model.lora, total_steps=1)
     sampler: Sampler | None = None
     try:
-        sampler = open_sampler(config, source, lora=config.model.lora)
+        sampler = open_sampler(config, source, lora=config.model.sampled_lora)
         prompts = _prompts(learner.module.policy.config.get_text_config().vocab_size)
         sampler.update_weights(sampled_weights(sampler, learner), 0)
         before = _compared(learner, sampler, prompts)

@@ -20,6 +20,7 @@ from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import NamedTensors, Sampler, StagesWeights
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.learner.weights import all_gathered
 from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, Round, StepBatch, complete_batch
 
 Scored = tuple[ScoredTrajectory, ...]
@@ -107,16 +108,17 @@ class RolloutPrefetcher:
 
         Every rank must call it. Returns the seconds by ``clock`` that it waited for the sampler's requests.
         """
-        update: Callable[[], None] = partial(sampler.update_weights, named_tensors, version)
         doing = f"giving the sampler the weights after step {version}"
-        with plugin_code(doing, SamplerError):
-            if isinstance(sampler, StagesWeights):  # while the next batch is still being sampled
-                update = sampler.stage_weights(named_tensors, version)
-        staged = clock()
-        self.finish()
-        waited = clock() - staged
-        with plugin_code(doing, SamplerError):
-            update()
+        with all_gathered(named_tensors) as tensors:
+            update: Callable[[], None] = partial(sampler.update_weights, tensors, version)
+            with plugin_code(doing, SamplerError):
+                if isinstance(sampler, StagesWeights):  # while the next batch is still being sampled
+                    update = sampler.stage_weights(tensors, version)
+            staged = clock()
+            self.finish()
+            waited = clock() - staged
+            with plugin_code(doing, SamplerError):
+                update()
         return waited
 
     def _begun(self, step: int) -> bool:

@@ -12,6 +12,7 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine
 from condensegrpo.learner.engine_state import to_main_memory
+from condensegrpo.learner.weights import all_gathered
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.prefetch_files import restore_batches
 from condensegrpo.training.rollout_step import StepBatch
@@ -54,8 +55,9 @@ def resume(
             write(step, scored)
     if config.learner.offload.rollouts:
         to_main_memory(learner)
-    with plugin_code(f"giving the sampler the weights after step {done}", SamplerError):
-        sampler.update_weights(sampled_weights(sampler, learner), done)
+    doing = f"giving the sampler the weights after step {done}"
+    with all_gathered(sampled_weights(sampler, learner)) as tensors, plugin_code(doing, SamplerError):
+        sampler.update_weights(tensors, done)
     return done, batches
 
 

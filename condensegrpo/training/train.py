@@ -142,7 +142,8 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     if ranks.rank() == 0:
         save_tokenizer(source, folder.path)
     with ExitStack() as opened:  # closes what is open where the next cannot be opened
-        sampler = open_sampler(config, source, lora=config.model.lora, objects=components.objects, media=folder.media)
+        lora = config.model.sampled_lora
+        sampler = open_sampler(config, source, lora=lora, objects=components.objects, media=folder.media)
         opened.callback(close_sampler, sampler, observer)
         _let_sleep(sampler, config.sampler.name, observer)
         fitted = config_on_devices(config, ranks=ranks.world_size(), memory=ranks.least_device_memory())

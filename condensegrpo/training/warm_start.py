@@ -19,6 +19,7 @@ from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.assembly.demonstrations import DemonstratedTurn, Demonstrations
 from condensegrpo.assembly.runtime import close_sampler
 from condensegrpo.config.schema import WarmStartSettings
+from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.errors import Interrupted, SamplerError
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
@@ -63,8 +64,9 @@ class Probe:
         observer.phase("probing single turns", None)
         sampler = self.open_sampler(model)
         try:
-            with plugin_code("probing the warmed-up model with the sampler", SamplerError):
-                replies = asyncio.run(self._replies(sampler, turns))
+            doing = "probing the warmed-up model with the sampler"
+            with plugin_code(doing, SamplerError), BackgroundLoop("probe", close_seconds=PLUGIN_SECONDS) as loop:
+                replies = loop.run(self._replies(sampler, turns))  # a notebook has a loop in this thread
         finally:
             close_sampler(sampler, observer)
         verdicts = [self.demonstrations.sound(turn.shown, reply) for turn, reply in zip(turns, replies, strict=True)]
