@@ -180,36 +180,49 @@ def test_limits_that_are_not_given_are_those_of_agents(tmp_path: Path) -> None:
 
 
 def test_a_program_that_rewrites_its_judge_is_judged_by_the_original(tmp_path: Path) -> None:
-    for name, text in (("check.py", "print(0.25)"), ("inner/check.py", "print(0.5)")):
-        (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "project" / name).write_text(text)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "project/0.py").write_text("print(0.75)")
-    long = f"print(1)  # {'x' * 300}"  # no name of a file
+    project, outside = tmp_path / "project", tmp_path / "elsewhere"
+    outside.mkdir()
+    judge = "import json; print(0.5 if json.load(open('problem.json'))['id'] == '0' else 99)"
+    for name, text in (
+        ("check.py", judge),
+        ("inner/check.py", "print(0.25)"),
+        ("0.py", "print(0.75)"),
+        ("work.py", ""),
+    ):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    (project / "problem.json").write_text('{"id": "a sample"}')
+    usercustomize = "import os, site; os.makedirs(p := site.getusersitepackages()); open(f'{p}/usercustomize.py', 'w')"
     cheats = {
-        "open('inner/check.py', 'w').write('print(99)')": ("inner", 0),  # a folder without __main__.py
-        "import os; os.remove('inner/check.py'); os.rmdir('inner'); open('inner', 'w')": ("inner/check.py", 0),
-        "import shutil, os; shutil.rmtree('inner'); os.symlink('inner', 'inner')": ("inner/check.py", 0),
+        "open('check.py', 'w').write('print(99)')": ("check.py", 0.5),
+        "open('problem.json', 'w').write('{}')": ("check.py", 0.5),
+        "import os; os.remove('check.py'); os.mkdir('check.py')": ("check.py", 0.5),
+        f"{usercustomize}.write('print(99)')": ("check.py", 0.5),
+        "open('json.py', 'w').write('print(99)')": ("check.py", 0.5),
         "open('0.py', 'w').write('print(99)')": ("{id}.py", 0.75),
-        "pass": ("-c", 1),
-        "open('check.py', 'w').write('print(99)')": ("check.py", 0.25),
-        "import os; os.remove('check.py'); os.mkdir('check.py')": ("check.py", 0.25),
-        f"import shutil, os; shutil.rmtree('inner'); os.symlink('{tmp_path}/elsewhere', 'inner')": (
-            "inner/check.py",
-            0.0,
-        ),
+        "open('inner/check.py', 'w').write('print(99)')": ("inner/check.py", 0.25),
+        "import shutil; shutil.rmtree('inner'); open('inner', 'w')": ("inner/check.py", 0),
+        "import shutil, os; shutil.rmtree('inner'); os.symlink('inner', 'inner')": ("inner/check.py", 0),
+        f"import shutil, os; shutil.rmtree('inner'); os.symlink('{outside}', 'inner')": ("inner/check.py", 0),
+        "open('work.py', 'w').write('print(1)')": ("work.py", 1),  # which is what it was to do
     }
-    for cheat, (judge, outcome) in cheats.items():
+    for cheat, (command, outcome) in cheats.items():
         task = Agent(
             program=(sys.executable, "-c", f"{PROGRAM}\n{cheat}", "go"),
-            folder=str(tmp_path / "project"),
+            folder=str(project),
             data=rows(tmp_path),
-            outcome=(sys.executable, judge, long) if judge == "-c" else (sys.executable, judge),
+            outcome=(sys.executable, "-I", command),
+            protected=("{id}.py", "check.py", "inner") if command != "inner/check.py" else ("inner/check.py",),
             tool_format="tagged",
         )
-        problem = replace(task.problems("train")[0], id="0")
-        assert play(task, problem=problem).outcome == outcome, cheat
-    assert not list((tmp_path / "elsewhere").iterdir())
+        assert play(task, problem=replace(task.problems("train")[0], id="0")).outcome == outcome, cheat
+    assert not list(outside.iterdir())
+
+
+@pytest.mark.parametrize("name", ["none.py", "../rows.jsonl", "/etc/passwd"])
+def test_what_is_protected_lies_in_the_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"protected names {name!r}, wanted a file or folder of the folder")):
+        Agent(program=("true",), folder=files(tmp_path), data=rows(tmp_path), protected=(name,))
 
 
 def test_a_start_that_is_cancelled_while_the_folder_is_copied_leaves_nothing(

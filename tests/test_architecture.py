@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TOP = ("condensers", "rewards", "cli", "configs")  # folders at the top that are packages of condensegrpo
+TOP = ("condensers", "rewards", "cli", "configs", "studies")  # folders at the top that are packages of condensegrpo
 LOOSE = {"__init__", "__main__", "api"}  # the only files beside the folders of condensegrpo
 FLOORS = {
     "core": 1,
@@ -40,12 +40,13 @@ FLOORS = {
     "reporting": 7,
     "inspection": 7,
     "simulation": 7,
+    "studies": 8,
     "display": 8,
     "api": 8,
     "cli": 8,
     "__main__": 8,
 }
-PLUG_INS = {"condensers", "rewards", "tasks", "tools", "integrations"}
+PLUG_INS = {"condensers", "rewards", "tasks", "tools", "integrations", "studies"}
 SANDBOX_USERS = {  # beside plug-ins
     "condensegrpo.assembly.parts",
     "condensegrpo.assembly.components",

@@ -1,6 +1,7 @@
 """What a configuration names is built, or refused before any model is loaded."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -365,6 +366,16 @@ def test_ranks_of_a_row_over_which_the_heads_do_not_divide_are_refused_before_tr
     tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"sequence_parallel: found 3, .* 2 attention heads and 1 key heads"):
         check_model(build(quickstart("learner.sequence_parallel=3", "evaluate.variants={}")), str(tmp_path))
+
+
+def test_quantised_weights_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    qwen3().save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    quantised = {**settings, "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(quantised))
+    with pytest.raises(ConfigError, match=r"are quantised \(gptq\), and the learner .* need plain ones"):
+        check_model(build(quickstart("evaluate.variants={}")), str(tmp_path))
 
 
 COUNTING_TASK = """

@@ -62,6 +62,9 @@ def test_yaml_may_merge_mappings_by_an_anchor() -> None:
     assert parse_yaml("base: &b {a: 1, c: 3}\nx: {<<: *b, c: 2}\n") == {"base": {"a": 1, "c": 3}, "x": {"a": 1, "c": 2}}
     nested = "a: &a {x: 1}\ntop: {deep: {deeper: &b {<<: *a, x: 2}}}\nc: {<<: *b}\n"
     assert parse_yaml(nested)["c"] == {"x": 2}
+    assert parse_yaml('{1: a, "1": b}') == {1: "a", "1": "b"}
+    with pytest.raises(yaml.YAMLError, match="the key True stands twice"):
+        parse_yaml("{true: 1, True: 2}")
     with pytest.raises(yaml.YAMLError, match="the key 'c' stands twice"):
         parse_yaml("base: &b {a: 1}\nx: {<<: *b, c: 2, c: 3}\n")
 

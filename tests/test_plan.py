@@ -470,7 +470,7 @@ def test_adapters_that_vllm_computes_need_no_merged_weight() -> None:
         return part(found, "publishing", "a weight on its way")
 
     assert updating(native) == 0
-    assert updating(merged) == 4 * 1600 or phase(merged, "publishing").moment == "a checkpoint"
+    assert (updating(merged), phase(merged, "publishing").moment) == (0, "a checkpoint")  # which takes more
 
 
 # --- the head
@@ -550,8 +550,8 @@ def test_a_change_that_is_named_fits() -> None:
     peak = planned("train.problems_per_step=64").peak.bytes
     for share in (0.9, 0.7, 0.5, 0.3):
         found = fitting(int(share * peak), "train.problems_per_step=64")
-        if found is not None:
-            assert found[1].peak.bytes <= share * peak
+        assert found is not None
+        assert found[1].peak.bytes <= share * peak
 
 
 def test_advice_names_what_lowers_memory_and_what_the_run_accepts() -> None:

@@ -12,7 +12,7 @@ import pytest
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core import errors
 from condensegrpo.core.errors import CondenseError, ContextOverflow, PluginError, PrefixBroken
-from condensegrpo.core.plugins import KINDS, installed, load
+from condensegrpo.core.plugins import KINDS, forget_edited, installed, load
 
 CONDENSER = '''
 """A condenser in one file."""
@@ -114,12 +114,22 @@ def test_a_file_is_imported_once_so_that_its_classes_stay_the_same(condenser_fil
     assert load("condensers", name) is load("condensers", name)
 
 
-def test_a_file_that_was_edited_since_is_imported_anew(condenser_file: Path) -> None:
+def test_files_that_were_edited_are_imported_anew_where_a_run_begins_and_not_inside_of_one(tmp_path: Path) -> None:
     """The second run of a notebook used the class as it was at the first."""
-    before = load("condensers", f"{condenser_file}:Shortest")
-    condenser_file.write_text(f"{condenser_file.read_text()}\nEDITED = True\n")
-    assert load("condensers", f"{condenser_file}:Shortest") is not before
-    assert load("condensers", f"{condenser_file}:EDITED")
+    name = f"{tmp_path}/p.py:VALUES"
+    (tmp_path / "p.py").write_text("from helper import A\nVALUES = (A, 1)\n")
+    (tmp_path / "helper.py").write_text("A = 1\n")
+    assert load("rewards", name) == (1, 1)
+    (tmp_path / "p.py").write_text("from helper import A, B\nVALUES = (A, B)\n")
+    (tmp_path / "helper.py").write_text("A, B = 2, 3\n")
+    assert load("rewards", name) == (1, 1)
+    forget_edited()
+    assert load("rewards", name) == (2, 3)
+    (tmp_path / "helper.py").write_text("A, B = 20, 30\n")
+    forget_edited()
+    assert load("rewards", name) == (20, 30)
+    forget_edited()
+    assert load("rewards", name) is load("rewards", name)
 
 
 def test_files_of_the_same_name_in_two_folders_are_two_plug_ins(tmp_path: Path) -> None:

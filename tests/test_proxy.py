@@ -313,7 +313,9 @@ def test_sessions_that_begin_alike_are_told_apart_by_their_replies(replies: tupl
                 await ask(url, TOKEN, [*first, reply, *calls, user(f"next {number}")], tools=[UP])
         return written
 
-    for trajectory in asyncio.run(scenario()):
+    written = asyncio.run(scenario())
+    assert sorted(replies.index(each.turns[0].reply.text) for each in written) == [0, 1]
+    for trajectory in written:
         number = replies.index(trajectory.turns[0].reply.text)
         assert f"next {number}" in trajectory.turns[1].context[-1].text
         assert trajectory.turns[1].condensation is None

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
 from condensegrpo.config.load import dump_config, load_config
+from condensegrpo.core.errors import RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.inspection.batches import choose
@@ -169,6 +171,12 @@ def test_a_name_of_an_evaluation_stands_for_one_in_the_whole_run(tmp_path: Path)
     with new_name(run, 1) as again:
         assert again == "eval-2"  # nothing was stored
     assert not list((run.evaluation_folder / "step_000001").iterdir())
+    with suppress(RunError), new_name(run, 1) as failed:
+        run.evaluation(1, failed).write_text("{}")
+        raise RunError("storing it: the disk is full")
+    assert [path.name for path in (run.evaluation_folder / "step_000001").iterdir()] == ["eval-2.jsonl"]  # sampled
+    with new_name(run, 2) as next_one:
+        assert next_one == "eval-3"
 
 
 def test_what_an_evaluation_began_is_removed_where_it_is_ended_at_once(tmp_path: Path) -> None:

@@ -304,7 +304,9 @@ def test_a_group_reward_gives_one_result_a_trajectory(count: int) -> None:
     wanted = (
         f"the reward Listed: ScoreError: returned {counted(count, 'result')} for 2 trajectories, wanted one for each"
     )
-    for found in score_group(GROUP, PROBLEM, Listed([{"sum": 1.0}] * count)):
+    results = score_group(GROUP, PROBLEM, Listed([{"sum": 1.0}] * count))
+    assert len(results) == len(GROUP)
+    for found in results:
         assert wanted in failing(found)
 
 

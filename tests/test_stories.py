@@ -139,9 +139,10 @@ def test_with_the_whole_history_the_expert_answers_from_all_chunks_whatever_the_
 def test_the_corpus_has_every_word_of_the_task(tmp_path: Path) -> None:
     for task in (Stories(), Stories(people=3), Stories(chunks=8, notes="requested")):
         words = set(" ".join(task.corpus()).split())
-        for turn in turns(task, 60, **summarising(tmp_path)):
+        parts = summarising(tmp_path) if task.notes == "requested" else {}  # whose template has words of its own
+        for turn in turns(task, 60, **parts):
             used = " ".join((turn.shown.reply, *(each.content for each in turn.shown.context))).split()
-            assert words.issuperset(word for word in used if not word.isdigit()) or task.notes == "replied"
+            assert words.issuperset(word for word in used if not word.isdigit())
 
 
 @pytest.mark.parametrize(

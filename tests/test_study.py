@@ -54,6 +54,17 @@ def test_a_shipped_study_is_found_by_name_and_by_its_path_in_a_checkout(
         find_study("tiney")
 
 
+@pytest.mark.parametrize("name", ["s1_summaries", "s1_writers", "s2_precision", "methods_reads"])
+def test_a_shipped_study_finds_its_files_from_any_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its estimators, rewards and templates lie beside it, in a clone and in an installed package."""
+    monkeypatch.chdir(tmp_path)
+    shipped = load_study(find_study(name))
+    for arm in shipped.arms:
+        build(shipped.config_of(arm, shipped.seeds[0], tmp_path))
+
+
 def test_the_page_of_the_keys_of_a_study_is_up_to_date() -> None:
     page = (ROOT / "docs/reference/studies.md").read_text(encoding="utf-8")
     assert schema().filled(page, Study) == page

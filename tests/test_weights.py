@@ -34,3 +34,13 @@ def test_gathering_between_steps_disturbs_nothing(stage: int) -> None:
         found.append({name: tensor.clone() for name, tensor in gathered_weights(engine)})
         close_deepspeed(engine)
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+
+
+def test_zero_3_gathers_one_module_at_a_time() -> None:
+    """Of a new engine: small weights stay gathered after a step."""
+    engine = open_deepspeed(qwen3(), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    weights = [*engine.module.parameters()]
+    gathered = [sum(each.ds_status.name == "AVAILABLE" for each in weights) for _ in gathered_weights(engine)]
+    close_deepspeed(engine)
+    assert len(gathered) > 10
+    assert max(gathered) <= 2

@@ -35,9 +35,15 @@ def check_model(components: Components, source: str) -> None:
         ConfigError: the tokenizer has more ids than the model, the chat template fails, is slow or knows no tool
             results, system message, question and a reply, or a context with its reply, are too long (the message says
             which key to change), the model has no layers for the adapters, or its heads do not divide over the ranks
-            that share a row, or a vision tower is to train that there is not.
+            that share a row, or a vision tower is to train that there is not, or the weights are quantised.
     """
     check_vocabulary(source)
+    if quantised := getattr(configuration(source), "quantization_config", None):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else type(quantised).__name__
+        raise ConfigError(
+            f"checking model.path: the weights of {source} are quantised ({method}), and the learner and the updates "
+            f"of the sampler need plain ones. Use the model that is not quantised, or dequantise it and save it."
+        )
     config = components.config
     if config.model.vision == "train" and not sees(configuration(source)):
         raise ConfigError(

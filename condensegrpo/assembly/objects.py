@@ -22,7 +22,7 @@ from typing import TypedDict
 from condensegrpo.config.load import named_config, vary
 from condensegrpo.config.schema import Plugin, RunConfig, TaskSettings
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.plugins import OBJECT
+from condensegrpo.core.plugins import OBJECT, forget_edited
 from condensegrpo.core.protocols.condenser import Condenser
 from condensegrpo.core.protocols.reward import GroupReward, Reward
 from condensegrpo.core.protocols.sampler import Sampler
@@ -65,6 +65,7 @@ def configured(
     Raises:
         ConfigError: as ``named_config`` and ``replaced``.
     """
+    forget_edited()  # a call of Python begins: the files of plug-ins may have been edited since the last one
     before = config if isinstance(config, RunConfig) else named_config(os.fspath(config))
     lines, objects = replaced(before, parts)
     lines += overrides

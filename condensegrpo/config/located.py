@@ -9,6 +9,7 @@ files of plug-ins and data, wherever they are named, and the folders of ``FOLDER
 
 import os
 from collections.abc import Iterable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from condensegrpo.core.working_directory import working_directory
 from condensegrpo.storage.environment import started_in
 
 # of the task ``agent``, relative to the folder of an episode
-IN_EPISODE = tuple(("task", "options", name) for name in ("program", "outcome", "answer_file"))
+IN_EPISODE = tuple(("task", "options", name) for name in ("program", "outcome", "answer_file", "protected"))
 FOLDERS = (("task", "data"), ("task", "eval_data"), ("model", "path"), ("sandbox", "packages"))  # they may be files
+SHIPPED = Path(str(files("condensegrpo.configs"))).parent  # with configs/ and studies/, in a clone and installed
 VARIANTS = ("evaluate", "variants")  # by name, overrides: key=value
 
 
@@ -37,6 +39,7 @@ def located(tree: Any, file: Path) -> Any:  # noqa: ANN401  a YAML tree
         stays, named = here if here == (start or here) else None, tuple(name.split(".")) if equals else key
         if named in IN_EPISODE and ".py:" not in text:
             return leaf.value
+        folders += [SHIPPED] if text.startswith("studies/") else []  # files of the studies that a package brings
         path = _found(text, named, folders, stays=stays)
         return f"{name}{equals}{path}"
 

@@ -71,10 +71,13 @@ class _Loader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # noqa: ANN401  its type stub is wrong
         """A mapping whose keys are all different, before those of others are merged into it."""
         node = super().compose_mapping_node(anchor)
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE_TAG]
-        for key in keys:
-            if keys.count(key) > 1:
+        seen = set[object]()
+        for named, _ in node.value:
+            if not isinstance(named, yaml.ScalarNode) or named.tag == _MERGE_TAG:
+                continue
+            if (key := self.construct_object(named)) in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
+            seen.add(key)
         return node
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:

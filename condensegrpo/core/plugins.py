@@ -4,6 +4,7 @@
 
 import importlib
 import importlib.util
+import os
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from condensegrpo.core.missing_files import looked_in
 from condensegrpo.core.wording import did_you_mean
 
 OBJECT = "python:"  # begins the name that a configuration has for a plug-in given as an object
-_WRITTEN = "__condensegrpo_written__"  # attribute of a module from a file: when that was written, and its size
+_files = dict[str, tuple[str, "Written"]]()  # the modules that files of plug-ins brought: their files as they were then
 _loaded = set[Path]()  # the folders of the files of plug-ins
 KINDS = (*("condensers", "rewards", "tasks", "tools", "tool_formats", "estimators", "losses", "samplers", "trackers"),)
 
@@ -119,15 +120,12 @@ def _import_file(path: Path) -> ModuleType:
         root = root.parent
     leaf = f"condensegrpo_file_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     module_name = ".".join((*path.parent.relative_to(root).parts, leaf))  # for its relative imports
-    written = path.stat().st_mtime_ns, path.stat().st_size
-    known = sys.modules.get(module_name)
-    if known is not None and getattr(known, _WRITTEN) == written:  # else it was edited since, as between notebook cells
-        return known
+    if module_name in sys.modules:
+        return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise PluginError(f"importing {path}: it is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    setattr(module, _WRITTEN, written)
+    module, before = importlib.util.module_from_spec(spec), set(sys.modules)
     sys.modules[module_name] = module
     try:
         with _neighbours_in(root) if str(root) not in sys.path else nullcontext(), _neighbours_in(path.parent):
@@ -137,7 +135,34 @@ def _import_file(path: Path) -> ModuleType:
         if is_ctrl_c(error):
             raise
         raise PluginError(f"importing {path}: {failure_of('', error)}") from error
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and "site-packages" not in file and any(Path(file).is_relative_to(folder) for folder in _loaded):
+            _files[name] = file, _written(file)
     return module
+
+
+def forget_edited() -> None:
+    """Forget the modules of plug-ins' files if one of those was edited; where a run begins, and never inside of one.
+
+    All are forgotten: what imported an edited one holds what it had.
+    """
+    if any(_written(file) != written for file, written in _files.values()):
+        for name in _files:
+            sys.modules.pop(name, None)
+        _files.clear()
+
+
+Written = tuple[int, int] | None
+
+
+def _written(file: str) -> Written:
+    """When a file was written, and its size; None: it is gone."""
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 @contextmanager

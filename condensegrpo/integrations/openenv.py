@@ -257,7 +257,7 @@ def _takes_text(schema: Json, definitions: Json) -> bool:
         return any(_takes_text(branch, definitions) for branch in branches)
     if "$ref" in schema:
         named = definitions.get(str(schema["$ref"]).rpartition("/")[2])
-        return isinstance(named, dict) and "type" in named and _takes_text(named, {})
+        return isinstance(named, dict) and named.keys() & {"type", "anyOf", "oneOf"} != set() and _takes_text(named, {})
     kinds = schema.get("type", "string")
     return "string" in (kinds if isinstance(kinds, list) else [kinds])
 

@@ -235,5 +235,5 @@ def _calls(message: Message) -> list[tuple[str, object]]:
 def _value(arguments: str) -> object:
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments

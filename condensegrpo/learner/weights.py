@@ -1,8 +1,9 @@
 """The learner's weights under their Hugging Face names, for samplers and export, and a hash that identifies them."""
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from pathlib import Path
 
@@ -104,6 +105,8 @@ def all_gathered(named_tensors: Iterable[tuple[str, Tensor]]) -> Iterator[Iterat
     tensors = iter(named_tensors)
     try:
         yield tensors
-    finally:
-        for _ in tensors:
-            pass
+    except BaseException:
+        with suppress(Exception):  # the first error is the cause
+            deque(tensors, maxlen=0)
+        raise
+    deque(tensors, maxlen=0)

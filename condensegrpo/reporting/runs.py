@@ -86,12 +86,14 @@ def find_runs(folder: Path) -> Iterator[Path]:
             if (real := os.path.realpath(path)) in seen:
                 inside.clear()
                 continue
-            seen.add(real)
             if "config.yaml" in files:
                 yield Path(path)
+                seen.add(real)
                 inside.clear()
             elif len(Path(path).relative_to(folder).parts) >= DEPTH:
-                inside.clear()
+                inside.clear()  # a link may lead here from above
+            else:
+                seen.add(real)
             inside[:] = sorted(name for name in inside if not name.startswith("."))
             roots += [link for name in inside if (link := Path(path, name)).is_symlink()]
 

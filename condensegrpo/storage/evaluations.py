@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from condensegrpo.core.errors import DataError, RunError
+from condensegrpo.core.errors import CondenseError, DataError, RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.unfinished import undone_at_exit
 from condensegrpo.storage.codec import decode
@@ -96,8 +96,14 @@ def new_name(run: RunFolder, step: int) -> Iterator[str]:
     with undone_at_exit(release):
         try:
             yield file.stem
-        finally:
+        except CondenseError:  # its trajectories say why
+            if not file.stat().st_size:
+                file.unlink()
+            raise
+        except BaseException:
             release()
+            raise
+        release()
 
 
 def _reserved(file: Path, evaluations: Path) -> bool:

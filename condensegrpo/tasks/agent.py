@@ -74,6 +74,8 @@ class Agent:
     answer_file: str | None = None  # in its folder, with its answer; None: what it printed
     # of its outcome: whether the exit status is 0, or a command that judges in its folder; None: it has none
     outcome: Literal["exit_status"] | Command | None = None
+    # of ``folder``, put back before the judging command runs, with the problem: what the program cannot change
+    protected: tuple[str, ...] = ()
     # of the program, those that are not given as in ``LIMITS``; ``seconds`` of a function too
     limits: Annotated[SandboxLimits, BeforeValidator(_completed)] = LIMITS
     requests: Annotated[int, Ge(1)] = 1000  # of one episode, refused ones included
@@ -82,6 +84,11 @@ class Agent:
     def __post_init__(self) -> None:
         if self.folder is not None and not Path(self.folder).is_dir():
             raise ValueError(f"there is no folder {self.folder!r} (looked for {Path(self.folder).resolve()})")
+        for name in self.protected:
+            parts = Path(name).parts
+            inside = self.folder is not None and parts and not Path(name).is_absolute() and ".." not in parts
+            if not inside or ("{id}" not in name and not Path(self.folder or "", name).exists()):
+                raise ValueError(f"protected names {name!r}, wanted a file or folder of the folder {self.folder!r}")
         if missing := [name for name in self.variables if name not in os.environ]:
             raise ValueError(f"the environment has no variable {missing[0]!r}, which variables passes to the program")
         self._rows = Jsonl(
@@ -244,7 +251,7 @@ class AgentEpisode:
             work.mkdir()
         else:
             shutil.copytree(self.task.folder, work, symlinks=True)
-        (work / PROBLEM).write_text(json.dumps(self._shown(), default=str), encoding="utf-8")
+        self._write_problem(work)
         return work
 
     async def _ran(self, command: Command, log: Path, environment: Mapping[str, str]) -> int:
@@ -262,10 +269,11 @@ class AgentEpisode:
             return None if self.task.outcome is None else float(failure is None)
         assert self._folder is not None
         log = self._folder[0] / "judge"
-        if not await asyncio.to_thread(self._restored, self.task.outcome, log.parent / "work"):
+        if not await asyncio.to_thread(self._restored, log.parent / "work"):
             return 0.0
+        (home := log.parent / "home").mkdir()  # without settings that the program wrote for others
         try:
-            if await self._ran(self.task.outcome, log, {}):
+            if await self._ran(self.task.outcome, log, {"HOME": str(home)}):
                 return 0.0
         except LimitExceeded:  # by what the agent left
             return 0.0
@@ -280,19 +288,22 @@ class AgentEpisode:
         values = {"{question}": self.problem.question, "{id}": self.problem.id}
         return tuple(re.sub(r"\{question\}|\{id\}", lambda name: values[name[0]], argument) for argument in command)
 
-    def _restored(self, command: Command, work: Path) -> bool:
-        """Put back what the judging command names in the folder, which the program may have rewritten.
-
-        Returns:
-            False: what the program left there cannot be replaced.
-        """
-        if self.task.folder is None:
-            return True
-        named = (argument.partition("::")[0] for argument in self._filled(command))  # of pytest: file::test
-        try:
-            return all(_put_back(Path(self.task.folder), name, work) for name in named)
-        except (OSError, RuntimeError):  # a file in the place of a folder, links in a circle
+    def _restored(self, work: Path) -> bool:
+        """Put back ``protected`` and the problem; False: what the program left in their place cannot be replaced."""
+        names = self._filled(self.task.protected)
+        if not all(_cleared(name, work) for name in (*names, PROBLEM)):
             return False
+        for name in names:
+            original = Path(self.task.folder or "", name)
+            if original.is_dir():
+                shutil.copytree(original, work / name, symlinks=True)
+            else:
+                shutil.copy2(original, work / name)
+        self._write_problem(work)
+        return True
+
+    def _write_problem(self, work: Path) -> None:
+        (work / PROBLEM).write_text(json.dumps(self._shown(), default=str), encoding="utf-8")
 
     def _shown(self) -> Mapping[str, object]:
         """The problem as the program reads it: without the ground truth."""
@@ -307,23 +318,16 @@ def _remove_leftovers() -> None:
     folders.remove_leftovers()
 
 
-def _put_back(folder: Path, name: str, work: Path) -> bool:
-    """Replace a file or folder of a copy of ``folder`` by the original, if it has one of this name; False: it cannot.
-
-    A program may have put a link to elsewhere in the place of a folder.
-    """
-    original, copy = folder / name, work / name
-    # functions of os: those of Path raise for a text that is too long for a name, such as a program
-    if os.path.isabs(name) or not os.path.exists(original) or os.path.samefile(original, folder):
-        return True
-    if not copy.parent.resolve().is_relative_to(work.resolve()):
+def _cleared(name: str, work: Path) -> bool:
+    """Make room for a file or folder of a name; False: the program left something that is not its own there."""
+    place = work / name
+    try:
+        if not place.parent.resolve().is_relative_to(work.resolve()):  # through a link
+            return False
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if place.is_dir() and not place.is_symlink():
+            folders.remove(str(place))
+        place.unlink(missing_ok=True)
+    except (OSError, RuntimeError):  # a file in the place of a folder, links in a circle
         return False
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    if copy.is_dir() and not copy.is_symlink():
-        folders.remove(str(copy))
-    copy.unlink(missing_ok=True)
-    if original.is_dir():
-        shutil.copytree(original, copy, symlinks=True)
-    else:
-        shutil.copy2(original, copy)
     return True

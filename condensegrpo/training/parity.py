@@ -25,6 +25,7 @@ from condensegrpo.core.trajectory import Generation, SamplingParams, Segment
 from condensegrpo.learner import ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, measure_logprobs, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
+from condensegrpo.learner.weights import all_gathered
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.initial_policy import base_policy
 from condensegrpo.training.update_step import sampled_weights
@@ -118,7 +119,8 @@ def parity_trial(config: RunConfig, folder: RunFolder) -> ParityTrial:
     try:
         sampler = open_sampler(config, source, lora=config.model.sampled_lora)
         prompts = _prompts(learner.module.policy.config.get_text_config().vocab_size)
-        sampler.update_weights(sampled_weights(sampler, learner), 0)
+        with all_gathered(sampled_weights(sampler, learner)) as tensors:
+            sampler.update_weights(tensors, 0)
         before = _compared(learner, sampler, prompts)
         rows = _samples(sampler, prompts, temperature=1.0)
         batches = pack_rows(rows, max_tokens=MICRO_BATCH, share=learner.module.computes_trees)
@@ -127,7 +129,8 @@ def parity_trial(config: RunConfig, folder: RunFolder) -> ParityTrial:
         old_T = torch.cat(measure_logprobs(learner, batches))
         optimizer_step(learner, batches, PerToken(supervised))
         new_T = torch.cat(measure_logprobs(learner, batches))
-        sampler.update_weights(sampled_weights(sampler, learner), 1)
+        with all_gathered(sampled_weights(sampler, learner)) as tensors:
+            sampler.update_weights(tensors, 1)
         return ParityTrial(
             bounds=BOUNDS[config.model.dtype, learner.device.type],
             before=before,
