@@ -338,6 +338,11 @@ def test_a_run_goes_on_from_its_copy_where_its_folder_is_gone(tmp_path: Path) ->
     assert [line["step"] for line in read_metrics(runs / "one" / "metrics.jsonl") if "rows" in line] == [1, 2, 3]
     assert RemoteRun.at(f"file://{store}", "one").newest() == 3
     assert files(store / "one").keys() | {"lock", "checkpoints/latest"} == files(runs / "one").keys()
+    shutil.rmtree(runs)
+    shutil.rmtree(store / "one/checkpoints")  # as of a machine that was lost before the first one
+    done = succeed(*line, "train.steps=1", "--continue")
+    assert "warm start" not in done
+    assert [line["step"] for line in read_metrics(runs / "one" / "metrics.jsonl") if "rows" in line] == [1]
 
 
 @pytest.mark.parametrize("wrong", ["nosuch://bucket", "gs://bucket/runs"])
