@@ -214,6 +214,8 @@ def test_faults_of_the_file_are_named(tmp_path: Path) -> None:
         Mbpp(data=write(tmp_path / "a.jsonl", [{"text": "x"}]))
     with pytest.raises(DataError, match="rows 1 and 2 have the same task_id '601'"):
         Mbpp(data=write(tmp_path / "b.jsonl", [MBPP[1], MBPP[1]]))
+    with pytest.raises(DataError, match=r"no task_id is a number among 11 to 510, the first is 601. Give eval_"):
+        Mbpp(data=write(tmp_path / "c.jsonl", MBPP[1:]))
     with pytest.raises(DataError, match=r"no task_id is a number among 11 to 510, the first is '11'. Give eval_"):
         Mbpp(data=write(tmp_path / "c.jsonl", [{**MBPP[1], "task_id": "11"}]))
 

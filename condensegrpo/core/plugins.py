@@ -21,7 +21,8 @@ from condensegrpo.core.missing_files import looked_in
 from condensegrpo.core.wording import did_you_mean
 
 OBJECT = "python:"  # begins the name that a configuration has for a plug-in given as an object
-_files = dict[str, tuple[str, "Written"]]()  # the modules that files of plug-ins brought: their files as they were then
+Written = tuple[int, int] | None  # when a file was written, and its size; None: it is gone
+_files = dict[str, tuple[str, Written]]()  # the modules that files of plug-ins brought: their files as they were then
 _loaded = set[Path]()  # the folders of the files of plug-ins
 KINDS = (*("condensers", "rewards", "tasks", "tools", "tool_formats", "estimators", "losses", "samplers", "trackers"),)
 
@@ -151,9 +152,6 @@ def forget_edited() -> None:
         for name in _files:
             sys.modules.pop(name, None)
         _files.clear()
-
-
-Written = tuple[int, int] | None
 
 
 def _written(file: str) -> Written:
