@@ -108,11 +108,13 @@ def compare(
         from condensegrpo.evaluation.stored import opened_policy
         from condensegrpo.learner.policy import save_tokenizer, trained_steps
         from condensegrpo.reporting.plots import plot_comparison
+        from condensegrpo.storage.media import MediaFolder
 
         entrants = check_contenders(config, contenders(named, limits, config), model)
         step = trained_steps(model)
         destination_of(save, None, step)
-        with kept_if_begun(save), opened_policy(config, model) as players:
+        media = None if save is None else MediaFolder(save / "media")
+        with kept_if_begun(save), opened_policy(config, model, media=media) as players:
             if save is not None:
                 save_tokenizer(model, save)
             result = run_comparison(entrants, players=players, step=step, observer=display, save=save)
@@ -125,7 +127,8 @@ def compare(
     console = theme.console()
     show_folding(console, figures_table(result, with_times=console.width >= 100), heads=2)
     show_folding(console, tokens_table(result), heads=2)
-    show_folding(console, _differences_table(result), heads=3)
+    if result.differences:
+        show_folding(console, _differences_table(result), heads=3)
     steps = "" if result.step is None else f", after {counted(result.step, 'step')}"
     console.print(f"model   {result.model}{steps}\nfolder  {out}: {', '.join(FILES)}", soft_wrap=True)
 

@@ -1,5 +1,6 @@
 """``condensegrpo inspect``: which trajectories there are, and what happened in one of them."""
 
+import shlex
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -164,7 +165,8 @@ def _print_worse(index: Index) -> None:
     for change in changes[:MOST_WORSE]:
         visits, last = f"{change.evaluation or 'training'}, {len(change.visits)} times", change.visits[-1]
         worst = index.at(last.batch, last.worst)
-        example = f"  now, for example, {one_line(worst.id, 60)}" if worst is not None else ""
+        options = f" --evaluation {shlex.quote(change.evaluation)}" if change.evaluation else ""
+        example = f"  now, for example, {one_line(worst.id, 60)}{options}" if worst is not None else ""
         screen.print(
             Text(f"{change.before:.2f} → {change.after:.2f}  {visits}  {one_line(change.problem, 60)}{example}")
         )

@@ -140,7 +140,7 @@ def _print_curves(console: "Console", compared: "RunComparison") -> None:
 def _print_evaluations(console: "Console", compared: "RunComparison") -> None:
     rows = []
     for result in compared.evaluations:
-        missing = "" if result.run == compared.runs[0] else "no common problems"
+        missing = "" if result.run == compared.runs[0] else "not comparable"
         rows.append(
             (
                 result.evaluation,

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from builders import condensation, ledger_episode, scored, trajectory, turn, user
 from command import run as run_command
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import condensegrpo as cg
@@ -26,9 +28,10 @@ from condensegrpo.inspection.history import PieceStatus, WordChange, history, wo
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.views import READY_VIEWS, find, fuzzy, got_worse, ready_view, search, select
 from condensegrpo.storage.credit import Credit, write_credit
+from condensegrpo.storage.files import start_file
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker
-from condensegrpo.storage.trajectories import write_trajectory
+from condensegrpo.storage.trajectories import Provenance, write_trajectory
 
 REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<answer> 6 </answer>"]
 
@@ -207,6 +210,17 @@ def test_a_condition_knows_the_step_the_evaluation_and_the_parts_of_the_reward(t
         find(index, None, where="brevty > 0", sort=None)
 
 
+def test_a_part_of_a_later_reward_and_one_in_other_letters_are_found(tmp_path: Path) -> None:
+    """SQLite 3.40 compares a key with the letters as JSON escapes them."""
+    run = RunFolder.create(tmp_path / "run")
+    for sample, parts in enumerate(({"correct": 1.0}, {"correct": 1.0, "größe": 3.0})):
+        write_trajectory(run.trajectories(1), scored(episode(1, 0, sample).trajectory, 1.0, components=parts))
+    index = opened(run.path)
+    assert index.field_names() == (*FIELDS, "größe")  # correct is a field itself
+    for found in (find(index, None, where="größe > 1", sort=None), select(index.records(), where="größe > 1")):
+        assert [record.id for record in found.records] == ["1/0/1"]
+
+
 def test_problems_got_worse_from_the_first_half_of_their_visits_to_the_last(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run")
     run.config.write_text("model: {new: {}}\ntask: {name: ledger}\n")
@@ -229,6 +243,16 @@ def test_problems_got_worse_from_the_first_half_of_their_visits_to_the_last(tmp_
         "1.00 → 0.00  training, 3 times  p0  now, for example, 3/0/0",
         "1.00 → 0.00  training, 3 times  p2  now, for example, 3/2/0",
     ]
+    for step, correct in ((4, 1.0), (5, 0.0)):
+        known = Provenance(
+            evaluation="K=20", step=step, model="", condenser="last_k", max_context_tokens=64, temperature=0.0, seed=0
+        )
+        start_file(run.evaluation(step, "K=20"))
+        write_trajectory(run.evaluation(step, "K=20"), episode(step, 7, 0, correct=correct), known)
+    worse = run_command("inspect", str(run.path), "--view", "got-worse").stdout
+    assert "1.00 → 0.00  K=20, 2 times  p7  now, for example, 5/7/0 --evaluation K=20" in worse
+    shown = run_command("inspect", str(run.path), "5/7/0", "--evaluation", "K=20", "--plain").stdout
+    assert "5/7/0" in shown
 
 
 def test_a_damaged_line_hides_only_what_stands_behind_it_in_its_file(run: RunFolder) -> None:
@@ -383,3 +407,12 @@ def test_a_rewriting_is_told_word_by_word() -> None:
         (WordChange.INSERTED, "short"),
         (WordChange.SAME, " result"),
     )
+    assert word_changes("a b c", "a b") == ((WordChange.SAME, "a b"), (WordChange.REMOVED, " c"))
+    assert word_changes("a", "a") == ((WordChange.SAME, "a"),)
+
+
+@given(*[st.lists(st.sampled_from(["a", "b", "c", " "]), max_size=12).map("".join)] * 2)
+def test_a_rewriting_holds_both_texts(before: str, after: str) -> None:
+    parts = word_changes(before, after)
+    assert "".join(words for change, words in parts if change is not WordChange.INSERTED) == before
+    assert "".join(words for change, words in parts if change is not WordChange.REMOVED) == after

@@ -32,7 +32,8 @@ def run(tmp_path: Path) -> RunFolder:
     made = RunFolder.create(tmp_path / "search")
     made.config.write_text("name: search\n")
     made.trajectories(1).write_text('{"id": "1/0/0"}\n')
-    (made.path / "lock").touch()
+    for local in ("lock", ".inspection.sqlite"):
+        (made.path / local).touch()
     return made
 
 
@@ -189,7 +190,8 @@ def test_a_run_comes_back_with_its_newest_checkpoint_alone(run: RunFolder, addre
     expected = {name: text for name, text in files(run.path).items() if "step_000005" not in name}
     back = RunFolder(tmp_path / "back")
     assert fetch_run(back, remote, downloads=True, seconds=0)
-    assert files(back.path) == {n: t for n, t in expected.items() if n not in ("lock", "checkpoints/latest")}
+    local = (".inspection.sqlite", "lock", "checkpoints/latest")
+    assert files(back.path) == {name: text for name, text in expected.items() if name not in local}
     Mirror(back, remote).copy()
     assert remote.newest() == 10
 

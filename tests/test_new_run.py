@@ -61,6 +61,19 @@ def test_an_overwritten_run_comes_back_if_the_new_one_fails_to_start(tmp_path: P
     assert run.metrics.is_file()
 
 
+def test_an_overwritten_run_comes_back_if_the_first_rollout_of_the_new_one_fails(tmp_path: Path) -> None:
+    """The folder then holds empty metrics, as every run does before its first measurement, and failed trajectories."""
+    trained(tmp_path / "mine")
+    with new_run(tmp_path / "mine", "", overwrite=True) as run:
+        run.truncate_after(-1)
+        run.trajectories(1).write_text("{}\n")
+    assert names(tmp_path) == ["mine"]
+    assert run.config.read_text() == "seed: 0\n"
+    with new_run(tmp_path / "other", "", overwrite=False) as run:
+        run.truncate_after(-1)
+    assert names(tmp_path) == ["mine"]
+
+
 def test_a_start_that_was_killed_is_replaced_and_hides_no_older_run(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "mine")  # as kill -9 leaves it
     run.config.write_text("seed: 7\n")

@@ -204,6 +204,11 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         load("rewards", f"{tmp_path / 'nothing.py'}:Reward")
 
 
+def test_the_folder_of_a_user_who_does_not_exist_holds_no_plug_in() -> None:
+    with pytest.raises(PluginError, match=r"there is no file .*~nobody-of-that-name/mine.py"):
+        load("condensers", "~nobody-of-that-name/mine.py:Mine")
+
+
 def test_a_file_without_the_object_lists_what_it_holds(condenser_file: Path) -> None:
     with pytest.raises(
         PluginError, match=r"looking for 'Longest' in .*my_condenser\.py: no such name; it holds Shortest"

@@ -159,6 +159,33 @@ def test_a_stored_evaluation_is_shown_with_the_training_and_rewound_with_it(tmp_
     assert stored_evaluations(run) == ()
 
 
+@pytest.mark.parametrize(("options", "mean"), [("--samples 1", 0.5), ("--samples 1 condenser.name=truncate", None)])
+def test_evaluations_of_one_name_are_paired_if_they_had_the_same_arguments(
+    tmp_path: Path, options: str, mean: float | None
+) -> None:
+    """``condensegrpo eval`` calls the first one of every run eval-1, whatever it evaluates."""
+    runs = [finished(tmp_path / "a", [1.0, 0.0]), finished(tmp_path / "b", [1.0, 1.0])]
+    for each, correct, arguments in zip(runs, ([1.0, 0.0], [1.0, 1.0]), ("--samples 1", options), strict=True):
+        with new_name(each, 2) as name:
+            for trajectory in answers(correct):
+                write_trajectory(each.evaluation(2, name), trajectory)
+            store_evaluation(each, 2, AFTER, f"condensegrpo eval {each.path} {arguments}")
+    difference = compare_runs(runs).evaluations[-1].difference
+    assert (difference.mean if difference else None) == mean
+
+
+def test_a_part_of_the_reward_that_is_called_success_is_no_evaluation(tmp_path: Path) -> None:
+    run = finished(tmp_path / "a", [1.0])
+    JsonlTracker(run.metrics).log(2, {"eval/reward/success": 0.25, "eval/reward/brevity": 0.1})
+    assert [each.evaluation for each in compare_runs([run]).evaluations] == ["held-out"]
+    JsonlTracker(run.metrics).log(2, {"eval/reward/success": 0.25, "eval/reward/success_low": 0.1})  # a variant's
+    assert [each.evaluation for each in compare_runs([run]).evaluations] == ["held-out", "reward"]
+
+
+def test_a_metric_that_is_infinite_leaves_a_gap() -> None:
+    assert sparklines([[(0, 0.0), (1, float("inf")), (2, 1.0)]], 3) == ["▁ █"]
+
+
 def test_a_name_of_an_evaluation_stands_for_one_in_the_whole_run(tmp_path: Path) -> None:
     """After an older checkpoint was evaluated, the printed command showed the results of the newer one."""
     run = finished(tmp_path / "a", [1.0, 0.0])

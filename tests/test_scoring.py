@@ -4,6 +4,7 @@ import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,6 +156,24 @@ def test_a_reward_that_raises_fails_with_the_line_that_raised() -> None:
     assert failing(found) == f"the reward Broken: KeyError: 'level' ({os.path.relpath(__file__)}:{line})"
     assert isinstance(found, Failure)
     assert "Traceback" in found.traceback
+
+
+def test_a_reward_that_raises_where_the_working_directory_was_removed_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a clone that is deleted while its run goes on."""
+
+    def wrong(trajectory: Trajectory, problem: Problem) -> float:
+        raise KeyError("price")
+
+    gone = tmp_path / "clone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    failure = failing(score(ONE, PROBLEM, wrong))
+    monkeypatch.chdir(tmp_path)  # pytest wants one
+    assert "KeyError: 'price'" in failure
+    assert f"{__file__}:" in failure
 
 
 def test_a_reward_that_returns_nothing_is_told_what_to_return() -> None:

@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from condensegrpo.assembly.parts import check_tracker
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.config.load import find_config, load_config
+from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
@@ -166,6 +167,12 @@ class Recorder:
 
     def close(self) -> None:
         self.steps.append(-1)
+
+
+def test_of_two_credentials_that_begin_alike_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", "secret-prefix")
+    monkeypatch.setenv("B_TOKEN", "secret-prefix-and-tail")
+    assert redacted("refused secret-prefix-and-tail, not secret-prefix") == "refused [removed], not [removed]"
 
 
 def test_failures_are_counted_and_said_once_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:

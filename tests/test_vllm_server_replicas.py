@@ -164,7 +164,7 @@ def test_a_trajectory_stays_with_one_engine_of_a_data_parallel_server(folder: st
 
 @pytest.mark.parametrize(
     ("line", "engines"),
-    [(["--port", "1"], "1"), (["--data-parallel-size", "4", "-x"], "4"), (["--data-parallel-size=8"], "8")],
+    [(["--port", "1"], "1"), (["--data-parallel-size", "4", "-x"], "4"), (["--data_parallel_size=8"], "8")],
 )
 def test_the_engines_of_a_server_are_those_of_its_command_line(line: list[str], engines: str) -> None:
     assert engines_of(line) == engines
@@ -622,6 +622,9 @@ def test_a_closed_sampler_is_an_error_and_closes_twice(folder: str, shape: dict[
         ({"server": {"devices": ["0"]}, "replicas": 2, "urls": ["http://x"]}, "one for each of 2 replicas"),
         ({"server": {"flags": ["--port", "8000"]}}, "--port is set by condensegrpo"),
         ({"server": {"flags": ['--override-generation-config={"top_p": 0.5}']}}, "exact sampling depends on it"),
+        ({"server": {"flags": ["--generation_config=auto"]}}, "exact sampling depends on it"),
+        ({"server": {"flags": ["--generation-c", "auto"]}}, "--generation-c is set by condensegrpo"),
+        ({"server": {"flags": ["--config", "server.yaml"]}}, "--config is set by condensegrpo"),
         ({"top_p": 0.5}, "top_p"),
     ],
 )

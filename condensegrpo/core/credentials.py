@@ -34,7 +34,7 @@ def has_credentials(address: str) -> bool:
 def redacted(text: str) -> str:
     """A message without credentials in addresses and without the values of environment variables that hold some."""
     text = _IN_ADDRESS.sub(REMOVED, text)
-    for value in secret_values(os.environ):
+    for value in sorted(secret_values(os.environ), key=len, reverse=True):  # one may begin with another
         text = text.replace(value, REMOVED)
     return text
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType, FunctionType, MethodType
 
 from condensegrpo.core.errors import CondenseError
+from condensegrpo.core.working_directory import working_directory
 
 PACKAGE = __name__.partition(".")[0]
 MESSAGE_CHARACTERS = 400  # of an exception
@@ -129,8 +130,8 @@ def _definition(plugin: object) -> str:
 
 def _shown(file: str) -> str:
     """The path of a file, relative to the working folder if it lies there."""
-    relative = os.path.relpath(file)
-    return file if relative.startswith(os.pardir) else relative
+    here = working_directory()
+    return os.path.relpath(file, here) if here and Path(file).is_relative_to(here) else file
 
 
 @cache

@@ -63,11 +63,12 @@ def mean_curve(curves: Sequence[Sequence[float | None]]) -> tuple[float | None, 
 
 def description(change: InformationChange) -> str:
     """One sentence, such as: information about the answer fell from −1.2 to −9.7 nats when turn 3 was dropped."""
-    direction = "fell" if change.after < change.before else "rose"
+    before, after = (f"{nats:.1f}" for nats in (change.before, change.after))
+    course = f"{'fell' if change.after < change.before else 'rose'} from {before} to {after} nats"
+    if before == after:
+        course = f"stayed at {after} nats"
     cause = f"turn {change.turn} was condensed"
     if change.dropped:
         numbers = ", ".join(map(str, change.dropped))
         cause = f"turn {numbers} was dropped" if len(change.dropped) == 1 else f"turns {numbers} were dropped"
-    return (
-        f"information about the answer {direction} from {change.before:.1f} to {change.after:.1f} nats when {cause}"
-    ).replace("-", "−")
+    return f"information about the answer {course} when {cause}".replace("-", "−")

@@ -84,7 +84,7 @@ def load_object(kind: str, name: str) -> Any:  # noqa: ANN401  whatever the name
         PluginError: there is neither, it has no such name, or it cannot be imported.
     """
     path_text, _, attribute = name.rpartition(":")
-    path = Path(path_text).expanduser().resolve()
+    path = Path(os.path.expanduser(path_text)).resolve()  # not Path.expanduser, which fails at an unknown user
     module = _import_file(path) if path.is_file() else _import_module(path_text)
     if module is None:
         files = ", nor ".join(str(folder / path_text) for folder in looked_in(name)) or path

@@ -8,7 +8,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Self, SupportsFloat, TypeVar, get_args
 
 from condensegrpo.core.errors import ContextOverflow, SamplerError
@@ -194,15 +194,9 @@ def checked_step(value: object) -> Step:
     if not isinstance(value.rewritten, Rewritten | None):
         raise TypeError(f"step() returned rewritten={_short(value.rewritten)}, wanted a Rewritten or None")
     answer, outcome = checked_end(value.answer, value.outcome, "step()")
-    return Step(
-        observations=checked_messages(value.observations, "step()"),
-        done=value.done,
-        answer=answer,
-        outcome=outcome,
-        turn_rewards=checked_rewards(value.turn_rewards, "step()"),
-        new_query=value.new_query,
-        rewritten=value.rewritten,
-    )
+    observations = checked_messages(value.observations, "step()")
+    rewards = checked_rewards(value.turn_rewards, "step()")
+    return replace(value, observations=observations, answer=answer, outcome=outcome, turn_rewards=rewards)
 
 
 def checked_rewards(rewards: Mapping[str, float], call: str) -> Mapping[str, float]:

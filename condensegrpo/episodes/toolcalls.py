@@ -103,8 +103,6 @@ class Toolbox:
         Raises:
             ValueError: two tools have one name.
         """
-        if not offered:
-            return self
         names = [*self._tools, *(tool.name for tool in offered)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

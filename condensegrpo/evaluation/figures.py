@@ -67,6 +67,12 @@ def metrics_of(evaluation: str, line: Mapping[str, float]) -> dict[str, float]:
 
 
 def evaluations_in(metrics: Iterable[str]) -> dict[str, str]:
-    """The evaluations whose success is among some metrics, each with its ``metric_prefix``."""
-    prefixes = (key.removesuffix("/success") for key in metrics if key.startswith("eval/") and key.endswith("/success"))
-    return {HELD_OUT if prefix == "eval" else prefix.removeprefix("eval/"): prefix for prefix in prefixes}
+    """The evaluations whose success is among some metrics, each with its ``metric_prefix``.
+
+    ``eval/reward/success`` alone is a part of the reward; a variant of the name has an interval of its success, too.
+    """
+    known = dict.fromkeys(metrics)
+    parts = set() if "eval/reward/success_low" in known else {"eval/reward"}
+    prefixes = [key.removesuffix("/success") for key in known if key.startswith("eval/") and key.endswith("/success")]
+    of_evaluations = (prefix for prefix in prefixes if prefix not in parts)
+    return {HELD_OUT if prefix == "eval" else prefix.removeprefix("eval/"): prefix for prefix in of_evaluations}

@@ -12,7 +12,10 @@ from difflib import SequenceMatcher
 from enum import StrEnum
 
 from condensegrpo.core.messages import Message
+from condensegrpo.core.shared_sequence import common_prefix
 from condensegrpo.core.trajectory import SpanStatus, Trajectory
+
+COMPARED = 4_000_000  # pairs of words that are all compared; beyond them frequent words are not
 
 
 class PieceStatus(StrEnum):
@@ -82,14 +85,25 @@ def history(trajectory: Trajectory, turn: int, statuses: Mapping[int, SpanStatus
 def word_changes(before: str, after: str) -> tuple[tuple[WordChange, str], ...]:
     """A text and its rewriting as one: words that are the same, were removed or inserted."""
     old, new = _words(before), _words(after)
-    parts: list[tuple[WordChange, str]] = []
-    for tag, first, end, start, stop in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+    same = common_prefix(old, new)
+    ending = common_prefix(old[same:][::-1], new[same:][::-1])
+    parts = [
+        (WordChange.SAME, old[:same]),
+        *_changes(old[same : len(old) - ending], new[same : len(new) - ending]),
+        (WordChange.SAME, old[len(old) - ending :]),
+    ]
+    return tuple((change, "".join(words)) for change, words in parts if words)
+
+
+def _changes(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[WordChange, Sequence[str]]]:
+    """The changes between words that neither begin nor end alike; of very many, frequent words may count as changed."""
+    matcher = SequenceMatcher(None, old, new, autojunk=len(old) * len(new) > COMPARED)
+    for tag, first, end, start, stop in matcher.get_opcodes():
         if tag == "equal":
-            parts.append((WordChange.SAME, "".join(old[first:end])))
-            continue
-        parts += [(WordChange.REMOVED, "".join(old[first:end]))] if end > first else []
-        parts += [(WordChange.INSERTED, "".join(new[start:stop]))] if stop > start else []
-    return tuple(parts)
+            yield WordChange.SAME, old[first:end]
+        else:
+            yield WordChange.REMOVED, old[first:end]
+            yield WordChange.INSERTED, new[start:stop]
 
 
 def _chunks(messages: Sequence[Message]) -> list[tuple[Message, ...]]:

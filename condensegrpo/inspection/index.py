@@ -35,7 +35,7 @@ EXPRESSIONS = {  # of ``filters.FIELDS`` of one trajectory: columns, except the 
     for name, attribute in FIELDS.items()
     if name not in ("step", "evaluation")
 }
-REWARD_PART = "json_extract(components, '$.\"{}\"')"
+REWARD_PART = "(SELECT value FROM json_each(components) WHERE key = '{}')"  # json_extract compares escaped letters
 
 
 class RecordKey(NamedTuple):
@@ -170,12 +170,8 @@ class Index:
                 yield RecordKey(each.file, number, start), of_batch | stored
 
     def field_names(self) -> tuple[str, ...]:
-        """The names in conditions: ``filters.FIELDS``, then the parts of the first reward of each file."""
-        parts = self._database.rows(
-            "SELECT DISTINCT key "
-            "FROM (SELECT components, min(start) FROM trajectories WHERE components <> '{}' GROUP BY file), "
-            "json_each(components)"
-        )
+        """The names in conditions: ``filters.FIELDS``, then the parts of rewards."""
+        parts = self._database.rows("SELECT DISTINCT key FROM trajectories, json_each(components)")
         return tuple(dict.fromkeys((*FIELDS, *(name for (name,) in parts if name.isidentifier()))))
 
     def record_of(self, key: RecordKey) -> IndexedTrajectory | None:

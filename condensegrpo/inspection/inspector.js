@@ -128,7 +128,7 @@ function head() {
   const line = (name, text) => text !== null && text !== "" && h("span", {}, h("span", { class: "dim" }, `${name}: `), marked(text, true));
   const figure = [batch().title, sibling().turns.length ? `turn ${at.turn} of ${sibling().turns.length}` : null, `score ${digits(figures.score)}`, figures.stop.replaceAll("_", " ")];
   return h("div", { class: "about" }, h("p", {}, h("b", {}, figures.id), " ", verdictOf(figures), h("span", { class: "dim" }, ` ${figure.filter(Boolean).join(" · ")}`)),
-    h("p", {}, line("question", figures.question)), h("p", {}, line("ground truth", figures.ground_truth), line("answer", figures.answer)), stored.detail && h("p", {}, line("failure", stored.detail)));
+    h("p", {}, line("question", figures.question)), h("p", {}, line("ground truth", figures.ground_truth), line("answer", figures.answer)), stored.detail && h("p", {}, line("detail", stored.detail)));
 }
 
 /** A text with what is searched for marked; of figures, which are searched by letters in order, `loosely`. */
@@ -186,14 +186,19 @@ const panes = {
     const { stored, turns } = sibling();
     const turn = stored.turns[at.turn], credit = turns[at.turn].advantage;
     const side = credit > 0 ? "up" : credit < 0 ? "down" : "";
-    const known = turn.output_ids.some((id) => data.tokens[id] !== null);
+    const measured = turn.logprobs.length === turn.output_ids.length; // a sampler of texts has no log-probabilities
+    const known = turn.output_ids.length === 0 || turn.output_ids.some((id) => data.tokens[id] !== null);
     const tokens = turn.output_ids.slice(0, MOST_TOKENS).map((id, index) => {
-      const surprise = -turn.logprobs[index];
-      const token = h("span", { class: side, title: `id ${id}, log-probability ${digits(turn.logprobs[index], 3)}${credit === null ? "" : `, advantage ${signed(credit)}`}` }, data.tokens[id] ?? `⟨${id}⟩`);
-      token.style.background = `color-mix(in srgb, var(--c1) ${Math.round(70 * Math.min(1, surprise / 3))}%, transparent)`;
+      const title = measured ? `id ${id}, log-probability ${digits(turn.logprobs[index], 3)}` : `id ${id}`;
+      const token = h("span", { class: side, title: `${title}${credit === null ? "" : `, advantage ${signed(credit)}`}` }, data.tokens[id] ?? `⟨${id}⟩`);
+      if (measured) token.style.background = `color-mix(in srgb, var(--c1) ${Math.round(70 * Math.min(1, -turn.logprobs[index] / 3))}%, transparent)`;
       return ids ? [token, h("sub", {}, String(id))] : [token];
     });
-    const legend = `background: surprise, from none to 3 nats${credit ? `; ${side === "up" ? "one line below: the advantage is positive" : "two lines below: the advantage is negative"}` : ""}${known ? "" : "; no tokenizer was found: ids only"}`;
+    const legend = [
+      measured ? "background: surprise, from none to 3 nats" : "the sampler returned no log-probabilities",
+      credit && (side === "up" ? "one line below: the advantage is positive" : "two lines below: the advantage is negative"),
+      !known && "no tokenizer was found: ids only",
+    ].filter(Boolean).join("; ");
     return h("div", {}, h("div", { class: "tokens" }, tokens), turn.output_ids.length > MOST_TOKENS && h("p", { class: "warn" }, `${digits(turn.output_ids.length - MOST_TOKENS)} more tokens`), h("p", { class: "dim" }, legend), message("as text", "assistant", marked(stored.messages[turn.reply].content)), observed());
   },
 

@@ -34,8 +34,7 @@ def checkpoint_of(path: Path, step: int | None) -> Path:
             f"checkpoints/step_…). Give a run's folder such as runs/quickstart, or a step_… folder in it."
         )
     if step is None:
-        newest = checkpoint.latest(folder)
-        return steps[max(steps)] if newest is None else newest
+        return checkpoint.latest(folder) or steps[max(steps)]
     if step not in steps:
         raise RunError(
             f"exporting step {step} of {path}: it has no such checkpoint. It has {', '.join(map(str, steps))}."

@@ -3,9 +3,8 @@
 Standard library only: the command line reads the rank before it imports torch.
 """
 
-import itertools
 import re
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 from condensegrpo.core.errors import ConfigError
 
@@ -71,12 +70,10 @@ def check_alone(environment: MutableMapping[str, str], doing: str = EVALUATING, 
         raise ConfigError(f"{doing}: a launcher started {size} processes, and {remedy}.")
 
 
-def hosts(nodelist: str) -> list[str]:
-    """The hosts of a list as SLURM writes it, in its order.
-
-    gpu[07-08,11],login   ─▶   gpu07 gpu08 gpu11 login
-    """
-    return [host for name in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", nodelist) for host in _expanded(name)]
+def first_host(nodelist: str) -> str:
+    """The first host of a list as SLURM writes it: ``gpu[07-08,11],login`` ─▶ gpu07."""
+    name = re.findall(r"(?:\[[^\]]*\]|[^,\[])+", nodelist)[0]
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", name)
 
 
 def device_index(local_rank: int, visible: int) -> int:
@@ -105,20 +102,6 @@ def _from_slurm(environment: MutableMapping[str, str], tasks: str) -> dict[str, 
         "RANK": str(int(environment["SLURM_PROCID"])),
         "LOCAL_RANK": str(int(environment["SLURM_LOCALID"])),
         "WORLD_SIZE": tasks,
-        "MASTER_ADDR": environment.get("MASTER_ADDR") or hosts(nodes)[0],
+        "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(nodes),
         "MASTER_PORT": environment.get("MASTER_PORT") or str(FIRST_PORT + number % PORTS),
     }
-
-
-def _expanded(name: str) -> Iterator[str]:
-    """The hosts of one entry: ``rack[1-2]n[08-09]`` stands for four."""
-    texts = re.split(r"\[([^\]]*)\]", name)  # every second one was in brackets
-    choices = [list(_numbers(text)) if index % 2 else [text] for index, text in enumerate(texts)]
-    return map("".join, itertools.product(*choices))
-
-
-def _numbers(ranges: str) -> Iterator[str]:
-    """``001-003,7`` ─▶ 001 002 003 7."""
-    for numbers in ranges.split(","):
-        first, _, last = numbers.partition("-")
-        yield from (f"{number:0{len(first)}}" for number in range(int(first), int(last or first) + 1))

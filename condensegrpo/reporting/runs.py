@@ -1,12 +1,14 @@
 """The runs of a folder, and how they compare: configurations, curves and results, from their files alone."""
 
 import os
+import shlex
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,11 +73,19 @@ class RunComparison:
     evaluations: tuple[ComparedEvaluation, ...]
 
 
+class _Latest(NamedTuple):
+    """The last evaluation of a name."""
+
+    step: int
+    metrics: Mapping[str, float]
+    arguments: tuple[str, ...] = ()  # of ``condensegrpo eval``, but for the run: two of equal names may differ
+
+
 class _Evaluated(NamedTuple):
-    """A run with the step and the metrics of its last evaluation of each name."""
+    """A run with its last evaluation of each name."""
 
     run: RunFolder
-    latest: Mapping[str, tuple[int, Mapping[str, float]]]
+    latest: Mapping[str, _Latest]
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -152,6 +162,7 @@ def sparklines(curves: Sequence[Sequence[tuple[float, float]]], cells: int) -> l
 
     (0, 0), (1, 1)  and  (0, 1), (2, 1)   ─▶   ``▁█ `` and ``█ █`` in three cells
     """
+    curves = [[(step, value) for step, value in curve if isfinite(value)] for curve in curves]
     points = [point for curve in curves for point in curve]
     if not points:
         return ["" for _ in curves]
@@ -198,22 +209,30 @@ def _names(paths: Sequence[Path]) -> tuple[str, ...]:
     return tuple(map(str, paths))
 
 
-def _latest_evaluations(run: RunFolder) -> dict[str, tuple[int, Mapping[str, float]]]:
+def _latest_evaluations(run: RunFolder) -> dict[str, _Latest]:
     """The last evaluation of each name: those of the training, then those of ``condensegrpo eval``."""
-    latest: dict[str, tuple[int, Mapping[str, float]]] = {}
+    latest: dict[str, _Latest] = {}
     for line in read_metrics(run.metrics):
-        latest |= {name: (int(line["step"]), metrics_of(name, line)) for name in evaluations_in(line)}
+        latest |= {name: _Latest(int(line["step"]), metrics_of(name, line)) for name in evaluations_in(line)}
     for stored in stored_evaluations(run):
-        latest[stored.name] = stored.step, stored.metrics
+        latest[stored.name] = _Latest(stored.step, stored.metrics, tuple(_arguments(stored.command, run)))
     return latest
+
+
+def _arguments(command: str, run: RunFolder) -> Iterator[str]:
+    """The words of a command that name neither a run nor something in its folder."""
+    folder = os.path.realpath(run.path)
+    for word in shlex.split(command):
+        if not f"{os.path.realpath(word)}{os.sep}".startswith(f"{folder}{os.sep}"):
+            yield word
 
 
 def _compared(evaluation: str, name: str, evaluated_run: "_Evaluated", base: "_Evaluated | None") -> ComparedEvaluation:
     """An evaluation of a run, its success paired by problem with that of the base."""
-    step, metrics = evaluated_run.latest[evaluation]
+    step, metrics, arguments = evaluated_run.latest[evaluation]
     difference, pairs = None, 0
-    if base is not None and evaluation in base.latest:
-        sides = [correctness(side.run, side.latest[evaluation][0], evaluation) for side in (evaluated_run, base)]
+    if base is not None and evaluation in base.latest and arguments == base.latest[evaluation].arguments:
+        sides = [correctness(side.run, side.latest[evaluation].step, evaluation) for side in (evaluated_run, base)]
         both = sides[0].keys() & sides[1].keys()
         pairs = len(both)
         if both:

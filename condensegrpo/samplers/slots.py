@@ -6,9 +6,10 @@ prompt that continues the last one is not computed again; the one that was idle 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 from torch import Tensor
+
+from condensegrpo.core.shared_sequence import common_prefix
 
 ALIGNED = 16  # floats of 64 bytes: lengths and head sizes are padded to multiples, see packed_attention.py
 SHORTEST = 2 * ALIGNED  # positions of a slot
@@ -49,7 +50,7 @@ class Slots:
         idle = self._idle(trajectory)
         index = self._unused() if idle is None else idle
         slot = self.slots[index]
-        kept = 0 if idle is None else _common_prefix(slot.ids, prompt)
+        kept = 0 if idle is None else common_prefix(slot.ids, prompt[:-1])
         slot.busy, slot.trajectory = True, trajectory
         return index, kept
 
@@ -123,11 +124,3 @@ class Slots:
         grown = tensor.new_zeros(len(self.slots), tensor.shape[1], self.length, tensor.shape[-1])
         grown[: tensor.shape[0], :, : tensor.shape[2]] = tensor
         return grown
-
-
-def _common_prefix(kept: Sequence[int], prompt: Sequence[int]) -> int:
-    """Tokens that both begin with, the last one of the prompt excepted."""
-    most = min(len(kept), len(prompt) - 1)
-    if tuple(kept[:most]) == tuple(prompt[:most]):
-        return most
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(kept[:most], prompt[:most], strict=True)))

@@ -31,7 +31,7 @@ from condensegrpo.storage.run_folder import LATEST, MANIFEST, RunFolder
 _LOG = logging.getLogger(__name__)
 COPY_SECONDS = 30.0  # between two copies of what changed
 _CHECKPOINT = re.compile(r"checkpoints/step_(\d+)/")
-LOCAL = ("lock", f"checkpoints/{LATEST}")  # files that are not copied
+LOCAL = ("lock", f"checkpoints/{LATEST}", ".inspection.sqlite")  # files that are not copied
 UNFINISHED = "origin/."  # how the paths of a warm start begin that has not ended; they are not copied
 WARM = "origin/warm/config.json"  # the last file of the policy that a warm start ended with: the others are there
 
@@ -145,7 +145,7 @@ class Mirror:
         Raises:
             RunError: something cannot be copied; the next call goes on there.
         """
-        if not self._run.trained:
+        if not self._run.learned:
             return
         checkpoints = self._checkpoints()  # first: of a checkpoint that is published meanwhile no file is missed
         files = self._files()

@@ -35,7 +35,7 @@ def new_run(path: Path, configuration: str, *, overwrite: bool) -> Iterator[RunF
             yield run
     finally:
         discard_replaced(run)
-        if not run.trained:
+        if not run.learned:
             shutil.rmtree(path, ignore_errors=True)
             _restore(path)
 
@@ -63,7 +63,7 @@ def check_run_name(path: Path, *, overwrite: bool) -> None:
 
 def discard_replaced(run: RunFolder) -> None:
     """Delete the run that this one replaces, if there is one, and if this one has learned something."""
-    if _aside(run.path).is_dir() and run.trained:
+    if _aside(run.path).is_dir() and run.learned:
         shutil.rmtree(_aside(run.path), ignore_errors=True)
 
 

@@ -101,9 +101,15 @@ class RunFolder:
 
     @property
     def trained(self) -> bool:
-        """Whether anything was learned or measured in it: a start that failed or was killed leaves nothing."""
-        learned = ("metrics.jsonl", "checkpoints/*", "trajectories/*", "origin/warm", "origin/.warm-checkpoints")
-        return any(True for pattern in learned for _ in self.path.glob(pattern))
+        """Whether anything was learned, measured or sampled in it: a start that was killed leaves nothing."""
+        return self.learned or any(self.trajectory_folder.glob("*"))
+
+    @property
+    def learned(self) -> bool:
+        """Whether anything was learned or measured in it: a start that fails leaves no more than trajectories."""
+        folders = ("checkpoints/*", "origin/warm", "origin/.warm-checkpoints")
+        measured = self.metrics.is_file() and self.metrics.stat().st_size > 0  # empty before the first metrics
+        return measured or any(True for pattern in folders for _ in self.path.glob(pattern))
 
     @property
     def in_use(self) -> bool:

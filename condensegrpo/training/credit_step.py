@@ -56,11 +56,16 @@ def give_credit(
     Where there are ``sources``, a turn that the last reply was sampled without keeps a part of a positive advantage. KL
     terms weigh as losses do, unless there is a ``kl_aggregation``. Turns that do not train have weight 0, and
     neither they nor their tokens count.
+
+    Raises:
+        ScoreError: a reward or an advantage is not finite.
+        PluginError: the estimator raised anything else.
     """
     scores = scores_of(kept, stops)
     trained_NK = trained_turns(kept, aggregation.turns)
     tokens_NK = turn_tokens(kept) * trained_NK
-    estimate = _estimated(estimator, scores)
+    with plugin_code("computing the advantages of a step", PluginError):
+        estimate = estimator(scores)
     advantage_NK, terms = estimate if sources is None else with_sources(estimate, kept, sources)
     if whitened:
         batch_moments = Moments(*ranks.sum_over_ranks(moments(advantage_NK, tokens_NK)))
@@ -74,17 +79,6 @@ def give_credit(
         total, summaries = ranks.sum_over_ranks(summary_weight(weight_NK, tokens_NK, condense_NK))
         weight_NK = with_summary_share(weight_NK, condense_NK, share=share, total=total, summaries=summaries)
     return StepCredit(scores, terms, advantage_NK, weight_NK, weights_of(kl_aggregation) if kl_aggregation else None)
-
-
-def _estimated(estimator: Callable[[Scores], Estimate], scores: Scores) -> Estimate:
-    """The advantages of a step; what the plug-in raises says where.
-
-    Raises:
-        ScoreError: a reward or an advantage is not finite.
-        PluginError: the estimator raised anything else.
-    """
-    with plugin_code("computing the advantages of a step", PluginError):
-        return estimator(scores)
 
 
 def record_credit(path: Path, batch: StepBatch, credit: StepCredit, *, stops: StopSettings) -> None:

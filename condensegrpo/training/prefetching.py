@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from condensegrpo.algorithms.staleness import check_staleness, last_prefetched, sampler_gets_weights
@@ -61,9 +60,7 @@ class RolloutPrefetcher:
         """Return the prefetcher itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Cancel what is being sampled and end the thread."""
         self._loop.close()
 

@@ -78,7 +78,7 @@ def engines_of(arguments: list[str]) -> str:
     """The data-parallel engines of a server with this command line."""
     for index, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
-        if flag in ("--data-parallel-size", "-dp"):
+        if flag.replace("_", "-") in ("--data-parallel-size", "-dp"):
             return value if equals else arguments[index + 1]
     return "1"
 

@@ -10,7 +10,7 @@ from condensegrpo.learner.settings import LoraSettings
 
 RESERVED_FLAGS = (  # flags that ``process.command`` sets, or that would undo one of them
     *("--api-key", "--middleware", "--logprobs-mode", "--generation-config", "--override-generation-config"),
-    *("--worker-extension-cls", "--model", "--served-model-name", "--host", "--port", "--uds"),
+    *("--worker-extension-cls", "--model", "--served-model-name", "--host", "--port", "--uds", "--config"),
 )
 NCCL = "nccl"  # of ServerSettings.weights
 TEMPORARY = "folder"  # likewise
@@ -42,7 +42,8 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         for flag in self.flags:
-            if flag.partition("=")[0] in RESERVED_FLAGS:
+            name = flag.partition("=")[0].replace("_", "-")  # as vLLM reads it
+            if name.startswith("--") and any(reserved.startswith(name) for reserved in RESERVED_FLAGS):  # abbreviated
                 raise ValueError(f"flags: {flag} is set by condensegrpo; the token or exact sampling depends on it")
 
 
