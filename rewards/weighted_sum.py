@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import SupportsFloat
 
+from condensegrpo.core.failures import at_definition
 from condensegrpo.core.protocols.reward import RewardResult, TurnReward
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.reward_parts import RewardPart
@@ -52,24 +55,28 @@ class WeightedSum:
 
 def _weighted(part: RewardPart, trajectory: Trajectory, problem: Problem) -> RewardResult:
     """What one part adds to the total, or to the turn rewards."""
+    at = partial(at_definition, part.reward)
     pays_turns, turns = isinstance(part.reward, TurnReward), len(trajectory.turns)
     if isinstance(part.reward, TurnReward):
         paid_K = part.reward.turn_rewards(trajectory, problem)
         if not isinstance(paid_K, Sequence):
             raise TypeError(
-                f"the part {part.name} returned {paid_K!r:.80}, wanted a number for each turn, as in return [1.0, 0.0]"
+                f"the part {part.name} returned {paid_K!r:.80}, wanted a number for each turn, as in "
+                f"return [1.0, 0.0]{at()}"
             )
+        if wrong := [value for value in paid_K if not isinstance(value, SupportsFloat)]:
+            raise TypeError(f"the part {part.name} returned {wrong[0]!r:.80} for a turn, wanted a number{at()}")
         given = RewardResult(total=0.0, turn_rewards=tuple(float(value) for value in paid_K))
     else:
         returned = part.reward(trajectory, problem)
         try:
             given = RewardResult.of(returned)
         except TypeError as error:
-            raise TypeError(f"the part {part.name} {error}") from error
+            raise TypeError(f"the part {part.name} {error}{at()}") from error
     if len(given.turn_rewards) not in ((turns,) if pays_turns else (0, turns)):
         raise ValueError(
             f"the part {part.name} returned {len(given.turn_rewards)} turn rewards for {turns} turns, wanted one per "
-            f"turn"
+            f"turn{at()}"
         )
     turn_K = tuple(part.weight * value for value in given.turn_rewards)
     total = part.weight * given.total

@@ -607,6 +607,24 @@ def test_a_function_that_is_not_asynchronous_runs_in_a_thread_that_its_limit_end
     assert "the agent: no result within 0.5 seconds (limits.seconds), abandoned (" in hung.detail
 
 
+def test_a_function_of_other_arguments_or_results_is_told_what_is_wanted(tmp_path: Path) -> None:
+    def two(problem: Problem, url: str) -> str:
+        return "4"
+
+    with pytest.raises(ValueError, match=r"the agent takes \(problem: .*, wanted \(problem, url, key\) \(.*test_agent"):
+        function(rows(tmp_path), two)
+
+    async def mapping(problem: Problem, url: str, key: str) -> dict[str, str]:
+        await said(url, key, [user("go")])
+        return {"answer": "4"}
+
+    task = function(rows(tmp_path), mapping, limits={"seconds": 5})
+    assert (task.limits.seconds, task.limits.memory_mib) == (5, 8192)
+    failed = asyncio.run(plays(task, numbered()))
+    assert failed.stop is Stop.ENVIRONMENT_ERROR
+    assert "returned {'answer': '4'}, wanted its answer as text, a number, what the episode was worth" in failed.detail
+
+
 def test_a_timeout_of_the_agent_itself_is_not_its_limit(tmp_path: Path) -> None:
     async def waits(problem: Problem, url: str, key: str) -> None:
         await said(url, key, [user("go")])

@@ -123,6 +123,22 @@ FAULTY = """
             raise RuntimeError("four")
         return batch.outcome_N
 
+    @estimator(**declared)
+    def of_trl(rewards, response_mask):
+        return rewards
+
+    @estimator(**declared)
+    async def asynchronous(batch):
+        return batch.outcome_N
+
+    @estimator(**declared)
+    def divided(batch):
+        return batch.outcome_N / 0
+
+    @loss(**declared)
+    def other_names(logp, old, adv, low=0.5):
+        return token_loss(logp, old, adv)
+
     def token_loss(logp_T, old_T, advantage_T):
         never_T = torch.zeros_like(logp_T, dtype=torch.bool)
         return TokenLoss(-advantage_T * logp_T, (logp_T - old_T).detach().exp(), never_T, never_T)
@@ -246,7 +262,11 @@ def test_what_is_no_estimator_or_loss_says_what_it_is(plugins: Path, kind: str, 
         ("advantage", "one_number", r"it returned a tensor of shape \(\), wanted"),
         ("advantage", "bare_term", "its term R has 0.5 as half, wanted"),
         ("advantage", "unknown", "no column 'contexts_N'. Did you mean 'context_N'"),
-        ("advantage", "in_place", "it changes total_N in place"),
+        ("advantage", "in_place", "it changes outcome_N in place"),
+        ("advantage", "of_trl", r"it takes \(rewards, response_mask\), wanted \(batch\); all others are keywords"),
+        ("advantage", "asynchronous", "it returned a coroutine, .*: define it with def, without async"),
+        ("advantage", "divided", "gets .*inf.*, or divide by nothing that may be 0"),
+        ("loss", "other_names", r"it takes \(logp, old, adv, low\), wanted \(logp_T, old_T, advantage_T\)"),
         ("loss", "raising_loss", r"KeyError: 'floor' \(.*faulty.py:\d+\)"),
         ("loss", "no_mask", "wanted a TokenLoss with one entry a token in every column"),
         ("loss", "no_gradient", "its loss_T has no gradient"),

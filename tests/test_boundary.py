@@ -220,7 +220,8 @@ def test_a_list_of_messages_is_taken_as_a_tuple() -> None:
     ("found", "complaint"),
     [
         (None, r"start\(\) returned None, wanted a tuple of messages"),
-        ("hi", r"start\(\) returned 'h' among its messages"),
+        ("hi", r"start\(\) returned 'hi', wanted a tuple of messages"),
+        (["hi"], r"start\(\) returned 'hi' among its messages, wanted a Message whose content is text"),
         ([{"role": "user", "content": "hi"}], "wanted a Message whose content is text"),
         ([Message(role="user", content=None)], "wanted a Message whose content is text"),  # type: ignore[arg-type]  # wrong on purpose
         ([Message(role="human", content="hi")], "role 'human', known roles: system, user, assistant, tool"),  # type: ignore[arg-type]  # wrong on purpose
@@ -253,8 +254,10 @@ async def _gives(step: Any) -> Step:
 
 FAULTS: Mapping[str, tuple[Callable[[], Awaitable[Step]], str]] = {
     "none": (lambda: _gives(None), "TypeError: step() returned None, wanted a Step"),
-    "text": (lambda: _gives(Step(observations="seen")), "'s' among its messages"),  # type: ignore[arg-type]  # wrong on purpose
+    "text": (lambda: _gives(Step(observations="seen")), "step() returned 'seen', wanted a tuple of messages"),  # type: ignore[arg-type]  # wrong on purpose
     "number": (lambda: _gives(Step(done=True, answer=5)), "the answer 5, wanted text or None"),  # type: ignore[arg-type]  # wrong on purpose
+    "answer": (lambda: _gives(Step(answer="4")), "step() returned the answer '4' without done=True"),
+    "outcome": (lambda: _gives(Step(outcome=1.0)), "step() returned the outcome 1 without done=True"),
     "nan": (lambda: _gives(Step(turn_rewards={"r": math.nan})), "wanted finite numbers"),
     "large": (lambda: _gives(Step(turn_rewards={"r": 1e308})), "magnitude 1e+100 at most"),
     "no rewards": (lambda: _gives(Step(turn_rewards=None)), "wanted numbers by name"),  # type: ignore[arg-type]  # wrong on purpose
@@ -344,6 +347,10 @@ class FaultyCondenser:
     ("act", "complaint"),
     [
         (lambda: _gives(None), "TypeError: condense() returned None, wanted a Condensed"),
+        (
+            lambda: _gives(Condensed(units=(Message(role="user", content="go"),))),  # type: ignore[arg-type]  # wrong on purpose
+            "among its units, wanted those of history.units",
+        ),
         (lambda: _raises(SystemExit(0)), "SystemExit: 0"),
         (lambda: _raises(asyncio.CancelledError()), "CancelledError: it cancelled itself"),
         (_swallows, "no result within 0.3 seconds"),

@@ -314,6 +314,22 @@ def test_a_name_that_is_no_class_is_refused(tmp_path: Path) -> None:
         build_plugin("rewards", f"{path}:value", {})
 
 
+@pytest.mark.parametrize(
+    "signature",
+    ["trajectory, problem", "completions, **kwargs", "data_source, solution_str, ground_truth, extra_info=None"],
+)
+def test_a_reward_function_as_other_trainers_take_it_is_told_to_be_a_class(tmp_path: Path, signature: str) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(f"def paid({signature}): ...\ndef made(bonus): ...\n", encoding="utf-8")
+    with pytest.raises(
+        PluginError, match=r"own.py:1\): it is a function. A reward is a class: give it __call__\(self, "
+    ):
+        build_plugin("rewards", f"{path}:paid", {})
+    called = r"the option bonus is missing.* A function is called once, with its options, and returns the plug-in\.$"
+    with pytest.raises(PluginError, match=called):
+        build_plugin("rewards", f"{path}:made", {})
+
+
 def test_a_module_in_place_of_a_file_is_answered_with_the_form_that_is_wanted() -> None:
     with pytest.raises(PluginError, match=r"there is no file .*A plug-in in a file is written path/to/file\.py:Name"):
         load("rewards", "mine:Brief")

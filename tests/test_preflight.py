@@ -83,6 +83,18 @@ class Flat:
     def turn_rewards(self, trajectory, problem):
         return 0.5
 
+class First:
+    def turn_rewards(self, trajectory, problem):
+        return [1.0]
+
+class Undefined:
+    def __call__(self, trajectory, problem):
+        return {"undefined": float("nan")}
+
+class Percent:
+    def __call__(self, trajectory, problem):
+        return {"correct": 5}
+
 class Single:
     def score_group(self, trajectories, problem):
         return {"one": 1.0}
@@ -105,6 +117,12 @@ def rewards(tmp_path: Path) -> Path:
             "{{name: weighted_sum, options: {{parts: [{{name: correct}}, {{name: '{file}:Flat'}}]}}}}",
             "returned 0.5, wanted a number for each turn",
         ),
+        (
+            "{{name: weighted_sum, options: {{parts: [{{name: correct}}, {{name: '{file}:First'}}]}}}}",
+            "returned [1.0], wanted a number for each turn, here 2",
+        ),
+        ("{{name: '{file}:Undefined'}}", "undefined is nan, wanted a finite number"),
+        ("{{name: '{file}:Percent'}}", "returned correct = 5.0, wanted a number from 0 to 1"),
     ],
 )
 def test_a_reward_of_another_shape_is_refused_by_a_dry_run(rewards: Path, reward: str, expected: str) -> None:

@@ -226,6 +226,17 @@ def test_a_failed_reward_ends_its_trajectory_unless_something_failed_before() ->
     assert with_score(stopped, failure).trajectory == stopped
 
 
+def test_a_trajectory_that_failed_is_no_success_whatever_its_reward_pays() -> None:
+    failure = Failure(source="the environment", error="OSError", message="no such world")
+    for failed in (
+        replace(ONE, stop=Stop.ENVIRONMENT_ERROR, answer=None, failure=failure),
+        replace(ONE, stop=Stop.ABORTED, answer=None),
+    ):
+        found = with_score(failed, paying({"short": 1.0}, failed))
+        assert found.trajectory == failed
+        assert (found.score.total, found.score.correct, found.score.format_valid) == (0.0, 0.0, False)
+
+
 @given(st.dictionaries(st.sampled_from("abcdef"), st.floats(-100, 100), max_size=6))
 @settings(max_examples=50)
 def test_the_breakdown_accounts_for_the_total(parts: dict[str, float]) -> None:

@@ -427,6 +427,7 @@ class Forgetful(Counting):
     ("environment", "complaint"),
     [
         (Forgetful, "returned a Forgetful, whose step() is not asynchronous: define it with async def"),
+        (lambda _: Forgetful, "environment() returned the class Forgetful, wanted an object: Forgetful(…)"),
         (lambda _: None, "environment() returned None, wanted an object with start() and step(), as in"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from builders import scored, trajectory, turn
@@ -236,11 +237,13 @@ def test_parts_whose_infinities_would_cancel_are_found() -> None:
             part("one", lambda trajectory, problem: 1.0),
             "the part one returned 1.0, wanted numbers by name, as in retur",
         ),
+        (part("steps", Paying({"a": 1.0})), "the part steps returned {'a': 1.0} for a turn, wanted a number"),  # type: ignore[arg-type]  # wrong on purpose
     ],
 )
 def test_a_part_that_returns_the_wrong_thing_is_told_what_to_return(given: RewardPart, complaint: str) -> None:
     found = score(answered("7"), SEVEN, WeightedSum(parts=[part("correct", Correct()), given]))
     assert complaint in str(found)
+    assert f"{Path(__file__).name}:" in str(found)
 
 
 def test_turn_rewards_alone_are_refused() -> None:

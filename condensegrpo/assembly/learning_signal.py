@@ -4,7 +4,8 @@ Both are plug-ins, whose options are validated by their signatures. Every choice
 model is loaded (``condensegrpo.algorithms.invariance``).
 """
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from condensegrpo.algorithms.advantages import EstimatorPlugin
 from condensegrpo.algorithms.credit import Estimator, Scores
 from condensegrpo.algorithms.invariance import check_estimator, check_loss
 from condensegrpo.algorithms.losses import LossPlugin
+from condensegrpo.algorithms.losses.loss import COLUMNS
 from condensegrpo.algorithms.objective import Objective, ObjectiveFunction, PerToken
 from condensegrpo.algorithms.packing import dummy
 from condensegrpo.assembly.plugins import validated
@@ -38,6 +40,7 @@ def advantage_estimator(config: RunConfig) -> Estimator:
     plugin = _loaded("estimators", config.estimator, EstimatorPlugin)
     anchors = {name: value for name, value in (("context_low", low), ("context_high", high)) if name in plugin.options}
     where = f"setting up the estimator {config.estimator!r}"
+    _check_arguments(plugin.function, where, ("batch",), "all others are keywords: def mine(batch, *, correct_N)")
     options = validated(plugin.function, where, {**anchors, **settings.options}, names=plugin.options)
     _check_group(config, plugin)
     for column in plugin.columns:
@@ -60,6 +63,7 @@ def objective(algorithm: AlgorithmSettings) -> ObjectiveFunction:
     """
     plugin = _loaded("losses", algorithm.loss.name, LossPlugin)
     where = f"setting up the loss {algorithm.loss.name!r}"
+    _check_arguments(plugin.function, where, COLUMNS[:3], "turn_T and options are keywords")
     options = validated(plugin.function, where, algorithm.loss.options, names=plugin.options)
     _try_out(where + at_definition(plugin.function), partial(check_loss, plugin, options))
     cap = algorithm.importance.cap or 0.0  # None only where no file was loaded
@@ -101,6 +105,19 @@ def _loaded(kind: str, name: str, expected: type[Plugin]) -> Plugin:
             f"with {decorator} of condensegrpo.algorithms.{module}."
         )
     return plugin
+
+
+def _check_arguments(function: Callable[..., object], where: str, wanted: Sequence[str], rest: str) -> None:
+    """Check the arguments that a function gets by place; a single one may have any name."""
+    parameters = inspect.signature(function).parameters.values()
+    by_place = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    names = [each.name for each in by_place]
+    too_many = any(each.default is each.empty for each in by_place[len(wanted) :])
+    named = len(names) == len(wanted) == 1 or names[: len(wanted)] == list(wanted)
+    if too_many or not named:
+        raise PluginError(
+            f"{where}{at_definition(function)}: it takes ({', '.join(names)}), wanted ({', '.join(wanted)}); {rest}."
+        )
 
 
 def _check_group(config: RunConfig, plugin: EstimatorPlugin) -> None:

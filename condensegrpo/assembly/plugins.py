@@ -13,6 +13,7 @@ import inspect
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from inspect import isfunction
 from typing import Any, Protocol, get_args, get_type_hints, runtime_checkable
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
@@ -35,6 +36,7 @@ SHORTER = {
     "a valid": "a",
     "a integer": "an integer",
 }
+ARGUMENTS = {"trajectory", "completions", "solution_str"}  # arguments of a reward, here or for TRL or verl
 ANYTHING = TypeAdapter[list[object]](list[object])
 
 
@@ -114,7 +116,7 @@ def _arguments(
     if not callable(factory):
         raise PluginError(f"{where}: found {factory!r:.80}, wanted a class.")
     parameters = _signature(factory).parameters
-    if list(parameters)[:2] == ["trajectory", "problem"]:
+    if not isinstance(factory, type) and ARGUMENTS & {*parameters}:
         raise PluginError(
             f"{where}{at_definition(factory)}: it is a function. A reward is a class: give it __call__(self, "
             f"trajectory, problem)."
@@ -123,7 +125,9 @@ def _arguments(
     named = {name: each for name, each in parameters.items() if each.kind not in variadic}
     open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     offered = {name: value for name, value in supplied.items() if name in named}
-    return _checked(named, where + at_definition(factory), options, offered=offered, open_ended=open_ended)
+    hint = " A function is called once, with its options, and returns the plug-in." if isfunction(factory) else ""
+    where += at_definition(factory)
+    return _checked(named, where, options, offered=offered, open_ended=open_ended, hint=hint)
 
 
 def _checked(
@@ -133,11 +137,13 @@ def _checked(
     *,
     offered: Mapping[str, object] = NOTHING,
     open_ended: bool = False,
+    hint: str = "",
 ) -> dict[str, object]:
     """Options, and what is offered for parameters that they do not set, each validated by its parameter's annotation.
 
     Args:
         open_ended: whether options without a parameter are passed on as they are.
+        hint: ends the message where one is missing.
     """
     visible = [name for name in parameters if name not in offered]
     for option in options:
@@ -149,7 +155,7 @@ def _checked(
     given = {**offered, **options}
     missing = [name for name, each in parameters.items() if each.default is each.empty and name not in given]
     if missing:
-        raise PluginError(f"{where}: the option {missing[0]} is missing. Its options are: {', '.join(visible)}.")
+        raise PluginError(f"{where}: the option {missing[0]} is missing. Its options are: {', '.join(visible)}.{hint}")
     return {
         name: _validated(value, parameters[name].annotation, f"{where}: the option {name}")
         if name in parameters

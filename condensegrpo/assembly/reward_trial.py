@@ -1,27 +1,29 @@
 """Calls the rewards of a user once before a run: without an annotation nothing else says what they return."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import Signature, signature
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.failures import Failure, at_definition, message_of
+from condensegrpo.core.failures import Failure, at_definition
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardResult, TurnReward
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.reward_parts import SumsParts
 from condensegrpo.core.thread_call import result_in_thread
 from condensegrpo.core.trajectory import Stop, Trajectory, Turn
-from condensegrpo.episodes.scoring import named
+from condensegrpo.episodes.scoring import named, score_of
 
 SECONDS = 10.0  # that a reward may take for the trial
 
 
 def try_rewards(components: Components) -> tuple[str, ...]:
-    """Call each of the user's rewards once, for a made-up episode of one turn that gave the right answer.
+    """Call each of the user's rewards once, for a made-up episode of two turns that gave the right answer.
 
-    Not called is a reward that says by annotation what it returns, or that was given the sandbox: it may be expensive.
+    A group reward gets it twice. Not called is a reward that says by annotation what it returns, or that was given the
+    sandbox: it may be expensive.
 
     Returns:
         Which rewards could not be tried, and why.
@@ -66,6 +68,14 @@ def _method(reward: Reward | GroupReward | TurnReward) -> Callable[..., object]:
 
 def _episode(problem: Problem) -> Trajectory:
     answer = problem.answer or "0"
+    turn = Turn(
+        prompt_ids=(0,),
+        output_ids=(0,),
+        logprobs=(0.0,),
+        policy_version=0,
+        context=(Message(role="user", content=problem.question),),
+        reply=Message(role="assistant", content=answer),
+    )
     return Trajectory(
         id="0/0/0",
         problem_id=problem.id,
@@ -73,16 +83,7 @@ def _episode(problem: Problem) -> Trajectory:
         sample=0,
         question=problem.question,
         ground_truth=problem.answer,
-        turns=(
-            Turn(
-                prompt_ids=(0,),
-                output_ids=(0,),
-                logprobs=(0.0,),
-                policy_version=0,
-                context=(Message(role="user", content=problem.question),),
-                reply=Message(role="assistant", content=answer),
-            ),
-        ),
+        turns=(replace(turn, reply=Message(role="assistant", content="…")), turn),
         stop=Stop.ANSWERED,
         answer=answer,
         seconds=0.0,
@@ -91,24 +92,30 @@ def _episode(problem: Problem) -> Trajectory:
 
 def _tried(reward: Reward | GroupReward | TurnReward, episode: Trajectory, problem: Problem) -> str:
     """Why a reward could not be tried; empty: it returned one."""
-    given = (episode,) if isinstance(reward, GroupReward) else episode
+    given = (episode, replace(episode, sample=1)) if isinstance(reward, GroupReward) else episode
     name = named(reward)
     returned = result_in_thread(partial(_method(reward), given, problem), name=name, seconds=SECONDS)
     if isinstance(returned, Failure):
         return f"{returned}; that was a made-up episode, so what it returns is not checked until the first real one"
-    try:
-        _check(reward, returned)
-    except Exception as error:  # its numbers are objects of the plug-in: float() may raise anything
-        raise ConfigError(f"trying {name} on a made-up episode{at_definition(reward)}: {message_of(error)}.") from error
+    if fault := _fault(reward, returned, episode):
+        raise ConfigError(f"trying {name} on a made-up episode{at_definition(reward)}: {fault}.")
     return ""
 
 
-def _check(reward: Reward | GroupReward | TurnReward, returned: object) -> None:
-    """Raise TypeError or ValueError for what is no reward of one episode of one turn."""
+def _fault(reward: Reward | GroupReward | TurnReward, returned: object, episode: Trajectory) -> str:
+    """Why what was returned is no reward; empty: it is one."""
     if not isinstance(reward, GroupReward | TurnReward):
-        RewardResult.of(returned)
-        return
-    form = "a number for each turn" if isinstance(reward, TurnReward) else "a reward for each trajectory"
-    if not isinstance(returned, Sequence) or isinstance(returned, str) or len(returned) != 1:
-        raise TypeError(f"returned {returned!r:.80}, wanted {form}")
-    float(returned[0]) if isinstance(reward, TurnReward) else RewardResult.of(returned[0])
+        return _refused(reward, returned, episode)
+    turns = isinstance(reward, TurnReward)
+    form = "a number for each turn, here 2" if turns else "a reward for each trajectory, here 2"
+    if not isinstance(returned, Sequence) or isinstance(returned, str) or len(returned) != 2:
+        return f"returned {returned!r:.80}, wanted {form}"
+    if turns:
+        return _refused(reward, RewardResult(total=0.0, turn_rewards=tuple(returned)), episode)
+    return next(filter(None, (_refused(reward, each, episode) for each in returned)), "")
+
+
+def _refused(reward: Reward | GroupReward | TurnReward, result: object, episode: Trajectory) -> str:
+    """Why a result is no score of the episode; empty: it is one."""
+    score = score_of(result, episode, reward)
+    return score.message or score.error if isinstance(score, Failure) else ""

@@ -279,7 +279,7 @@ def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic'
         expected = message.removeprefix("Input should be ").replace("greater than or equal to", "at least")
         expected = expected.replace("less than or equal to", "at most").replace("a valid tuple", "a list")
         return f"{key}: found {value!r}, wanted {expected}"
-    return f"{key}: found {value!r}; {message}"
+    return f"{key}: found {value!r}; {message}" if key_path else message  # not all of the file
 
 
 def _nested_keys(section: type) -> Iterator[str]:

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType, FunctionType, MethodType
 
@@ -112,6 +112,8 @@ def location_of(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 def _definition(plugin: object) -> str:
     """Where a function, or the class of an object, is defined; empty: in this package."""
+    while isinstance(plugin, partial):
+        plugin = plugin.func
     named = plugin if isinstance(plugin, FunctionType | MethodType | type) else type(plugin)
     if named.__module__.partition(".")[0] == PACKAGE:
         return ""

@@ -121,7 +121,7 @@ def checked_messages(value: object, call: str) -> tuple[Message, ...]:
     Raises:
         TypeError: it returned something else.
     """
-    if not isinstance(value, Sequence):
+    if not isinstance(value, Sequence) or isinstance(value, str):
         raise TypeError(
             f"{call} returned {_short(value)}, wanted a tuple of messages, as in "
             f'return (Message(role="user", content=problem.question),)'
@@ -157,6 +157,8 @@ def check_environment(value: object) -> None:
     Raises:
         TypeError: it has no ``start`` or no ``step``, or one of them cannot be called as the protocol says.
     """
+    if isinstance(value, type):
+        raise TypeError(f"environment() returned the class {value.__name__}, wanted an object: {value.__name__}(…)")
     if not all(callable(getattr(value, method, None)) for method in ("start", "step")):
         raise TypeError(
             f"environment() returned {_short(value)}, wanted an object with start() and step(), as in "
@@ -194,6 +196,9 @@ def checked_step(value: object) -> Step:
     if not isinstance(value.rewritten, Rewritten | None):
         raise TypeError(f"step() returned rewritten={_short(value.rewritten)}, wanted a Rewritten or None")
     answer, outcome = checked_end(value.answer, value.outcome, "step()")
+    if not value.done and (answer is not None or outcome is not None):
+        end = f"the answer {_short(answer)}" if answer is not None else f"the outcome {outcome:g}"
+        raise ValueError(f"step() returned {end} without done=True, and only the end of an episode has one")
     observations = checked_messages(value.observations, "step()")
     rewards = checked_rewards(value.turn_rewards, "step()")
     return replace(value, observations=observations, answer=answer, outcome=outcome, turn_rewards=rewards)

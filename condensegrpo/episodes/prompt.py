@@ -262,6 +262,8 @@ def _check_units(units: tuple[Unit, ...], shown: tuple[Unit, ...]) -> None:
     """Check that the shown units are of the history, each at most once and in order, rewritten or not."""
     if shown == units[len(units) - len(shown) :]:
         return
+    if wrong := [unit for unit in shown if not isinstance(unit, Unit)]:
+        raise TypeError(f"condense() returned {wrong[0]!r:.80} among its units, wanted those of history.units")
     for unit, index in zip(shown, positions(units, shown), strict=True):
         if unit is not units[index]:
             _check_whole(unit, units[index])

@@ -31,7 +31,7 @@ def score(trajectory: Trajectory, problem: Problem, reward: Reward) -> Score | F
         given = reward(trajectory, problem)
     except (Exception, SystemExit) as error:  # the boundary to a plug-in
         return failure_of(named(reward), error, plugin=reward)
-    return _score_of(given, trajectory, reward)
+    return score_of(given, trajectory, reward)
 
 
 def score_group(
@@ -51,10 +51,10 @@ def score_group(
             )
     except (Exception, SystemExit) as error:  # the boundary to a plug-in
         return (failure_of(named(reward), error, plugin=reward),) * len(trajectories)
-    return tuple(_score_of(result, each, reward) for result, each in zip(given, trajectories, strict=True))
+    return tuple(score_of(result, each, reward) for result, each in zip(given, trajectories, strict=True))
 
 
-def _score_of(given: object, trajectory: Trajectory, reward: Reward | GroupReward) -> Score | Failure:
+def score_of(given: object, trajectory: Trajectory, reward: Reward | GroupReward | TurnReward) -> Score | Failure:
     """The score of what a reward returned."""
     try:
         return _checked(RewardResult.of(given), trajectory)
@@ -65,14 +65,15 @@ def _score_of(given: object, trajectory: Trajectory, reward: Reward | GroupRewar
 def with_score(trajectory: Trajectory, outcome: Score | Failure) -> ScoredTrajectory:
     """The trajectory with its score and figures. If the reward failed, it scores 0 and stops as ``reward_error``.
 
-    A trajectory that had failed before, or was aborted, keeps that stop: its reward failed as a consequence.
+    A trajectory that had failed before, or was aborted, scores 0 whatever its reward says, and keeps that stop.
     """
-    if isinstance(outcome, Score):
+    whole = trajectory.failure is None and trajectory.stop is not Stop.ABORTED
+    if whole and isinstance(outcome, Score):
         return ScoredTrajectory.of(trajectory, outcome)
     nothing = Score(
         total=0.0, components={}, format_valid=False, correct=0.0, context_tokens=trajectory.max_context_tokens
     )
-    if trajectory.failure is None and trajectory.stop is not Stop.ABORTED:
+    if whole and isinstance(outcome, Failure):
         trajectory = replace(trajectory, stop=Stop.REWARD_ERROR, answer=None, detail=str(outcome), failure=outcome)
     return ScoredTrajectory.of(trajectory, nothing)
 

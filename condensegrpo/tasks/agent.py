@@ -8,6 +8,7 @@ one turn, condensed, sampled and recorded as any other.
 """
 
 import asyncio
+import inspect
 import json
 import os
 import re
@@ -16,12 +17,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, SupportsFloat
 
 from annotated_types import Ge, Gt, Lt
 from pydantic import BeforeValidator
 
-from condensegrpo.core.failures import Failure
+from condensegrpo.core.failures import Failure, at_definition
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
@@ -43,13 +44,25 @@ LIMITS = SandboxLimits(seconds=600, memory_mib=8192, processes=256, disk_mib=102
 Command = tuple[str, ...]
 
 
-def _completed(value: object) -> object:
+def _completed(value: Any) -> Any:  # noqa: ANN401  limits, or what is not valid
     """Some limits with the others as in ``LIMITS``, not as in the class."""
     return {**asdict(LIMITS), **value} if isinstance(value, dict) else value
 
 
 Result = Step | str | float | None
 AgentFunction = Callable[[Problem, str, str], Awaitable[Result] | Result]  # problem, base URL, key
+
+
+def _check_function(function: AgentFunction) -> None:
+    """Raise ValueError for a function that cannot be called with problem, URL and key."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # not known of what is built in
+        return
+    try:
+        signature.bind(None, "", "")
+    except TypeError:
+        raise ValueError(f"the agent takes {signature}, wanted (problem, url, key){at_definition(function)}") from None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -82,6 +95,9 @@ class Agent:
     tool_format: str = "native"
 
     def __post_init__(self) -> None:
+        self.limits = SandboxLimits(**_completed(self.limits)) if isinstance(self.limits, dict) else self.limits
+        if callable(self.program):
+            _check_function(self.program)
         if self.folder is not None and not Path(self.folder).is_dir():
             raise ValueError(f"there is no folder {self.folder!r} (looked for {Path(self.folder).resolve()})")
         for name in self.protected:
@@ -201,6 +217,11 @@ class AgentEpisode:
         if isinstance(result, str | None):
             result = Step(answer=result)
         elif not isinstance(result, Step):
+            if not isinstance(result, SupportsFloat):
+                raise TypeError(
+                    f"it returned {result!r:.80}, wanted its answer as text, a number, what the episode was worth, "
+                    f"or a Step with both"
+                )
             result = Step(outcome=float(result))
         answer = inbox.hidden(result.answer) if isinstance(result.answer, str) else result.answer
         return replace(result, done=True, answer=answer)
@@ -236,7 +257,8 @@ class AgentEpisode:
             failure = error
         if failure is not None and self.task.outcome is None:
             written = self._text(log.with_suffix(".err")) or self._text(log.with_suffix(".out"))
-            raise ProgramFailed(f"{failure}: {inbox.hidden(written)[-300:]}") from failure
+            said = f": {inbox.hidden(written)[-300:]}" if written else ""
+            raise ProgramFailed(f"{failure}{said}") from failure
         answers = log.with_suffix(".out") if self.task.answer_file is None else folder / self.task.answer_file
         answer = self._text(answers) or None  # before the command that judges can change it
         return Step(answer=answer, outcome=await self._outcome(failure))

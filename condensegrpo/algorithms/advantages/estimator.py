@@ -221,6 +221,9 @@ def _check_returned(estimate: Estimate, turns_N: Tensor) -> None:
     shapes = ((len(turns_N),), (len(turns_N), 1), (len(turns_N), longest))
     wanted = f"wanted a tensor (N,), here ({len(turns_N)},), or (N, K), here ({len(turns_N)}, {longest})"
     advantage, terms = estimate
+    if inspect.iscoroutine(advantage):
+        advantage.close()
+        raise ValueError(f"it returned a coroutine, {wanted}: define it with def, without async")
     if not (isinstance(advantage, Tensor) and advantage.shape in shapes):
         raise ValueError(f"it returned {_described(advantage)}, {wanted}, or the terms that total adds")
     for term in terms:

@@ -50,9 +50,10 @@ def finished(advantage_NK: Tensor, turns_N: Tensor, *, like: Tensor) -> Tensor:
     largest = min(torch.finfo(dtype).max, MAX_ADVANTAGE)
     bad = first(~(exact_NK.abs() <= largest).all(dim=1))  # NaN included
     if bad is not None:
+        divided = "" if exact_NK[bad].isfinite().all() else ", or divide by nothing that may be 0"
         raise ScoreError(
             f"computing advantages: {name_of(bad, turns_N)} gets {exact_NK[bad].tolist()}, wanted numbers of magnitude "
             f"{largest:.3g} at most, or rows and losses cannot hold them. Its outcome reward is {like[bad].item()}: "
-            f"scale the rewards of its group, or the estimator's options, down."
+            f"scale the rewards of its group, or the estimator's options, down{divided}."
         )
     return exact_NK.to(dtype)
