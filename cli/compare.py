@@ -56,8 +56,15 @@ def parsed_condensers(text: str) -> list[tuple[str, dict[str, object]]]:
     """
     from condensegrpo.config.yaml_tree import apply_overrides
 
+    depth, parts = 0, [""]
+    for char in text:
+        depth += (char in "[{") - (char in "]}")
+        if char == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += char
     condensers = []
-    for part in map(str.strip, re.split(r",(?![^\[{]*[\]}])", text)):  # commas outside brackets
+    for part in map(str.strip, parts):
         name, _, rest = part.partition(" ")
         if not name or "=" in name:
             raise ConfigError(

@@ -209,7 +209,7 @@ def data_findings(config: "RunConfig") -> Iterator[Finding]:
 
 def _data_file(key: str, name: str) -> Finding:
     path = Path(name).expanduser()
-    if path.exists() or glob(name, recursive=True):  # a pattern, of the task textworld
+    if path.exists() or glob(str(path), recursive=True):  # a pattern, of the task textworld
         return ok(key, str(path))
     looks_like_file = path.suffix in (".jsonl", ".json", ".parquet", ".gz") or name.startswith((".", "/", "~"))
     if looks_like_file:

@@ -67,6 +67,7 @@ def sweep(
 def run_sweep(study: "Study", out: Path | None, *, parallel: int, launch: "Launch", dry_run: bool = False) -> None:
     """Run a study; a test gives another ``launch``."""
     stop = StopRequest()
+    from condensegrpo.storage.environment import edited_plugins
     from condensegrpo.training.sweep import RunState, Sweep, SweepLog, check_runs, runs_of
 
     folder = out or Path("runs") / study.name
@@ -80,6 +81,12 @@ def run_sweep(study: "Study", out: Path | None, *, parallel: int, launch: "Launc
         unchecked = [run for run in runs if planned.states[run.name] is not RunState.FINISHED]
         display.phase(title, len(unchecked))
         check_runs(display.counted(unchecked), study)
+    edited = {run.name: files for run in runs if (files := edited_plugins(run.folder.path))}
+    for file in sorted({file for files in edited.values() for file in files}):
+        names = ", ".join(name for name, files in edited.items() if file in files)
+        theme.console(sys.stderr).print(
+            f"{file} was edited since these runs were started: {names}. Remove their folders to run them again."
+        )
     if dry_run:
         typer.echo(plan_text(planned, log, parallel))
         return

@@ -83,7 +83,9 @@ class LocalModel:
         prompts = list[_Prompt]()
         for request in requests:
             ids = tokenizer.apply_chat_template(
-                [{"role": "user", "content": request.value}], add_generation_prompt=True, return_dict=True
+                [{"role": "user", "content": _as_text(request.value, tokenizer)}],
+                add_generation_prompt=True,
+                return_dict=True,
             )["input_ids"]
             if most is not None and len(ids) + self.max_tokens > most:
                 needed = f"{len(ids)} tokens and {self.max_tokens} of a summary, where {self.model} has room for {most}"
@@ -148,6 +150,14 @@ class Margins:
     def least(self, row: int, tokens: int) -> float:
         """The least margin of the first tokens of a row."""
         return min(step[row].item() for step in self._steps[:tokens])
+
+
+def _as_text(text: str, tokenizer: "PreTrainedTokenizerBase") -> str:
+    """The text with a zero-width space in every control token's text, so that results of tools end no message."""
+    for token in tokenizer.added_tokens_decoder.values():
+        if token.special:
+            text = text.replace(token.content, f"{token.content[:1]}\u200b{token.content[1:]}")
+    return text
 
 
 def _parts(prompts: Sequence[_Prompt], new: int, room: int) -> Iterator[Sequence[_Prompt]]:

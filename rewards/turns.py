@@ -169,7 +169,9 @@ class OffBranch:
     def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> tuple[float, ...]:
         """One number a turn."""
         paid_K, units = [0.0] * len(trajectory.turns), units_of(trajectory)
-        described = {made.turn: str(made.arguments.get("description")) for made in decisions(units, BRANCH)}
+        # of two calls in one reply the first opens the branch
+        made = reversed(tuple(decisions(units, BRANCH)))
+        described = {each.turn: str(each.arguments.get("description")) for each in made}
         for branch in branches(units):
             task = self._words(described[branch.opened])
             for unit in units:

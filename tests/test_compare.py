@@ -229,6 +229,12 @@ def test_an_evaluation_that_fails_before_its_first_trajectory_leaves_no_folder(
     assert not (tmp_path / "saved").exists()
 
 
+def test_options_may_hold_lists_of_mappings() -> None:
+    stages = [{"name": "observation_mask"}, {"name": "last_k", "options": {"keep_last": 2}}]
+    text = "pipeline stages=[{name: observation_mask}, {name: last_k, options: {keep_last: 2}}], full"
+    assert parsed_condensers(text) == [("pipeline", {"stages": stages}), ("full", {})]
+
+
 def test_the_command_compares_and_writes_table_json_and_picture(untrained: Path, tmp_path: Path) -> None:
     shown = succeed(
         "eval", str(untrained), "--compare", "full, truncate, random_drop seed=1", "--budgets", "40,60",

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from condensegrpo.core.errors import RunError
-from condensegrpo.storage.environment import write_environment
+from condensegrpo.core.plugins import imported_files, load
+from condensegrpo.storage.environment import edited_plugins, write_environment
 
 WRITE = (
     "import sys; from pathlib import Path; from condensegrpo.storage.environment import write_environment; "
@@ -58,6 +59,21 @@ def test_the_git_revision_is_that_of_the_working_directory(tmp_path: Path) -> No
     assert (found["git_revision"], found["git_modified"]) == (git("rev-parse", "HEAD"), False)
     (tmp_path / "file").write_text("2")
     assert written(tmp_path, cwd=tmp_path)[0]["git_modified"] is True
+
+
+def test_an_edited_plug_in_of_a_run_is_named(tmp_path: Path) -> None:
+    plugin, run = tmp_path / "brief.py", tmp_path / "run"
+    plugin.write_text("from letters import count\nclass Brief: ...\n")
+    (tmp_path / "letters.py").write_text("count = 3\n")
+    run.mkdir()
+    assert edited_plugins(run) == ()
+    load("rewards", f"{plugin}:Brief")
+    write_environment(run, plugins=imported_files())
+    assert edited_plugins(run) == ()
+    (tmp_path / "letters.py").write_text("count = 4\n")
+    assert edited_plugins(run) == (str(tmp_path / "letters.py"),)
+    (tmp_path / "letters.py").unlink()  # as where the run was moved to another machine
+    assert edited_plugins(run) == ()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

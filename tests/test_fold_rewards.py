@@ -80,6 +80,13 @@ def test_calls_of_a_branch_without_a_word_of_its_description_are_penalised() -> 
     assert penalised == (0, 0, 0, -0.5, 0, 0, 0, 0, 0, 0, -0.5)
 
 
+def test_of_two_branches_in_one_reply_the_first_is_the_task() -> None:
+    first, second = calling("branch", "zebras"), calling("branch", "weather")
+    calls = (*first.reply.tool_calls, *second.reply.tool_calls)
+    both = replace(first, reply=replace(first.reply, tool_calls=calls))
+    assert paid("off_branch", [both, calling("search", "stripes of zebras")]).turn_rewards == (0, 0)
+
+
 @pytest.mark.parametrize("options", [{}, {"budget": 0}, {"budget": 9, "share": 0}])
 def test_a_main_line_without_a_budget_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(Exception, match="setting up the reward 'main_line'"):

@@ -176,6 +176,19 @@ def test_a_dry_run_lists_what_would_run_and_how_long_it_takes(finished: Path, st
     assert "4 runs; about 0:00:0" in done
 
 
+def test_a_plug_in_that_was_edited_since_is_named_with_its_runs(finished: Path, study: Path, tmp_path: Path) -> None:
+    plugin, environment = tmp_path / "brief.py", finished / "efficient-seed1/environment.json"
+    plugin.write_text("length = 3\n")
+    before = environment.read_text()
+    environment.write_text(json.dumps({**json.loads(before), "plugins": {str(plugin): "the hash of what it was"}}))
+    try:
+        done = run("sweep", str(study), "--out", str(finished), "--dry-run")
+    finally:
+        environment.write_text(before)
+    said = " ".join(done.stderr.split())
+    assert f"{plugin.name} was edited since these runs were started: efficient-seed1. Remove their folders" in said
+
+
 def test_pilots_have_the_arms_of_the_study_and_other_seeds(study: Path, tmp_path: Path) -> None:
     listed = succeed("sweep", str(study), "--pilots", "--out", str(tmp_path), "--dry-run")
     assert [line.split()[0] for line in listed.splitlines()[:-1]] == ["outcome-seed7", "efficient-seed7"]

@@ -39,7 +39,7 @@ def given_games(pattern: str) -> Sequence[Path]:
     Raises:
         DataMissing: there is none, or the ``.json`` beside a game is missing.
     """
-    files = sorted({Path(name).resolve() for name in glob(pattern, recursive=True)})
+    files = sorted({Path(name).resolve() for name in glob(os.path.expanduser(pattern), recursive=True)})
     for file in files or [Path(pattern)]:
         if not file.with_suffix(".json").is_file():
             raise DataMissing(

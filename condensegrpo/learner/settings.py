@@ -39,7 +39,7 @@ class LoraSettings:
     of a vision tower are among them with ``model.vision: train``."""
     sampler: Literal["auto", "native", "merged"] = "auto"
     """What the sampler gets: native: the adapters alone (vLLM); merged: one weight of base and adapter, rounded to the
-    sampler's type; auto: native in bfloat16 where vLLM supports it, else merged."""
+    learner's type; auto: native in bfloat16 where vLLM supports it, else merged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

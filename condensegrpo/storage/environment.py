@@ -1,5 +1,6 @@
 """``environment.json`` of a run folder: what the run was made with. Imports none of the packages that it names."""
 
+import hashlib
 import json
 import os
 import platform
@@ -7,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -28,11 +30,27 @@ def started_in(run: Path) -> Path | None:
     return Path(folder) if isinstance(folder, str) else None
 
 
-def write_environment(folder: Path) -> str:
-    """Write ``environment.json``: versions, command line, git revision of the working directory, and hardware.
+def edited_plugins(run: Path) -> tuple[str, ...]:
+    """The files of a run's plug-ins that are not what they were when it was last started. None where that is not known.
+
+    A file that is not there is not among them: the run may have been moved.
+    """
+    file = run / ENVIRONMENT
+    try:
+        known = json.loads(file.read_text(encoding="utf-8")).get("plugins", {}) if file.is_file() else {}
+    except ValueError:  # damaged
+        return ()
+    return tuple(name for name, digest in known.items() if Path(name).is_file() and _sha256(Path(name)) != digest)
+
+
+def write_environment(folder: Path, *, plugins: Iterable[Path] = ()) -> str:
+    """Write ``environment.json``: versions, command line, git revision, files of plug-ins with hashes, and hardware.
 
     A value that is not known, or the version of a package that is not installed, is null. Resuming writes it again, but
     for the folder, which stays that of the first start while there is one.
+
+    Args:
+        plugins: the files of the run's plug-ins.
 
     Returns:
         The command line, versions and hardware as lines for the log, which keeps those of every start.
@@ -52,6 +70,7 @@ def write_environment(folder: Path) -> str:
         "folder": str(folder_of_paths),  # relative paths of the configuration are relative to it
         "python": platform.python_version(),
         "packages": packages,
+        "plugins": {str(file): _sha256(file) for file in plugins if file.is_file()},
         "git_revision": revision,
         "git_modified": bool(_output("git", "status", "--porcelain", "--untracked-files=no")) if revision else None,
         "platform": platform.platform(),
@@ -67,6 +86,10 @@ def write_environment(folder: Path) -> str:
         f"git revision: {revision or 'none'}\n"
         f"hardware: {_processor()}, {os.cpu_count()} CPUs, {'; '.join(gpus.splitlines()) if gpus else 'no GPU'}"
     )
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _version(package: str) -> str | None:

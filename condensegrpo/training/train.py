@@ -36,7 +36,7 @@ from condensegrpo.learner.policy import save_tokenizer
 from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
 from condensegrpo.learner.training_state import at_schedule
 from condensegrpo.planning.plan import config_on_devices
-from condensegrpo.storage.environment import write_environment
+from condensegrpo.storage.environment import edited_plugins, write_environment
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.training.agreement import check_agreement
@@ -98,7 +98,9 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
         folder.remove_leftovers()
     check_agreement(components, folder.path)
     if ranks.rank() == 0:
-        observer.record(write_environment(folder.path))
+        for file in edited_plugins(folder.path):
+            observer.say(f"{file} was edited since this run was last started; what it has so far was made without that")
+        observer.record(write_environment(folder.path, plugins=components.plugin_files))
     for warning in _warnings(config, components.estimator.plugin):
         observer.say(warning)
     source = base_policy(config, components.task, folder)
