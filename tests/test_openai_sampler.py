@@ -59,6 +59,8 @@ def test_token_ids_go_in_and_come_out_with_log_probabilities() -> None:
         "temperature": 0.7,
         "stop_token_ids": [2, 9],
     }
+    whole = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # whatever the served folder sets
+    assert {name: request[name] for name in whole} == whole
     assert "seed" not in request
     assert request["priority"] == 1
     assert behaviour.keys == [None]

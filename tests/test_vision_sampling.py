@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,23 @@ def test_logprobs_are_those_of_the_plain_model_and_no_reply_depends_on_its_compa
     for request, generation in zip(requests, together, strict=True):
         sampler.update_weights(world.model.state_dict().items(), 1)  # forgets keys, values and features
         assert sampled(sampler, request) == [generation]
+    sampler.close()
+
+
+def test_after_an_update_of_the_tower_a_picture_that_was_seen_before_is_seen_anew(world: World) -> None:
+    sampler, (ids, media) = world.sampler(), world.prompt(4, 5, -1, 6)
+    sampled(sampler, (ids, params(1, media)))
+    changed = deepcopy(world.model)
+    towers = [weight for name, weight in changed.named_parameters() if "vis" in name]
+    assert towers
+    with torch.no_grad():
+        for weight in towers:
+            weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    sampler.update_weights(changed.state_dict().items(), 1)
+    (after,) = sampled(sampler, (ids, params(1, media)))
+    expected = replace(world, model=changed).plain(ids, media, after.token_ids, 0.8)
+    assert after.logprobs == pytest.approx(expected, abs=2e-5)
+    assert expected != pytest.approx(world.plain(ids, media, after.token_ids, 0.8), abs=1e-3)
     sampler.close()
 
 
