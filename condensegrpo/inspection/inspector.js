@@ -57,8 +57,7 @@ function go(next, scroll = true) {
 function draw(scroll = true) {
   const { figures } = sibling();
   setAddress({ step: batch().step, evaluation: batch().evaluation, t: figures.id, turn: at.turn, tab: tab === "shown" ? null : tab });
-  const rest = data.batches.indexOf(batch());
-  chooser.value = String(rest);
+  chooser.value = String(at.batch);
   const all = listed();
   const ofGroup = all.slice(0, MOST_GROUPS).map(groupItem);
   if (all.length > MOST_GROUPS) ofGroup.push(h("p", { class: "dim" }, `${digits(all.length - MOST_GROUPS)} more groups; search or choose a view`));

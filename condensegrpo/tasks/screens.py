@@ -76,7 +76,8 @@ class Screens:
 
     def corpus(self) -> Iterable[str]:
         """Every word of the task, and the words of placeholders."""
-        places = " ".join(f"click({self._centre(index)}, {self._centre(index)})" for index in range(self.grid))
+        centres = (_centre(index, self.cell) for index in range(self.grid))
+        places = " ".join(f"click({centre}, {centre})" for centre in centres)
         yield f"{INSTRUCTION} {NO_ACTION} {' '.join(APPS)} {FORM} {OK} type( answer( ) {' '.join(DIGITS)} {places}"
         yield f"[picture of turn omitted: tokens] none {' '.join(map(str, range(self.grid * self.grid + 100)))}"
 
@@ -110,9 +111,6 @@ class Screens:
                 "requested": rng.choice(names),
             },
         )
-
-    def _centre(self, index: int) -> int:
-        return _centre(index, self.cell)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import torch
 from algorithms_parts import number, percent, table, turn_of
 from torch import Tensor
 
+from condensegrpo.algorithms.advantages.groups import mean
 from condensegrpo.algorithms.credit import Estimator, Scores
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardResult
@@ -126,20 +127,16 @@ def of_context(batch: Batch, advantage_N: Tensor) -> float:
     ΣA² = Σ(mean of the class)² + Σ(A − mean of the class)²; a class: the right, or the wrong, of one group.
     """
     label_N = 2 * batch.group_N + batch.correct_N.long()
-    _, index_N, size_C = torch.unique(label_N, return_inverse=True, return_counts=True)
-    mean_C = torch.zeros(len(size_C), dtype=torch.float64).index_add(0, index_N, advantage_N) / size_C
-    return float((advantage_N - mean_C[index_N]).square().sum() / advantage_N.square().sum())
+    return float((advantage_N - mean(advantage_N, label_N)).square().sum() / advantage_N.square().sum())
 
 
 def draw_plot(path: Path) -> None:
     """Two panels: the advantage of a right trajectory by its context, under (a) and (b)."""
     from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     with rc_context({"font.size": 11, "svg.hashsalt": "advantage", "svg.fonttype": "none"}):
         figure = Figure(figsize=(9, 4.2), layout="constrained", facecolor="white")
-        FigureCanvasSVG(figure)
         panels = figure.subplots(1, 2, sharey=True)
         for axes, title, advantages in zip(panels, TITLES, (under_inverse, under_efficient), strict=True):
             axes.axhspan(-1.5, 0, color="#f0f0f0")
