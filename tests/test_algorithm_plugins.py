@@ -79,6 +79,23 @@ PLUGINS = """
 
     def plain(batch: Batch) -> Tensor:
         return batch.outcome_N
+
+
+    def twice(function):
+        def inner(*arguments, **options):
+            return 2 * function(*arguments, **options)
+        return inner
+
+
+    @estimator(summary="behind a decorator", formula="A_i = 2·R_i")
+    @twice
+    def wrapped(batch: Batch) -> Tensor:
+        return batch.outcome_N
+
+
+    @loss(summary="options by place", formula="l = −A·logp")
+    def by_place(logp_T: Tensor, old_T: Tensor, advantage_T: Tensor, turn_T: Tensor, floor: float) -> TokenLoss:
+        return likely.function(logp_T, old_T, advantage_T, floor=floor)
 """
 FAULTY = """
     import torch
@@ -226,6 +243,11 @@ def test_an_estimator_may_return_numbers_alone(plugins: Path) -> None:
 def test_an_estimator_that_looks_beyond_the_group_is_refused(plugins: Path) -> None:
     with pytest.raises(PluginError, match=r"over_the_batch.*depends on the trajectories of other groups: found \["):
         advantage_estimator(small(f"algorithm.advantage={{estimator: '{plugins}:over_the_batch'}}"))
+
+
+def test_a_function_may_hide_its_arguments_or_take_options_by_place(plugins: Path) -> None:
+    advantage_estimator(small(f"algorithm.advantage={{estimator: '{plugins}:wrapped'}}"))
+    objective(small(f"algorithm.loss={{name: '{plugins}:by_place', options: {{floor: -9.0}}}}").algorithm)
 
 
 def test_a_loss_whose_gradient_depends_on_packing_is_refused(plugins: Path) -> None:

@@ -257,7 +257,7 @@ FAULTS: Mapping[str, tuple[Callable[[], Awaitable[Step]], str]] = {
     "text": (lambda: _gives(Step(observations="seen")), "step() returned 'seen', wanted a tuple of messages"),  # type: ignore[arg-type]  # wrong on purpose
     "number": (lambda: _gives(Step(done=True, answer=5)), "the answer 5, wanted text or None"),  # type: ignore[arg-type]  # wrong on purpose
     "answer": (lambda: _gives(Step(answer="4")), "step() returned the answer '4' without done=True"),
-    "outcome": (lambda: _gives(Step(outcome=1.0)), "step() returned the outcome 1 without done=True"),
+    "outcome": (lambda: _gives(Step(outcome=1.0)), "step() returned the outcome 1.0 without done=True"),
     "nan": (lambda: _gives(Step(turn_rewards={"r": math.nan})), "wanted finite numbers"),
     "large": (lambda: _gives(Step(turn_rewards={"r": 1e308})), "magnitude 1e+100 at most"),
     "no rewards": (lambda: _gives(Step(turn_rewards=None)), "wanted numbers by name"),  # type: ignore[arg-type]  # wrong on purpose

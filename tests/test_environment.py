@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from condensegrpo.config.located import plugin_files
 from condensegrpo.core.errors import RunError
-from condensegrpo.core.plugins import imported_files, load
 from condensegrpo.storage.environment import edited_plugins, write_environment
 
 WRITE = (
@@ -63,16 +63,20 @@ def test_the_git_revision_is_that_of_the_working_directory(tmp_path: Path) -> No
 
 def test_an_edited_plug_in_of_a_run_is_named(tmp_path: Path) -> None:
     plugin, run = tmp_path / "brief.py", tmp_path / "run"
-    plugin.write_text("from letters import count\nclass Brief: ...\n")
-    (tmp_path / "letters.py").write_text("count = 3\n")
+    plugin.write_text("class Brief: ...\n")
     run.mkdir()
     assert edited_plugins(run) == ()
-    load("rewards", f"{plugin}:Brief")
-    write_environment(run, plugins=imported_files())
+    files = plugin_files({"reward": {"name": f"{plugin}:Brief"}, "evaluate": [f"reward.name={plugin}:Brief"]})
+    assert files == (plugin,)
+    write_environment(run, plugins=files)
     assert edited_plugins(run) == ()
-    (tmp_path / "letters.py").write_text("count = 4\n")
-    assert edited_plugins(run) == (str(tmp_path / "letters.py"),)
-    (tmp_path / "letters.py").unlink()  # as where the run was moved to another machine
+    plugin.write_text("class Brief: words = 3\n")
+    assert edited_plugins(run) == (str(plugin),)
+    write_environment(run, plugins=files)  # resumed: half of it was made with what the file was
+    assert edited_plugins(run) == (str(plugin),)
+    plugin.unlink()  # as where the run was moved to another machine
+    assert edited_plugins(run) == ()
+    (run / "environment.json").write_text("[]")
     assert edited_plugins(run) == ()
 
 

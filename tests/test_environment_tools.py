@@ -67,6 +67,8 @@ class Counter:
             await asyncio.sleep(60)
         if self.problem.question == "tool raises":
             raise ValueError("cannot count")
+        if self.problem.question == "forgets done":
+            return ToolResult(text="there", outcome=1.0)
         self.count += int(arguments["by"])
         if self.count < 3:
             return ToolResult(text=f"at {self.count}", turn_rewards={"progress": 0.25})
@@ -116,6 +118,12 @@ def test_a_tool_of_an_environment_need_not_be_asynchronous() -> None:
     )
     first = asyncio.run(episode).turns[0]
     assert (first.observations[0].content, first.tool_successes) == ("<result>at 1</result>", 1)
+
+
+def test_a_result_with_an_outcome_that_ends_nothing_is_an_error() -> None:
+    failed, _ = play("forgets done", [call("up", by=1)], [])
+    assert failed.stop is Stop.ENVIRONMENT_ERROR
+    assert "a tool returned the outcome 1.0 without done=True" in failed.detail
 
 
 def test_an_environment_reads_the_turns_that_its_tools_answered_also_those_that_were_condensed() -> None:

@@ -72,6 +72,29 @@ def test_an_overwritten_run_comes_back_if_the_first_rollout_of_the_new_one_fails
     with new_run(tmp_path / "other", "", overwrite=False) as run:
         run.truncate_after(-1)
     assert names(tmp_path) == ["mine"]
+    with new_run(tmp_path / "other", "", overwrite=False) as run:
+        run.truncate_after(-1)
+        run.trajectories(1).write_text("{}\n")
+    assert names(tmp_path) == ["mine", "other"]  # the trajectories that failed say why
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_an_overwritten_run_comes_back_if_the_new_one_was_killed_in_its_first_rollout(
+    tmp_path: Path, overwrite: bool
+) -> None:
+    trained(tmp_path / "mine").path.rename(tmp_path / ".mine.tmp-replaced")
+    killed = RunFolder.create(tmp_path / "mine")
+    killed.config.write_text("seed: 7\n")
+    killed.truncate_after(-1)
+    killed.trajectories(1).write_text("{}\n")
+    if overwrite:
+        with new_run(killed.path, "seed: 8\n", overwrite=True):
+            pass
+    else:
+        with pytest.raises(RunError, match="taken by a run after step 1"), new_run(killed.path, "", overwrite=False):
+            pass
+    assert names(tmp_path) == ["mine"]
+    assert killed.config.read_text() == "seed: 0\n"
 
 
 def test_a_start_that_was_killed_is_replaced_and_hides_no_older_run(tmp_path: Path) -> None:

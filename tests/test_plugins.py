@@ -330,6 +330,13 @@ def test_a_reward_function_as_other_trainers_take_it_is_told_to_be_a_class(tmp_p
         build_plugin("rewards", f"{path}:made", {})
 
 
+def test_a_function_with_an_option_of_such_a_name_makes_a_reward(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text("def made(completions: int = 4): return ('reward', completions)\n", encoding="utf-8")
+    assert build_plugin("rewards", f"{path}:made", {}) == ("reward", 4)
+    assert build_plugin("rewards", f"{path}:made", {"completions": 2}) == ("reward", 2)
+
+
 def test_a_module_in_place_of_a_file_is_answered_with_the_form_that_is_wanted() -> None:
     with pytest.raises(PluginError, match=r"there is no file .*A plug-in in a file is written path/to/file\.py:Name"):
         load("rewards", "mine:Brief")

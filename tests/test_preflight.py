@@ -95,6 +95,10 @@ class Percent:
     def __call__(self, trajectory, problem):
         return {"correct": 5}
 
+class ById:
+    def score_group(self, trajectories, problem):
+        return [*{each.id: {"one": 1 / each.seconds} for each in trajectories}.values()]
+
 class Single:
     def score_group(self, trajectories, problem):
         return {"one": 1.0}
@@ -134,7 +138,7 @@ def test_a_reward_of_another_shape_is_refused_by_a_dry_run(rewards: Path, reward
 def test_a_reward_that_says_what_it_returns_or_has_the_sandbox_is_not_called_and_one_that_fails_is_noted(
     rewards: Path,
 ) -> None:
-    for name, noted in (("Promised", False), ("Boxed", False), ("Demanding", True)):
+    for name, noted in (("Promised", False), ("Boxed", False), ("ById", False), ("Demanding", True)):
         notes = try_rewards(build(quickstart(f"reward={{name: '{rewards}:{name}'}}")))
         assert bool(notes) is noted
     assert f"the reward Demanding: IndexError: tuple index out of range ({rewards}:16)" in notes[0]

@@ -26,7 +26,7 @@ from condensegrpo.storage.evaluations import new_name, store_evaluation, stored_
 from condensegrpo.storage.files import start_file
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker
-from condensegrpo.storage.trajectories import write_trajectory
+from condensegrpo.storage.trajectories import Provenance, write_trajectory
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 AFTER = Evaluation(
@@ -159,17 +159,22 @@ def test_a_stored_evaluation_is_shown_with_the_training_and_rewound_with_it(tmp_
     assert stored_evaluations(run) == ()
 
 
-@pytest.mark.parametrize(("options", "mean"), [("--samples 1", 0.5), ("--samples 1 condenser.name=truncate", None)])
-def test_evaluations_of_one_name_are_paired_if_they_had_the_same_arguments(
-    tmp_path: Path, options: str, mean: float | None
+@pytest.mark.parametrize(("condensers", "mean"), [(("last_k", "last_k"), 0.5), (("last_k", "truncate"), None)])
+def test_evaluations_of_one_name_are_paired_if_both_were_made_as_their_runs_are(
+    tmp_path: Path, condensers: tuple[str, str], mean: float | None
 ) -> None:
     """``condensegrpo eval`` calls the first one of every run eval-1, whatever it evaluates."""
     runs = [finished(tmp_path / "a", [1.0, 0.0]), finished(tmp_path / "b", [1.0, 1.0])]
-    for each, correct, arguments in zip(runs, ([1.0, 0.0], [1.0, 1.0]), ("--samples 1", options), strict=True):
+    for each, correct, condenser in zip(runs, ([1.0, 0.0], [1.0, 1.0]), condensers, strict=True):
+        config = load_config(each.config)
+        known = Provenance(
+            evaluation="eval-1", step=2, model="", condenser=condenser, seed=0,
+            max_context_tokens=config.rollout.limits.max_context_tokens, temperature=config.evaluate.temperature,
+        )  # fmt: skip
         with new_name(each, 2) as name:
             for trajectory in answers(correct):
-                write_trajectory(each.evaluation(2, name), trajectory)
-            store_evaluation(each, 2, AFTER, f"condensegrpo eval {each.path} {arguments}")
+                write_trajectory(each.evaluation(2, name), trajectory, known)
+            store_evaluation(each, 2, AFTER, "condensegrpo eval")
     difference = compare_runs(runs).evaluations[-1].difference
     assert (difference.mean if difference else None) == mean
 
@@ -177,6 +182,7 @@ def test_evaluations_of_one_name_are_paired_if_they_had_the_same_arguments(
 def test_a_part_of_the_reward_that_is_called_success_is_no_evaluation(tmp_path: Path) -> None:
     run = finished(tmp_path / "a", [1.0])
     JsonlTracker(run.metrics).log(2, {"eval/reward/success": 0.25, "eval/reward/brevity": 0.1})
+    JsonlTracker(run.metrics).log(2, {"eval/K=20/reward/success": 0.25})
     assert [each.evaluation for each in compare_runs([run]).evaluations] == ["held-out"]
     JsonlTracker(run.metrics).log(2, {"eval/reward/success": 0.25, "eval/reward/success_low": 0.1})  # a variant's
     assert [each.evaluation for each in compare_runs([run]).evaluations] == ["held-out", "reward"]

@@ -230,6 +230,7 @@ def test_a_trajectory_that_failed_is_no_success_whatever_its_reward_pays() -> No
     failure = Failure(source="the environment", error="OSError", message="no such world")
     for failed in (
         replace(ONE, stop=Stop.ENVIRONMENT_ERROR, answer=None, failure=failure),
+        replace(ONE, stop=Stop.ENVIRONMENT_ERROR, answer=None, detail="the condenser asked twice"),
         replace(ONE, stop=Stop.ABORTED, answer=None),
     ):
         found = with_score(failed, paying({"short": 1.0}, failed))

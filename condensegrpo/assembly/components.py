@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from condensegrpo.algorithms.credit import Estimator
 from condensegrpo.algorithms.objective import ObjectiveFunction
@@ -10,7 +9,6 @@ from condensegrpo.assembly.objects import Objects
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.failures import at_definition, plugin_code
-from condensegrpo.core.plugins import imported_files
 from condensegrpo.core.protocols.condenser import Condenser
 from condensegrpo.core.protocols.reward import GroupReward, Reward
 from condensegrpo.core.protocols.task import Problem, Split, Task
@@ -33,11 +31,6 @@ class Components:
     objective: ObjectiveFunction
     objects: Objects = field(default_factory=dict)  # by the names that the configuration has for them
     evaluations: Mapping[str, "Components"] = field(default_factory=dict)  # by name, the held-out problems first
-
-    @property
-    def plugin_files(self) -> tuple[Path, ...]:
-        """The files of the plug-ins that were imported so far."""
-        return imported_files()
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, read once; raises as ``problems`` does."""

@@ -108,13 +108,13 @@ def _loaded(kind: str, name: str, expected: type[Plugin]) -> Plugin:
 
 
 def _check_arguments(function: Callable[..., object], where: str, wanted: Sequence[str], rest: str) -> None:
-    """Check the arguments that a function gets by place; a single one may have any name."""
+    """Check the arguments that a function gets by place: a single one of any name, or these and then options."""
     parameters = inspect.signature(function).parameters.values()
-    by_place = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters):  # a wrapper that hides what it wraps
+        return
+    by_place = (each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD))
     names = [each.name for each in by_place]
-    too_many = any(each.default is each.empty for each in by_place[len(wanted) :])
-    named = len(names) == len(wanted) == 1 or names[: len(wanted)] == list(wanted)
-    if too_many or not named:
+    if len(names) != 1 if len(wanted) == 1 else names[: len(wanted)] != list(wanted):
         raise PluginError(
             f"{where}{at_definition(function)}: it takes ({', '.join(names)}), wanted ({', '.join(wanted)}); {rest}."
         )

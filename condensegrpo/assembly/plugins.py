@@ -116,7 +116,8 @@ def _arguments(
     if not callable(factory):
         raise PluginError(f"{where}: found {factory!r:.80}, wanted a class.")
     parameters = _signature(factory).parameters
-    if not isinstance(factory, type) and ARGUMENTS & {*parameters}:
+    given = {name for name, each in parameters.items() if each.default is each.empty and name not in options}
+    if where.startswith("setting up the reward") and not isinstance(factory, type) and ARGUMENTS & given:
         raise PluginError(
             f"{where}{at_definition(factory)}: it is a function. A reward is a class: give it __call__(self, "
             f"trajectory, problem)."

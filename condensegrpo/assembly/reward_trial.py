@@ -86,13 +86,13 @@ def _episode(problem: Problem) -> Trajectory:
         turns=(replace(turn, reply=Message(role="assistant", content="…")), turn),
         stop=Stop.ANSWERED,
         answer=answer,
-        seconds=0.0,
+        seconds=1.0,
     )
 
 
 def _tried(reward: Reward | GroupReward | TurnReward, episode: Trajectory, problem: Problem) -> str:
     """Why a reward could not be tried; empty: it returned one."""
-    given = (episode, replace(episode, sample=1)) if isinstance(reward, GroupReward) else episode
+    given = (episode, replace(episode, id="0/0/1", sample=1)) if isinstance(reward, GroupReward) else episode
     name = named(reward)
     returned = result_in_thread(partial(_method(reward), given, problem), name=name, seconds=SECONDS)
     if isinstance(returned, Failure):
@@ -118,4 +118,7 @@ def _fault(reward: Reward | GroupReward | TurnReward, returned: object, episode:
 def _refused(reward: Reward | GroupReward | TurnReward, result: object, episode: Trajectory) -> str:
     """Why a result is no score of the episode; empty: it is one."""
     score = score_of(result, episode, reward)
-    return score.message or score.error if isinstance(score, Failure) else ""
+    if not isinstance(score, Failure):
+        return ""
+    plain = score.error in ("TypeError", "ValueError", "ScoreError")
+    return score.message if plain else str(replace(score, source=""))

@@ -8,7 +8,7 @@ files of plug-ins and data, wherever they are named, and the folders of ``FOLDER
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,20 @@ def is_same_file(one: str, other: str) -> bool:
     (file, _, name), (other_file, _, other_name) = _file_and_name(one), _file_and_name(other)
     exist = os.path.exists(file) and os.path.exists(other_file)
     return exist and name == other_name and os.path.samefile(file, other_file)
+
+
+def plugin_files(tree: object) -> tuple[Path, ...]:
+    """The Python files that a plain tree names, as ``path.py:Name``, relative to the working directory."""
+    texts = (value.rpartition("=")[2] for value in _texts(tree) if ".py:" in value)
+    return tuple(sorted({Path(os.path.abspath(os.path.expanduser(_file_and_name(text)[0]))) for text in texts}))
+
+
+def _texts(tree: object) -> Iterator[str]:
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, dict | list | tuple):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _texts(part)
 
 
 def _file_and_name(text: str) -> tuple[str, str, str]:

@@ -143,11 +143,6 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def imported_files() -> tuple[Path, ...]:
-    """The files that plug-ins brought so far: their own, and the neighbours that those import."""
-    return tuple(sorted({Path(file).resolve() for file, _ in _files.values()}))
-
-
 def forget_edited() -> None:
     """Forget the modules of plug-ins' files if one of those was edited; where a run begins, and never inside of one.
 

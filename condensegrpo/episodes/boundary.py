@@ -8,7 +8,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import Self, SupportsFloat, TypeVar, get_args
 
 from condensegrpo.core.errors import ContextOverflow, SamplerError
@@ -16,7 +16,7 @@ from condensegrpo.core.failures import Failure, failure_of
 from condensegrpo.core.messages import Message, Role
 from condensegrpo.core.plugin_task import result_of_task
 from condensegrpo.core.protocols.environment import Environment, Rewritten, Step
-from condensegrpo.core.protocols.tool import EnvironmentTool
+from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.core.signatures import signature_faults
 from condensegrpo.core.trajectory import MAX_REWARD, Stop
 
@@ -196,12 +196,23 @@ def checked_step(value: object) -> Step:
     if not isinstance(value.rewritten, Rewritten | None):
         raise TypeError(f"step() returned rewritten={_short(value.rewritten)}, wanted a Rewritten or None")
     answer, outcome = checked_end(value.answer, value.outcome, "step()")
-    if not value.done and (answer is not None or outcome is not None):
-        end = f"the answer {_short(answer)}" if answer is not None else f"the outcome {outcome:g}"
-        raise ValueError(f"step() returned {end} without done=True, and only the end of an episode has one")
-    observations = checked_messages(value.observations, "step()")
-    rewards = checked_rewards(value.turn_rewards, "step()")
-    return replace(value, observations=observations, answer=answer, outcome=outcome, turn_rewards=rewards)
+    check_done(value, "step()")
+    return Step(
+        observations=checked_messages(value.observations, "step()"),
+        done=value.done,
+        answer=answer,
+        outcome=outcome,
+        turn_rewards=checked_rewards(value.turn_rewards, "step()"),
+        new_query=value.new_query,
+        rewritten=value.rewritten,
+    )
+
+
+def check_done(value: Step | ToolResult, call: str) -> None:
+    """Raise ValueError for an answer or an outcome that does not end the episode: it would be lost."""
+    if not value.done and (value.answer is not None or value.outcome is not None):
+        end = f"the outcome {value.outcome}" if value.answer is None else f"the answer {_short(value.answer)}"
+        raise ValueError(f"{call} returned {end} without done=True, and only the end of an episode has one")
 
 
 def checked_rewards(rewards: Mapping[str, float], call: str) -> Mapping[str, float]:

@@ -21,6 +21,7 @@ from condensegrpo.episodes.boundary import (
     Boundary,
     Ended,
     asynchronous,
+    check_done,
     checked_end,
     checked_rewards,
     checked_step,
@@ -196,6 +197,7 @@ def _rewards_and_ending(results: Sequence[ToolResult]) -> tuple[Mapping[str, flo
     rewards: dict[str, float] = {}
     with Boundary("the environment"):
         for result in results:
+            check_done(result, "a tool")
             for name, value in checked_rewards(result.turn_rewards, "a tool").items():
                 rewards[name] = rewards.get(name, 0.0) + value
         last = next((result for result in results if result.done), None)

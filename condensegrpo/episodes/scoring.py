@@ -12,6 +12,7 @@ from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Score, Stop, Trajectory
 from condensegrpo.core.wording import counted
+from condensegrpo.episodes.failures import FAILURES
 
 
 def score(trajectory: Trajectory, problem: Problem, reward: Reward) -> Score | Failure:
@@ -67,7 +68,7 @@ def with_score(trajectory: Trajectory, outcome: Score | Failure) -> ScoredTrajec
 
     A trajectory that had failed before, or was aborted, scores 0 whatever its reward says, and keeps that stop.
     """
-    whole = trajectory.failure is None and trajectory.stop is not Stop.ABORTED
+    whole = trajectory.stop not in (*FAILURES, Stop.ABORTED)
     if whole and isinstance(outcome, Score):
         return ScoredTrajectory.of(trajectory, outcome)
     nothing = Score(

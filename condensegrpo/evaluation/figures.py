@@ -72,7 +72,7 @@ def evaluations_in(metrics: Iterable[str]) -> dict[str, str]:
     ``eval/reward/success`` alone is a part of the reward; a variant of the name has an interval of its success, too.
     """
     known = dict.fromkeys(metrics)
-    parts = set() if "eval/reward/success_low" in known else {"eval/reward"}
     prefixes = [key.removesuffix("/success") for key in known if key.startswith("eval/") and key.endswith("/success")]
+    parts = {each for each in prefixes if each.endswith("/reward") and f"{each}/success_low" not in known}
     of_evaluations = (prefix for prefix in prefixes if prefix not in parts)
     return {HELD_OUT if prefix == "eval" else prefix.removeprefix("eval/"): prefix for prefix in of_evaluations}

@@ -1,7 +1,6 @@
 """The runs of a folder, and how they compare: configurations, curves and results, from their files alone."""
 
 import os
-import shlex
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from condensegrpo.core.errors import CondenseError
 from condensegrpo.evaluation.figures import evaluations_in, metrics_of
 from condensegrpo.metrics.estimates import Interval, paired_difference
 from condensegrpo.storage.evaluations import correctness, stored_evaluations
+from condensegrpo.storage.files import read_lines
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 
@@ -78,7 +78,7 @@ class _Latest(NamedTuple):
 
     step: int
     metrics: Mapping[str, float]
-    arguments: tuple[str, ...] = ()  # of ``condensegrpo eval``, but for the run: two of equal names may differ
+    conditions: tuple[object, ...] | None = None  # of ``condensegrpo eval``; None: those of its run
 
 
 class _Evaluated(NamedTuple):
@@ -215,23 +215,28 @@ def _latest_evaluations(run: RunFolder) -> dict[str, _Latest]:
     for line in read_metrics(run.metrics):
         latest |= {name: _Latest(int(line["step"]), metrics_of(name, line)) for name in evaluations_in(line)}
     for stored in stored_evaluations(run):
-        latest[stored.name] = _Latest(stored.step, stored.metrics, tuple(_arguments(stored.command, run)))
+        conditions = _conditions(run, run.evaluation(stored.step, stored.name))
+        latest[stored.name] = _Latest(stored.step, stored.metrics, conditions)
     return latest
 
 
-def _arguments(command: str, run: RunFolder) -> Iterator[str]:
-    """The words of a command that name neither a run nor something in its folder."""
-    folder = os.path.realpath(run.path)
-    for word in shlex.split(command):
-        if not f"{os.path.realpath(word)}{os.sep}".startswith(f"{folder}{os.sep}"):
-            yield word
+def _conditions(run: RunFolder, file: Path) -> tuple[object, ...] | None:
+    """Condenser, budget and temperature of an evaluation; None: those of its run, or they are not known."""
+    lines = (line for _, line in read_lines(file)[0]) if file.is_file() else ()
+    known = next((line.get("provenance") for line in lines if isinstance(line, dict)), None)
+    if not isinstance(known, dict):
+        return None
+    config = load_config(run.config)
+    own = config.condenser.name, config.rollout.limits.max_context_tokens, config.evaluate.temperature
+    given = tuple(known.get(name) for name in ("condenser", "max_context_tokens", "temperature"))
+    return None if given == own else given
 
 
 def _compared(evaluation: str, name: str, evaluated_run: "_Evaluated", base: "_Evaluated | None") -> ComparedEvaluation:
     """An evaluation of a run, its success paired by problem with that of the base."""
-    step, metrics, arguments = evaluated_run.latest[evaluation]
+    step, metrics, conditions = evaluated_run.latest[evaluation]
     difference, pairs = None, 0
-    if base is not None and evaluation in base.latest and arguments == base.latest[evaluation].arguments:
+    if base is not None and evaluation in base.latest and conditions == base.latest[evaluation].conditions:
         sides = [correctness(side.run, side.latest[evaluation].step, evaluation) for side in (evaluated_run, base)]
         both = sides[0].keys() & sides[1].keys()
         pairs = len(both)

@@ -31,23 +31,29 @@ def started_in(run: Path) -> Path | None:
 
 
 def edited_plugins(run: Path) -> tuple[str, ...]:
-    """The files of a run's plug-ins that are not what they were when it was last started. None where that is not known.
+    """The files of a run's plug-ins that are not what they were when it began to use them, as far as that is known.
 
     A file that is not there is not among them: the run may have been moved.
     """
-    file = run / ENVIRONMENT
+    known = _plugins(run / ENVIRONMENT).items()
+    return tuple(name for name, digest in known if Path(name).is_file() and _sha256(Path(name)) != digest)
+
+
+def _plugins(file: Path) -> dict[str, str]:
+    """The files of plug-ins with their hashes when a run began to use them."""
     try:
-        known = json.loads(file.read_text(encoding="utf-8")).get("plugins", {}) if file.is_file() else {}
+        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except ValueError:  # damaged
-        return ()
-    return tuple(name for name, digest in known.items() if Path(name).is_file() and _sha256(Path(name)) != digest)
+        known = {}
+    plugins = known.get("plugins") if isinstance(known, dict) else None
+    return plugins if isinstance(plugins, dict) else {}
 
 
 def write_environment(folder: Path, *, plugins: Iterable[Path] = ()) -> str:
     """Write ``environment.json``: versions, command line, git revision, files of plug-ins with hashes, and hardware.
 
     A value that is not known, or the version of a package that is not installed, is null. Resuming writes it again, but
-    for the folder, which stays that of the first start while there is one.
+    for the folder, which stays that of the first start while there is one, and the hashes of known plug-ins.
 
     Args:
         plugins: the files of the run's plug-ins.
@@ -70,7 +76,7 @@ def write_environment(folder: Path, *, plugins: Iterable[Path] = ()) -> str:
         "folder": str(folder_of_paths),  # relative paths of the configuration are relative to it
         "python": platform.python_version(),
         "packages": packages,
-        "plugins": {str(file): _sha256(file) for file in plugins if file.is_file()},
+        "plugins": {str(file): _sha256(file) for file in plugins if file.is_file()} | _plugins(folder / ENVIRONMENT),
         "git_revision": revision,
         "git_modified": bool(_output("git", "status", "--porcelain", "--untracked-files=no")) if revision else None,
         "platform": platform.platform(),

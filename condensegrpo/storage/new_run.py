@@ -35,7 +35,7 @@ def new_run(path: Path, configuration: str, *, overwrite: bool) -> Iterator[RunF
             yield run
     finally:
         discard_replaced(run)
-        if not run.learned:
+        if not _is_kept(run):
             shutil.rmtree(path, ignore_errors=True)
             _restore(path)
 
@@ -53,7 +53,7 @@ def check_run_name(path: Path, *, overwrite: bool) -> None:
             f"creating the run folder {path}: the folder is not empty, and it holds no config.yaml, so it is no "
             f"run. Give this run another name (name=…) or another runs_dir."
         )
-    if run.trained and not overwrite and not run.in_use:  # of one in use, the lock names the process
+    if _is_kept(run) and not overwrite and not run.in_use:  # of one in use, the lock names the process
         steps = int(max((line["step"] for line in read_metrics(run.metrics)), default=0))
         raise RunError(
             f"creating the run folder {path}: the name is taken by a run after step {steps}. Give this run another "
@@ -73,14 +73,19 @@ def _make_room(path: Path, *, overwrite: bool) -> None:
     check_run_name(path, overwrite=overwrite)
     if path.is_dir() and any(path.iterdir()):
         with run.locked():
-            if not run.trained:  # its process was killed before it learned anything
+            if not _is_kept(run):  # its process was killed before it learned anything
                 shutil.rmtree(path)
     _restore(path)
     check_run_name(path, overwrite=overwrite)  # again: of a run that came back
-    if run.trained:
+    if _is_kept(run):
         with run.locked():
             shutil.rmtree(_aside(path), ignore_errors=True)
             path.rename(_aside(path))
+
+
+def _is_kept(run: RunFolder) -> bool:
+    """Whether a folder is a run: trajectories, such as those that failed, make one unless it is to replace another."""
+    return run.learned if _aside(run.path).is_dir() else run.trained
 
 
 def _restore(path: Path) -> None:

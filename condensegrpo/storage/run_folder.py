@@ -102,11 +102,12 @@ class RunFolder:
     @property
     def trained(self) -> bool:
         """Whether anything was learned, measured or sampled in it: a start that was killed leaves nothing."""
-        return self.learned or any(self.trajectory_folder.glob("*"))
+        sampled = (self.trajectory_folder.glob("*"), self.evaluation_folder.glob("*/*"))
+        return self.learned or any(True for files in sampled for _ in files)
 
     @property
     def learned(self) -> bool:
-        """Whether anything was learned or measured in it: a start that fails leaves no more than trajectories."""
+        """Whether anything was learned or measured in it: the first rollout of a start leaves trajectories alone."""
         folders = ("checkpoints/*", "origin/warm", "origin/.warm-checkpoints")
         measured = self.metrics.is_file() and self.metrics.stat().st_size > 0  # empty before the first metrics
         return measured or any(True for pattern in folders for _ in self.path.glob(pattern))

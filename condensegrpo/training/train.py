@@ -20,6 +20,7 @@ from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.open_learner import choices, open_learner
 from condensegrpo.assembly.players import GroupPlayer, Players
 from condensegrpo.assembly.runtime import close_sampler, open_sampler, open_writer, use_threads
+from condensegrpo.config.located import plugin_files
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import SamplerError, TooManyFailed
 from condensegrpo.core.failures import plugin_code
@@ -98,10 +99,9 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
         folder.remove_leftovers()
     check_agreement(components, folder.path)
     if ranks.rank() == 0:
-        for file in edited_plugins(folder.path):
-            observer.say(f"{file} was edited since this run was last started; what it has so far was made without that")
-        observer.record(write_environment(folder.path, plugins=components.plugin_files))
-    for warning in _warnings(config, components.estimator.plugin):
+        observer.record(write_environment(folder.path, plugins=plugin_files(config.model_dump(mode="json"))))
+    edited = (f"{file} was edited since this run began to use it" for file in edited_plugins(folder.path))
+    for warning in (*edited, *_warnings(config, components.estimator.plugin)):
         observer.say(warning)
     source = base_policy(config, components.task, folder)
     check_model(components, source)
