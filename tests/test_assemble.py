@@ -336,7 +336,7 @@ class Task:
     [
         ("problems", "making the train problems of the task: KeyError: 'train'"),
         ("start", "starting the problem p1 of the task Task: ZeroDivisionError"),
-        ("nothing", "starting the problem p1 of the task Task: TypeError: .* returned 'n'"),
+        ("nothing", "starting the problem p1 of the task Task: TypeError: .* returned 'no messages', wanted a tuple"),
     ],
 )
 def test_a_task_that_fails_before_training_is_named(tmp_path: Path, where: str, wanted: str) -> None:
