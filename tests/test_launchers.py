@@ -45,6 +45,7 @@ def joined(variables: dict[str, str]) -> dict[str, str]:
     [
         ("localhost", "localhost"),
         ("node[001-003,7]", "node001"),
+        ("gpu[9-11],login,a-b[2]", "gpu9"),
         ("a-b[2],gpu[9-11],login", "a-b2"),
         ("rack[1-2]n[08-09]-ib,x", "rack1n08-ib"),
         ("login,gpu[9-11]", "login"),

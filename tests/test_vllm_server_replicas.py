@@ -164,7 +164,12 @@ def test_a_trajectory_stays_with_one_engine_of_a_data_parallel_server(folder: st
 
 @pytest.mark.parametrize(
     ("line", "engines"),
-    [(["--port", "1"], "1"), (["--data-parallel-size", "4", "-x"], "4"), (["--data_parallel_size=8"], "8")],
+    [
+        (["--port", "1"], "1"),
+        (["--data-parallel-size", "4", "-x"], "4"),
+        (["--data-parallel-size=8"], "8"),
+        (["--data_parallel_size=8"], "8"),
+    ],
 )
 def test_the_engines_of_a_server_are_those_of_its_command_line(line: list[str], engines: str) -> None:
     assert engines_of(line) == engines

@@ -114,7 +114,8 @@ def _check_arguments(function: Callable[..., object], where: str, wanted: Sequen
         return
     by_place = (each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD))
     names = [each.name for each in by_place]
-    if len(names) != 1 if len(wanted) == 1 else names[: len(wanted)] != list(wanted):
+    fits = len(names) == 1 if len(wanted) == 1 else names[: len(wanted)] == list(wanted)
+    if not fits:
         raise PluginError(
             f"{where}{at_definition(function)}: it takes ({', '.join(names)}), wanted ({', '.join(wanted)}); {rest}."
         )

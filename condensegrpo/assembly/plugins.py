@@ -13,7 +13,6 @@ import inspect
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from inspect import isfunction
 from typing import Any, Protocol, get_args, get_type_hints, runtime_checkable
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
@@ -36,7 +35,7 @@ SHORTER = {
     "a valid": "a",
     "a integer": "an integer",
 }
-ARGUMENTS = {"trajectory", "completions", "solution_str"}  # arguments of a reward, here or for TRL or verl
+TAKEN_BY_REWARDS = {"trajectory", "completions", "solution_str"}  # arguments, here or for TRL or verl
 ANYTHING = TypeAdapter[list[object]](list[object])
 
 
@@ -62,7 +61,7 @@ def build_plugin(kind: str, name: str, options: Mapping[str, object], supplied: 
         PluginError: the plug-in cannot be loaded, an option is unknown or missing, or a value is refused.
     """
     factory, where = load(kind, name), _where(kind, name)
-    return _called(factory, where, options, _arguments(factory, where, options, supplied))
+    return _called(factory, where, options, _arguments(kind, factory, where, options, supplied))
 
 
 def check_plugin(
@@ -73,7 +72,7 @@ def check_plugin(
     The ``check_options`` of a plug-in that has one is called with the arguments.
     """
     factory, where = load(kind, name), _where(kind, name)
-    given = _arguments(factory, where, options, supplied)
+    given = _arguments(kind, factory, where, options, supplied)
     if isinstance(factory, ChecksOptions):
         _called(factory.check_options, where, options, given)
     return given
@@ -110,14 +109,18 @@ def _called(
 
 
 def _arguments(
-    factory: Callable[..., object], where: str, options: Mapping[str, object], supplied: Mapping[str, object]
+    kind: str,
+    factory: Callable[..., object],
+    where: str,
+    options: Mapping[str, object],
+    supplied: Mapping[str, object],
 ) -> dict[str, object]:
     """The validated arguments of a call: the options, and what is supplied where the signature has it."""
     if not callable(factory):
         raise PluginError(f"{where}: found {factory!r:.80}, wanted a class.")
     parameters = _signature(factory).parameters
     given = {name for name, each in parameters.items() if each.default is each.empty and name not in options}
-    if where.startswith("setting up the reward") and not isinstance(factory, type) and ARGUMENTS & given:
+    if kind == "rewards" and not isinstance(factory, type) and TAKEN_BY_REWARDS & given:
         raise PluginError(
             f"{where}{at_definition(factory)}: it is a function. A reward is a class: give it __call__(self, "
             f"trajectory, problem)."
@@ -126,7 +129,9 @@ def _arguments(
     named = {name: each for name, each in parameters.items() if each.kind not in variadic}
     open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     offered = {name: value for name, value in supplied.items() if name in named}
-    hint = " A function is called once, with its options, and returns the plug-in." if isfunction(factory) else ""
+    hint = (
+        " A function is called once, with its options, and returns the plug-in." if inspect.isfunction(factory) else ""
+    )
     where += at_definition(factory)
     return _checked(named, where, options, offered=offered, open_ended=open_ended, hint=hint)
 

@@ -96,7 +96,8 @@ class SharedSequence(Sequence[T]):
 
 def common_prefix(first: Sequence[T], second: Sequence[T]) -> int:
     """How many items two sequences begin with alike."""
-    if second.continues(first) if isinstance(second, SharedSequence) else second[: len(first)] == first:
+    continues = second.continues(first) if isinstance(second, SharedSequence) else second[: len(first)] == first
+    if continues:
         return len(first)
     pairs = zip(first, second, strict=False)
     return next((index for index, (left, right) in enumerate(pairs) if left != right), min(len(first), len(second)))

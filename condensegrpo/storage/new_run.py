@@ -17,7 +17,7 @@ from condensegrpo.storage.trackers import read_metrics
 
 @contextmanager
 def new_run(path: Path, configuration: str, *, overwrite: bool) -> Iterator[RunFolder]:
-    """Create the folder of a new run, locked; it is removed at the end if nothing was learned in it.
+    """Create the folder of a new run, locked; it is removed at the end if nothing was learned or sampled in it.
 
     Args:
         configuration: the text of its ``config.yaml``.
