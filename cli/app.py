@@ -10,7 +10,6 @@ import condensegrpo
 from condensegrpo.cli.doctor import doctor
 from condensegrpo.cli.evaluate import evaluate
 from condensegrpo.cli.export import export
-from condensegrpo.cli.import_log import import_log
 from condensegrpo.cli.init import init
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
 from condensegrpo.cli.interrupts import end_with_launcher, exit_immediately, handle_first
@@ -70,7 +69,6 @@ def _launched(
 
 app.command("quickstart")(quickstart)
 app.command("init")(init)
-app.command("import")(import_log)
 app.command("train", epilog=_algorithms())(train)
 app.command("sweep")(sweep)
 app.add_typer(runs, name="runs")

@@ -1,7 +1,6 @@
-"""Chat messages as the logs of other libraries hold them."""
+"""Chat messages as data sets and tasks of other libraries hold them."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
@@ -10,10 +9,7 @@ from pydantic import AliasChoices, AliasPath, BeforeValidator, Field
 from condensegrpo.core.messages import Message, Role, ToolCall
 
 ROLES = {"developer": "system", "function": "tool", **{role: role for role in get_args(Role)}}
-ATTACHMENT = "attachment://"  # begins what Inspect writes in place of a long text
-
-
-NAME = AliasChoices(AliasPath("function", "name"), "name", "function")  # of a call: OpenAI, verifiers, Inspect
+NAME = AliasChoices(AliasPath("function", "name"), "name")  # of a call: OpenAI, verifiers
 ARGUMENTS = AliasChoices(AliasPath("function", "arguments"), "arguments")
 
 
@@ -42,14 +38,6 @@ class LoggedPart:
     reasoning: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedError:
-    """What went wrong."""
-
-    message: str = ""
-    type: str = ""
-
-
 def _parsed(call: object) -> object:
     """A call that is stored as a text of JSON."""
     return json.loads(call) if isinstance(call, str) else call
@@ -65,44 +53,32 @@ class LoggedMessage:
     tool_calls: tuple[Annotated[LoggedCall | None, BeforeValidator(_parsed)], ...] | None = None
     tool_call_id: str | None = None
     name: str | None = None
-    function: str | None = None  # Inspect: the tool that answers
-    error: LoggedError | None = None  # Inspect: of a tool
 
 
 Texts = str | tuple[LoggedMessage, ...]  # a text, or chat messages
 
 
-def messages(logged: Texts, role: Role, attachments: Mapping[str, str] | None = None) -> tuple[Message, ...]:
-    """The messages of a log; a text by itself is a message of ``role``."""
-    if isinstance(logged, str):
-        return (Message(role=role, content=logged),)
-    return tuple(_message(each, attachments or {}) for each in logged)
+def messages(logged: Texts, role: Role) -> tuple[Message, ...]:
+    """The messages of a data set; a text by itself is a message of ``role``."""
+    return (Message(role=role, content=logged),) if isinstance(logged, str) else tuple(map(_message, logged))
 
 
-def _message(logged: LoggedMessage, attachments: Mapping[str, str]) -> Message:
+def _message(logged: LoggedMessage) -> Message:
     calls = tuple(call.call for call in logged.tool_calls or () if call is not None)
     role: Any = ROLES.get(logged.role, "user")
-    failed = f"Error: {logged.error.message}" if logged.error is not None else ""
     thought = f"<think>{logged.reasoning_content}</think>" if logged.reasoning_content else ""
+    content = "\n".join(map(_part, logged.content)) if isinstance(logged.content, tuple) else logged.content
     written = (f'<tool_call>{{"name": "{call.name}", "arguments": {call.arguments}}}</tool_call>' for call in calls)
-    content = _content(logged.content, attachments)
     return Message(
         role=role,
-        content="\n".join(part for part in (failed, thought, content, *written) if part),
+        content="\n".join(part for part in (thought, content, *written) if part),
         tool_calls=calls,
         tool_call_id=logged.tool_call_id,
-        name=logged.name or (logged.function if role == "tool" else None),
+        name=logged.name,
     )
 
 
-def _content(logged: str | tuple[LoggedPart, ...] | None, attachments: Mapping[str, str]) -> str:
-    """The text of a message: a text, or parts with text, reasoning or something else."""
-    if logged is None or isinstance(logged, str):
-        return attachments.get((logged or "").removeprefix(ATTACHMENT), logged or "")
-    return "\n".join(_part(part, attachments) for part in logged)
-
-
-def _part(part: LoggedPart, attachments: Mapping[str, str]) -> str:
+def _part(part: LoggedPart) -> str:
     if part.type == "reasoning":
         return f"<think>{part.reasoning}</think>"
-    return _content(part.text, attachments) if part.type == "text" else f"[{part.type}]"
+    return part.text if part.type == "text" else f"[{part.type}]"
