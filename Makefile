@@ -34,16 +34,15 @@ chaos: install vllm
 	OMP_NUM_THREADS=1 CHAOS_SECONDS=$(CHAOS_SECONDS) CHAOS_SEED=$$(date +%j) \
 		$(BIN)/python -m pytest -s tests/test_chaos.py
 
-# The tests that need Ray or a stand-in for S3, after a change of rollout workers or of mirrors: some minutes. The stand-in
-# needs another botocore than the launchers, therefore they run in a separate process.
+# The tests that need Ray, after a change of rollout workers: some minutes.
 CLUSTER := $(VENV)/others/cluster
 cluster: install $(CLUSTER)
 	PYTHONPATH=$(abspath $(CLUSTER)) OMP_NUM_THREADS=1 \
-		$(BIN)/python -m pytest tests/test_rollout_workers.py tests/test_mirror.py -k "ray_actors or ray_cluster or bucket_of_s3"
+		$(BIN)/python -m pytest tests/test_rollout_workers.py -k "ray_actors or ray_cluster"
 
 $(CLUSTER): $(STAMP)
 	rm -rf $@ $@.part
-	$(BIN)/python -m pip install --quiet --target $@.part -c constraints.txt "ray>=2.50,<3" s3fs "moto[server]"
+	$(BIN)/python -m pip install --quiet --target $@.part -c constraints.txt "ray>=2.50,<3"
 	mv $@.part $@ && touch $@
 
 install: $(STAMP)

@@ -32,7 +32,7 @@ from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.learner import checkpoint
 from condensegrpo.learner.engine import close_deepspeed
 from condensegrpo.learner.new_model import new_tokenizer
-from condensegrpo.learner.policy import configuration, save_policy
+from condensegrpo.learner.policy import configuration, in_main_memory, write_policy
 from condensegrpo.learner.weights import gathered_weights
 from condensegrpo.planning.architecture import architecture
 from condensegrpo.planning.measured import Meter, learn, longest_row, rows_of_step
@@ -134,10 +134,10 @@ def measure_run(config: RunConfig, source: str, folder: Path) -> dict[str, int]:
         meter.ends("rolling out")
         sampler.update_weights(gathered_weights(learner), 1)
     checkpoint.save(learner, folder / "checkpoints", step=1, state={})
-    save_policy(
+    write_policy(
         folder / "policy",
-        model_config=learner.module.policy.config,
-        named_tensors=gathered_weights(learner),
+        learner.module.policy.config,
+        in_main_memory(gathered_weights(learner)),
         tokenizer=new_tokenizer(["any"], kind="words", vocab_size=64),
     )
     meter.ends("publishing")

@@ -14,7 +14,6 @@ from condensegrpo.cli.init import init
 from condensegrpo.cli.inspect_trajectory import inspect_trajectory
 from condensegrpo.cli.interrupts import end_with_launcher, exit_immediately, handle_first
 from condensegrpo.cli.launch_sagemaker import sagemaker
-from condensegrpo.cli.launch_skypilot import skypilot
 from condensegrpo.cli.launch_slurm import slurm
 from condensegrpo.cli.model import fetch
 from condensegrpo.cli.options import DEBUG, without_debug
@@ -90,7 +89,6 @@ launch = typer.Typer(
 )
 launch.command("slurm")(slurm)
 launch.command("sagemaker")(sagemaker)
-launch.command("skypilot")(skypilot)
 app.add_typer(launch, name="launch")
 app.command("plugins")(plugins)
 bench = typer.Typer(help="Benchmarks that need no training run.", no_args_is_help=True, rich_markup_mode="rich")

@@ -83,7 +83,7 @@ def train(
         raise ConfigError("reading the options: found --allow-changes without --resume. Add --resume RUN.")
     _one_of({"--resume": bool(resume), "--continue": continue_, "--overwrite": overwrite})
     _one_of({"--quiet": quiet, "--json": as_json})
-    config, run, text = _configuration(arguments or [], resume, continue_=continue_, fetch=not dry_run)
+    config, run, text = _configuration(arguments or [], resume, continue_=continue_)
     with waiting_for("checking the configuration", quiet=output is not Output.CONSOLE):
         postpone_collections()  # until the run begins
         from condensegrpo.learner.ranks import leave, world_size
@@ -113,7 +113,7 @@ def _one_of(options: Mapping[str, bool]) -> None:
 
 
 def _configuration(
-    arguments: list[str], resume: Path | None, *, continue_: bool, fetch: bool
+    arguments: list[str], resume: Path | None, *, continue_: bool
 ) -> "tuple[RunConfig, RunFolder | None, Callable[[], str]]":
     """The configuration, the run that it continues if there is one, and its text with the origin of each value."""
     from condensegrpo.config.load import dump_with_origins, load_config
@@ -124,19 +124,7 @@ def _configuration(
     config = load_config(path, overrides)
     named = RunFolder(Path(config.runs_dir) / config.name)
     # nothing is trained until every rank has come this far
-    continues = continue_ and (named.trained or (fetch and _fetched(named, config)))
-    return config, named if continues else run, lambda: dump_with_origins(config, path, overrides)
-
-
-def _fetched(named: RunFolder, config: "RunConfig") -> bool:
-    """Whether a run that is not in its folder was brought back from its copy. The first rank downloads it."""
-    if config.mirror is None:
-        return False
-    from condensegrpo.storage.mirror import RemoteRun, fetch_run
-
-    seconds = 60 * config.learner.timeout_minutes
-    first = launched_rank(os.environ) == 0
-    return fetch_run(named, RemoteRun.at(config.mirror, config.name), downloads=first, seconds=seconds)
+    return config, named if continue_ and named.trained else run, lambda: dump_with_origins(config, path, overrides)
 
 
 def _print_dry_run(prepared: "PreparedRun", configuration: "Callable[[], str]") -> None:

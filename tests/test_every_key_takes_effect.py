@@ -42,7 +42,6 @@ class Tracker:
 NOT_ASSEMBLED = {  # read from the configuration itself where they are used: there is no copy to lose
     "name": "the run's folder",
     "runs_dir": "the run's folder",
-    "mirror": "copied from the run's folder",
     "seed": "the loop draws from it",
     "model.path": "the model, opened when the run starts",
     "model.new": "the model, made when the run starts",
@@ -247,7 +246,6 @@ RUN = (  # a warm start with a probe, stale batches, a KL term, penalised stops,
 NOT_IN_THE_RUN = {
     "name": "the command makes the folder of it, test_train.py looks there",
     "runs_dir": "likewise",
-    "mirror": "the command copies the folder, test_mirror.py looks there",
     "learner.offload.reference": "adapters need no copy of the reference, test_offload.py moves one",
     **{
         f"model.new.pictures.{key}": "the model of the run sees nothing, test_new_vision.py makes one that does"

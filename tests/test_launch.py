@@ -152,8 +152,6 @@ def test_the_last_nodes_of_a_job_sample_and_the_others_learn(tmp_path: Path, clu
         (("slurm", *GPU, TWO, "--gpus", 1, "--nodes", 2, "--server-nodes", 1), "Set that to 1 or less"),
         (("slurm", *GPU, "--hours", 0.2), "--save-minutes 10 are for saving"),
         (("slurm", *GPU, "--sbatch", "--account=lab"), "wanted KEY=VALUE or KEY"),
-        (("skypilot", *GPU, "--accelerators", "H100:x", "--bucket", "s3://b"), "found 'H100:x', wanted NAME:COUNT"),
-        (("skypilot", *GPU, "--nodes", 2, "--bucket", "s3://b"), "2 nodes. Wanted a bucket for 1 node, or a volume"),
         (("sagemaker", *GPU, "--image", "i", "--role", "r", "--bucket", "b"), "wanted an address such as s3://my-runs"),
     ],
 )
@@ -272,8 +270,6 @@ def test_a_job_in_a_cloud_has_a_name_that_the_cloud_takes_and_the_dtype_of_its_m
     assert name.startswith("qwen2-5-K-9x")
     assert len(name) == 63 - len("-20260101-000000")
     assert "dtype" not in yaml.safe_load(Path("job/config.yaml").read_text())["model"]
-    launch("skypilot", "quickstart", "name=K=9", "--bucket", "s3://b", "--out", "task.yaml")
-    assert yaml.safe_load(Path("task.yaml").read_text())["name"] == "K-9"
 
 
 def test_an_included_file_does_not_replace_the_configuration_of_the_job(tmp_path: Path) -> None:
@@ -358,35 +354,6 @@ def test_submitting_uploads_the_folder_and_creates_a_job_that_aws_would_accept(
     written = json.loads((tmp_path / "job/job.json").read_text())
     assert request == {name: value for name, value in written.items() if name != "TrainingJobName"}
     assert "created the training job big-" in out
-
-
-def test_skypilot_starts_a_rank_on_every_gpu_of_every_node(tmp_path: Path, cluster: Slurm) -> None:
-    path, log = tmp_path / "task.yaml", tmp_path / "log"
-    options = ("--accelerators", "H100:4", "--nodes", 2, "--volume", "nfs", "--spot", "--setup", "pip install x")
-    record(cluster, log, "sky", "torchrun", "condensegrpo")
-    launch("skypilot", *GPU, *options, "--out", path, "--submit")
-    task = yaml.safe_load(path.read_text())
-    assert task.pop("run") + task.pop("setup")
-    assert task == {
-        "name": "big",
-        "num_nodes": 2,
-        "resources": {"accelerators": "H100:4", "use_spot": True},
-        "workdir": ".",
-        "volumes": {"/shared": "nfs"},
-    }
-    node = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
-    for more in ({**node, "SKYPILOT_NUM_GPUS_PER_NODE": "4"}, {**node, "SKYPILOT_NUM_NODES": "1"}):
-        (tmp_path / "run.sh").write_text(yaml.safe_load(path.read_text())["run"])
-        ended(start(tmp_path / "run.sh", cluster.environment(**more)))
-    overrides = " ".join((*GPU, "runs_dir=/shared/runs"))
-    place = "--nnodes 2 --node_rank 1 --nproc_per_node 4 --master_addr 10.0.0.1 --master_port 29500"
-    assert log.read_text().splitlines() == [
-        f"sky jobs launch --yes {path}",
-        f"condensegrpo doctor {overrides}",
-        f"torchrun {place} --shutdown-timeout 110 -m condensegrpo.cli train {overrides} --continue",
-        f"condensegrpo doctor {overrides}",
-        f"condensegrpo train {overrides} --continue",
-    ]
 
 
 def test_the_dockerfile_copies_what_exists_and_pins_what_it_starts_from() -> None:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 NOT_EVALUATED = (  # keys that train alone reads
     "name",
     "runs_dir",
-    "mirror",
     "model",
     "sampler",
     "trackers",

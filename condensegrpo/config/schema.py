@@ -319,8 +319,6 @@ class RunConfig(Section):
     """Name of the run's folder."""
     runs_dir: str = "runs"
     """Folder of the run's folder."""
-    mirror: str | None = None
-    """Address of an fsspec file system that keeps a copy of the run's folder below it, such as s3://bucket/runs."""
     seed: int = Field(default=0, ge=0)
     model: ModelSettings
     task: TaskSettings

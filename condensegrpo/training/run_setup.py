@@ -7,7 +7,7 @@ with prepared.folder() as folder:            the run's folder, new or continued,
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from condensegrpo.core.errors import CondenseError, Interrupted, LearnerError, R
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.start_up import resume_collections
 from condensegrpo.learner.launchers import launched_rank
-from condensegrpo.storage.mirror import RemoteRun, check_mirror, mirrored
 from condensegrpo.storage.new_run import check_run_name, discard_replaced, new_run
 from condensegrpo.storage.run_folder import RunFolder
 
@@ -74,23 +73,17 @@ class PreparedRun:
         for note in self.notes:
             observer.say(note)
         observer.phase("loading DeepSpeed", None)
-        config, first = self.components.config, launched_rank(os.environ) == 0
-        with ExitStack() as stack:
-            if first and config.mirror is not None:
-                stack.enter_context(mirrored(folder, RemoteRun.at(config.mirror, config.name)))
-            try:
-                finished = self._train(folder, observer, stopping)
-            except CondenseError as error:
-                with suppress(RunError):  # the log may be what cannot be written
-                    observer.record(f"error: {error}")
-                raise
-            if finished and first:
-                observer.phase("drawing the report", None)
-                from condensegrpo.reporting.run_report import write_picture  # imports matplotlib
+        try:
+            finished = self._train(folder, observer, stopping)
+        except CondenseError as error:
+            with suppress(RunError):  # the log may be what cannot be written
+                observer.record(f"error: {error}")
+            raise
+        if finished and launched_rank(os.environ) == 0:
+            observer.phase("drawing the report", None)
+            from condensegrpo.reporting.run_report import write_picture  # imports matplotlib
 
-                write_picture(folder.path)
-            if first and config.mirror is not None:
-                observer.phase(f"copying the run to {config.mirror}", None)
+            write_picture(folder.path)
         return finished
 
     def _train(self, folder: RunFolder, observer: Observer, stopping: Callable[[], bool]) -> bool:
@@ -152,12 +145,8 @@ def prepare_run(
     """
     path = Path(config.runs_dir) / config.name
     changes = () if continued is None else allowed_changes(continued, config, allow_changes=allow_changes)
-    if not dry_run and launched_rank(os.environ) == 0:
-        if continued is None:
-            check_run_name(path, overwrite=overwrite)
-        if config.mirror is not None:
-            remote = RemoteRun.at(config.mirror, config.name)
-            check_mirror(continued or RunFolder(path), remote, continued=continued is not None, overwrite=overwrite)
+    if continued is None and not dry_run and launched_rank(os.environ) == 0:
+        check_run_name(path, overwrite=overwrite)
     components = build(config, objects=objects)
     notes = (*check_run(components, resumed=continued is not None), *described_objects(objects))
     if dry_run:
