@@ -37,10 +37,9 @@ from condensegrpo.storage.evaluations import stored_evaluations
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
-from condensegrpo.training.initial_policy import base_policy
+from condensegrpo.training.initial_policy import Probe, base_policy, warm_start
 from condensegrpo.training.run_setup import prepare_run
 from condensegrpo.training.sweep import StudyRun, runs_of
-from condensegrpo.training.warm_start import Probe, warm_start
 
 LAST = 5  # steps of training whose success is shown
 

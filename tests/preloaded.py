@@ -18,7 +18,7 @@ import condensegrpo.cli.app
 import condensegrpo.condensers.last_k
 import condensegrpo.evaluation.study
 import condensegrpo.planning.remedies
-import condensegrpo.reporting.run_plot
+import condensegrpo.reporting.plots
 import condensegrpo.reporting.run_report
 import condensegrpo.rewards.weighted_sum
 import condensegrpo.samplers.decoding

@@ -26,7 +26,7 @@ from condensegrpo.inspection.panes import turns
 from condensegrpo.storage.credit import read_credit
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
-from condensegrpo.training.credit_step import give_credit
+from condensegrpo.training.learn_step import give_credit
 from condensegrpo.training.train import train
 
 PLUGINS = """

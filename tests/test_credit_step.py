@@ -24,8 +24,8 @@ from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.storage.credit import read_credit
-from condensegrpo.training.credit_step import give_credit, record_credit
-from condensegrpo.training.rollout_step import StepBatch
+from condensegrpo.training.learn_step import give_credit, record_credit
+from condensegrpo.training.rollout import StepBatch
 
 
 def answered(name: str, tokens: int, *, right: float) -> ScoredTrajectory:

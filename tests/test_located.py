@@ -17,7 +17,7 @@ from condensegrpo.reporting.model_card import write_card
 from condensegrpo.storage.environment import write_environment
 from condensegrpo.storage.rows import read_rows
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.training.resume import rollout_settings
+from condensegrpo.training.checkpoints import rollout_settings
 
 CONFIG = """
 name: run

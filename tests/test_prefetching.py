@@ -33,12 +33,11 @@ from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
-from condensegrpo.training.prefetch_files import read_batches, restore_batches, write_batches
-from condensegrpo.training.prefetching import RolloutPrefetcher
-from condensegrpo.training.resume import rollout_settings
-from condensegrpo.training.rollout_step import (
+from condensegrpo.training.checkpoints import read_batches, restore_batches, rollout_settings, write_batches
+from condensegrpo.training.rollout import (
     BatchFilter,
     BatchRollout,
+    RolloutPrefetcher,
     StepBatch,
     batch_filter,
     batch_rollout,

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from condensegrpo.cli.app import app
 from condensegrpo.core.errors import RunError
 from condensegrpo.inspection.samples import SampleReader, spread
-from condensegrpo.reporting.curves import SHARES, Series, series, variants
-from condensegrpo.reporting.plots import alone, arm_style, smoothed
+from condensegrpo.reporting.plots import SHARES, Series, alone, arm_style, series, smoothed, variants
 from condensegrpo.reporting.run_report import ReportTracker, write_page, write_picture
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker

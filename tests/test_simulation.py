@@ -45,8 +45,7 @@ from condensegrpo.simulation.simulate import Simulation, passes, simulate, tree_
 from condensegrpo.simulation.workload import StandInPolicy, Workload, stand_in_tokenizer
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import write_trajectory
-from condensegrpo.training.prefetching import RolloutPrefetcher
-from condensegrpo.training.rollout_step import BatchFilter, BatchRollout, Round
+from condensegrpo.training.rollout import BatchFilter, BatchRollout, RolloutPrefetcher, Round
 
 TREE = {
     "model": {"path": "any"},

@@ -14,7 +14,7 @@ from condensegrpo.algorithms.settings import AggregationSettings, SourceCredit, 
 from condensegrpo.algorithms.sources import source_factors
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Condensation, Span, SpanStatus, Trajectory, Turn
-from condensegrpo.training.credit_step import StepCredit, give_credit
+from condensegrpo.training.learn_step import StepCredit, give_credit
 
 KEPT, DROPPED, REWRITTEN = SpanStatus.KEPT, SpanStatus.DROPPED, SpanStatus.REWRITTEN
 HALF = SourceCredit(dropped=0, rewritten=0.5)

@@ -49,7 +49,7 @@ from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage import codec
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
-from condensegrpo.training.credit_step import condenser_counts
+from condensegrpo.training.learn_step import condenser_counts
 
 REWARDS = '''
 import re, sys, time

@@ -21,9 +21,6 @@ def frame(rows: Sequence[Row], library: Library | None = None) -> Any:  # noqa: 
 
     Args:
         library: by default pandas, or polars where pandas is not installed.
-
-    Raises:
-        ConfigError: there is no such library, or it is not installed.
     """
     if library not in (None, *LIBRARIES):
         raise ConfigError(f"making a DataFrame: found library={library!r}, wanted {' or '.join(LIBRARIES)}.")

@@ -89,12 +89,7 @@ model = PeftModel.from_pretrained(base, ".")
 
 
 def write_card(run: RunFolder, target: Path, step: int, *, part: Part, name: str, licence: str | None) -> None:
-    """Write ``README.md`` and ``condenser.yaml`` beside the weights of a step.
-
-    Raises:
-        ConfigError: the configuration of the run cannot be read.
-        RunError: a file cannot be written.
-    """
+    """Write ``README.md`` and ``condenser.yaml`` beside the weights of a step."""
     config, written = config_at(run, step), written_at(run, step)
     write_atomically(target / CONDENSER, exported_settings(written))
     evaluation = evaluation_table(read_metrics(run.metrics), step)

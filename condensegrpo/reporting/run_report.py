@@ -21,7 +21,7 @@ from condensegrpo.core.wording import counted
 from condensegrpo.inspection.page import page, typed_path
 from condensegrpo.inspection.pictures import pictures_named
 from condensegrpo.inspection.samples import SampleReader, SampleSet
-from condensegrpo.reporting.curves import PANELS, SHARES, Diagram, Metrics, Pairs, Series, series, variants
+from condensegrpo.reporting.plots import PANELS, SHARES, Diagram, Metrics, Pairs, Series, series, variants
 from condensegrpo.storage.environment import ENVIRONMENT
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
@@ -61,12 +61,8 @@ class RunReport:
 
 
 def write_picture(run_folder: Path) -> Path:
-    """Write ``report.png`` into the folder of a run that has ended; returns its path.
-
-    Raises:
-        RunError: there are no metrics yet, or the file cannot be written.
-    """
-    from condensegrpo.reporting.run_plot import draw_run
+    """Write ``report.png`` into the folder of a run that has ended; returns its path."""
+    from condensegrpo.reporting.plots import draw_run
 
     run, image = RunFolder(run_folder), run_folder / "report.png"
     try:
@@ -77,11 +73,7 @@ def write_picture(run_folder: Path) -> Path:
 
 
 def write_page(run_folder: Path, reader: SampleReader | None = None, *, file: Path | None = None) -> Path:
-    """Write a run's page, by default ``report.html`` in its folder, whether it has ended or not; returns its path.
-
-    Raises:
-        RunError: there are no metrics yet, or the file cannot be written.
-    """
+    """Write a run's page, by default ``report.html`` in its folder, whether it has ended or not; returns its path."""
     run, file = RunFolder(run_folder), file or run_folder / "report.html"
     report = run_report(run, reader or SampleReader(run))
     styles = ("inspection/page.css", "reporting/report.css")
@@ -100,11 +92,7 @@ class ReportTracker:
         self._outdated = True  # whether the page misses something
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the page if it is time. The metrics are in their file already.
-
-        Raises:
-            RunError: the disk is full or the file cannot be written.
-        """
+        """Write the page if it is time. The metrics are in their file already."""
         began, self._outdated = time.monotonic(), True
         if began >= self._next:
             self.flush()
@@ -112,18 +100,14 @@ class ReportTracker:
             self._next = ended + (ended - began) / SHARE_OF_TIME
 
     def flush(self) -> None:
-        """Write the page if it misses something; raises as ``log``."""
+        """Write the page if it misses something."""
         if self._outdated and self._run.metrics.is_file() and self._run.metrics.stat().st_size:
             write_page(self._run.path, self._reader)
             self._outdated = False
 
 
 def run_report(run: RunFolder, reader: SampleReader) -> RunReport:
-    """The data of the page of a run.
-
-    Raises:
-        RunError: there are no metrics yet.
-    """
+    """The data of the page of a run."""
     metrics = _metrics(run)
     configuration = _settings(run.config)
     varied = variants(metrics)

@@ -133,11 +133,7 @@ def summary(path: Path, folder: Path) -> RunSummary:
 
 
 def compare_runs(runs: Sequence[RunFolder]) -> RunComparison:
-    """Compare runs; the first is what the others are compared with.
-
-    Raises:
-        CondenseError: a configuration or a file of a run cannot be read.
-    """
+    """Compare runs; the first is what the others are compared with."""
     names = _names([run.path for run in runs])
     trees = (load_config(run.config).model_dump(mode="json", exclude={"name", "runs_dir"}) for run in runs)
     settings = [{key: value for key, value in leaves(tree) if value != {}} for tree in trees]

@@ -37,9 +37,8 @@ from condensegrpo.simulation.workload import (
     stand_in_tokenizer,
     stand_in_tool,
 )
-from condensegrpo.training.credit_step import give_credit
-from condensegrpo.training.prefetching import RolloutPrefetcher
-from condensegrpo.training.rollout_step import StepBatch, batch_filter, batch_rollout
+from condensegrpo.training.learn_step import give_credit
+from condensegrpo.training.rollout import RolloutPrefetcher, StepBatch, batch_filter, batch_rollout
 
 EPOCH_STEPS = 4  # a stand-in task has the problems of so many steps
 

@@ -17,12 +17,7 @@ HIDDEN_SECONDS = 3.0  # for which a new file may be hidden from another node
 
 
 def check_agreement(components: Components, folder: Path) -> None:
-    """Check that this many ranks can run this configuration in this folder. Every rank must call it.
-
-    Raises:
-        ConfigError: as ``check_ranks``, or the ranks have different configurations.
-        RunError: a rank does not see the folder.
-    """
+    """Check that this many ranks can run this configuration in this folder. Every rank must call it."""
     config = components.config
     check_ranks(config, ranks.world_size())
     check_equal(config, {split: len(components.problems(split)) for split in ("train", "eval")})
@@ -46,11 +41,7 @@ def check_equal(config: RunConfig, problems: dict[str, int]) -> None:
 
 
 def check_shared(folder: Path) -> None:
-    """Check that every rank sees what rank 0 writes into the run folder. Every rank must call it.
-
-    Raises:
-        RunError: on every rank, if one does not see it.
-    """
+    """Check that every rank sees what rank 0 writes into the run folder. Every rank must call it."""
     if ranks.world_size() == 1:
         return
     mark = folder / f".shared{TEMPORARY}{ranks.from_first(secrets.token_hex(8))}"

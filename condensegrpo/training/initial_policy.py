@@ -1,30 +1,55 @@
-"""The policy that GRPO starts from: a folder or Hub id, or a new model; after the warm start if there is one."""
+"""The policy that GRPO starts from: a folder or Hub id, or a new model; after the warm start if there is one.
 
-from collections.abc import Callable
+A warm start is supervised steps on a task's demonstrations, until a probe says that the policy can take a single turn.
+GRPO learns from differences between samples: a policy that never gets a trajectory right has nothing to learn from.
+"""
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
 
+from condensegrpo.algorithms.objective import PerToken, supervised
+from condensegrpo.algorithms.packing import PackedBatch
+from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.demonstrations import demonstrations
+from condensegrpo.assembly.demonstrations import DemonstratedTurn, Demonstrations, demonstrations
 from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.assembly.preflight import made_tokenizer
-from condensegrpo.assembly.runtime import open_sampler, renderer_for
+from condensegrpo.assembly.runtime import close_sampler, open_sampler, renderer_for
 from condensegrpo.config.resumed import learned_otherwise, store_configuration
-from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.schema import RunConfig, WarmStartSettings
+from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
+from condensegrpo.core.errors import Interrupted, SamplerError
+from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Task
-from condensegrpo.learner import ranks
+from condensegrpo.core.trajectory import SamplingParams
+from condensegrpo.episodes.randomness import stream_seed
+from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.sampling import generated
+from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.atomic_folder import published_folder
+from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, optimizer_step
+from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.new_model import new_model, save_new
+from condensegrpo.learner.policy import end_ids, in_main_memory, load_tokenizer, processor_files, write_policy
+from condensegrpo.learner.weights import gathered_weights
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.training.warm_start import Probe, discard_progress, warm_start
+
+SAVE_SECONDS = 1.0  # at least between two checkpoints of the warm start
+SAVE_EVERY = 20  # times as long as the last checkpoint took, if that is longer
 
 
 def base_policy(config: RunConfig, task: Task, folder: RunFolder) -> str:
-    """The folder or Hub id of the policy before any training. A new model is made once, in ``origin/new``.
-
-    Raises:
-        ConfigError: a new model is configured, and the task has no corpus for its tokenizer.
-    """
+    """The folder or Hub id of the policy before any training. A new model is made once, in ``origin/new``."""
     new, made = config.model.new, folder.path / "origin" / "new"
     if new is None:
         return str(config.model.path)
@@ -45,12 +70,7 @@ def first_policy(
     observer: Observer,
     stopping: Callable[[], bool],
 ) -> str:
-    """The policy that GRPO starts from: ``source``, warmed up once into ``origin/warm`` if so configured.
-
-    Raises:
-        ConfigError: the task has no demonstrations.
-        Interrupted: ``stopping`` said so during the warm start.
-    """
+    """The policy that GRPO starts from: ``source``, warmed up once into ``origin/warm`` if so configured."""
     config = components.config
     settings, warm = config.warm_start, folder.path / "origin" / "warm"
     if settings.steps == 0:
@@ -93,3 +113,183 @@ def first_policy(
         stopping=stopping,
     )
     return str(warm)
+
+
+class ProbeResult(NamedTuple):
+    """How many sampled replies were sound."""
+
+    sound: float  # share of the judged replies
+    judged: int  # replies that the task can judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Samples single replies to held-out demonstrations and counts those that the task calls sound."""
+
+    demonstrations: Demonstrations
+    renderer: Renderer
+    stop_strings: tuple[str, ...]  # of the tool format
+    seed: int  # of the run
+    open_sampler: Callable[[str], Sampler]  # for a model folder
+    turns: int
+    max_output_tokens: int
+    temperature: float
+
+    def run(self, model: str, observer: Observer) -> ProbeResult:
+        """Probe the policy of a model folder."""
+        turns = list(islice(self.demonstrations.turns(self.seed + 1), self.turns))
+        observer.phase("probing single turns", None)
+        sampler = self.open_sampler(model)
+        try:
+            doing = "probing the warmed-up model with the sampler"
+            with plugin_code(doing, SamplerError), BackgroundLoop("probe", close_seconds=PLUGIN_SECONDS) as loop:
+                replies = loop.run(self._replies(sampler, turns))  # a notebook has a loop in this thread
+        finally:
+            close_sampler(sampler, observer)
+        verdicts = [self.demonstrations.sound(turn.shown, reply) for turn, reply in zip(turns, replies, strict=True)]
+        judged = [verdict for verdict in verdicts if verdict is not None]
+        return ProbeResult(sound=sum(judged) / len(judged) if judged else 0.0, judged=len(judged))
+
+    async def _replies(self, sampler: Sampler, turns: Sequence[DemonstratedTurn]) -> list[str]:
+        async def reply(number: int, turn: DemonstratedTurn) -> str:
+            params = SamplingParams(
+                max_tokens=self.max_output_tokens,
+                temperature=self.temperature,
+                seed=stream_seed(self.seed, 0, "probe", number, 0),
+                stop_ids=self.renderer.stop_ids,
+                stop_strings=self.stop_strings,
+                media=turn.media,
+            )
+            return self.renderer.text((await generated(sampler, turn.prompt_ids, params)).token_ids)
+
+        return await asyncio.gather(*(reply(number, turn) for number, turn in enumerate(turns)))
+
+
+def warm_start(
+    source: str,
+    target: Path,
+    *,
+    demonstrations: Demonstrations,
+    open_learner: Callable[[str], DeepSpeedEngine],
+    settings: WarmStartSettings,
+    max_tokens: int,
+    probe: Probe,
+    observer: Observer,
+    stopping: Callable[[], bool],
+) -> None:
+    """Train the model of folder ``source`` on demonstrations and publish the result as folder ``target``.
+
+    A round is ``settings.steps`` steps under one schedule. Another round follows while the probe is short of
+    ``settings.probe_target``, up to ``settings.max_rounds``. It continues from its newest checkpoint and then equals an
+    uninterrupted one; checkpoints take at most a twentieth of the time. Every rank must call it.
+
+    Args:
+        max_tokens: of a micro-batch.
+    """
+    tokenizer, stop_ids, beside = load_tokenizer(source), end_ids(source), processor_files(source)
+    newest = checkpoint.latest(_checkpoints(target))
+    first, done = (1, 0) if newest is None else _progress(newest)
+    skipped = ((first - 1) * settings.steps + done) * settings.turns_per_step
+    turns = demonstrations.turns(probe.seed, skipped=skipped)
+    source = source if first == 1 else str(_round_folder(target, first - 1))
+    for number in range(first, settings.max_rounds + 1):
+        learner = open_learner(source)
+        try:
+            if newest is not None:
+                checkpoint.load(learner, newest)
+                observer.say(f"warm start: continued after step {done} of round {number}")
+            observer.phase(f"warm start, round {number}", settings.steps - done)
+            saver = _Saver(learner, _checkpoints(target), number, settings.steps)
+            for step in range(done, settings.steps):
+                if saver.save_if_due(step, stop=stopping()):
+                    raise Interrupted(f"stopped after step {step} of round {number} of the warm start")
+                batches = _micro_batches(list(islice(turns, settings.turns_per_step)), learner, max_tokens)
+                statistics = optimizer_step(learner, batches, PerToken(supervised))
+                observer.advance(f"loss {statistics['loss']:.3f}")
+            source = str(_round_folder(target, number))
+            weights, config = in_main_memory(gathered_weights(learner)), learner.module.policy.config
+            if ranks.rank() == 0:
+                write_policy(Path(source), config, weights, tokenizer=tokenizer, stop_ids=stop_ids, beside=beside)
+            ranks.barrier()  # so that every rank finds the folder
+            if settings.probe_target is not None:
+                saver.save(settings.steps)
+        finally:
+            close_deepspeed(learner)
+        newest, done = None, 0
+        if settings.probe_target is None or _passes(probe, source, settings.probe_target, observer):
+            break
+    else:
+        observer.say(f"the warm start ends after {settings.max_rounds} rounds (warm_start.max_rounds); training starts")
+    if ranks.rank() == 0:
+        Path(source).rename(target)
+    discard_progress(target)
+
+
+def _passes(probe: Probe, model: str, target: float, observer: Observer) -> bool:
+    """Whether the policy of a model folder passes the probe, by the verdict of the first rank."""
+    result = ranks.from_first(probe.run(model, observer))
+    observer.say(f"warm start: {result.sound:.1%} of {result.judged} single turns are sound (target: {target:.0%})")
+    return result.sound >= target
+
+
+def discard_progress(target: Path) -> None:
+    """Remove checkpoints and rounds of the warm start to ``target``: it was published, or must begin again.
+
+    Every rank must call it.
+    """
+    if ranks.rank() == 0:
+        for path in (*target.parent.glob(".round-*"), _checkpoints(target)):
+            shutil.rmtree(path, ignore_errors=True)
+    ranks.barrier()
+
+
+class _Saver:
+    """Saves checkpoints of a round, as often as they cost little."""
+
+    def __init__(self, learner: DeepSpeedEngine, folder: Path, number: int, steps: int) -> None:
+        self._learner, self._folder, self._number = learner, folder, number
+        self._earlier = (number - 1) * (steps + 1)  # a round can be saved after 0 to ``steps`` steps
+        self._due = time.monotonic() + SAVE_SECONDS
+
+    def save_if_due(self, step: int, *, stop: bool) -> bool:
+        """Save before a step if it is time by the first rank's clock, or if any rank is to stop; returns the latter."""
+        stops, due = zip(*ranks.gather((stop, time.monotonic() >= self._due)), strict=True)
+        if any(stops) or due[0]:
+            self.save(step)
+        return any(stops)
+
+    def save(self, step: int) -> None:
+        """Save after ``step`` steps of the round."""
+        began = time.monotonic()
+        state = {"round": self._number, "step": step}
+        checkpoint.save(self._learner, self._folder, step=self._earlier + step, state=state)
+        checkpoint.prune(self._folder, keep=1)
+        ended = time.monotonic()
+        self._due = ended + max(SAVE_SECONDS, SAVE_EVERY * (ended - began))
+
+
+def _progress(newest: Path) -> tuple[int, int]:
+    """The round that a checkpoint was saved in, and the steps of it that were taken."""
+    state = json.loads((newest / checkpoint.STATE).read_text(encoding="utf-8"))
+    return int(state["round"]), int(state["step"])
+
+
+def _checkpoints(target: Path) -> Path:
+    return target.with_name(".warm-checkpoints")
+
+
+def _round_folder(target: Path, number: int) -> Path:
+    return target.with_name(f".round-{number}")
+
+
+def _micro_batches(turns: Sequence[DemonstratedTurn], learner: DeepSpeedEngine, max_tokens: int) -> list[PackedBatch]:
+    """This rank's micro-batches of a step; every reply token of every rank weighs the same."""
+    weight = 1 / sum(len(turn.reply_ids) for turn in turns)
+    of_rank = turns[ranks.rank() :: ranks.world_size()]
+    rows = [
+        reply_row(tuple(turn.prompt_ids), tuple(turn.reply_ids), weight=weight, media=turn.media) for turn in of_rank
+    ]
+    model = learner.module
+    return pack_rows(
+        model.named(rows), max_tokens=max_tokens, share=model.computes_trees, ranks_a_row=model.ranks_a_row
+    )

@@ -28,7 +28,7 @@ from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.weights import all_gathered
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.initial_policy import base_policy
-from condensegrpo.training.update_step import sampled_weights
+from condensegrpo.training.learn_step import sampled_weights
 
 TEMPERATURES = (1.0, 0.7)
 PROMPTS, LONGEST, REPLY = 16, 200, 24  # the longest prompt fills a block of vLLM's cache, 128 tokens on a CPU
@@ -108,9 +108,6 @@ def parity_trial(config: RunConfig, folder: RunFolder) -> ParityTrial:
     """Make the model, sample, take an optimiser step on the samples, send the weights, and sample the same prompts.
 
     A sampler that can sleep does so during the step, as in a run.
-
-    Raises:
-        CondenseError: sampler or learner cannot be set up, or fail.
     """
     ranks.join(config.learner.timeout_minutes)  # before the sampler: both live in one process group
     source = base_policy(config, build(config).task, folder)

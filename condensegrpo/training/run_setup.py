@@ -41,9 +41,6 @@ class PreparedRun:
         """The locked folder of the run; a new one gets its configuration, and is removed if nothing is learned in it.
 
         Ranks other than the first get the path alone: the first one writes the files.
-
-        Raises:
-            RunError: another process uses the folder, its name is taken, or it cannot be written.
         """
         config = self.components.config
         path = Path(config.runs_dir) / config.name
@@ -64,10 +61,6 @@ class PreparedRun:
 
         Returns:
             Whether all steps were taken.
-
-        Raises:
-            ConfigError: the configuration cannot work with the model.
-            LearnerError: the learner needs more memory than its device has, among others.
         """
         observer.say(f"run folder {folder.path}")
         for note in self.notes:
@@ -138,10 +131,6 @@ def prepare_run(
         overwrite: a new run replaces one of the same name.
         allow_changes: accept changed keys that change what is learned.
         dry_run: the run is not to be started, so its name may be taken.
-
-    Raises:
-        ConfigError: the configuration cannot work, or differs too much from that of the run to be continued.
-        RunError: the name is taken, or the folder holds something else.
     """
     path = Path(config.runs_dir) / config.name
     changes = () if continued is None else allowed_changes(continued, config, allow_changes=allow_changes)

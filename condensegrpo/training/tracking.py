@@ -59,11 +59,7 @@ class RunTracking:
             write_atomically(self._folder.trackers, json.dumps(self._identities, indent=2) + "\n")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record metrics.
-
-        Raises:
-            RunError: the disk is full or the file cannot be written.
-        """
+        """Record metrics."""
         self._metrics.log(step, metrics)
         self._report.log(step, metrics)
         for tracker in self._trackers.values():
@@ -71,7 +67,7 @@ class RunTracking:
         self._say_messages()
 
     def evaluated(self, step: int, results: Sequence[Evaluation]) -> None:
-        """Record evaluations: their metrics, a table of them, and a sample of their trajectories; raises as ``log``."""
+        """Record evaluations: their metrics, a table of them, and a sample of their trajectories."""
         self.log(step, {key: value for result in results for key, value in evaluation_metrics(result).items()})
         for tracker in self._trackers.values():
             tracker.log_table(step, "evaluation", partial(tracked_evaluations, results))
@@ -81,7 +77,7 @@ class RunTracking:
                 tracker.log_table(step, name, partial(trajectory_table, file))
 
     def finished(self, model: Path) -> None:
-        """Hand the report and the model to the trackers that keep them, after the last step; raises as ``log``."""
+        """Hand the report and the model to the trackers that keep them, after the last step."""
         self._report.flush()
         files: dict[Artifact, Path] = {"report": self._folder.path / "report.html", "model": model}
         for tracker in self._trackers.values():

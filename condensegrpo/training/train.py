@@ -41,15 +41,19 @@ from condensegrpo.storage.environment import edited_plugins, write_environment
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.training.agreement import check_agreement
-from condensegrpo.training.credit_step import StepCredit, give_credit, record_credit, step_metrics
+from condensegrpo.training.checkpoints import CheckpointSaver, resume
 from condensegrpo.training.hints import SignalWatch, SummaryWatch, TurnRewardWatch
 from condensegrpo.training.initial_policy import base_policy, first_policy
-from condensegrpo.training.prefetching import RolloutPrefetcher
-from condensegrpo.training.resume import resume
-from condensegrpo.training.rollout_step import StepBatch, batch_filter, batch_rollout, trajectory_writer
-from condensegrpo.training.saving import CheckpointSaver
+from condensegrpo.training.learn_step import (
+    StepCredit,
+    give_credit,
+    record_credit,
+    sampled_weights,
+    step_metrics,
+    update,
+)
+from condensegrpo.training.rollout import RolloutPrefetcher, StepBatch, batch_filter, batch_rollout, trajectory_writer
 from condensegrpo.training.tracking import RunTracking
-from condensegrpo.training.update_step import sampled_weights, update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +91,6 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
 
     Returns:
         Whether all steps were taken.
-
-    Raises:
-        ConfigError: before any model is trained, if the configuration cannot work with this model.
-        Interrupted: stopped before there was anything to save.
     """
     config = components.config
     use_threads(config)

@@ -1,6 +1,11 @@
-"""The credit of one step: advantage and token weight of every turn, written for inspection and reduced to metrics."""
+"""One step of the learner: credit of the trajectories, optimiser steps on them, and the weights for the sampler.
+
+The credit of a turn is its advantage and the weight of its tokens; it is written for inspection and reduced to
+metrics.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -12,20 +17,27 @@ from torch import Tensor
 from condensegrpo.algorithms.advantages import Estimate, Moments, Term, moments, whiten
 from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, trained_turns, turn_tokens
 from condensegrpo.algorithms.losses import Totals, summary_weight, token_weights, totals, with_summary_share
+from condensegrpo.algorithms.objective import ObjectiveFunction
 from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, SourceCredit, StopSettings
 from condensegrpo.algorithms.sources import with_sources
 from condensegrpo.algorithms.staleness import staleness_of
-from condensegrpo.core.errors import PluginError
+from condensegrpo.core.errors import LearnerError, PluginError
 from condensegrpo.core.failures import Failure, plugin_code
 from condensegrpo.core.observer import Observer
+from condensegrpo.core.protocols.sampler import NamedTensors, Sampler, TakesAdapters
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.thread_call import result_in_thread
+from condensegrpo.core.trajectory import Segment
 from condensegrpo.episodes.player import COUNT_SECONDS
 from condensegrpo.learner import ranks
+from condensegrpo.learner.engine import DeepSpeedEngine, measure_logprobs, optimizer_step
+from condensegrpo.learner.micro_batches import pack_rows
+from condensegrpo.learner.reference import Reference
+from condensegrpo.learner.weights import adapters, gathered_weights
 from condensegrpo.metrics.credit import Credited, credit_metrics
 from condensegrpo.metrics.trajectories import multi_turn, summarise
 from condensegrpo.storage.credit import Credit, CreditTerm, write_credit
-from condensegrpo.training.rollout_step import StepBatch
+from condensegrpo.training.rollout import StepBatch
 
 T = TypeVar("T")
 Counts = Callable[[], Mapping[str, float]]
@@ -56,10 +68,6 @@ def give_credit(
     Where there are ``sources``, a turn that the last reply was sampled without keeps a part of a positive advantage. KL
     terms weigh as losses do, unless there is a ``kl_aggregation``. Turns that do not train have weight 0, and
     neither they nor their tokens count.
-
-    Raises:
-        ScoreError: a reward or an advantage is not finite.
-        PluginError: the estimator raised anything else.
     """
     scores = scores_of(kept, stops)
     trained_NK = trained_turns(kept, aggregation.turns)
@@ -215,3 +223,64 @@ def _credited(batch: StepBatch, credit: StepCredit, outcome_N: Tensor, stops: St
             handling=stops.of(scored.trajectory.stop),
             dropped=number >= len(batch.kept) + len(batch.masked),
         )
+
+
+def update(
+    learner: DeepSpeedEngine,
+    rows: Sequence[Segment],
+    objective: ObjectiveFunction,
+    *,
+    reference: Reference | None,
+    updates: int,
+    measure_old: bool,
+    temperature: float,
+    max_tokens: int,
+) -> dict[str, float]:
+    """Take ``updates`` optimiser steps on the rows of all ranks; returns the statistics of the last step.
+
+    No step is taken if no rank has a row, since there is no gradient. Beside the statistics of the step:
+
+        rows             of training data
+        tokens/rows      in all of them
+        tokens/computed  that went through the model in a pass: prefixes that rows share once, padding left out
+
+    Args:
+        reference: measures the log-probabilities that a KL term needs; None: there is no KL term.
+        measure_old: whether ratios are taken against the learner's own log-probabilities before the first step.
+        temperature: of the distribution sampled from; greedy replies (0) are learned at 1.
+        max_tokens: of a micro-batch.
+    """
+    together: int = learner.module.ranks_a_row
+    share = learner.module.computes_trees
+    batches = pack_rows(learner.module.named(rows), max_tokens=max_tokens, share=share, ranks_a_row=together)
+    vocabulary = learner.module.policy.config.get_text_config().vocab_size
+    highest = max((int(batch.token_ids.max()) for batch in batches), default=0)
+    if highest >= vocabulary:  # on a GPU it would end the process
+        raise LearnerError(
+            f"laying out the rows of a step: found the token id {highest}, and the policy knows those below "
+            f"{vocabulary}. The sampler has another tokenizer: give it the model of the run."
+        )
+    count, in_rows, computed = ranks.sum_over_ranks(
+        [len(rows), sum(len(row.token_ids) for row in rows), sum(batch.token_ids.numel() for batch in batches)]
+    )
+    if count == 0:
+        return {"rows": 0.0}
+    temperature = temperature or 1.0
+    if reference is not None:
+        batches = reference(batches, temperature)
+    if measure_old:
+        old = measure_logprobs(learner, batches, temperature=temperature)
+        batches = [replace(batch, old=old_T.cpu()) for batch, old_T in zip(batches, old, strict=True)]
+    stats: dict[str, float] = {}
+    for _ in range(updates):
+        stats = optimizer_step(learner, batches, objective, temperature=temperature)
+    return {"rows": count, "tokens/rows": in_rows, "tokens/computed": computed / together, **stats}
+
+
+def sampled_weights(sampler: Sampler, learner: DeepSpeedEngine) -> NamedTensors:
+    """What a sampler gets of the learner's weights: adapters alone where it computes them, else all, merged."""
+    return (
+        adapters(learner)
+        if isinstance(sampler, TakesAdapters) and sampler.takes_adapters
+        else gathered_weights(learner)
+    )

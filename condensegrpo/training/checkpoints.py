@@ -1,0 +1,262 @@
+"""The checkpoints of a run: saving them, in a thread if so configured, and resuming from the newest one.
+
+A checkpoint holds batches that were sampled ahead, so that a resumed run trains on what it would have trained on:
+
+ahead/rank_0/step_000021/kept.jsonl  masked.jsonl  dropped.jsonl     as in trajectories/, in the order of the batch
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import reduce
+from operator import add
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from condensegrpo.config.resumed import named_as, store_configuration
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.daemon_thread import DaemonThread
+from condensegrpo.core.errors import CheckpointError, CondenseError, SamplerError
+from condensegrpo.core.failures import plugin_code
+from condensegrpo.core.observer import Observer
+from condensegrpo.core.protocols.sampler import Sampler
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.learner import checkpoint, ranks
+from condensegrpo.learner.engine import DeepSpeedEngine
+from condensegrpo.learner.engine_state import to_main_memory
+from condensegrpo.learner.policy import end_ids, in_main_memory, load_tokenizer, processor_files, write_policy
+from condensegrpo.learner.weights import adapters, all_gathered, gathered_weights, write_adapter
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trajectories import read_trajectories, write_trajectory
+from condensegrpo.training.learn_step import sampled_weights
+from condensegrpo.training.rollout import StepBatch
+
+FOLDER = "ahead"
+FILES = ("kept", "masked", "dropped")  # fields of StepBatch
+
+
+class CheckpointSaver:
+    """Saves checkpoints one after another: at once, or in a thread while the run goes on. Its end waits for it."""
+
+    def __init__(self, config: RunConfig, folder: Path, source: str, learner: DeepSpeedEngine) -> None:
+        """Save the learner's checkpoints into a folder.
+
+        Args:
+            source: the folder or Hub id that GRPO started from.
+        """
+        self._config, self._folder, self._source, self._learner = config, folder, source, learner
+        self._pending: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        """Return the saver itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for the checkpoint that is being written; an error of the run comes before one of writing it."""
+        with suppress(*(() if kind is None else (CondenseError,))):
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def save(self, step: int, batches: Mapping[int, StepBatch]) -> None:
+        """Save the checkpoint of a step; every rank must call it.
+
+        It holds the policy as a Hugging Face folder, adapters as a PEFT folder, and prefetched batches: sampled again
+        after a resume they would be of newer weights.
+        """
+        self.wait()
+        learner, settings = self._learner, self._config.train
+        tensors = in_main_memory(gathered_weights(learner))
+        adapter = None if self._config.model.lora is None else in_main_memory(adapters(learner))
+        tokenizer, stop_ids = load_tokenizer(self._source), end_ids(self._source)
+        policy, beside = learner.module.policy, processor_files(self._source)
+
+        def export(folder: Path) -> None:
+            write_batches(folder, batches)
+            if ranks.rank() == 0:
+                target = folder / "model"
+                write_policy(
+                    target,
+                    policy.config,
+                    tensors,
+                    tokenizer=tokenizer,
+                    stop_ids=stop_ids,
+                    steps=step,
+                    beside=beside,
+                )
+                if adapter is not None:
+                    write_adapter(folder / "adapter", policy, adapter)
+
+        write = checkpoint.collect(
+            learner,
+            self._folder,
+            step=step,
+            state={"step": step, "sampled_by": rollout_settings(self._config)},
+            extra=export,
+            copied=settings.save_in_background,
+        )
+
+        def write_and_prune() -> None:
+            write()
+            checkpoint.prune(self._folder, settings.keep_checkpoints)
+
+        if settings.save_in_background:
+            thread = DaemonThread("checkpoint")  # a run that is ended at once leaves a partial folder
+            self._pending = thread.submit(write_and_prune)
+            thread.close()
+        else:
+            write_and_prune()
+
+
+def resume(
+    config: RunConfig,
+    folder: RunFolder,
+    sampler: Sampler,
+    learner: DeepSpeedEngine,
+    observer: Observer,
+    *,
+    write: Callable[[int, ScoredTrajectory], None],
+) -> tuple[int, dict[int, StepBatch]]:
+    """Load the newest checkpoint, if there is one, rewind the folder to it, and send its weights to the sampler.
+
+    Args:
+        write: as of ``BatchRollout``.
+
+    Returns:
+        The number of steps already taken, and the batches that were prefetched, by step.
+    """
+    newest = checkpoint.latest(folder.checkpoints)
+    done, batches = 0, dict[int, StepBatch]()
+    if newest is not None:
+        state = checkpoint.load(learner, newest)
+        done = int(state["step"])
+        observer.say(f"resumed after step {done} from {newest}")
+        batches = restore_batches(
+            newest,
+            settings=named_as(folder, state["sampled_by"], rollout_settings(config)),
+            stored_settings=state["sampled_by"],
+            last_step=config.train.steps,
+            say=observer.say,
+        )
+    rewind(folder, config, after=-1 if newest is None else done)
+    for step, batch in batches.items():
+        for scored in batch.trajectories:
+            write(step, scored)
+    if config.learner.offload.rollouts:
+        to_main_memory(learner)
+    doing = f"giving the sampler the weights after step {done}"
+    with all_gathered(sampled_weights(sampler, learner)) as tensors, plugin_code(doing, SamplerError):
+        sampler.update_weights(tensors, done)
+    return done, batches
+
+
+def rewind(folder: RunFolder, config: RunConfig, *, after: int) -> None:
+    """Remove from the folder what was recorded after a step.
+
+    The configuration is written only now, since a checkpoint may have refused it.
+    """
+    if ranks.rank() == 0:
+        folder.truncate_after(after)
+        store_configuration(folder, config, first_step=after + 1)
+    ranks.barrier()
+
+
+def rollout_settings(config: RunConfig) -> dict[str, object]:
+    """The part of a configuration that decides which trajectories a step has and how they are split, as JSON."""
+    sections = dict.fromkeys(("task", "rollout", "condenser", "reward", "sampler", "algorithm"), True)
+    parts = {"train": {"problems_per_step", "samples_per_problem"}, "sandbox": {"limits", "packages"}}
+    return config.model_dump(
+        mode="json",
+        include={**sections, **parts},
+        # where trajectories are sampled
+        exclude={"rollout": {"workers"}, "sampler": {"options": {"urls", "urls_file"}}},
+    )
+
+
+def write_batches(checkpoint: Path, batches: Mapping[int, StepBatch]) -> None:
+    """Write this rank's part of batches, by step, into the folder of a checkpoint."""
+    for step, batch in batches.items():
+        folder = _folder(checkpoint) / f"step_{step:06d}"
+        folder.mkdir(parents=True)
+        for name, trajectories in zip(FILES, (batch.kept, batch.masked, batch.dropped), strict=True):
+            for scored in trajectories:
+                write_trajectory(folder / f"{name}.jsonl", scored)
+
+
+def read_batches(checkpoint: Path) -> dict[int, StepBatch]:
+    """This rank's part of the batches that ``write_batches`` wrote, by step; empty if the checkpoint has none.
+
+    If another number of ranks wrote them, their groups are distributed as ``BatchRollout`` distributes them.
+    """
+    writers = len([*(checkpoint / FOLDER).glob("rank_*")])
+    if writers == ranks.world_size():
+        return _read_part(_folder(checkpoint))
+    parts = [_read_part(checkpoint / FOLDER / f"rank_{number}") for number in range(writers)]
+    steps = sorted({step for part in parts for step in part})
+    return {step: _groups_of_rank([part[step] for part in parts if step in part]) for step in steps}
+
+
+def _read_part(folder: Path) -> dict[int, StepBatch]:
+    return {
+        int(each.name.removeprefix("step_")): StepBatch(*(_read(each / f"{name}.jsonl") for name in FILES))
+        for each in sorted(folder.glob("step_*"))
+    }
+
+
+def _groups_of_rank(parts: Sequence[StepBatch]) -> StepBatch:
+    """This rank's groups of a batch, in the order of their problems."""
+    batch = reduce(add, parts)
+    indices = sorted({_problem_index(scored) for scored in batch.trajectories})
+    chosen = frozenset(indices[ranks.rank() :: ranks.world_size()])
+    kept = (
+        tuple(sorted((scored for scored in each if _problem_index(scored) in chosen), key=_problem_index))
+        for each in (batch.kept, batch.masked, batch.dropped)
+    )
+    return StepBatch(*kept)
+
+
+def _problem_index(scored: ScoredTrajectory) -> int:
+    """The index of the problem in its step: 12 of the group 6/12."""
+    return int(scored.trajectory.group_id.rpartition("/")[2])
+
+
+def restore_batches(
+    checkpoint: Path,
+    *,
+    settings: object,
+    stored_settings: object,
+    last_step: int,
+    say: Callable[[str], None],
+) -> dict[int, StepBatch]:
+    """The batches of a checkpoint that this run would have sampled the same way; none if its settings changed.
+
+    Args:
+        settings: the run's ``rollout_settings``.
+        stored_settings: those that the batches were sampled with.
+        last_step: later batches are left out.
+    """
+    batches = read_batches(checkpoint)
+    if batches and settings != stored_settings:
+        say("prefetched trajectories are discarded: the configuration of the rollouts was changed")
+        return {}
+    return {step: batch for step, batch in batches.items() if step <= last_step}
+
+
+def _folder(checkpoint: Path) -> Path:
+    return checkpoint / FOLDER / f"rank_{ranks.rank()}"
+
+
+def _read(path: Path) -> tuple[ScoredTrajectory, ...]:
+    if not path.is_file():
+        return ()
+    read = read_trajectories(path)
+    if read.problems:
+        raise CheckpointError(f"reading {path}: {read.problems[0]}. Resume from another checkpoint.")
+    return read.trajectories
