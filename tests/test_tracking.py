@@ -21,7 +21,7 @@ from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.packages import check_installed
-from condensegrpo.core.protocols.tracker import Artifact, LogsTables, RunStart, StartedRun, StartsRun, Tracker
+from condensegrpo.core.protocols.tracker import LogsTables, RunStart, StartedRun, StartsRun, Tracker
 from condensegrpo.core.table import Table
 from condensegrpo.storage.files import start_file
 from condensegrpo.storage.run_folder import RunFolder
@@ -90,7 +90,6 @@ def test_weights_and_biases_keeps_an_offline_run_and_goes_on_with_it(tmp_path: P
     assert kept["losses"] == [[1, 0.5], [2, 0.25], [2, 0.125]]
     assert kept["config"]["condenser"] == {"name": "last_k", "options": {"keep_last": 1}}
     assert kept["tables"] == 3
-    assert f"report-{kept['identity']}" in kept["artifacts"]
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert [file for file in files if b"not-to-be-written-anywhere" in file.read_bytes()] == []
 
@@ -102,8 +101,9 @@ def test_mlflow_keeps_a_run_and_goes_on_with_it(tmp_path: Path) -> None:
     assert kept["other"] == 0.75
     last_k = {"condenser.name": "last_k", "condenser.options.keep_last": "1"}
     assert kept["config"] == {"seed": "3", **last_k, "evaluate.variants.K_20": "[]"}
-    assert kept["tables"] == [3, {"columns": ["question", "success"], "data": [["2+2?", 1.0], ["3+3?", None]]}]
-    assert kept["artifacts"] == ["config-from-step-0.json", "config-from-step-1.json", "report.html", "trajectories"]
+    rows = [[step, *row] for step in (1, 2, 2) for row in (["2+2?", 1.0], ["3+3?", None])]
+    assert kept["table"] == {"columns": ["step", "question", "success"], "data": rows}
+    assert kept["artifacts"] == ["config-from-step-0.json", "config-from-step-1.json", "trajectories"]
 
 
 def test_the_local_store_of_mlflow_needs_more_than_its_small_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,6 @@ def test_trackio_keeps_a_run_and_goes_on_with_it(tmp_path: Path) -> None:
     assert kept["losses"] == [[1, 0.5], [2, 0.25], [2, 0.125]]
     assert kept["config"]["condenser"] == {"name": "last_k", "options": {"keep_last": 1}}
     assert kept["tables"] == 3
-    assert kept["artifacts"] == [f"report-{kept['identity']}"]
 
 
 @pytest.mark.parametrize("library", ["mlflow", "tensorboard", "trackio", "wandb"])
@@ -139,14 +138,11 @@ def test_a_tracker_whose_package_is_missing_says_what_to_install() -> None:
 class Recorder:
     """A tracker that keeps what it is given, and waits or fails where a test asks for it."""
 
-    artifacts: tuple[Artifact, ...] = ("report", "model")
-
     def __init__(self, *, fails_at: Sequence[int] = (), waits_for: threading.Event | None = None) -> None:
         self.fails_at, self.waits_for = fails_at, waits_for
         self.steps: list[int] = []
         self.starts: list[RunStart] = []
         self.tables: dict[str, Table] = {}
-        self.files: dict[str, str] = {}
 
     def start(self, run: RunStart) -> StartedRun:
         self.starts.append(run)
@@ -161,9 +157,6 @@ class Recorder:
 
     def log_table(self, step: int, name: str, table: Table) -> None:
         self.tables[name] = table
-
-    def log_artifact(self, name: Artifact, path: Path) -> None:
-        self.files[name] = path.name
 
     def close(self) -> None:
         self.steps.append(-1)
@@ -270,19 +263,15 @@ def test_a_run_gives_its_trackers_everything_and_keeps_their_identity(tmp_path: 
         seconds=1.0,
     )
     tracking.evaluated(2, [result])
-    (tmp_path / "model").mkdir()
-    tracking.finished(tmp_path / "model")
     tracking.close()
     assert said == [f"tracker {source}:Mine: http://[removed]@host/x7"]
     assert read_metrics(folder.metrics)[0]["eval/success"] == 0.5
     assert recorder.starts[0].config["sampler"]["options"] == {"api_key": "[removed]"}
-    assert recorder.tables["evaluation"].rows[0] == ("held-out", 1, 1, "success", 0.5, 0.25, 0.75)
     table = recorder.tables["trajectories/held-out"]
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert (row["answer"], row["correct"], row["turns"]) == ("7", 1.0, 2)
     assert "turn 1 (" in row["contexts"]
     assert row["condensed spans"] == "turn 1, last_k: 16 → 9 tokens; turns 0–0 dropped (7 tokens)"
-    assert recorder.files == {"report": "report.html", "model": "model"}
     resumed = RunTracking(config, folder, Observer())
     resumed.start(2)
     resumed.close()

@@ -25,7 +25,6 @@ TABLE = Table(columns=("question", "success"), rows=(("2+2?", 1.0), ("3+3?", Non
 
 def play(name: str, options: dict[str, object], folder: Path) -> str:
     """Log two steps, resume after the first and log the second again; returns the identity of the tracker's run."""
-    (folder / "report.html").write_text("<p>a report</p>")
     identity: str | None = None
     for step, losses in ((0, (0.5, 0.25)), (1, (0.125,))):
         time.sleep(1.1 * step if name == "wandb" else 0)  # it names a folder by id and second
@@ -35,7 +34,6 @@ def play(name: str, options: dict[str, object], folder: Path) -> str:
         for number, loss in enumerate(losses, step + 1):
             tracker.log(number, {"loss": loss, "eval/k=20/success": 0.75})
             tracker.log_table(number, "trajectories/held-out", TABLE)
-        tracker.log_artifact("report", folder / "report.html")
         tracker.close()
     assert identity is not None
     return identity
@@ -68,7 +66,6 @@ def wandb(folder: Path) -> dict[str, object]:
         "runs": [],
         "losses": [],
         "tables": 0,
-        "artifacts": [],
         "config": {},
     }
     for file in sorted(folder.rglob("run-*.wandb")):
@@ -76,8 +73,6 @@ def wandb(folder: Path) -> dict[str, object]:
             if record.HasField("run"):
                 kept["runs"].append(record.run.run_id)
                 kept["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
-            if record.HasField("artifact"):
-                kept["artifacts"].append(record.artifact.name)
             values = {".".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
             if "loss" in values:
                 kept["losses"].append([json.loads(values["step"]), json.loads(values["loss"])])
@@ -93,13 +88,13 @@ def mlflow(folder: Path) -> dict[str, object]:
 
     client = MlflowClient(tracking_uri=uri)
     (run,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
-    table = next(folder.rglob("trajectories/held-out-step-2.json"))
+    table = next(folder.rglob("trajectories/held-out.json"))
     return {
         "identity": identity,
         "runs": [run.info.run_id, run.info.run_name, run.info.status],
         "losses": [[each.step, each.value] for each in client.get_metric_history(identity, "loss")],
         "other": run.data.metrics["eval/k_20/success"],
-        "tables": [len(json.loads(run.data.tags["mlflow.loggedArtifacts"])), json.loads(table.read_text())],
+        "table": json.loads(table.read_text()),
         "artifacts": sorted(item.path for item in client.list_artifacts(identity)),
         "config": run.data.params,
     }
@@ -116,7 +111,6 @@ def trackio(folder: Path) -> dict[str, object]:
         "runs": SQLiteStorage.get_runs("p"),
         "losses": [[line["step"], line["loss"]] for line in logs if "loss" in line],
         "tables": sum("trajectories/held-out" in line for line in logs),
-        "artifacts": [item["name"] for item in SQLiteStorage.list_artifacts("p")],
         "config": SQLiteStorage.get_run_config("p", identity),
     }
 

@@ -17,7 +17,7 @@ from condensegrpo.core.protocols.condenser import Condenser, Stage
 from condensegrpo.core.protocols.reward import GroupReward, Reward, TurnReward
 from condensegrpo.core.protocols.task import Task
 from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools, Tool
-from condensegrpo.core.protocols.tracker import LogsArtifacts, LogsTables, StartsRun, Tracker
+from condensegrpo.core.protocols.tracker import LogsTables, StartsRun, Tracker
 from condensegrpo.core.reward_parts import RewardPart
 from condensegrpo.core.signatures import methods_of, return_fault, signature_faults
 from condensegrpo.episodes.boundary import checked_tools
@@ -240,7 +240,7 @@ def check_tracker(name: str) -> None:
     factory = load("trackers", name)
     if isinstance(factory, type):
         _with_methods(factory, name, Tracker)
-        for protocol in (StartsRun, LogsTables, LogsArtifacts):
+        for protocol in (StartsRun, LogsTables):
             if faults := [*signature_faults(factory, protocol)]:
                 raise ConfigError(_faulty(name, factory, faults[0]))
 

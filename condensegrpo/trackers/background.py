@@ -1,26 +1,17 @@
 """The thread in which a tracker is called, so that a slow or failing one costs records and not the run.
 
-training ──log──▶ bounded queue ──▶ thread: start, log, log_table, log_artifact, close ──▶ tracker
-         ◀─────────── messages: where the tracker's run is, the first failure ───────────┘
+training ──log──▶ bounded queue ──▶ thread: start, log, log_table, close ──▶ tracker
+         ◀─── messages: where the tracker's run is, the first failure ───┘
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 
 from condensegrpo.core.credentials import redacted
 from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.failures import message_of
-from condensegrpo.core.protocols.tracker import (
-    Artifact,
-    LogsArtifacts,
-    LogsTables,
-    RunStart,
-    StartedRun,
-    StartsRun,
-    Tracker,
-)
+from condensegrpo.core.protocols.tracker import LogsTables, RunStart, StartedRun, StartsRun, Tracker
 from condensegrpo.core.table import Table
 from condensegrpo.core.wording import counted
 
@@ -41,11 +32,6 @@ class BackgroundTracker:
         self._total = 0
         self._thread = DaemonThread(f"tracker {name}")
         self._capacity = capacity
-
-    @property
-    def artifacts(self) -> tuple[Artifact, ...]:
-        """What the tracker keeps."""
-        return tuple(self._tracker.artifacts) if isinstance(self._tracker, LogsArtifacts) else ()
 
     def start(self, run: RunStart, remember: Callable[[StartedRun], None]) -> None:
         """Open the tracker's run.
@@ -76,12 +62,6 @@ class BackgroundTracker:
         tracker = self._tracker
         if isinstance(tracker, LogsTables):
             self._put(lambda: tracker.log_table(step, name, make()))
-
-    def log_artifact(self, name: Artifact, path: Path) -> None:
-        """Keep a file or folder."""
-        tracker = self._tracker
-        if isinstance(tracker, LogsArtifacts):
-            self._put(lambda: tracker.log_artifact(name, path))
 
     def messages(self) -> list[str]:
         """What happened since the last call, for the log."""

@@ -1,4 +1,4 @@
-"""The tracker ``mlflow``: metrics, tables and artifacts to an MLflow server, or into a local store."""
+"""The tracker ``mlflow``: metrics and tables to an MLflow server, or into a local store."""
 
 import importlib
 import json
@@ -6,37 +6,28 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.metadata import distributions
-from pathlib import Path
 from typing import Any
 
 from condensegrpo.core.credentials import has_credentials
 from condensegrpo.core.packages import check_installed
-from condensegrpo.core.protocols.tracker import Artifact, RunStart, StartedRun
+from condensegrpo.core.protocols.tracker import RunStart, StartedRun
 from condensegrpo.core.table import Table
 
 PARAMETERS = 100  # in one request
 PARAMETER_CHARACTERS = 500  # of a value, the limit of servers before MLflow 2.10
-TABLES = "mlflow.loggedArtifacts"  # the tag by which MLflow's pages find tables
 DATABASES = ("sqlite:", "postgresql", "mysql", "mssql")  # stores that need the whole of MLflow
-SHOWN_TABLES = 40  # named in the tag, whose length is limited
 
 
 class MlflowTracker:
     """Logs to MLflow: a server, or the local store that MLflow chooses (``MLFLOW_TRACKING_URI``)."""
 
-    def __init__(
-        self,
-        experiment: str = "condensegrpo",
-        tracking_uri: str | None = None,
-        artifacts: Sequence[Artifact] = ("report",),
-    ) -> None:
+    def __init__(self, experiment: str = "condensegrpo", tracking_uri: str | None = None) -> None:
         """Log to an experiment; without a tracking URI as MLflow's environment variables say."""
-        self._experiment, self._uri, self.artifacts = experiment, tracking_uri, artifacts
+        self._experiment, self._uri = experiment, tracking_uri
         self._client: Any = None
         self._id = ""
-        self._tables: list[dict[str, str]] = []  # the newest, as the tag has them
 
     @staticmethod
     def check_options(**options: object) -> None:
@@ -68,7 +59,6 @@ class MlflowTracker:
         else:
             self._id = run.identity
             client.update_run(self._id, status="RUNNING")
-            self._tables = json.loads(client.get_run(self._id).data.tags.get(TABLES, "[]"))
         client.log_dict(self._id, dict(run.config), f"config-from-step-{run.step}.json")
         return StartedRun(identity=self._id, location=f"{client.tracking_uri}, run {self._id}")
 
@@ -79,19 +69,10 @@ class MlflowTracker:
         self._client.log_batch(self._id, metrics=[metric(_name(name), value, now, step) for name, value in finite])
 
     def log_table(self, step: int, name: str, table: Table) -> None:
-        """Write a table as MLflow's own ``log_table`` does, which would import pandas."""
-        file = f"{_name(name)}-step-{step}.json"
-        content = {"columns": table.columns, "data": table.rows}
-        self._client.log_text(self._id, json.dumps(content, ensure_ascii=False), file)
-        self._tables = [*self._tables, {"path": file, "type": "table"}][-SHOWN_TABLES:]
-        self._client.set_tag(self._id, TABLES, json.dumps(self._tables))
-
-    def log_artifact(self, name: Artifact, path: Path) -> None:
-        """Upload a file or folder."""
-        if path.is_dir():
-            self._client.log_artifacts(self._id, str(path), name)
-        else:
-            self._client.log_artifact(self._id, str(path))
+        """Append to a table, which has the column ``step`` besides."""
+        columns = zip(*table.rows, strict=True) if table.rows else ((),) * len(table.columns)
+        content = {"step": [step] * len(table.rows), **dict(zip(table.columns, map(list, columns), strict=True))}
+        self._client.log_table(self._id, content, f"{_name(name)}.json")
 
     def close(self) -> None:
         """Mark the run as finished."""

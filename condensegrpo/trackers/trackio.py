@@ -1,26 +1,23 @@
-"""The tracker ``trackio``: metrics, tables and artifacts into a local SQLite store, or to a Hugging Face Space."""
+"""The tracker ``trackio``: metrics and tables into a local SQLite store, or to a Hugging Face Space."""
 
 import importlib
 import io
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import Any
 
 from condensegrpo.core.packages import check_installed
-from condensegrpo.core.protocols.tracker import Artifact, RunStart, StartedRun
+from condensegrpo.core.protocols.tracker import RunStart, StartedRun
 from condensegrpo.core.table import Table
 
 
 class TrackioTracker:
     """Logs to Trackio: ``trackio show --project condensegrpo`` shows its local store (``TRACKIO_DIR``)."""
 
-    def __init__(
-        self, project: str = "condensegrpo", space: str | None = None, artifacts: Sequence[Artifact] = ("report",)
-    ) -> None:
+    def __init__(self, project: str = "condensegrpo", space: str | None = None) -> None:
         """Log to a project, of the local store or of a Hugging Face Space."""
-        self._project, self._space, self.artifacts = project, space, artifacts
+        self._project, self._space = project, space
         self._trackio: Any = None  # the library
         self._run: Any = None
 
@@ -54,10 +51,6 @@ class TrackioTracker:
         """Record a table."""
         rows = [list(row) for row in table.rows]
         self._run.log({name: self._trackio.Table(columns=list(table.columns), data=rows)}, step=step)
-
-    def log_artifact(self, name: Artifact, path: Path) -> None:
-        """Keep a file or folder as a version of the run's artifact of that kind."""
-        self._run.log_artifact(path, name=f"{name}-{self._run.name}", type=name)
 
     def close(self) -> None:
         """Send what is still waiting."""

@@ -1,14 +1,13 @@
-"""The tracker ``wandb``: metrics, tables and artifacts to Weights & Biases, or offline into the run's folder."""
+"""The tracker ``wandb``: metrics and tables to Weights & Biases, or offline into the run's folder."""
 
 import importlib
 import os
 import secrets
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from condensegrpo.core.packages import check_installed
-from condensegrpo.core.protocols.tracker import Artifact, RunStart, StartedRun
+from condensegrpo.core.protocols.tracker import RunStart, StartedRun
 from condensegrpo.core.table import Table
 
 
@@ -20,10 +19,9 @@ class WandbTracker:
         project: str = "condensegrpo",
         entity: str | None = None,
         mode: Literal["online", "offline"] | None = None,
-        artifacts: Sequence[Artifact] = ("report",),
     ) -> None:
         """Log to a project of an entity (user or team); without a mode as ``WANDB_MODE`` says."""
-        self._project, self._entity, self._mode, self.artifacts = project, entity, mode, artifacts
+        self._project, self._entity, self._mode = project, entity, mode
         self._wandb: Any = None  # the library
         self._run: Any = None
 
@@ -61,14 +59,6 @@ class WandbTracker:
         rows = [list(row) for row in table.rows]
         content = self._wandb.Table(columns=list(table.columns), data=rows, allow_mixed_types=True)
         self._run.log({"step": step, name: content})
-
-    def log_artifact(self, name: Artifact, path: Path) -> None:
-        """Upload a file or folder as a version of the run's artifact of that kind."""
-        artifact = self._wandb.Artifact(f"{name}-{self._run.id}", type=name)
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:  # add_dir prints into the log of the run
-            if file.is_file():
-                artifact.add_file(str(file), name=str(file.relative_to(path)) if path.is_dir() else path.name)
-        self._run.log_artifact(artifact)
 
     def close(self) -> None:
         """Send what is still waiting."""

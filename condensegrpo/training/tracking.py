@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 
 from condensegrpo.assembly.runtime import open_trackers
@@ -13,17 +14,26 @@ from condensegrpo.core.credentials import without_credentials
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols.tracker import Artifact, RunStart, StartedRun
+from condensegrpo.core.protocols.tracker import RunStart, StartedRun
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.table import Table
+from condensegrpo.core.trajectory import Trajectory, Turn
+from condensegrpo.episodes.toolcalls import shortened
 from condensegrpo.evaluation.figures import evaluation_metrics
 from condensegrpo.reporting.run_report import ReportTracker
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker
+from condensegrpo.storage.trajectories import sample_trajectories
 from condensegrpo.trackers.background import BackgroundTracker
-from condensegrpo.training.tracked_tables import tracked_evaluations, trajectory_table
 
 CLOSE_SECONDS = 60.0  # that the end of a run waits for its trackers
-BYTES_PER_SECOND = 5e6  # of artifacts: so much longer it waits for them
+TRAJECTORIES = 16  # of an evaluation, in a table
+CHARACTERS = 4000  # of a cell
+COLUMNS = (
+    *("trajectory", "question", "ground truth", "answer", "correct", "reward", "stop", "turns", "largest context"),
+    *("contexts", "condensed spans"),
+)
 
 
 class RunTracking:
@@ -40,7 +50,6 @@ class RunTracking:
         }
         self._identities: dict[str, str] = {}  # of the runs of the trackers
         self._lock = threading.Lock()
-        self._bytes = 0  # of artifacts
 
     def start(self, done: int) -> None:
         """Open the runs of the trackers, after ``done`` steps: those that are known continue."""
@@ -67,23 +76,13 @@ class RunTracking:
         self._say_messages()
 
     def evaluated(self, step: int, results: Sequence[Evaluation]) -> None:
-        """Record evaluations: their metrics, a table of them, and a sample of their trajectories."""
+        """Record evaluations: their metrics, and a sample of their trajectories."""
         self.log(step, {key: value for result in results for key, value in evaluation_metrics(result).items()})
         for tracker in self._trackers.values():
-            tracker.log_table(step, "evaluation", partial(tracked_evaluations, results))
             for result in results:
                 file = self._folder.evaluation(step, result.name)
                 name = f"trajectories/{result.name}"
                 tracker.log_table(step, name, partial(trajectory_table, file))
-
-    def finished(self, model: Path) -> None:
-        """Hand the report and the model to the trackers that keep them, after the last step."""
-        self._report.flush()
-        files: dict[Artifact, Path] = {"report": self._folder.path / "report.html", "model": model}
-        for tracker in self._trackers.values():
-            for name in tracker.artifacts:
-                tracker.log_artifact(name, files[name])
-                self._bytes += _size(files[name])
 
     def close(self) -> None:
         """Write the report, close the trackers, and wait for them for a limited time."""
@@ -95,7 +94,7 @@ class RunTracking:
             self._observer.phase("closing the trackers", None)
         for tracker in self._trackers.values():
             tracker.end()
-        deadline = time.monotonic() + CLOSE_SECONDS + self._bytes / BYTES_PER_SECOND
+        deadline = time.monotonic() + CLOSE_SECONDS
         losses = [tracker.wait(deadline - time.monotonic()) for tracker in self._trackers.values()]
         self._say_messages()
         for loss in filter(None, losses):
@@ -107,6 +106,42 @@ class RunTracking:
                 self._observer.say(message)
 
 
-def _size(path: Path) -> int:
-    """Bytes of a file, or of the files in a folder."""
-    return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else (path,)) if file.is_file())
+def trajectory_table(file: Path) -> Table:
+    """A sample of the trajectories of a file, from the first to the last that finished."""
+    return Table(columns=COLUMNS, rows=tuple(map(_row, sample_trajectories(file, TRAJECTORIES))))
+
+
+def _row(scored: ScoredTrajectory) -> tuple[str | int | float | None, ...]:
+    trajectory, figures = scored.trajectory, scored.figures
+    return (
+        figures.id,
+        trajectory.question,
+        trajectory.ground_truth,
+        trajectory.answer,
+        figures.correct,
+        figures.total,
+        figures.stop.value,
+        figures.turns,
+        figures.context_tokens,
+        shortened("\n\n".join(starmap(_context, enumerate(trajectory.turns))), CHARACTERS),
+        shortened("\n".join(_spans(trajectory)), CHARACTERS),
+    )
+
+
+def _context(number: int, turn: Turn) -> str:
+    """The messages that a turn saw, and its reply."""
+    messages = "\n".join(f"{message.role}: {message.text}" for message in (*turn.context, turn.reply))
+    return f"turn {number} ({len(turn.prompt_ids)} tokens)\n{messages}"
+
+
+def _spans(trajectory: Trajectory) -> list[str]:
+    """``turn 2, last_k: 55 → 31 tokens; turns 0–1 dropped (24 tokens)``, a line for each condensation."""
+    lines = []
+    for number, turn in enumerate(trajectory.turns):
+        if declared := turn.condensation:
+            spans = "; ".join(
+                f"turns {span.first}–{span.last} {span.status} ({span.tokens} tokens)" for span in declared.spans
+            )
+            tokens = f"{declared.tokens_before} → {declared.tokens_after} tokens"
+            lines.append(f"turn {number}, {declared.condenser}: {tokens}; {spans}")
+    return lines

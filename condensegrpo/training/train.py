@@ -116,11 +116,7 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
             observer.say(
                 f"no step is left to train: train.steps is {config.train.steps}. Set a larger train.steps to continue"
             )
-        finished = _loop(run, done, stopping)
-        if finished and run.tracking is not None:
-            run.saver.wait()
-            run.tracking.finished(folder.checkpoints / f"step_{last:06d}" / "model")
-        return finished
+        return _loop(run, done, stopping)
 
 
 def _let_sleep(sampler: Sampler, name: str, observer: Observer) -> None:

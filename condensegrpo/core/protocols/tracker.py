@@ -1,23 +1,20 @@
 """Trackers: where the metrics of a run go, and what else a tracker may take. Standard library only.
 
-Only ``log`` and ``close`` are needed. ``start``, ``log_table`` and ``log_artifact`` are optional, one for each job:
+Only ``log`` and ``close`` are needed. ``start`` and ``log_table`` are optional, one for each job:
 
     StartsRun      the configuration at the start; the run in the tracker continues when the run is resumed
-    LogsTables     evaluations with intervals, and a sample of trajectories
-    LogsArtifacts  the report and the model, after the last step
+    LogsTables     a sample of the trajectories of each evaluation
 
 All methods of a tracker are called in one thread, which is not the one that trains. What they raise is counted and
 shown once; training goes on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from condensegrpo.core.table import Table
-
-Artifact = Literal["report", "model"]  # report.html; the last checkpoint's Hugging Face folder
 
 
 class Tracker(Protocol):
@@ -62,14 +59,4 @@ class LogsTables(Protocol):
     """A tracker that keeps tables."""
 
     def log_table(self, step: int, name: str, table: Table) -> None:
-        """Record a table, such as ``evaluation`` or ``trajectories/held-out``."""
-
-
-@runtime_checkable
-class LogsArtifacts(Protocol):
-    """A tracker that keeps files."""
-
-    artifacts: Sequence[Artifact]  # which it keeps
-
-    def log_artifact(self, name: Artifact, path: Path) -> None:
-        """Keep a file, or a folder with all that is in it."""
+        """Record a table, such as ``trajectories/held-out``."""
