@@ -23,7 +23,6 @@ from condensegrpo.cli.plugins import plugins
 from condensegrpo.cli.proxy import proxy
 from condensegrpo.cli.quickstart import quickstart
 from condensegrpo.cli.report import report
-from condensegrpo.cli.retention import retention
 from condensegrpo.cli.runs import runs
 from condensegrpo.cli.serve import serve
 from condensegrpo.cli.simulate import simulate
@@ -91,9 +90,6 @@ launch.command("slurm")(slurm)
 launch.command("sagemaker")(sagemaker)
 app.add_typer(launch, name="launch")
 app.command("plugins")(plugins)
-bench = typer.Typer(help="Benchmarks that need no training run.", no_args_is_help=True, rich_markup_mode="rich")
-bench.command("retention")(retention)
-app.add_typer(bench, name="bench")
 model = typer.Typer(help="Pretrained models.", no_args_is_help=True, rich_markup_mode="rich")
 model.callback()(lambda: None)  # else its only command would be the whole of it
 model.command("fetch")(fetch)

@@ -1,20 +1,17 @@
-"""``condensegrpo bench retention``: the reader of BFCL's memory questions, what counts as kept, and the command."""
+"""``benchmarks/retention.py``: the reader of BFCL's memory questions, what counts as kept, and the command."""
 
 import json
-import re
 import zipfile
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from command import run, succeed
 from memory_questions import write_memory_questions
+from retention import main, methods, parsed_shares, retention
 from rich.console import Console
 
-from condensegrpo.cli.retention import parsed_shares
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.display.tables import show_folding, table
-from condensegrpo.evaluation.retention import methods, retention
 from condensegrpo.storage.bfcl_memory import contains_answer, read_memory_questions
 
 SAID = {  # in the order of conversations; four words each, so that half the budget holds two of four messages
@@ -152,21 +149,13 @@ def test_a_table_that_does_not_fit_loses_neither_names_nor_figures(width: int) -
     assert shown.count("[-0.20, +0.03]") == shown.count("0.52 [0.45, 0.59]") == 8
 
 
-def test_the_command_prints_a_table_and_writes_json_and_markdown(tmp_path: Path) -> None:
-    data, out = write(tmp_path / "data"), tmp_path / "out"
-    shown = succeed(
-        *("bench", "retention", "--data", str(data), "--condensers", "truncate", "--budgets", "1/2", "--out", str(out)),
-        *("--scenarios", "travel"),
-    )
+def test_the_script_prints_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write(tmp_path / "data")
+    main(["--data", str(data), "--condensers", "truncate", "--budgets", "1/2", "--scenarios", "travel"])
+    shown = capsys.readouterr().out
     assert "2 questions about 4 messages, budgets in words" in shown
-    assert re.search(r"\n *\n *bm25 ", shown)  # a row has two lines: an empty one tells it from the next
-    travel = succeed(
-        "bench", "retention", "--data", str(data), "--scenarios", "travel", "--condensers", "full", "--json"
-    )
-    assert json.loads(travel)["questions"] == 2
-    report = json.loads((out / "retention.json").read_text())
+    assert shown.count("\n| ") == 6  # headings, rule, four methods
+    main(["--data", str(data), "--scenarios", "travel", "--condensers", "truncate", "--budgets", "1/2", "--json"])
+    report = json.loads(capsys.readouterr().out)
     assert (report["questions"], report["messages"], report["budget"]) == (2, 4, "words")
     assert [figure["name"] for figure in report["figures"]] == ["newest", "random", "bm25", "truncate"]
-    assert (out / "retention.md").read_text().count("\n| ") == 6  # headings, rule, four methods
-    refused = run("bench", "retention", "--data", str(out))
-    assert (refused.returncode, "has no BFCL_v4_memory.json" in refused.stderr) == (1, True)

@@ -1,5 +1,10 @@
 """Retention: the share of questions whose answer still stands in what a condenser keeps of a conversation.
 
+    pip download --no-deps bfcl-eval==2026.3.23
+    python benchmarks/retention.py --data bfcl_eval-2026.3.23-py3-none-any.whl [--json]
+
+The data are the 155 memory questions of BFCL v4. `--help` lists the options.
+
     budget 1/4, 40 words; the answer is "Seattle"
     newest first    … my counter is only 38 square feet.                  0
     BM25            I live in Seattle …                                   1
@@ -9,17 +14,24 @@ each question and budget, with the question pinned. Beside the condensers there 
 budget with whole messages: the newest first, in random order, and by BM25 with the question.
 """
 
+import argparse
 import asyncio
+import json
 import random
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
+
+from tables import show
 
 from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.assembly.scorers import frozen_scorers, names_of
+from condensegrpo.cli.compare import parsed_condensers
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import History, Message, Unit, flatten
@@ -28,11 +40,19 @@ from condensegrpo.episodes.render import Renderer
 from condensegrpo.evaluation.comparison import Contender
 from condensegrpo.learner.policy import end_ids, load_tokenizer
 from condensegrpo.metrics.estimates import Interval, paired_difference, success_interval
-from condensegrpo.storage.bfcl_memory import Match, MemoryQuestion, MemoryQuestions, contains_answer
+from condensegrpo.storage.bfcl_memory import (
+    Match,
+    MemoryQuestion,
+    MemoryQuestions,
+    contains_answer,
+    read_memory_questions,
+)
 
 if TYPE_CHECKING:
     import bm25s
 
+CONDENSERS = "full, truncate, last_k keep_last=8, observation_mask keep=1000, random_drop, anchors, anchors share=0.5"
+SHARE = re.compile(r"\d+/[1-9]\d*|\d*\.?\d+")
 BASELINE = "newest"  # what every other row is compared with
 DRAWS = 8  # random orders for each question
 Order = Callable[[History], Sequence[int]]  # positions of the units, the first to keep first
@@ -81,11 +101,7 @@ def history_of(question: MemoryQuestion, messages: Sequence[str]) -> History:
 
 
 def methods(condensers: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[Method, ...]:
-    """The controls, and condensers by their names and options.
-
-    Raises:
-        ConfigError: a condenser is unknown, refuses its options, is named twice or asks a policy for text.
-    """
+    """The controls, and condensers by their names and options."""
     controls = (
         Method(name=BASELINE, orders=(_newest,)),
         Method(name="random", orders=tuple(_shuffled(seed) for seed in range(DRAWS))),
@@ -118,16 +134,11 @@ def retention(
     *,
     count: Count = words,
     match: Match = "words",
-    advance: Callable[[], None] = lambda: None,
 ) -> tuple[Retention, ...]:
     """The figures of every method under every budget, in this order; the baseline is the first method.
 
     Args:
         count: of messages, in the unit of the budgets.
-        advance: called after each method and budget.
-
-    Raises:
-        ConfigError: a condenser ranks by the attention of a policy, or of a model that cannot be read.
     """
     scorers = frozen_scorers([name for method in entrants if method.condenser for name in names_of(method.condenser)])
     histories = [history_of(question, data.messages[question.scenario]) for question in data.questions]
@@ -159,7 +170,6 @@ def retention(
                     difference=difference,
                 )
             )
-            advance()
     return tuple(figures)
 
 
@@ -210,3 +220,58 @@ def _index(texts: tuple[str, ...]) -> "bm25s.BM25":
 
 def _text(units: Iterable[Unit]) -> str:
     return "\n".join(message.text for unit in units for message in unit.messages)
+
+
+def parsed_shares(text: str) -> list[Fraction]:
+    """Parse ``--budgets``, such as ``1/2,0.1``."""
+    shares = [Fraction(word) for word in text.replace(" ", "").split(",") if SHARE.fullmatch(word)]
+    if len(shares) != text.count(",") + 1 or not all(0 < share <= 1 for share in shares):
+        raise ConfigError(f"reading --budgets {text!r}: wanted shares above 0 and at most 1, such as 1/4,0.1.")
+    return shares
+
+
+def table_rows(figures: Sequence[Retention]) -> tuple[list[str], list[list[str]]]:
+    """Headings, and a row for each method: per budget the share, in brackets the difference to the baseline."""
+    names = list(dict.fromkeys(figure.name for figure in figures))
+    budgets = list(dict.fromkeys(figure.budget for figure in figures))
+    cells = {(figure.name, figure.budget): figure for figure in figures}
+    sees = {figure.name: "yes" if figure.sees_question else "no" for figure in figures}
+    rows = [[name, sees[name], *(_cell(cells[name, budget]) for budget in budgets)] for name in names]
+    return ["condenser", "sees the question", *map(str, budgets)], rows
+
+
+def _cell(figure: Retention) -> str:
+    if figure.difference is None:
+        return f"{figure.retained:.2f}"
+    return f"{figure.retained.mean:.2f} ({figure.difference:+.2f})"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, help="wheel of bfcl-eval, or the folder of its data; else as installed")
+    parser.add_argument("--condensers", default=CONDENSERS, help="with options, separated by commas")
+    parser.add_argument("--scenarios", help="only these, such as notetaker,healthcare")
+    parser.add_argument("--budgets", default="1/2,1/4,1/8,1/16", help="shares of a conversation that may be kept")
+    parser.add_argument("--model", help="count tokens of this model (folder or Hub id) and not words")
+    parser.add_argument("--match", choices=get_args(Match), default="words", help="whole words, or inside a word too")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; an interval is [mean, low, high]")
+    given = parser.parse_args(arguments)
+    shares, entrants = parsed_shares(given.budgets), methods(parsed_condensers(given.condensers))
+    data = read_memory_questions(given.data)
+    if given.scenarios is not None:
+        data = data.of(given.scenarios.replace(" ", "").split(","))
+    count = words if given.model is None else token_count(given.model)
+    figures = retention(data, entrants, shares, count=count, match=given.match)
+    budget = "words" if given.model is None else f"tokens of {given.model}"
+    questions, messages = len(data.questions), sum(map(len, data.messages.values()))
+    if given.json:
+        rows = [{**asdict(figure), "budget": str(figure.budget)} for figure in figures]
+        report = {"questions": questions, "messages": messages, "budget": budget, "match": given.match, "figures": rows}
+        print(json.dumps(report, indent=2))
+    else:
+        show(f"{questions} questions about {messages} messages, budgets in {budget}", *table_rows(figures))
+
+
+if __name__ == "__main__":
+    main()
