@@ -32,7 +32,7 @@ from condensegrpo.core.errors import CondenseError, ConfigError, DataError, Plug
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
-from condensegrpo.display.neutral import neutral
+from condensegrpo.display.theme import neutral
 from condensegrpo.storage.hub import hub_fault
 from condensegrpo.storage.placeholder import placeholder_in
 

@@ -53,7 +53,7 @@ CURE = "do not train with it: importance ratios would be wrong; condensegrpo tra
 def sampler_findings(name: str, config: str | None, overrides: list[str]) -> list[Finding]:
     """Sample, take an optimiser step, send the weights, sample again and compare. Takes half a minute."""
     from condensegrpo.config.load import named_config
-    from condensegrpo.display.quiet import quiet_libraries
+    from condensegrpo.display.console import quiet_libraries
     from condensegrpo.storage.run_folder import RunFolder
     from condensegrpo.training.parity import parity_config, parity_trial
 
@@ -314,7 +314,7 @@ TRIALS: Mapping[str, Trial] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a trial and write its findings; on several ranks the first one writes."""
     from condensegrpo.config.load import named_config
-    from condensegrpo.display.quiet import quiet_libraries
+    from condensegrpo.display.console import quiet_libraries
     from condensegrpo.storage.run_folder import RunFolder
 
     parser = argparse.ArgumentParser()

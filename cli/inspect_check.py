@@ -13,7 +13,7 @@ from condensegrpo.core.figures import figures_of
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
-from condensegrpo.display.neutral import neutral
+from condensegrpo.display.theme import neutral
 from condensegrpo.inspection.batches import credit_of
 from condensegrpo.storage.codec import fields_of
 from condensegrpo.storage.credit import Credit

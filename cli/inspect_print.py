@@ -11,8 +11,8 @@ from condensegrpo.core.errors import DataError
 from condensegrpo.core.information import changes, description
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
-from condensegrpo.display.inspect_tables import group_table, sibling_table
-from condensegrpo.display.neutral import neutral, one_line
+from condensegrpo.display.tables import group_table, sibling_table
+from condensegrpo.display.theme import neutral, one_line
 from condensegrpo.display.trajectory_view import details, heading, overview
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.index import Index

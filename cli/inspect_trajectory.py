@@ -17,7 +17,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
-from condensegrpo.display.neutral import neutral, one_line
+from condensegrpo.display.theme import neutral, one_line
 from condensegrpo.inspection import views
 from condensegrpo.inspection.batches import choose, step_of, trajectory_files
 from condensegrpo.inspection.index import Index

@@ -18,7 +18,7 @@ from condensegrpo.core.protocols.task import Split
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.console import loading
-from condensegrpo.display.neutral import neutral
+from condensegrpo.display.theme import neutral
 
 if TYPE_CHECKING:
     from condensegrpo.assembly.components import Components

@@ -22,7 +22,7 @@ from condensegrpo.cli.options import AsJson
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.plugins import KINDS, installed, load
 from condensegrpo.display import theme
-from condensegrpo.display.neutral import neutral, one_line
+from condensegrpo.display.theme import neutral, one_line
 
 OURS = "condensegrpo"  # the name of our distribution
 NAME_WIDTH = 22

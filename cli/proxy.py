@@ -82,7 +82,7 @@ def _proxy(config: "RunConfig", model: str, out: Path, *, sessions: int, idle: f
     """The proxy of a configuration, with its run folder."""
     from condensegrpo.assembly.build import build_components
     from condensegrpo.assembly.runtime import check_sampler, open_sampler, renderer_for, trajectory_engine
-    from condensegrpo.display.quiet import quiet_libraries
+    from condensegrpo.display.console import quiet_libraries
     from condensegrpo.integrations.proxy import Proxy, RemoteAgent
     from condensegrpo.storage.media import MediaFolder
 

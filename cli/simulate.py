@@ -49,7 +49,7 @@ def simulate(
     with PhaseDisplay(theme.console(sys.stderr)) as display:
         display.phase("loading torch and transformers", None)
         from condensegrpo.config.load import named_config
-        from condensegrpo.display.quiet import quiet_libraries
+        from condensegrpo.display.console import quiet_libraries
         from condensegrpo.simulation.cluster import read_cluster
         from condensegrpo.simulation.simulate import simulate as simulated
 

@@ -18,8 +18,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observers, Silent
 from condensegrpo.core.start_up import postpone_collections
 from condensegrpo.core.wording import counted
-from condensegrpo.display.console import TrainingConsole, waiting_for
-from condensegrpo.display.quiet import quiet_libraries
+from condensegrpo.display.console import TrainingConsole, quiet_libraries, waiting_for
 from condensegrpo.display.run_log import JsonLines, RunLog
 from condensegrpo.learner.launchers import join_launch, launched_rank
 from condensegrpo.storage.run_folder import RunFolder

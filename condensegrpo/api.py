@@ -153,8 +153,7 @@ def train(
         RunError: there is a run of this name, or its folder cannot be written.
     """
     from condensegrpo.assembly.objects import configured
-    from condensegrpo.display.console import TrainingConsole
-    from condensegrpo.display.quiet import quiet_libraries
+    from condensegrpo.display.console import TrainingConsole, quiet_libraries
     from condensegrpo.display.run_log import RunLog
     from condensegrpo.learner.launchers import check_alone
     from condensegrpo.training.run_setup import prepare_run
@@ -316,7 +315,7 @@ def _built(
     """The components of a configuration without variants, and the model folder or Hub id of its policy."""
     from condensegrpo.assembly.build import build
     from condensegrpo.assembly.objects import configured
-    from condensegrpo.display.quiet import quiet_libraries
+    from condensegrpo.display.console import quiet_libraries
 
     quiet_libraries()
     settings, objects = configured(config, ["evaluate.variants={}", *overrides], parts)

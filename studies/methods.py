@@ -31,7 +31,7 @@ from condensegrpo.config.study import Study, load_study
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.protocols.task import Demonstration
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.display.quiet import quiet_libraries
+from condensegrpo.display.console import quiet_libraries
 from condensegrpo.metrics.refetches import fetches
 from condensegrpo.storage.evaluations import stored_evaluations
 from condensegrpo.storage.run_folder import RunFolder

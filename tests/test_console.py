@@ -20,8 +20,17 @@ from rich.console import Console
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observers
 from condensegrpo.display.console import PhaseDisplay, TrainingConsole
-from condensegrpo.display.run_log import JsonLines, RunLog
-from condensegrpo.display.step_table import COLUMNS, GAP, HEADING_EVERY, WIDTH, StepTable, fitting, headings
+from condensegrpo.display.run_log import (
+    COLUMNS,
+    GAP,
+    HEADING_EVERY,
+    WIDTH,
+    JsonLines,
+    RunLog,
+    StepTable,
+    fitting,
+    headings,
+)
 
 METRICS = {
     "trajectories": 64.0,

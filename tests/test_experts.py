@@ -26,7 +26,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import HasExpert, Problem, Split
-from condensegrpo.display.quiet import quiet_libraries
+from condensegrpo.display.console import quiet_libraries
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Trigger
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new

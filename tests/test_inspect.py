@@ -19,9 +19,8 @@ from condensegrpo.core.errors import CondenseError, ConfigError, DataError, RunE
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Rejected, Score, Stop
-from condensegrpo.display.neutral import excerpt, neutral, one_line
-from condensegrpo.display.theme import BAD, GOOD, PLAIN_WIDTH, console, signed_style
-from condensegrpo.display.token_view import Glosses, token_grid
+from condensegrpo.display.theme import BAD, GOOD, PLAIN_WIDTH, console, excerpt, neutral, one_line, signed_style
+from condensegrpo.display.trajectory_view import Glosses, token_grid
 from condensegrpo.inspection.batches import choose, credit_of
 from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.index import Index

@@ -25,7 +25,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.messages import Message
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.display.quiet import quiet_libraries
+from condensegrpo.display.console import quiet_libraries
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler

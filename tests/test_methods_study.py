@@ -16,7 +16,7 @@ from condensegrpo.assembly.preflight import made_tokenizer
 from condensegrpo.assembly.runtime import renderer_with
 from condensegrpo.config.study import Study, load_study
 from condensegrpo.core.plugins import load
-from condensegrpo.display.quiet import quiet_libraries
+from condensegrpo.display.console import quiet_libraries
 from condensegrpo.episodes.toolformats import Malformed
 from condensegrpo.storage.trackers import read_metrics
 

@@ -17,8 +17,7 @@ from rich.padding import Padding
 from condensegrpo.cli.inspect_app.tabs import shown
 from condensegrpo.core.messages import MediaPart, Message, TextPart
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.display.pictures import PictureProtocol, TerminalPicture, command, protocol_of
-from condensegrpo.display.trajectory_view import details
+from condensegrpo.display.trajectory_view import PictureProtocol, TerminalPicture, command, details, protocol_of
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.inspector_page import write_inspector
 from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader

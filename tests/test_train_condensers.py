@@ -32,7 +32,7 @@ from condensegrpo.core.observer import Observer, Silent
 from condensegrpo.core.protocols.condenser import Budget
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import SamplingParams, Trajectory
-from condensegrpo.display.quiet import quiet_libraries
+from condensegrpo.display.console import quiet_libraries
 from condensegrpo.episodes.information import AnswerProbe
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.storage.credit import read_credit

@@ -15,7 +15,7 @@ from condensegrpo.config.load import validate
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.display.quiet import quiet_libraries
+from condensegrpo.display.console import quiet_libraries
 from condensegrpo.storage.credit import read_credit
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics

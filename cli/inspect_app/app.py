@@ -29,7 +29,7 @@ from condensegrpo.cli.inspect_choice import Choice
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
-from condensegrpo.display.neutral import neutral, one_line
+from condensegrpo.display.theme import neutral, one_line
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.filters import fields_in
 from condensegrpo.inspection.index import Index

@@ -16,7 +16,7 @@ from condensegrpo.cli.inspect_app.selection import fault
 from condensegrpo.cli.inspect_app.tabs import TABS, comparison
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.display import theme
-from condensegrpo.display.neutral import one_line
+from condensegrpo.display.theme import one_line
 from condensegrpo.inspection.opened import OpenedTrajectory, first_difference
 from condensegrpo.inspection.views import READY_VIEWS
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from condensegrpo.cli.inspect_app import rows
 from condensegrpo.cli.inspect_app.selection import Listing
 from condensegrpo.core.wording import counted
-from condensegrpo.display.neutral import one_line
+from condensegrpo.display.theme import one_line
 from condensegrpo.inspection import views
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.records import IndexedTrajectory

@@ -10,8 +10,8 @@ from textual.widgets import OptionList
 
 from condensegrpo.core.wording import counted
 from condensegrpo.display import context_bar, theme
-from condensegrpo.display.inspect_tables import advantage, verdict
-from condensegrpo.display.neutral import one_line
+from condensegrpo.display.tables import advantage, verdict
+from condensegrpo.display.theme import one_line
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.opened import OpenedTrajectory
 from condensegrpo.inspection.records import Group, IndexedTrajectory

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from condensegrpo.core.errors import CondenseError, DataError
-from condensegrpo.display.neutral import neutral
+from condensegrpo.display.theme import neutral
 from condensegrpo.inspection.batches import TrajectoryBatch, command_of, is_training, trajectory_files
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader

@@ -19,9 +19,8 @@ from condensegrpo.core.trajectory import SpanStatus
 from condensegrpo.core.wording import counted, ranges
 from condensegrpo.display import context_bar, theme
 from condensegrpo.display.context_bar import Mark
-from condensegrpo.display.neutral import neutral, one_line
-from condensegrpo.display.pictures import TerminalPicture
-from condensegrpo.display.token_view import SURPRISING, token_grid
+from condensegrpo.display.theme import neutral, one_line
+from condensegrpo.display.trajectory_view import SURPRISING, TerminalPicture, token_grid
 from condensegrpo.inspection.history import HistoryPiece, PieceStatus, WordChange, word_changes
 from condensegrpo.inspection.opened import OpenedTrajectory
 from condensegrpo.inspection.panes import TokenView, TurnView

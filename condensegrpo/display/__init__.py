@@ -1,5 +1,5 @@
 """Trajectories, progress and tables on a terminal, for ``api.py`` and the command line alike.
 
 It imports everything below the command line, above all the values of ``inspection``. Start with
-``trajectory_view.py`` for what a trajectory looks like, and with ``console.py`` for what a run prints.
+``trajectory_view.py``, which draws a trajectory, and ``console.py``, which a run prints on.
 """

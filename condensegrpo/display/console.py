@@ -3,6 +3,7 @@
 docs/reference/metrics.md says what the columns are.
 """
 
+import os
 import sys
 import textwrap
 import time
@@ -16,10 +17,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from condensegrpo.core.observer import Observer
-from condensegrpo.display.neutral import neutral
-from condensegrpo.display.quiet import quiet_libraries
-from condensegrpo.display.run_log import evaluation_line
-from condensegrpo.display.step_table import WIDTH, StepTable
+from condensegrpo.display.run_log import WIDTH, StepTable, evaluation_line
+from condensegrpo.display.theme import neutral
 
 if TYPE_CHECKING:
     from condensegrpo.core.evaluation import Evaluation
@@ -113,7 +112,7 @@ class PhaseDisplay(Observer):
 
 @contextmanager
 def waiting_for(title: str, *, quiet: bool = False, debug: bool = False) -> Iterator[PhaseDisplay]:
-    """Show what a command does that may take seconds, on a terminal, until it is done, unless it is ``quiet``."""
+    """Show the title of work that may take seconds, on a terminal, until it is done, unless ``quiet``."""
     with PhaseDisplay(Console(stderr=True, quiet=quiet), debug=debug) as display:
         display.phase(title, None)
         yield display
@@ -190,3 +189,18 @@ def _wrapped(line: str, width: int) -> str:
         return line
     indent = INDENT if line.lstrip() == line else " " * 4
     return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def quiet_libraries() -> None:
+    """Turn off the progress bars of libraries, before models are loaded; warnings and errors are still shown.
+
+    datasets takes half a second to import, and only some tasks do: it reads the variable then.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    if "datasets" in sys.modules:
+        from datasets.utils.logging import disable_progress_bar as disable_progress_bar_of_datasets
+
+        disable_progress_bar_of_datasets()

@@ -1,4 +1,4 @@
-"""A condensation at a glance: the strip of what each prompt shows of the turns before it, and the bar of its make-up.
+"""A condensation at a glance: a strip of the earlier turns that each prompt shows, and a bar of its make-up.
 
 0  1  2        context of 64 tokens
 ▸              ██████████··························
@@ -41,7 +41,7 @@ BURST = "»"
 
 
 def legend(budget: int) -> Text:
-    """What the marks mean."""
+    """The meaning of the marks."""
     text = Text()
     for mark in (PINNED, KEPT, REWRITTEN, NEWEST, DROPPED):
         text.append(f"{mark.glyph} ", mark.style).append(f"{mark.word}   ", theme.DIM)
@@ -64,7 +64,7 @@ class FittingBar:
 def bar(view: ContextView, width: int = BAR_WIDTH) -> Text:
     """The make-up of one prompt against the budget, or against its own length if that is larger.
 
-    What was dropped is drawn where it would have stood, up to a » where it would have burst the budget.
+    Dropped tokens are drawn where they would have stood, up to a » where they would have burst the budget.
     """
     ghost = min(view.saved, view.free)
     *shown, (_, free) = parts(view)
@@ -109,7 +109,7 @@ def cell_width(units: int, room: int = STRIP_WIDTH) -> int:
 
 
 def strip(view: ContextView, units: int, room: int = STRIP_WIDTH) -> Text:
-    """What a prompt shows of every unit before it, one cell each, then a mark for the turn itself.
+    """The status of every unit before a prompt, one cell each, then a mark for the turn itself.
 
     ``units`` is the number of columns of the whole strip; of more than have room, the newest are shown.
     """

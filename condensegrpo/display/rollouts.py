@@ -12,7 +12,7 @@ from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Score, Trajectory
 from condensegrpo.display import theme
-from condensegrpo.display.inspect_tables import sibling_table
+from condensegrpo.display.tables import sibling_table
 from condensegrpo.display.trajectory_view import details, heading, overview
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.index import Index
@@ -63,7 +63,7 @@ class Rollout:
         return self._index.read(self.record)
 
     def show(self, *, turn: int | None = None, tokens: bool = False, full: bool = False) -> None:
-        """Print the trajectory: question and answer, what every prompt still showed, then turn by turn.
+        """Print the trajectory: question and answer, the earlier turns that each prompt still showed, then each turn.
 
         Args:
             turn: details of this turn only, counted from 0.
@@ -151,7 +151,7 @@ class Rollouts(Sequence[Rollout]):
 
 
 def _html(draw: Callable[[Console], None]) -> str:
-    """What a notebook shows: as on a terminal with colours. Markup in texts is escaped."""
+    """The output for a notebook, as on a terminal with colours. Markup in texts is escaped."""
     console = theme.recorder()
     draw(console)
     return console.export_html(code_format=HTML, inline_styles=True)

@@ -1,21 +1,138 @@
-"""What a run writes for later and for programs: log.txt with times, and one JSON object a line for ``--json``."""
+"""The table of a training run, and what a run writes beside the console: log.txt, and JSON lines for ``--json``.
+
+The table has a row for each step, in words that need no legend, at most as wide as requested. A column that says
+nothing is hidden: one at its usual value, such as no masked trajectory, and one that had the same value in every row
+since the last headings. It comes back, under new headings, when its value changes.
+"""
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, NamedTuple, Self, TextIO
 
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.wording import counted
-from condensegrpo.display.neutral import neutral
-from condensegrpo.display.step_table import WIDTH, StepTable
+from condensegrpo.display.theme import neutral
 from condensegrpo.storage.files import writing
 
 if TYPE_CHECKING:
     from condensegrpo.core.evaluation import Evaluation
+
+WIDTH = 100  # characters where there is no terminal, and of log.txt
+GAP = 2  # spaces before every column but the first
+HEADING_EVERY = 20  # rows
+PACE = 20  # rows whose mean duration predicts the time left
+
+
+class Column(NamedTuple):
+    """A figure in the row of a step."""
+
+    heading: tuple[str, ...]  # of at most three words, which stand below each other
+    metric: str  # or the name of what ``StepTable`` adds to the metrics
+    form: str  # format of a value
+    width: int  # characters, of the usual values and of every word
+    rank: int  # a narrow table omits the highest ranks first
+    usual: str = ""  # the value at which the column is hidden from the start
+
+
+COLUMNS = (
+    Column(("time",), "time", "{}", 8, 7),
+    Column(("step",), "step", "{}", 7, 0),
+    Column(("success",), "success", "{:.2f}", 7, 1),
+    Column(("reward",), "reward", "{:.3f}", 6, 5),
+    Column(("valid", "format"), "format_valid", "{:.0%}", 6, 11, "100%"),
+    Column(("context", "tokens"), "context_tokens", "{:.1f}", 7, 2),
+    Column(("turns",), "turns", "{:.1f}", 5, 12),
+    Column(("output", "tokens"), "output_tokens", "{:.0f}", 6, 14),
+    Column(("groups", "without", "signal"), "groups_of_equal_reward", "{:.0%}", 7, 3),
+    Column(("groups", "dropped"), "groups_dropped", "{:.0%}", 7, 10, "0%"),
+    Column(("masked",), "masked", "{:.0%}", 6, 9, "0%"),
+    Column(("samples", "without", "gradient"), "trajectories_without_advantage", "{:.0%}", 8, 16),
+    Column(("correct,", "negative", "advantage"), "correct_with_negative_advantage", "{:.0%}", 9, 8),
+    Column(("policy", "ratio"), "ratio", "{:.4f}", 6, 15, "1.0000"),
+    Column(("gradient", "norm"), "grad_norm", "{:.2g}", 8, 13),
+    Column(("step", "seconds"), "seconds", "{:.1f}", 7, 17),
+    Column(("tokens", "per s"), "tokens per s", "{:.0f}", 6, 6),
+    Column(("time", "left"), "time left", "{}", 8, 4),
+)
+ALWAYS = ("time", "step", "success", "time left")  # shown though they may not change
+Cells = Mapping[Column, str]
+
+
+class StepTable:
+    """The rows so far decide which columns are shown."""
+
+    def __init__(self, steps: int, *, omitted: Iterable[str] = (), clock: Callable[[], float] = time.monotonic) -> None:
+        """Make the table of a run of some steps.
+
+        Args:
+            omitted: columns that are never shown, by their metrics.
+            clock: seconds, for the time left.
+        """
+        self._steps, self._clock = steps, clock
+        self._columns = tuple(column for column in COLUMNS if column.metric not in omitted)
+        self._hidden = {column: column.usual for column in self._columns if column.usual}
+        self._shown: tuple[Column, ...] = ()
+        self._block: list[Cells] = []  # rows since the last headings
+        self._ends: deque[float] = deque(maxlen=PACE + 1)
+
+    def lines(self, step: int, metrics: Mapping[str, float], width: int) -> list[str]:
+        """The row of a step, after headings where they are due; a dash where a metric was not measured."""
+        values = {"time": f"{datetime.now():%H:%M:%S}", "step": f"{step}/{self._steps}", **metrics}
+        values["time left"] = self._left(step, metrics)
+        if "seconds" in metrics:
+            sampled = metrics.get("trajectories", 0.0) * metrics.get("output_tokens", 0.0)
+            values["tokens per s"] = sampled / metrics["seconds"]
+        cells = {
+            column: column.form.format(values[column.metric]) if column.metric in values else "–"
+            for column in self._columns
+        }
+        due = len(self._block) >= HEADING_EVERY
+        if due:
+            self._hidden |= {  # columns that had one value in all rows of the block
+                column: cell
+                for column, cell in self._block[0].items()
+                if column.metric not in ALWAYS and all(row[column] == cell for row in self._block)
+            }
+        self._hidden = {column: cell for column, cell in self._hidden.items() if cells[column] in (cell, "–")}
+        shown = fitting(width, [column for column in self._columns if column not in self._hidden])
+        headed = [] if shown == self._shown and not due else headings(shown)
+        if headed:
+            self._shown, self._block = shown, []
+        self._block.append(cells)
+        return [*headed, _line([cells[column] for column in shown], shown)]
+
+    def _left(self, step: int, metrics: Mapping[str, float]) -> str:
+        """The predicted time to the last step, evaluations included: ``0:01:40``."""
+        self._ends.append(self._clock())
+        rows = len(self._ends) - 1
+        each = (self._ends[-1] - self._ends[0]) / rows if rows else metrics.get("seconds", 0.0)
+        return str(timedelta(seconds=round(each * (self._steps - step))))
+
+
+def fitting(width: int, columns: Sequence[Column]) -> tuple[Column, ...]:
+    """The columns that fit into ``width`` characters: the highest ranks are omitted first."""
+    shown = sorted(columns, key=lambda column: column.rank)
+    while len(shown) > 1 and sum(GAP + column.width for column in shown) - GAP > width:
+        shown.pop()
+    return tuple(column for column in columns if column in shown)
+
+
+def headings(columns: Sequence[Column]) -> list[str]:
+    """The lines above the rows; the last words stand in the last."""
+    deep = max(len(column.heading) for column in columns)
+    words = [("",) * (deep - len(column.heading)) + column.heading for column in columns]
+    return [_line([word[line] for word in words], columns) for line in range(deep)]
+
+
+def _line(cells: Sequence[str], columns: Sequence[Column]) -> str:
+    padded = (f"{cell:>{column.width}}" for cell, column in zip(cells, columns, strict=True))
+    return (" " * GAP).join(padded).rstrip()
 
 
 class RunLog(Observer):
@@ -33,7 +150,7 @@ class RunLog(Observer):
         self._file.close()
 
     def doing(self) -> str:
-        """What ends before a run that is to stop saves: ``step 10``."""
+        """The work that a run finishes before it stops and saves, such as ``step 10``."""
         if self._phase.startswith("step "):
             return self._phase.partition(":")[0]
         if self._phase.startswith("evaluating "):
@@ -109,7 +226,7 @@ def timestamp() -> str:
 
 
 def evaluation_line(step: int, result: "Evaluation") -> str:
-    """An evaluation in words; what it was sampled from is in ``evaluations/``."""
+    """An evaluation in words; its provenance is in ``evaluations/``."""
     return (
         f"after {counted(step, 'step')}, {result.name}: success {result.success:.3f} "
         f"[{result.success_low:.3f}, {result.success_high:.3f}], "

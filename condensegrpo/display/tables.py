@@ -1,4 +1,4 @@
-"""Tables on a terminal: the first columns are text, the others figures."""
+"""Tables on a terminal: of text and figures, and the groups, siblings and matches of ``condensegrpo inspect``."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,9 +7,21 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from condensegrpo.core.figures import TrajectoryFigures
+from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
+from condensegrpo.display.theme import one_line
+from condensegrpo.inspection import records
+from condensegrpo.inspection.records import Group, IndexedTrajectory
 
 UNLIMITED = 10_000  # columns of a console
+MOST_COMPONENTS = 5  # columns; the rest is in --json
+WIDE = 110  # columns of a console that has room for everything
+NARROW = 80  # columns of a console below which turns and outputs are left out
+DOTS = " … "  # between the ends of a range
+CHOSEN = "▶"
+QUALITIES = {"good": theme.GOOD, "bad": theme.BAD, "partial": theme.WARN}
+HANDLED = {"mask": " (masked)", "penalise": " (penalised)"}  # shown after the stop reason
 
 
 def table(
@@ -69,3 +81,120 @@ def _show_paragraphs(console: Console, drawn: Table, heads: int) -> None:
             if cell:
                 line = cell.replace("\n", "   ") if isinstance(cell, str) else cell
                 console.print(Text.assemble(f"  {heading:{width}}  ", line), soft_wrap=True)
+
+
+def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
+    """One row for each group; groups that do not train say why.
+
+    A narrow console has no question and ground truth, ranges without spaces, and only a mark instead of the reason.
+    """
+    credited = any(group.signal is not None for group in groups)
+    idle = f", {sum(group.signal is False for group in groups)} without signal" if credited else ""
+    table = _table(f"{counted(len(groups), 'group')}{idle}")
+    wide = width >= WIDE
+    with_texts = wide and any(group.question is not None for group in groups)
+    table.add_column("", no_wrap=True)
+    dots = DOTS if wide else "…"
+    table.add_column("group", overflow="fold", min_width=5)
+    for heading in ("question", "ground truth")[: 2 * with_texts]:
+        table.add_column(heading, overflow="fold")
+    narrow = width < NARROW
+    sizes = ("context",) if narrow else ("turns", "context", "output")
+    for heading in ("n", "correct", "score", *(["advantage"] if credited else []), *sizes):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for group in groups:
+        members = group.siblings
+        figures = [sibling.figures for sibling in members]
+        advantages = [sibling.advantage for sibling in members if sibling.advantage is not None]
+        table.add_row(
+            Text(CHOSEN if group.id == chosen else " ", theme.HEAD),
+            Text(one_line(group.id, 48)),
+            *([_known(group.question, 32), _known(group.ground_truth, 16)] if with_texts else []),
+            str(len(members)),
+            f"{group.success:.2f}" if group.judged else "–",
+            _span([each.total for each in figures], ".3f", dots),
+            *([_span(advantages, "+.2f", dots)] if credited else []),
+            *([] if narrow else [_span([each.turns for each in figures], "d", dots)]),
+            _span([each.context_tokens for each in figures], "d", dots),
+            *([] if narrow else [_span([each.output_tokens for each in figures], "d", dots)]),
+            Text(f"○ {group.idle}"[: None if wide else 1] if group.idle else "", theme.WARN),
+            style="bold" if group.id == chosen else "",
+        )
+    return table
+
+
+def sibling_table(title: str, members: Sequence[IndexedTrajectory], chosen: str, width: int) -> Table:
+    """One row for each trajectory. On a narrow console the components and the answer are left out."""
+    wide = width >= WIDE
+    table = _table(title)
+    parts = dict.fromkeys(name for sibling in members for name in sibling.figures.components)
+    names = list(parts)[: MOST_COMPONENTS * wide]
+    credited = any(sibling.advantages is not None for sibling in members)
+    table.add_column("", no_wrap=True)
+    table.add_column("#", justify="right", no_wrap=True)
+    table.add_column("trajectory", overflow="fold", min_width=10)
+    table.add_column("", no_wrap=True)
+    shown = ("score", *(one_line(name, 14) for name in names), *(["advantage"] if credited else []))
+    narrow = width < NARROW
+    for heading in (*shown, *(("context",) if narrow else ("turns", "context", "output"))):
+        table.add_column(Text(heading), justify="right", no_wrap=True)
+    for heading in ("stop", "answer")[: 1 + wide]:
+        table.add_column(heading, overflow="fold")
+    largest = max((abs(sibling.advantage) for sibling in members if sibling.advantage is not None), default=0.0)
+    for sibling in members:
+        figures = sibling.figures
+        table.add_row(
+            Text(CHOSEN if sibling.id == chosen else " ", theme.HEAD),
+            Text(str(sibling.number), theme.DIM),
+            Text(one_line(sibling.id, 60)),
+            verdict(figures) if wide else verdict(figures)[:1],
+            f"{figures.total:.3f}",
+            *(f"{figures.components[name]:.3g}" if name in figures.components else "–" for name in names),
+            *([advantage(sibling, largest, "…" if narrow else DOTS)] if credited else []),
+            *([] if narrow else [str(figures.turns)]),
+            str(figures.context_tokens),
+            *([] if narrow else [str(figures.output_tokens)]),
+            Text(
+                f"{figures.stop}{HANDLED.get(sibling.handling or '', '')}",
+                "" if figures.stop.gives_answer else theme.WARN,
+            ),
+            *([_known(sibling.answer, 24)] if wide else []),
+            style="bold" if sibling.id == chosen else "",
+        )
+    return table
+
+
+def verdict(figures: TrajectoryFigures) -> Text:
+    """Correct, wrong, partly correct or malformed, as a mark and a word."""
+    text, quality = records.verdict(figures)
+    return Text(text, QUALITIES[quality])
+
+
+def advantage(sibling: IndexedTrajectory, largest: float, dots: str = DOTS) -> Text:
+    """The advantage, or its range where the turns differ."""
+    if sibling.advantages is None or sibling.advantage is None:
+        return Text("–", theme.DIM)
+    return Text(_span(sibling.advantages, "+.2f", dots), theme.signed_style(sibling.advantage, largest))
+
+
+def _known(text: str | None, width: int) -> Text:
+    return Text("–", theme.DIM) if text is None else Text(one_line(text, width))
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=Text(title, "bold"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        header_style=theme.DIM,
+        padding=(0, 1, 0, 0),
+    )
+
+
+def _span(values: Sequence[float], form: str, dots: str) -> str:
+    """One value, or the least and the greatest; as they look after rounding."""
+    if not values:
+        return "–"
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low}{dots}{high}"

@@ -1,12 +1,13 @@
-"""The look of everything that is shown: one console, and few colours that a colour-blind eye tells apart, as shapes do.
+"""The look of everything that is shown: the console, few colours, and text whose control characters are visible.
 
 The hues are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), green and vermilion a little lighter: each text
-has a contrast of 4.5 to the inspector's background, also as a grey. Rich markup is never parsed.
+has a contrast of 4.5 to the background of the inspector, also as a grey. Rich markup is never parsed.
 """
 
 import os
 import re
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from io import StringIO
@@ -49,7 +50,7 @@ def _width_beside() -> int:
 
 
 def show(screen: Console, parts: Callable[[int], Iterable[RenderableType]]) -> None:
-    """Print what ``parts`` makes for a width; without blanks at the ends of lines where there is no terminal."""
+    """Print the ``parts`` for a width; without blanks at the ends of lines where there is no terminal."""
     if screen.is_terminal:
         for part in parts(screen.width):
             screen.print(part)
@@ -75,7 +76,7 @@ def recorder() -> Console:
 
 
 def svg(recorded: Console, title: str) -> str:
-    """What a ``recorder`` recorded as an SVG that needs no other file: rich's own links fonts of a server."""
+    """The recording of a ``recorder`` as an SVG that needs no other file: rich's own links fonts of a server."""
     fonts = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # the first two are rich's, others could be of the text
     return fonts.sub("", recorded.export_svg(title=title), count=2)
 
@@ -89,3 +90,38 @@ def signed_style(value: float, scale: float, *, background: bool = False) -> str
     if background:
         return f"#ffffff on {blend_rgb(ColorTriplet(40, 44, 52), hue, 0.7 * (0.25 + 0.75 * strength)).hex}"
     return blend_rgb(ColorTriplet(150, 150, 150), hue, 0.25 + 0.75 * strength).hex
+
+
+def neutral(text: str) -> str:
+    """``text`` with every control and invisible character replaced by a visible sign.
+
+    ASCII control characters become their pictures, such as ␛; others, such as marks of the direction of writing, their
+    code points: ⟨U+202E⟩. Line feeds stay. Rich markup is not parsed from ``Text``.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char if char == "\n" else _visible(char) for char in text)
+
+
+def one_line(text: str, width: int) -> str:
+    """Neutral text on one line of at most ``width`` characters."""
+    flat = neutral(text).replace("\n", "⏎")
+    return flat if len(flat) <= width else f"{flat[: width - 1]}…"
+
+
+def excerpt(text: str, *, characters: int) -> str:
+    """Neutral text of at most ``characters``, saying how much was left out."""
+    if len(text) <= characters:
+        return neutral(text)
+    return f"{neutral(text[:characters])}… ({len(text) - characters} more characters: --full)"
+
+
+def _visible(char: str) -> str:
+    code = ord(char)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "␡"
+    if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+        return f"⟨U+{code:04X}⟩"
+    return char

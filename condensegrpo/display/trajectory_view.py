@@ -1,10 +1,24 @@
-"""One trajectory on a terminal: the condensation at a glance, then turn by turn."""
+"""One trajectory on a terminal: the condensation at a glance, then turn by turn, with its sampled tokens and pictures.
 
-from collections.abc import Iterator, Sequence
+``--tokens`` shows the sampled tokens of a turn as glosses, coloured by their advantage:
 
-from rich.console import Group, RenderableType
+<note>     5  </note>    <end>       text
+    11    26       12        1       id
+ -0.02 -0.11    -0.00    -0.03       log-probability, nats
+"""
+
+import base64
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.rule import Rule
+from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -12,18 +26,23 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Condensation, SpanStatus
 from condensegrpo.core.wording import counted, ranges
 from condensegrpo.display import context_bar, theme
-from condensegrpo.display.inspect_tables import verdict
-from condensegrpo.display.neutral import excerpt, one_line
-from condensegrpo.display.pictures import TerminalPicture
-from condensegrpo.display.token_view import token_grid
+from condensegrpo.display.tables import verdict
+from condensegrpo.display.theme import excerpt, one_line
 from condensegrpo.inspection.context_view import newest_messages
-from condensegrpo.inspection.panes import TurnView
+from condensegrpo.inspection.panes import TokenView, TurnView
+from condensegrpo.inspection.pictures import thumbnail
 from condensegrpo.inspection.records import IndexedTrajectory
 from condensegrpo.storage.media import MediaFolder
+from condensegrpo.vision.pictures import as_png
 
 KNOWN_WIDTH = 12  # columns of the bar of what a context knows of the answer
 EXCERPT = 600  # characters of a text without --full
 REASON = 300  # characters of why a condenser did what it did
+LONGEST = 24  # characters of one token's text
+SURPRISING = -2.0  # nats: less likely than one in seven
+COLUMNS = 32
+SIDE = 512  # pixels of the longer side, by a protocol
+CHUNK = 4096  # characters of base64 in one command of kitty's protocol
 
 
 def heading(sibling: IndexedTrajectory, detail: str, *, full: bool) -> Text:
@@ -45,8 +64,7 @@ def heading(sibling: IndexedTrajectory, detail: str, *, full: bool) -> Text:
     output = counted(figures.output_tokens, "output token")
     text.append(f"stop {figures.stop} · {turns} · largest context {context} · {output} · ", theme.DIM)
     text.append(f"{figures.seconds:.1f} s", theme.DIM)
-    handled = _handled(sibling)
-    if handled:
+    if handled := _handled(sibling):
         text.append(f"\n{handled}", theme.WARN)
     if detail:
         text.append(f"\n{excerpt(detail, characters=EXCERPT)}", theme.WARN)
@@ -54,7 +72,7 @@ def heading(sibling: IndexedTrajectory, detail: str, *, full: bool) -> Text:
 
 
 def _handled(sibling: IndexedTrajectory) -> str:
-    """Why it does not train normally; empty: it does, or that is not known."""
+    """Why it does not train normally; empty if it does, or if that is not known."""
     stop = sibling.figures.stop
     match sibling.handling:
         case "mask":
@@ -69,7 +87,7 @@ def _handled(sibling: IndexedTrajectory) -> str:
 
 
 def overview(turns: Sequence[TurnView]) -> RenderableType:
-    """Every turn as one line: what its prompt still shows of the turns before it, and what it is made of."""
+    """Every turn as one line: the earlier turns that its prompt still shows, and the make-up of the prompt."""
     if not turns:
         return Text("no turn was sampled", theme.DIM)
     units, budget = len(turns), turns[0].context.budget
@@ -85,7 +103,9 @@ def overview(turns: Sequence[TurnView]) -> RenderableType:
     if known:
         table.add_column("log-prob. of answer, nats", no_wrap=True)
     for turn in turns:
-        context = turn.context
+        context, advantage = turn.context, Text("–", theme.DIM)
+        if turn.advantage is not None:
+            advantage = Text(f"{turn.advantage:+.2f}", theme.signed_style(turn.advantage, scale))
         table.add_row(
             str(turn.turn),
             context_bar.strip(context, units),
@@ -94,7 +114,7 @@ def overview(turns: Sequence[TurnView]) -> RenderableType:
                 (f"{context.tokens + context.saved} → " if context.saved else "", theme.DIM), str(context.tokens)
             ),
             str(turn.output_tokens),
-            *([_advantage(turn, scale)] if credited else []),
+            *([advantage] if credited else []),
             *([_known(turn.answer_logprob, lowest=min(known))] if known else []),
         )
     return Group(table, Text(), context_bar.legend(budget))
@@ -203,14 +223,111 @@ def _credit(turn: TurnView, scale: float) -> Text:
 
 
 def _known(nats: float | None, *, lowest: float) -> Text:
-    """What a context knows of the answer, with a bar: empty at the least that any context of the episode knows."""
+    """The log-probability of the answer in a context, with a bar that is empty at the lowest of the episode."""
     if nats is None:
         return Text("–", theme.DIM)
     filled = KNOWN_WIDTH if lowest == 0 else round(KNOWN_WIDTH * (1 - nats / lowest))
     return Text.assemble(f"{nats:6.1f} ".replace("-", "−"), ("▬" * filled, theme.HEAD))
 
 
-def _advantage(turn: TurnView, scale: float) -> Text:
-    if turn.advantage is None:
-        return Text("–", theme.DIM)
-    return Text(f"{turn.advantage:+.2f}", theme.signed_style(turn.advantage, scale))
+class Glosses:
+    """Tokens side by side, three lines each, wrapped at the width of the console."""
+
+    def __init__(self, tokens: Sequence[TokenView], style: str) -> None:
+        self._tokens = tokens
+        self._style = style
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """As many tokens a line as fit."""
+        lines: list[list[tuple[str, str, str]]] = []
+        room = 0
+        for token in self._tokens:
+            text = "" if token.text is None else one_line(token.text, LONGEST).replace(" ", "␣")
+            columns = text, str(token.id), f"{token.logprob:.2f}"
+            width = max(map(cell_len, columns)) + 2
+            if width > room or not lines:
+                lines.append([])
+                room = options.max_width
+            lines[-1].append(columns)
+            room -= width
+        for line in lines:
+            for row in range(3):
+                yield Text("  ").join(self._cell(columns, row) for columns in line)
+            yield Text()
+
+    def _cell(self, columns: tuple[str, str, str], row: int) -> Text:
+        width = max(map(cell_len, columns))
+        text = " " * (width - cell_len(columns[row])) + columns[row]
+        surprising = row == 2 and float(columns[2]) < SURPRISING
+        return Text(text, self._style if row == 0 else theme.WARN if surprising else theme.DIM)
+
+
+def token_grid(turn: TurnView, scale: float) -> Glosses:
+    """The sampled tokens of a turn; ``scale`` is the advantage that gets the full colour."""
+    trained = turn.weight is None or turn.weight > 0
+    advantage = turn.advantage if turn.advantage is not None and trained else 0.0
+    return Glosses(turn.tokens or (), theme.signed_style(advantage, scale, background=True))
+
+
+class PictureProtocol(StrEnum):
+    """How a terminal is sent a PNG file."""
+
+    KITTY = "kitty"  # https://sw.kovidgoyal.net/kitty/graphics-protocol/
+    ITERM = "iterm"  # https://iterm2.com/documentation-images.html
+
+
+def protocol_of(environment: Mapping[str, str]) -> PictureProtocol | None:
+    """The picture protocol of the terminal that set these variables; None: it declares none."""
+    program, term = environment.get("TERM_PROGRAM"), environment.get("TERM", "")
+    if "TMUX" in environment or term.startswith(("screen", "tmux")):
+        return None
+    if term in ("xterm-kitty", "xterm-ghostty"):
+        return PictureProtocol.KITTY
+    return PictureProtocol.ITERM if program in ("iTerm.app", "WezTerm") else None
+
+
+def command(png: bytes, protocol: PictureProtocol, *, columns: int, rows: int) -> str:
+    """The escape sequence that draws a PNG file from the cursor on; it may leave the cursor elsewhere."""
+    data = base64.b64encode(png).decode()
+    if protocol is PictureProtocol.ITERM:
+        return f"\x1b]1337;File=inline=1;size={len(png)};width={columns};height={rows}:{data}\a"
+    chunks = [data[start : start + CHUNK] for start in range(0, len(data), CHUNK)]
+    heads = [f"a=T,f=100,q=2,c={columns},r={rows},", *[""] * (len(chunks) - 1)]
+    more = [1] * (len(chunks) - 1) + [0]
+    return "".join(f"\x1b_G{head}m={m};{chunk}\x1b\\" for head, m, chunk in zip(heads, more, chunks, strict=True))
+
+
+class TerminalPicture:
+    """A stored picture, or half blocks in its colours; nothing where the terminal has no colours, or it is missing."""
+
+    def __init__(self, media: MediaFolder, sha256: str) -> None:
+        """The picture is read when it is drawn."""
+        self._media, self._sha256 = media, sha256
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """As wide as it is drawn."""
+        return Measurement(1, COLUMNS)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines of characters, of which each has its upper pixel as text and its lower one as background.
+
+        By a protocol the lines are empty first: the terminal has scrolled when the picture is drawn over them.
+        """
+        picture = thumbnail(self._media, self._sha256, COLUMNS) if console.color_system else None
+        if picture is None:
+            return
+        protocol = protocol_of(os.environ) if console.file is sys.stdout and console.is_terminal else None
+        whole = thumbnail(self._media, self._sha256, SIDE) if protocol else None
+        if protocol and whole is not None:
+            rows = (picture.height + 1) // 2
+            drawn = command(as_png(whole), protocol, columns=picture.width, rows=rows)
+            yield from [Text(" ")] * rows
+            yield Segment(f"\x1b7\x1b[{rows}A{drawn}\x1b8", None, [(ControlType.CURSOR_UP, rows)])
+            return
+        for row in range(0, picture.height, 2):
+            line = Text(no_wrap=True, overflow="crop")
+            for column in range(picture.width):
+                upper = picture.getpixel((column, row))
+                lower = picture.getpixel((column, min(row + 1, picture.height - 1)))
+                line.append("▀", f"rgb{upper} on rgb{lower}".replace(", ", ","))  # as rich reads colours
+            yield line
