@@ -69,13 +69,9 @@ def test_the_results_of_a_sweep_and_figures_by_seed_make_the_same_kind_of_table(
     monkeypatch.setattr(script, "RESULTS", tmp_path)
     (script.RESULTS / "s.json").write_text(json.dumps(results))
     table = script.tables("s")
-    assert (
-        "| c | b − a in success > 0 (held-out) | 0.500 [-0.800, 1.000], paired | **undecided** | 0.600, 0.400 |"
-        in table
-    )
-    assert "| held-out | `a` | success | 0.4, 0.6 | 0.500 [0.400, 0.600] | 0.00 … 1.00 | – |" in table  # as stored
-    # 256 of 256: Wilson, with each of 128 problems as one cluster; differences 0.6 0.4: ± 12.706·0.1
-    assert "| held-out | `b` | success | 1, 1 | 1.000 [0.971, 1.000] | – | +0.500 [-0.771, +1.000], paired |" in table
+    assert "| b − a in success > 0 (held-out) | 0.500 [-0.800, 1.000], paired | **undecided** |" in table
+    assert "| `a` | 0.500 [0.400, 0.600] |" in table  # as stored
+    assert "| `b` | 1.000 [0.971, 1.000] |" in table  # 256 of 256: Wilson, with each of 128 problems as one cluster
 
 
 def test_the_page_has_the_simulated_coverage() -> None:

@@ -10,7 +10,7 @@ problems of the study, and the predictions of the study file are compared with t
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from condensegrpo.config.study import Prediction, load_study
 from condensegrpo.evaluation.predictions import Figure, PredictionOutcome, outcome
 from condensegrpo.metrics.estimates import Interval
-from condensegrpo.metrics.seeds import difference_interval, mean_interval, new_seed_interval
+from condensegrpo.metrics.seeds import mean_interval
 from condensegrpo.reporting.study_results import predictions_table
 
 ROOT = Path(__file__).parents[2]
@@ -42,23 +42,25 @@ def filled(page: str) -> str:
 
 
 def tables(name: str) -> str:
-    """The predictions of a study and what was found; then a row for each evaluation, arm and figure."""
+    """The predictions of a study and what was found, success by arm and evaluation, and the tokens in one line."""
     results: Json = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    predicted = predictions_of(results, name)
-    heads = (
-        "evaluation",
-        "arm",
-        "figure",
-        "by seed",
-        "mean [95 %]",
-        "a new seed, 95 %",
-        f"− {results['baseline']} [95 %]",
-    )
-    rows = [row for evaluation in results["evaluations"] for row in _rows(evaluation, results["baseline"])]
-    lines = (f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
     parts = [f"Measured {results['measured']}. {results['note']}"] if "note" in results else []
-    parts += [predictions_table(predicted)] if predicted else []
-    return "\n\n".join([*parts, "\n".join(lines)]) + "\n"
+    if predicted := predictions_of(results, name):
+        cells = (re.split(r" *\| *", line)[2:5] for line in predictions_table(predicted).splitlines())
+        parts.append("\n".join(f"| {' | '.join(row)} |" for row in cells))  # without the claim in words and the seeds
+    evaluations: Sequence[Json] = results["evaluations"]
+    figure = next(iter(evaluations[0]["arms"][0]["by_seed"]))
+    by_arm: dict[str, dict[str, str]] = {}
+    for evaluation in evaluations:
+        for arm in evaluation["arms"]:
+            by_arm.setdefault(arm["arm"], {})[evaluation["name"]] = _cell(arm, figure)
+    names = [evaluation["name"] for evaluation in evaluations]
+    rows = [(f"`{arm}`", *(cells.get(evaluation, "–") for evaluation in names)) for arm, cells in by_arm.items()]
+    parts.append(_table((figure, *names), rows))
+    if "context_tokens" in evaluations[-1]["arms"][0]["by_seed"] and len(by_arm) < 6:
+        tokens = "; ".join(_tokens(arm) for arm in evaluations[-1]["arms"])
+        parts.append(f"Tokens ({names[-1]}; largest prompt / read in all / with a prefix cache): {tokens}.")
+    return "\n\n".join(parts) + "\n"
 
 
 def predictions_of(results: Json, name: str) -> tuple[PredictionOutcome, ...]:
@@ -89,37 +91,25 @@ def _figure(results: Json, evaluation: str, arm: str, figure: str) -> Figure | N
     return None
 
 
-def _rows(evaluation: Json, baseline: str) -> Iterator[tuple[str, ...]]:
-    by_arm = {arm["arm"]: arm for arm in evaluation["arms"]}
-    compared = {each["arm"]: each for each in evaluation["comparisons"]}
-    for name, arm in by_arm.items():
-        for figure, values in arm["by_seed"].items():
-            column, share = _column(values), figure == "success"
-            equal = share and len(set(values.values())) == 1  # then the problems give the interval its width
-            cell_SP = column.repeat(arm["problems"], axis=1) if equal else column
-            mean = Interval(*arm[figure]) if figure in arm else mean_interval(cell_SP, share=share)
-            known = share or len(values) > 1  # of one seed only success is known by problem
-            new = new_seed_interval(column) if share else None
-            difference = "–"
-            if each := compared.get(name):
-                sides = (values, by_arm[baseline]["by_seed"][figure])
-                if each["paired"]:  # in the seeds that both have
-                    sides = tuple({seed: side[seed] for seed in values if seed in sides[1]} for side in sides)
-                interval = difference_interval(*map(_column, sides), paired=each["paired"], share=share)
-                interval = Interval(*each["difference"]) if share and "difference" in each else interval
-                spread = interval if known else interval.mean
-                difference = f"{spread:+.3f}{', paired' if each['paired'] else ''}"
-            digits = ", ".join(f"{value:.4g}" for value in values.values())
-            bounds = f"{new.low:.2f} … {new.high:.2f}" if new else "–"
-            yield (
-                evaluation["name"],
-                f"`{name}`",
-                figure,
-                digits,
-                f"{mean if known else mean.mean:.3f}",
-                bounds,
-                difference,
-            )
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
+
+
+def _cell(arm: Json, figure: str) -> str:
+    """A figure of an arm before and after training, with its interval over seeds (of one seed: over problems)."""
+    values = arm["by_seed"][figure]
+    column, share = _column(values), figure == "success"
+    equal = share and len(set(values.values())) == 1  # then the problems give the interval its width
+    cell_SP = column.repeat(arm["problems"], axis=1) if equal else column
+    mean = Interval(*arm[figure]) if figure in arm else mean_interval(cell_SP, share=share)
+    before = arm.get("success_before") if share else None
+    return f"{mean:.3f}" if before is None else f"{before:.3f} → {mean:.3f}"
+
+
+def _tokens(arm: Json) -> str:
+    keys = [key for key in ("context_tokens", "prompt_tokens", "prompt_tokens_uncached") if key in arm["by_seed"]]
+    means = " / ".join(f"{_column(arm['by_seed'][key]).mean():,.0f}" for key in keys)
+    return f"`{arm['arm']}` {means}"
 
 
 def _column(values: Mapping[str, float]) -> "np.ndarray[Any, np.dtype[np.float64]]":
