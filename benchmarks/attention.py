@@ -6,7 +6,7 @@
 ``cost`` reads prompts of growing length with a model of random weights: the plain pass, the pass that is watched, and
 the pass that gives out all attention. ``oracle`` plays held-out problems with the model of a run, its whole history in
 sight, and compares, turn by turn, the scores of the units with what the reply that followed loses without each (see
-attention/leave_one_out.py).
+attention/scorer.py).
 """
 
 import argparse
@@ -27,8 +27,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from condensegrpo.assembly.build import build_components
 from condensegrpo.assembly.runtime import renderer_for, trajectory_engine, use_threads
 from condensegrpo.attention.capture import attend
-from condensegrpo.attention.leave_one_out import losses
-from condensegrpo.attention.scorer import AttentionScorer
+from condensegrpo.attention.scorer import AttentionScorer, losses
 from condensegrpo.config.load import load_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.messages import History, Unit

@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from condensegrpo.learner.dtypes import DTYPES
+from condensegrpo.learner.devices import DTYPES
 
 # Dense bfloat16 TFLOP/s with fp32 accumulation, without sparsity, from the vendors' data sheets (NVIDIA's of each card
 # and its whitepaper of RTX Ada; AMD's of MI300X). A longer name stands before the name that it begins with.

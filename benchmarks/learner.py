@@ -46,7 +46,7 @@ from worker import Clock, Job, Reading, prepared
 from workloads import LENGTHS, QUICK_LENGTHS, Kind, Workload, workload
 
 from condensegrpo.core.trajectory import Segment
-from condensegrpo.learner.dtypes import DTYPES
+from condensegrpo.learner.devices import DTYPES
 
 OPERATORS = 16  # lines of a profile
 # fp32 sums in another order; bf16 has 8 bits of mantissa

@@ -22,8 +22,8 @@ from condensegrpo.algorithms.losses import clipped
 from condensegrpo.algorithms.objective import Objective, PerToken
 from condensegrpo.algorithms.packing import PackedBatch, blocks, lay_out, micro_batches
 from condensegrpo.core.trajectory import Segment
-from condensegrpo.learner.compiled_layers import compile_layers
 from condensegrpo.learner.engine import open_deepspeed, optimizer_step
+from condensegrpo.learner.layers import compile_layers
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.settings import OptimizerSettings

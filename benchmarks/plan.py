@@ -31,8 +31,8 @@ from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.learner import checkpoint
 from condensegrpo.learner.engine import close_deepspeed
+from condensegrpo.learner.model_folder import configuration, in_main_memory, write_policy
 from condensegrpo.learner.new_model import new_tokenizer
-from condensegrpo.learner.policy import configuration, in_main_memory, write_policy
 from condensegrpo.learner.weights import gathered_weights
 from condensegrpo.planning.architecture import architecture
 from condensegrpo.planning.measured import Meter, learn, longest_row, rows_of_step

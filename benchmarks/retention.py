@@ -38,7 +38,7 @@ from condensegrpo.core.messages import History, Message, Unit, flatten
 from condensegrpo.core.protocols.condenser import Budget, Condenser, Count, Writes
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.evaluation.comparison import Contender
-from condensegrpo.learner.policy import end_ids, load_tokenizer
+from condensegrpo.learner.model_folder import end_ids, load_tokenizer
 from condensegrpo.metrics.estimates import Interval, paired_difference, success_interval
 from condensegrpo.storage.bfcl_memory import (
     Match,

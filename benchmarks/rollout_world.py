@@ -29,8 +29,8 @@ from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Limits, ToolLimits
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.episodes.toolformats import Native
+from condensegrpo.learner.model_folder import load_tokenizer
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
-from condensegrpo.learner.policy import load_tokenizer
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.samplers.scripted import ScriptedSampler
 

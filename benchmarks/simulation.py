@@ -29,8 +29,8 @@ from condensegrpo.learner.new_model import new_model
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.samplers.vllm.sampler import VllmSampler
+from condensegrpo.samplers.vllm.settings import ServerSettings
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
-from condensegrpo.samplers.vllm_server.settings import ServerSettings
 from condensegrpo.simulation.cluster import Cluster, EngineTimes, Spread, Workload
 from condensegrpo.simulation.hardware import ServerTimes
 from condensegrpo.simulation.simulate import simulate

@@ -11,7 +11,7 @@ from passes import Budget, ModelSize, Prepare, Step
 from torch import nn
 
 from condensegrpo.core.trajectory import Segment
-from condensegrpo.learner.dtypes import DTYPES
+from condensegrpo.learner.devices import DTYPES
 from condensegrpo.planning.measured import Meter
 
 Clock = Literal["cpu", "wall"]

@@ -113,7 +113,7 @@ def compare(
         from condensegrpo.evaluation.compare import check_contenders, contenders
         from condensegrpo.evaluation.compare import compare as run_comparison
         from condensegrpo.evaluation.stored import opened_policy
-        from condensegrpo.learner.policy import save_tokenizer, trained_steps
+        from condensegrpo.learner.model_folder import save_tokenizer, trained_steps
         from condensegrpo.reporting.plots import plot_comparison
         from condensegrpo.storage.media import MediaFolder
 

@@ -29,7 +29,7 @@ def attends(config: "RunConfig") -> "tuple[Heads, torch.dtype, torch.device]":
     import torch
 
     from condensegrpo.learner.attention_kernels import Heads
-    from condensegrpo.learner.dtypes import DTYPES
+    from condensegrpo.learner.devices import DTYPES
     from condensegrpo.planning.architecture import architecture
 
     sizes, gpu = architecture(config.model).decoder, torch.cuda.is_available()
@@ -145,9 +145,8 @@ def _room(config: "RunConfig", decoder: "Decoder") -> int:
     """Full prompts and replies that the sampler has at the same time, by its slots and its room for keys and values."""
     import torch
 
-    from condensegrpo.learner.dtypes import DTYPES
-    from condensegrpo.samplers.vllm.settings import EngineSettings
-    from condensegrpo.samplers.vllm_server.settings import ServerSettings
+    from condensegrpo.learner.devices import DTYPES
+    from condensegrpo.samplers.vllm.settings import EngineSettings, ServerSettings
     from condensegrpo.simulation.hardware import RESERVED, kv_bytes, weight_bytes
 
     options, element = config.sampler.options, DTYPES[config.model.dtype].itemsize / 2

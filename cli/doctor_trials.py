@@ -150,7 +150,7 @@ def try_device(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     """The devices, and whether one multiplies in the run's type of numbers."""
     import torch
 
-    from condensegrpo.learner.dtypes import DTYPES
+    from condensegrpo.learner.devices import DTYPES
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     ones = torch.ones(1024, 1024, dtype=DTYPES[config.model.dtype], device=device)
@@ -198,7 +198,7 @@ def try_files(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     from huggingface_hub import snapshot_download
 
     from condensegrpo.assembly.build import build
-    from condensegrpo.learner.policy import local_source
+    from condensegrpo.learner.model_folder import local_source
     from condensegrpo.storage.hub import model_fault
 
     build(config)  # reads the data

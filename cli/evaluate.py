@@ -97,7 +97,7 @@ def evaluate(
     with in_use(model), loading("torch, transformers and the model", quiet=as_json, debug=debug) as display:
         from condensegrpo.assembly.build import build
         from condensegrpo.evaluation.stored import evaluate_policy
-        from condensegrpo.learner.policy import trained_steps
+        from condensegrpo.learner.model_folder import trained_steps
 
         result = evaluate_policy(
             build(config), model, save=save, run=run, observer=display, command=shlex.join(sys.argv)

@@ -45,7 +45,7 @@ def export(
         )
     with waiting_for("loading torch and transformers") as display:
         from condensegrpo.evaluation.policy import run_of_policy
-        from condensegrpo.learner.export import Part, checkpoint_of, export_checkpoint
+        from condensegrpo.learner.checkpoint import Part, checkpoint_of, export_checkpoint
 
         display.phase(f"exporting {source}", None)
         checkpoint = checkpoint_of(source, step)

@@ -23,7 +23,7 @@ from condensegrpo.cli.options import Overrides
 from condensegrpo.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from condensegrpo.samplers.vllm_server.settings import ServerSettings
+    from condensegrpo.samplers.vllm.settings import ServerSettings
 
 OPTION = re.compile(r"[a-z][a-z-]*(=\S.*)?")  # as #SBATCH takes them
 
@@ -103,7 +103,7 @@ def script(job: Job, machines: Machines, *, options: tuple[str, ...], setup: "li
 def _server(job: Job) -> "ServerSettings":
     from pydantic import TypeAdapter
 
-    from condensegrpo.samplers.vllm_server.settings import ServerSettings
+    from condensegrpo.samplers.vllm.settings import ServerSettings
 
     options = job.config.sampler.options if job.config.sampler.name == "vllm_server" else {}
     return TypeAdapter(ServerSettings).validate_python(options.get("server", {}))
@@ -118,7 +118,7 @@ def _sampler(job: Job) -> tuple[str, ...]:
 def _on_server_nodes(job: Job, server: "ServerSettings") -> Job:
     """The job with the weights for the servers in a folder that all nodes share."""
     from condensegrpo.config.yaml_tree import override
-    from condensegrpo.samplers.vllm_server.settings import TEMPORARY
+    from condensegrpo.samplers.vllm.settings import TEMPORARY
 
     if job.config.model.path is None:
         raise ConfigError(

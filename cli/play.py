@@ -51,7 +51,7 @@ def play(
         from condensegrpo.api import rollout
         from condensegrpo.assembly.build import build
         from condensegrpo.config.load import named_config
-        from condensegrpo.learner.policy import load_tokenizer
+        from condensegrpo.learner.model_folder import load_tokenizer
         from condensegrpo.samplers.scripted_texts import TextSampler, read_replies, said
 
         settings = named_config(config, [*(overrides or ()), *PLAYED])

@@ -114,7 +114,7 @@ def _recorded(config: "RunConfig", model: str, out: Path) -> "Iterator[Callable[
     from condensegrpo.config.load import dump_config
     from condensegrpo.core.scored_trajectory import ScoredTrajectory
     from condensegrpo.core.trajectory import Score
-    from condensegrpo.learner.policy import save_tokenizer
+    from condensegrpo.learner.model_folder import save_tokenizer
     from condensegrpo.storage.background_writer import BackgroundWriter
     from condensegrpo.storage.files import write_atomically
     from condensegrpo.storage.run_folder import RunFolder

@@ -14,7 +14,7 @@ from condensegrpo.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
-    from condensegrpo.samplers.vllm_server.settings import ServedModel, ServerSettings
+    from condensegrpo.samplers.vllm.settings import ServedModel, ServerSettings
 
 
 def serve(
@@ -63,7 +63,7 @@ def serve(
 def _served(config: "RunConfig", model: str) -> "tuple[ServedModel, ServerSettings]":
     from condensegrpo.assembly.plugins import check_plugin
     from condensegrpo.config.load import longest_request
-    from condensegrpo.samplers.vllm_server.settings import ServedModel, ServerSettings
+    from condensegrpo.samplers.vllm.settings import ServedModel, ServerSettings
 
     supplied = {"model_path": model, "dtype": config.model.dtype}
     options = config.sampler.options if config.sampler.name == "vllm_server" else {}

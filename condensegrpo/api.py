@@ -216,7 +216,7 @@ def rollout(
     from condensegrpo.episodes.failures import check_failures, failures_of
     from condensegrpo.episodes.group import problem_groups
     from condensegrpo.evaluation.stored import opened_policy
-    from condensegrpo.learner.policy import trained_steps
+    from condensegrpo.learner.model_folder import trained_steps
     from condensegrpo.storage.media import MediaFolder
     from condensegrpo.storage.trajectories import write_trajectory
 

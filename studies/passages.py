@@ -27,8 +27,8 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.trajectory import Generation, SamplingParams, Trajectory
-from condensegrpo.learner.dtypes import DtypeName
-from condensegrpo.learner.policy import load_tokenizer
+from condensegrpo.learner.devices import DtypeName
+from condensegrpo.learner.model_folder import load_tokenizer
 from condensegrpo.rewards.outcome import Correct
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.storage.bfcl_memory import contains_answer

@@ -16,7 +16,7 @@ from answering import always
 from hypothesis import strategies as st
 
 from condensegrpo.assembly.parts import build_condenser
-from condensegrpo.attention.scripted import ScriptedScorer
+from condensegrpo.attention.scorer import ScriptedScorer
 from condensegrpo.condensers.placeholder import PLACEHOLDER
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core import plugins

@@ -14,8 +14,8 @@ from vision_models import FamilyName, picture, vision_model
 
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.logprobs import TrainedLogprobs
-from condensegrpo.learner.pictures import BatchPictures, tower
-from condensegrpo.learner.policy import load_policy
+from condensegrpo.learner.model_folder import load_policy
+from condensegrpo.learner.vision_tower import BatchPictures, tower
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.vision.processor import PictureProcessor, load_picture_processor
 

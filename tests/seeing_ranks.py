@@ -15,8 +15,8 @@ from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import ranks
 from condensegrpo.learner.engine import close_deepspeed, measure_logprobs, open_deepspeed, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
-from condensegrpo.learner.pictures import BatchPictures
 from condensegrpo.learner.settings import OptimizerSettings
+from condensegrpo.learner.vision_tower import BatchPictures
 from condensegrpo.learner.weights import gathered_weights
 
 OPTIMISER = OptimizerSettings(lr=0.01, eps=1e-3, grad_clip=10.0)

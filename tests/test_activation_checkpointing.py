@@ -8,7 +8,7 @@ from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 
 from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.learner.activation_checkpointing import checkpoint_layers, checkpointed_layers
+from condensegrpo.learner.layers import checkpoint_layers, checkpointed_layers
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import dropping
 

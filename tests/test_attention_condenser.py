@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from condensegrpo.assembly.plugins import build_plugin
-from condensegrpo.attention.scripted import ScriptedScorer
+from condensegrpo.attention.scorer import ScriptedScorer
 from condensegrpo.condensers.attention import AttentionCondenser, choose_units
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Unit, flatten

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.scorers import check_models, check_scorers, frozen_model, open_scorers, parted
-from condensegrpo.attention.leave_one_out import LeaveOneOut, losses
+from condensegrpo.attention.scorer import LeaveOneOut, losses
 from condensegrpo.condensers.attention import AttentionCondenser
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, SamplerError

@@ -40,11 +40,20 @@ from condensegrpo.learner.attention_kernels import (
     kernels_on,
     why_not,
 )
-from condensegrpo.learner.branch_attention import Branches, branches, gathered_keys
-from condensegrpo.learner.compiled_layers import compile_layers
-from condensegrpo.learner.interval_attention import BLOCK, Intervals, block_mask, compiled_flex, ends, intervals
+from condensegrpo.learner.layers import compile_layers
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.tree_attention import HostPattern, Paths, paths, pattern_attention
+from condensegrpo.learner.tree_kernels import (
+    BLOCK,
+    Branches,
+    Intervals,
+    block_mask,
+    branches,
+    compiled_flex,
+    ends,
+    gathered_keys,
+    intervals,
+)
 from condensegrpo.storage.run_folder import RunFolder
 
 EXAMPLE = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 6]]

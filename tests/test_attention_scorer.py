@@ -9,8 +9,7 @@ import torch
 from talk import END, FORGETS_THINKING, tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo.attention.pages import MIN_TOKENS, pages, split_history
-from condensegrpo.attention.scorer import AttentionScorer
+from condensegrpo.attention.scorer import MIN_TOKENS, AttentionScorer, pages, split_history
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import History, MediaPart, Message, TextPart, Unit, flatten
 from condensegrpo.core.protocols.attention import AttentionQuery, TokenAttention

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condensegrpo.attention.scores import unit_scores
+from condensegrpo.attention.scorer import unit_scores
 from condensegrpo.core.protocols.attention import TokenAttention
 
 

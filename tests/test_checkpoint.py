@@ -31,7 +31,7 @@ from condensegrpo.learner.engine import (
     open_deepspeed,
     optimizer_step,
 )
-from condensegrpo.learner.policy import in_main_memory, write_policy
+from condensegrpo.learner.model_folder import in_main_memory, write_policy
 from condensegrpo.learner.settings import Dtype, OptimizerSettings
 from condensegrpo.learner.training_state import restore_training_state, training_state
 from condensegrpo.learner.weights import gathered_weights

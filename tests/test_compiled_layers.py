@@ -11,8 +11,7 @@ from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.config.checks import check_figures
 from condensegrpo.config.load import named_config, vary
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.learner.activation_checkpointing import checkpoint_layers
-from condensegrpo.learner.compiled_layers import compile_layers, try_compiling
+from condensegrpo.learner.layers import checkpoint_layers, compile_layers, try_compiling
 from condensegrpo.learner.logprobs import CPU, TrainedLogprobs
 from condensegrpo.learner.tree_attention import paths
 
@@ -55,7 +54,7 @@ def test_compiled_attention_along_paths_drops_what_it_is_asked_to_drop() -> None
 
 
 def test_a_trial_compares_one_layer_and_says_why_layers_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("condensegrpo.learner.compiled_layers.ROW", 16)
+    monkeypatch.setattr("condensegrpo.learner.layers.ROW", 16)
     torch._dynamo.reset()
     found = try_compiling(qwen3().config, torch.float32, CPU, kernel="auto", backend=BACKEND)
     assert found.difference is not None

@@ -15,7 +15,7 @@ from tiny import qwen3, tokenizer
 
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.protocols.task import Problem, Task
-from condensegrpo.learner.policy import configuration, in_main_memory, load_policy, load_tokenizer, write_policy
+from condensegrpo.learner.model_folder import configuration, in_main_memory, load_policy, load_tokenizer, write_policy
 from condensegrpo.rewards.outcome import Correct
 from condensegrpo.tasks.gsm8k import Gsm8k
 from condensegrpo.tasks.jsonl import Jsonl

@@ -8,8 +8,8 @@ from command import succeed
 
 from condensegrpo.config.load import config_on, dump_config, load_config
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.learner import dtypes
-from condensegrpo.learner.dtypes import default_dtype, precision_warning
+from condensegrpo.learner import devices
+from condensegrpo.learner.devices import default_dtype, precision_warning
 from condensegrpo.training import train as training
 
 QUICKSTART = Path("configs/quickstart.yaml")
@@ -17,7 +17,7 @@ QUICKSTART = Path("configs/quickstart.yaml")
 
 def on_gpu(patch: pytest.MonkeyPatch, *, bfloat16: bool | None) -> None:
     """Load configurations as on a machine with such a GPU; None: without one."""
-    patch.setattr(dtypes, "gpu_bfloat16", lambda: bfloat16)
+    patch.setattr(devices, "gpu_bfloat16", lambda: bfloat16)
     patch.setattr(training, "gpu_bfloat16", lambda: bfloat16)
 
 

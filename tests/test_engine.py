@@ -31,7 +31,7 @@ from condensegrpo.algorithms.packing import PackedBatch, blocks
 from condensegrpo.algorithms.packing import micro_batches as micro_batches_of
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.core.trajectory import Segment
-from condensegrpo.learner import fused_head
+from condensegrpo.learner import head as fused_head
 from condensegrpo.learner.engine import STAGES, close_deepspeed, learning_rate, open_deepspeed, optimizer_step
 from condensegrpo.learner.ranks import rank, sum_over_ranks, world_size
 from condensegrpo.learner.settings import OptimizerSettings

@@ -25,7 +25,7 @@ from condensegrpo.cli.app import app
 from condensegrpo.config.load import dump_config, find_config, load_config
 from condensegrpo.core.errors import CheckpointError, RunError
 from condensegrpo.learner.checkpoint import FORMAT, Manifest
-from condensegrpo.learner.policy import end_ids
+from condensegrpo.learner.model_folder import end_ids
 from condensegrpo.storage.hub import upload
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics

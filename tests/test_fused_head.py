@@ -26,7 +26,7 @@ from condensegrpo.algorithms.objective import (
     supervised,
 )
 from condensegrpo.algorithms.packing import PackedBatch, lay_out
-from condensegrpo.learner import fused_head
+from condensegrpo.learner import head as fused_head
 from condensegrpo.learner.logprobs import TrainedLogprobs
 
 HIDDEN = 6

@@ -12,7 +12,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, DataMissing, ModelMissing, PluginError
 from condensegrpo.core.plugins import load
 from condensegrpo.inspection.page import typed_path
-from condensegrpo.learner.policy import load_tokenizer
+from condensegrpo.learner.model_folder import load_tokenizer
 from condensegrpo.reporting.model_card import write_card
 from condensegrpo.storage.environment import write_environment
 from condensegrpo.storage.rows import read_rows

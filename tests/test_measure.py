@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import SamplingParams
-from condensegrpo.samplers.measure import logprobs_of, padded_batches
-from condensegrpo.samplers.transformers import TransformersSampler
+from condensegrpo.samplers.transformers import TransformersSampler, logprobs_of, padded_batches
 
 PAIRS = (((3, 4, 5), (6, 7)), ((0, 0), (1, 2, 3, 4)), ((9,), (10,)))
 

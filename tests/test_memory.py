@@ -13,10 +13,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from condensegrpo.algorithms.objective import MicroBatchLoss, PerToken, supervised
-from condensegrpo.learner import fused_head
-from condensegrpo.learner.activation_checkpointing import checkpoint_layers
-from condensegrpo.learner.compiled_layers import compile_layers
+from condensegrpo.learner import head as fused_head
 from condensegrpo.learner.head import ChunkedHead
+from condensegrpo.learner.layers import checkpoint_layers, compile_layers
 from condensegrpo.learner.logprobs import CPU
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.settings import LoraSettings

@@ -40,7 +40,7 @@ EIGHT = PEOPLE * 2
 SUMMED = "All four were born."  # by whoever writes summaries
 ANSWER = "<answer>Paris</answer>"
 POLICY = """
-from condensegrpo.learner.policy import load_tokenizer
+from condensegrpo.learner.model_folder import load_tokenizer
 from condensegrpo.samplers.scripted_texts import TextSampler
 
 

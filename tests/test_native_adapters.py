@@ -22,11 +22,11 @@ from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, open_deepspeed, optimizer_step
 from condensegrpo.learner.lora import add_adapters
-from condensegrpo.learner.policy import load_policy
+from condensegrpo.learner.model_folder import load_policy
 from condensegrpo.learner.settings import LoraSettings, OptimizerSettings
 from condensegrpo.learner.weights import gathered_weights
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.samplers.vllm.adapters import native_rank
+from condensegrpo.samplers.vllm.weights import native_rank
 from condensegrpo.training.learn_step import sampled_weights
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def test_native_adapters_that_are_not_possible_are_an_error() -> None:
 
 @needs_vllm
 def test_vllm_says_which_models_it_computes_adapters_of() -> None:
-    from condensegrpo.samplers.vllm.adapters import unsupported_by
+    from condensegrpo.samplers.vllm.weights import unsupported_by
 
     assert unsupported_by(["Qwen3ForCausalLM"]) == ""
     assert unsupported_by(["LlamaForCausalLM"]) == ""

@@ -11,8 +11,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedT
 import condensegrpo as cg
 from condensegrpo.core.messages import MediaPart, Message
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
-from condensegrpo.learner.new_vision import IMAGE, seeing_tokenizer
+from condensegrpo.learner.new_model import IMAGE, new_model, new_tokenizer, save_new, seeing_tokenizer
 from condensegrpo.learner.settings import NewModel, NewPictures
 from condensegrpo.reporting.model_card import write_card
 from condensegrpo.storage.media import MediaFolder

@@ -17,7 +17,7 @@ from condensegrpo.config.load import find_config, load_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner import checkpoint
-from condensegrpo.learner.dtypes import DTYPES
+from condensegrpo.learner.devices import DTYPES
 from condensegrpo.learner.engine import (
     DeepSpeedEngine,
     Offload,
@@ -26,8 +26,8 @@ from condensegrpo.learner.engine import (
     open_deepspeed,
     optimizer_step,
 )
-from condensegrpo.learner.engine_state import on_device, to_main_memory
 from condensegrpo.learner.settings import Dtype
+from condensegrpo.learner.training_state import on_device, to_main_memory
 from condensegrpo.learner.weights import gathered_weights
 from condensegrpo.storage.trackers import read_metrics
 

@@ -23,7 +23,7 @@ from condensegrpo.core.errors import ConfigError, PluginError, RolloutError, Sam
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.openai import OpenAIChatSampler, OpenAISampler
-from condensegrpo.samplers.vllm_server.settings import RequestSettings
+from condensegrpo.samplers.vllm.settings import RequestSettings
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.run_setup import prepare_run
 

@@ -7,7 +7,7 @@ from tiny import rows, segment
 
 from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.core.errors import LearnerError
-from condensegrpo.learner.padded_rows import pad_rows
+from condensegrpo.learner.micro_batches import pad_rows
 
 
 def test_each_row_lies_in_a_row_of_its_own_with_padding_behind_it() -> None:

@@ -22,7 +22,14 @@ from two_ranks import OPTIMISER
 from condensegrpo.core.errors import CheckpointError, ConfigError, SamplerError
 from condensegrpo.learner.checkpoint import verify_model
 from condensegrpo.learner.engine import close_deepspeed, open_deepspeed
-from condensegrpo.learner.policy import end_ids, in_main_memory, load_policy, load_tokenizer, positions, write_policy
+from condensegrpo.learner.model_folder import (
+    end_ids,
+    in_main_memory,
+    load_policy,
+    load_tokenizer,
+    positions,
+    write_policy,
+)
 from condensegrpo.learner.weights import gathered_weights
 from condensegrpo.samplers.transformers import TransformersSampler
 

@@ -9,10 +9,18 @@ from tiny import plain_logprobs, qwen3, rows, tokenizer
 from two_ranks import OPTIMISER, loss, micro_batches
 
 from condensegrpo.algorithms.losses import k3
-from condensegrpo.learner.engine import STAGES, close_deepspeed, measure_logprobs, open_deepspeed, optimizer_step
+from condensegrpo.learner.engine import (
+    STAGES,
+    against_base,
+    against_copy,
+    close_deepspeed,
+    measure_logprobs,
+    open_deepspeed,
+    open_reference,
+    optimizer_step,
+)
 from condensegrpo.learner.logprobs import TrainedLogprobs
-from condensegrpo.learner.policy import in_main_memory, write_policy
-from condensegrpo.learner.reference import against_base, against_copy, open_reference
+from condensegrpo.learner.model_folder import in_main_memory, write_policy
 from condensegrpo.learner.weights import gathered_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")

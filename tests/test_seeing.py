@@ -17,13 +17,12 @@ from vision_models import FAMILIES
 
 from condensegrpo.algorithms.packing import PackedBatch, blocks, lay_out, micro_batches
 from condensegrpo.core.trajectory import Segment
-from condensegrpo.learner.activation_checkpointing import checkpoint_layers
-from condensegrpo.learner.compiled_layers import try_compiling
+from condensegrpo.learner.layers import checkpoint_layers, try_compiling
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import add_adapters
-from condensegrpo.learner.pictures import tower
 from condensegrpo.learner.settings import LoraSettings, Vision
 from condensegrpo.learner.targets import adapted_layers
+from condensegrpo.learner.vision_tower import tower
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

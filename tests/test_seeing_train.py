@@ -11,8 +11,8 @@ from tiny import qwen3
 from vision_models import vision_model
 
 from condensegrpo.config.load import load_config
-from condensegrpo.learner.pictures import tower
-from condensegrpo.learner.policy import load_policy
+from condensegrpo.learner.model_folder import load_policy
+from condensegrpo.learner.vision_tower import tower
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.trackers import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories

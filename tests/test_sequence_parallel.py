@@ -7,7 +7,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.logprobs import CPU, TrainedLogprobs
-from condensegrpo.learner.policy import check_heads
+from condensegrpo.learner.model_folder import check_heads
 from condensegrpo.learner.ranks import join
 from condensegrpo.learner.sequence_parallel import RankGroup
 

@@ -3,8 +3,8 @@
 import pytest
 
 from condensegrpo.core.errors import SamplerError
+from condensegrpo.samplers.vllm.settings import ServerSettings
 from condensegrpo.samplers.vllm_server.process import devices_of, server_devices, visible_devices
-from condensegrpo.samplers.vllm_server.settings import ServerSettings
 
 EIGHT = tuple("01234567")
 UUIDS = tuple(f"GPU-{letter * 8}" for letter in "abcd")

@@ -24,9 +24,9 @@ from condensegrpo.core.observer import Silent
 from condensegrpo.core.plugin_task import result_of_task
 from condensegrpo.core.trajectory import SamplingParams, Segment, TrainedTurn
 from condensegrpo.planning.formulas import Decoder
+from condensegrpo.samplers.vllm.settings import RequestSettings
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
-from condensegrpo.samplers.vllm_server.settings import RequestSettings
 from condensegrpo.simulation.calibration import SampleTimes, learner_keys, preset_of, sampler_keys
 from condensegrpo.simulation.clock import VirtualClock
 from condensegrpo.simulation.cluster import Cluster, Spread, plan_cluster, read_cluster

@@ -36,7 +36,7 @@ SCRIPT = [
 POLICY = rf"""
 import re
 
-from condensegrpo.learner.policy import load_tokenizer
+from condensegrpo.learner.model_folder import load_tokenizer
 from condensegrpo.samplers.scripted_texts import TextSampler
 
 SCRIPT = {SCRIPT!r}

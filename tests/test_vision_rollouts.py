@@ -22,7 +22,7 @@ from condensegrpo.core.observer import Silent
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.evaluation.evaluate import evaluate
-from condensegrpo.samplers.vllm.pictures import PicturePrompts, mismatch
+from condensegrpo.samplers.vllm.request import PicturePrompts, mismatch
 from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.trajectories import read_trajectories

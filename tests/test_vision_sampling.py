@@ -17,7 +17,7 @@ from condensegrpo.core.messages import History, MediaPart, Message, TextPart, Un
 from condensegrpo.core.protocols.attention import AttentionQuery, TokenAttention
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.learner.policy import load_tokenizer
+from condensegrpo.learner.model_folder import load_tokenizer
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.vision.processor import PictureProcessor, load_picture_processor

@@ -21,10 +21,9 @@ from transformers import PreTrainedModel
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
-from condensegrpo.learner.checkpoint import FORMAT, Manifest
-from condensegrpo.learner.export import export_checkpoint
+from condensegrpo.learner.checkpoint import FORMAT, Manifest, export_checkpoint
 from condensegrpo.learner.lora import add_adapters
-from condensegrpo.learner.policy import load_policy
+from condensegrpo.learner.model_folder import load_policy
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE

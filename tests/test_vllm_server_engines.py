@@ -12,10 +12,10 @@ from served import ROOM, change, gap, save_model, together
 from transformers import PreTrainedModel
 
 from condensegrpo.core.trajectory import SamplingParams
+from condensegrpo.samplers.vllm.settings import ServedModel, ServerSettings
 from condensegrpo.samplers.vllm_server.process import ServerProcess
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
-from condensegrpo.samplers.vllm_server.settings import ServedModel, ServerSettings
 
 pytestmark = [
     needs_vllm,

@@ -22,11 +22,11 @@ from torch.distributed import TCPStore
 from condensegrpo.assembly.plugins import check_plugin
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import PluginError, SamplerError
+from condensegrpo.samplers.vllm.settings import RequestSettings
 from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.samplers.vllm_server.nccl import Member, NcclPublisher, Wire, _address
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
-from condensegrpo.samplers.vllm_server.settings import RequestSettings
 
 SHAPE = {"model_type": "qwen3"}
 MODEL = {"embed": torch.arange(6.0).reshape(2, 3), "head": torch.tensor([1.5, 2.5], dtype=torch.float64)}

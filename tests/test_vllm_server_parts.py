@@ -14,6 +14,7 @@ from tiny import qwen3
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.samplers.vllm.settings import ServedModel, ServerSettings
 from condensegrpo.samplers.vllm_server.client import reply_of, request_body
 from condensegrpo.samplers.vllm_server.process import (
     ServerProcess,
@@ -22,9 +23,8 @@ from condensegrpo.samplers.vllm_server.process import (
     environment,
     free_port,
 )
+from condensegrpo.samplers.vllm_server.publish import write_weights
 from condensegrpo.samplers.vllm_server.server import RequireToken
-from condensegrpo.samplers.vllm_server.settings import ServedModel, ServerSettings
-from condensegrpo.samplers.vllm_server.weights import write_weights
 
 # --- the guard --------------------------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ def test_a_reply_of_weights_that_have_diverged_is_an_error(logprob: float) -> No
 def test_weights_are_written_as_they_are_in_files_of_a_bounded_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("condensegrpo.samplers.vllm_server.weights.SHARD_BYTES", 4096)
+    monkeypatch.setattr("condensegrpo.samplers.vllm_server.publish.SHARD_BYTES", 4096)
     named = dict(qwen3().named_parameters())
     write_weights(tmp_path / "new", iter(named.items()), torch.float32)
     files = sorted((tmp_path / "new").iterdir())

@@ -30,14 +30,13 @@ from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.learner.settings import LoraSettings
-from condensegrpo.samplers.vllm.adapters import write_adapters
+from condensegrpo.samplers.vllm.settings import TEMPORARY, RequestSettings, ServerSettings
+from condensegrpo.samplers.vllm.weights import write_adapters
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
-from condensegrpo.samplers.vllm_server.publish import FolderPublisher
+from condensegrpo.samplers.vllm_server.publish import FolderPublisher, free_bytes, write_weights
 from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 from condensegrpo.samplers.vllm_server.server import engines_of, shape_of
-from condensegrpo.samplers.vllm_server.settings import TEMPORARY, RequestSettings, ServerSettings
-from condensegrpo.samplers.vllm_server.weights import free_bytes, write_weights
 
 MODEL = qwen3()
 SHAPE = shape_of(MODEL.config)

@@ -32,18 +32,18 @@ from condensegrpo.core.observer import Observer
 from condensegrpo.core.trajectory import Segment, Stop
 from condensegrpo.episodes.failures import FailureWatch, failures_of
 from condensegrpo.learner import checkpoint, ranks
-from condensegrpo.learner.activation_checkpointing import checkpoint_layers
 from condensegrpo.learner.engine import (
     STAGES,
     DeepSpeedEngine,
+    against_base,
     close_deepspeed,
     measure_logprobs,
     open_deepspeed,
     optimizer_step,
 )
+from condensegrpo.learner.layers import checkpoint_layers
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.micro_batches import pack_rows
-from condensegrpo.learner.reference import against_base
 from condensegrpo.learner.settings import OptimizerSettings
 from condensegrpo.learner.weights import gathered_weights
 

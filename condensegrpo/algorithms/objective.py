@@ -40,7 +40,7 @@ class PerToken:
     """An objective in which a token's loss and statistics depend on no other token's log-probability or column.
 
     It may be applied to some tokens of a micro-batch at a time, which the learner's head does to save a pass
-    (``learner/fused_head.py``). Nobody can check that promise: what looks at turns, as ``gspo`` and importance weights
+    (``learner/head.py``). Nobody can check that promise: what looks at turns, as ``gspo`` and importance weights
     of whole turns do, must not be wrapped in it.
     """
 

@@ -23,7 +23,7 @@ from condensegrpo.episodes.boundary import asynchronous, first_messages
 from condensegrpo.episodes.chat_template import first_rendering
 from condensegrpo.episodes.prompt import check_pinned
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.learner.policy import check_heads, check_vocabulary, configuration, positions, sees
+from condensegrpo.learner.model_folder import check_heads, check_vocabulary, configuration, positions, sees
 from condensegrpo.learner.targets import check_targets_of
 from condensegrpo.storage.media import MediaFolder
 

@@ -8,16 +8,21 @@ from transformers import PreTrainedModel
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.protocols.pictures import MediaStore
 from condensegrpo.core.wording import counted
-from condensegrpo.learner.activation_checkpointing import checkpoint_layers, checkpointed_layers
 from condensegrpo.learner.attention_kernels import kernels_on
-from condensegrpo.learner.compiled_layers import CompileTrial, compile_layers, try_compiling
 from condensegrpo.learner.engine import DeepSpeedEngine, open_deepspeed
+from condensegrpo.learner.layers import (
+    CompileTrial,
+    checkpoint_layers,
+    checkpointed_layers,
+    compile_layers,
+    try_compiling,
+)
 from condensegrpo.learner.logprobs import heads_of, why_no_trees
 from condensegrpo.learner.lora import add_adapters
-from condensegrpo.learner.pictures import BatchPictures, freeze_tower
-from condensegrpo.learner.policy import load_policy
+from condensegrpo.learner.model_folder import load_policy
 from condensegrpo.learner.ranks import gather, join, rank
 from condensegrpo.learner.settings import TREE_KERNELS, LoraSettings, OptimizerSettings
+from condensegrpo.learner.vision_tower import BatchPictures, freeze_tower
 from condensegrpo.vision.processor import load_picture_processor
 
 

@@ -24,9 +24,8 @@ from condensegrpo.core.protocols.task import LeavesOut, Task
 from condensegrpo.core.reward_parts import SumsParts
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.core.wording import counted
-from condensegrpo.learner.new_model import new_tokenizer
-from condensegrpo.learner.new_vision import seeing_tokenizer
-from condensegrpo.learner.policy import check_divided, local_source
+from condensegrpo.learner.model_folder import check_divided, local_source
+from condensegrpo.learner.new_model import new_tokenizer, seeing_tokenizer
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.storage.hub import model_fault
 from condensegrpo.storage.run_folder import evaluation_file

@@ -32,7 +32,7 @@ from condensegrpo.core.signatures import methods_of, signature_faults
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.information import AnswerProbe
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.learner.policy import end_ids, load_tokenizer
+from condensegrpo.learner.model_folder import end_ids, load_tokenizer
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.trajectories import Provenance

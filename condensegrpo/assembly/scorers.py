@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
 
-from condensegrpo.attention.leave_one_out import LeaveOneOut
-from condensegrpo.attention.scorer import AttentionScorer, VersionedAttention
+from condensegrpo.attention.scorer import AttentionScorer, LeaveOneOut, VersionedAttention
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols.attention import Attends
 from condensegrpo.core.protocols.condenser import Condenser, RanksUnits, UnitScorer
 from condensegrpo.core.protocols.sampler import Measures, Sampler
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.learner.policy import check_vocabulary, configuration, end_ids, load_tokenizer, positions
+from condensegrpo.learner.model_folder import check_vocabulary, configuration, end_ids, load_tokenizer, positions
 
 if TYPE_CHECKING:
     from condensegrpo.samplers.transformers import TransformersSampler

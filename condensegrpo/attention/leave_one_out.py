@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from condensegrpo.attention.cache import ScoreCache
-from condensegrpo.attention.scores import check_text
+from condensegrpo.attention.scorer import ScoreCache, check_text
 from condensegrpo.core.messages import History, flatten
 from condensegrpo.core.protocols.sampler import Measures
 from condensegrpo.episodes.render import Renderer

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from condensegrpo.attention.cache import ScoreCache
-from condensegrpo.attention.pages import Page, pages, split_history
-from condensegrpo.attention.scores import check_text, unit_scores
+from condensegrpo.attention.scorer import Page, ScoreCache, check_text, pages, split_history, unit_scores
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols.attention import Attends, AttentionQuery
 from condensegrpo.episodes.render import Renderer

@@ -113,7 +113,7 @@ class ModelSettings(Section):
     def _of_this_machine(cls, dtype: object) -> object:
         if dtype != "auto":
             return dtype
-        from condensegrpo.learner.dtypes import default_dtype, gpu_bfloat16  # imports torch
+        from condensegrpo.learner.devices import default_dtype, gpu_bfloat16  # imports torch
 
         return default_dtype(gpu_bfloat16())
 

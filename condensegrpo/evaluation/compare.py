@@ -15,7 +15,7 @@ from condensegrpo.core.observer import Observer
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.evaluation.comparison import Comparison, Contender, ContenderResult, comparison, contender_result
 from condensegrpo.evaluation.evaluate import EVALUATION_STEP, evaluate
-from condensegrpo.learner.policy import positions
+from condensegrpo.learner.model_folder import positions
 from condensegrpo.storage.run_folder import evaluation_file
 
 UNBOUNDED = "full"  # the condenser that drops nothing: it is compared once, and no budget is set to it

@@ -17,7 +17,7 @@ from condensegrpo.core.observer import Observer
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.evaluation.policy import in_use, initial_of
 from condensegrpo.learner.checkpoint import verify_model
-from condensegrpo.learner.policy import save_tokenizer, trained_steps
+from condensegrpo.learner.model_folder import save_tokenizer, trained_steps
 from condensegrpo.storage.evaluations import destination_of, kept_if_begun, new_name, store_evaluation
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file

@@ -2,8 +2,8 @@
 
     name     where            computes trees as                        memory beside q, k, v and the output
     sdpa     anywhere         pieces of branches (tree_attention.py)   padded pieces and, for each pair of them, a mask
-    flex     a GPU            intervals (interval_attention.py)        16 bytes a block of 128 × 128 pairs, once
-    flash    a GPU, bfloat16  branches (branch_attention.py)           gathered keys and values of each branch's path
+    flex     a GPU            intervals (tree_kernels.py)              16 bytes a block of 128 × 128 pairs, once
+    flash    a GPU, bfloat16  branches (tree_kernels.py)               gathered keys and values of each branch's path
 
 ``auto`` takes sdpa on a CPU. On a GPU it takes flash for micro-batches that share little, if it is installed, and flex
 for the others. Both are first compared with sdpa on that GPU, with the model's heads and type; one that fails or
@@ -28,11 +28,18 @@ from transformers.utils import (
 )
 
 from condensegrpo.core.errors import ConfigError, LearnerError
-from condensegrpo.learner.branch_attention import Varlen, branches, flash_varlen, gathered_keys
-from condensegrpo.learner.interval_attention import Flex, compiled_flex, intervals
 from condensegrpo.learner.ranks import gather
 from condensegrpo.learner.settings import TREE_KERNELS
 from condensegrpo.learner.tree_attention import AttentionPattern, HostPattern, paths
+from condensegrpo.learner.tree_kernels import (
+    Flex,
+    Varlen,
+    branches,
+    compiled_flex,
+    flash_varlen,
+    gathered_keys,
+    intervals,
+)
 
 ANYWHERE = ("auto", "sdpa", "eager")
 LISTED = (*TREE_KERNELS, "eager", "flash_attention_2", "flash_attention_3", "flash_attention_4")

@@ -23,23 +23,26 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from condensegrpo.core.errors import CheckpointError, CondenseError
+from condensegrpo.core.errors import CheckpointError, CondenseError, RunError
 from condensegrpo.learner import devices
 from condensegrpo.learner.atomic_folder import (
+    HashedFiles,
+    InMemory,
     is_leftover,
     publish,
+    published_folder,
     remove_leftover,
+    sha256_of,
     sync,
     temporary_name,
     write_errors,
 )
 from condensegrpo.learner.deepspeed_import import DeepSpeedEngine
-from condensegrpo.learner.hashed_files import HashedFiles, InMemory, sha256_of
-from condensegrpo.learner.policy import check_weights
+from condensegrpo.learner.model_folder import check_weights
 from condensegrpo.learner.ranks import any_rank, from_first, gather, rank, world_size
 from condensegrpo.learner.training_state import restore_training_state, training_state
 from condensegrpo.learner.weights import fingerprint
@@ -327,3 +330,60 @@ def _damaged(checkpoint: Path, name: str, found: str, wanted: str) -> Checkpoint
         f"reading the checkpoint {checkpoint}: {name} {found}, {wanted}. It is damaged: restore it from a copy, or "
         f"write the name of an older step_… folder into {checkpoint.parent / LATEST} to resume from that."
     )
+
+
+Part = Literal["model", "adapter"]  # folders of a checkpoint: a whole Hugging Face folder, and a PEFT folder
+
+
+def checkpoint_of(path: Path, step: int | None) -> Path:
+    """The checkpoint that is meant by a run's folder (its newest, or that of ``step``) or by a checkpoint's own.
+
+    Raises:
+        RunError: there is none.
+    """
+    if (path / MANIFEST).is_file():
+        if step is not None:
+            raise RunError(
+                f"exporting {path}: it is one checkpoint already, and --step {step} was given as well. Leave --step "
+                f"out, or name the run's folder."
+            )
+        return path
+    folder = path / "checkpoints"
+    saved = steps(folder)
+    if not saved:
+        raise RunError(
+            f"exporting {path}: it is neither a checkpoint (no {MANIFEST}) nor a run that has one (no "
+            f"checkpoints/step_…). Give a run's folder such as runs/quickstart, or a step_… folder in it."
+        )
+    if step is None:
+        return latest(folder) or saved[max(saved)]
+    if step not in saved:
+        raise RunError(
+            f"exporting step {step} of {path}: it has no such checkpoint. It has {', '.join(map(str, saved))}."
+        )
+    return saved[step]
+
+
+def export_checkpoint(
+    source: Path, target: Path, part: Part, describe: Callable[[Path, int], None] = lambda folder, step: None
+) -> None:
+    """Copy a part of a checkpoint to a new folder, which appears whole or not at all.
+
+    Args:
+        describe: writes further files into the folder, before it appears, for the step of the checkpoint.
+
+    Raises:
+        RunError: the target is there already, or the checkpoint has no such part.
+        CheckpointError: the checkpoint is damaged, or the target cannot be written.
+    """
+    if target.exists():
+        raise RunError(f"exporting to {target}: it is there already, and nothing is overwritten. Give a new name.")
+    if not (source / part).is_dir():
+        hint = " It trained all weights: leave --adapter out." if part == "adapter" else ""
+        raise RunError(f"exporting {source}: it has no {part}/.{hint}")
+    manifest = verify(source)
+    if not any(name.startswith(f"{part}/") for name in manifest.hashes):
+        raise CheckpointError(f"exporting {source}: its {part}/ is not in its manifest. Export another checkpoint.")
+    with published_folder(target) as temporary:
+        shutil.copytree(source / part, temporary, dirs_exist_ok=True)
+        describe(temporary, manifest.step)

@@ -1,12 +1,15 @@
 """The learner: a policy under DeepSpeed. Open an engine, take one optimiser step, measure log-probabilities.
 
 DeepSpeed is used in every case, world size 1 included. Processes come from ``torchrun`` or ``deepspeed``; a plain
-``python`` is a group of one. What divides by what: a token's weight already carries the denominators of the whole
+``python`` is a group of one. The reference policy of a KL term is here too.
+
+What divides by what: a token's weight already carries the denominators of the whole
 optimiser step (all ranks, all micro-batches), so that loss = Σ w·l; DeepSpeed's mean over ranks is undone here.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -23,9 +26,12 @@ from condensegrpo.learner.deepspeed_import import DeepSpeedEngine as DeepSpeedEn
 from condensegrpo.learner.deepspeed_import import deepspeed, restore_linear, without_deprecations, without_output
 from condensegrpo.learner.head import ChunkedHead
 from condensegrpo.learner.logprobs import TrainedLogprobs
-from condensegrpo.learner.lora import dropping
+from condensegrpo.learner.lora import base_only, dropping
+from condensegrpo.learner.model_folder import load_policy
 from condensegrpo.learner.ranks import barrier, gather, join, limit_waits, reduce, world_size
+from condensegrpo.learner.sequence_parallel import RankGroup
 from condensegrpo.learner.settings import BUCKET, Dtype, Offload, OptimizerSettings
+from condensegrpo.learner.vision_tower import BatchPictures
 
 STAGES = (0, 1, 2, 3)
 MAXIMA = ("ratio", "importance", "gap")  # statistics that are reported by their maximum as well as their mean
@@ -292,3 +298,58 @@ def deepspeed_settings(
     if dtype == "bfloat16":
         settings |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
     return settings
+
+
+# Micro-batches and the temperature that their tokens were sampled at: the same, with the reference's log-probabilities
+# of their trained tokens. The divergence is that between the distributions at this temperature.
+Reference = Callable[[Sequence[PackedBatch], float], list[PackedBatch]]
+
+
+def open_reference(
+    source: str,
+    *,
+    dtype: Dtype,
+    attention: str,
+    device: torch.device | str,
+    group: RankGroup | None = None,
+    pictures: BatchPictures | None = None,
+) -> TrainedLogprobs:
+    """The model of a local folder or Hub id, frozen. Every rank holds a whole copy, outside DeepSpeed.
+
+    Args:
+        device: where its weights are; ``against_copy`` moves it for as long as it is used.
+        group: ``TrainedLogprobs.group`` of the learner, whose micro-batches it computes.
+        pictures: likewise.
+    """
+    module = TrainedLogprobs(load_policy(source, dtype=dtype, attention=attention).requires_grad_(False))
+    module.kernel = attention
+    module.check()
+    module.group, module.pictures = group, pictures
+    return module.to(device)
+
+
+@torch.no_grad()
+def against_copy(
+    reference: TrainedLogprobs, device: torch.device | str, batches: Sequence[PackedBatch], temperature: float
+) -> list[PackedBatch]:
+    """The batches with the log-probabilities of a frozen copy, which is on ``device`` meanwhile.
+
+    Collective among the ranks that compute micro-batches together, and not otherwise.
+    """
+    home = next(reference.parameters()).device
+    reference.to(device)
+    logps = [reference(reference.place(batch, torch.device(device)), temperature) for batch in batches]
+    reference.to(home)
+    return _with_reference(batches, logps)
+
+
+def against_base(engine: DeepSpeedEngine, batches: Sequence[PackedBatch], temperature: float) -> list[PackedBatch]:
+    """The batches with the learner's log-probabilities without its adapters; every rank must call it."""
+    with base_only(engine.module):
+        logps = measure_logprobs(engine, batches, temperature=temperature)
+    return _with_reference(batches, logps)
+
+
+def _with_reference(batches: Sequence[PackedBatch], logps: Sequence[Tensor]) -> list[PackedBatch]:
+    """The batches with measured log-probabilities, which are read only when all passes are under way."""
+    return [replace(batch, reference=logp_T.cpu()) for batch, logp_T in zip(batches, logps, strict=True)]

@@ -19,13 +19,12 @@ from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.attention_kernels import Heads, Kernels, kernels_on
-from condensegrpo.learner.device_batch import DeviceBatch, Layout, on_device
 from condensegrpo.learner.head import ChunkedHead
-from condensegrpo.learner.padded_rows import pad_rows
-from condensegrpo.learner.pictures import BatchPictures, ShownPictures, decoder_inputs, tower
+from condensegrpo.learner.micro_batches import DeviceBatch, Layout, on_device, pad_rows
 from condensegrpo.learner.sequence_parallel import Across, RankGroup, rank_group
 from condensegrpo.learner.settings import TREE_KERNELS
 from condensegrpo.learner.tree_attention import TREE_ATTENTION, AttentionPattern, use_tree_attention
+from condensegrpo.learner.vision_tower import BatchPictures, ShownPictures, decoder_inputs, tower
 
 # attention that also runs on a CPU and does not separate packed rows by itself
 ANYWHERE = ("sdpa", TREE_ATTENTION, "eager")

@@ -18,7 +18,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from condensegrpo.learner.policy import sees
+from condensegrpo.learner.model_folder import sees
 from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings, Vision
 from condensegrpo.learner.targets import check_targets, decoder_name
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.learner.policy import auto_class, sees
+from condensegrpo.learner.model_folder import auto_class, sees
 from condensegrpo.learner.settings import ALL_LINEAR, Targets, Vision
 
 if TYPE_CHECKING:

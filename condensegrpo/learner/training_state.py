@@ -6,9 +6,15 @@ stage can therefore take up what others saved:
     weights a (6 elements), b (4)     ZeRO 1, 2 ranks          ZeRO 3, 2 ranks          one rank
                                       rank 0   a[0:5]          a[0:3]  b[0:2]           a[0:6]  b[0:4]
                                       rank 1   a[5:6]  b[0:4]  a[3:6]  b[2:4]
+
+``to_main_memory`` moves moments, fp32 weights and gradients out of the GPU while the sampler needs it. The weights that
+the model computes with stay: the sampler gets them while the state is away. An optimiser step needs the state;
+measuring, sending weights and saving a checkpoint do not. DeepSpeed cannot move it in bfloat16 below ZeRO 2, which
+``config/checks.py`` refuses.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, TypedDict
 
 import torch
@@ -16,7 +22,7 @@ from torch import Tensor, distributed, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from condensegrpo.core.errors import CheckpointError
-from condensegrpo.learner.deepspeed_import import DeepSpeedEngine, deepspeed, without_deprecations
+from condensegrpo.learner.deepspeed_import import DeepSpeedEngine, deepspeed, get_accelerator, without_deprecations
 from condensegrpo.learner.ranks import rank
 
 WEIGHT, MOMENTS = "weight", ("exp_avg", "exp_avg_sq")
@@ -130,3 +136,52 @@ def _range(name: str, pieces: Sequence[tuple[int, Mapping[str, Tensor]]], key: s
             f"learning rate."
         )
     return elements
+
+
+_states = deepspeed.runtime.zero.offload_states
+_Kind = deepspeed.runtime.zero.offload_config.OffloadStateTypeEnum
+
+
+def to_main_memory(engine: DeepSpeedEngine) -> None:
+    """Move the state out of the GPU. It may be there already."""
+    pinned, stage = torch.accelerator.is_available(), engine.zero_optimization_stage()
+    if stage in (1, 2):
+        engine.offload_states(include=[_Kind.optim_states, _Kind.hp_params, _Kind.lp_grads], pin_memory=pinned)
+        return
+    _states.offload_optimizer_states(_adamw(engine), "cpu", pin_memory=pinned)
+    if stage == 3:  # DeepSpeed does the rest for its own Adam only
+        for tensor in engine.optimizer.fp32_partitioned_groups_flat:
+            tensor.data = _on_cpu(tensor.data, pinned=pinned)
+        engine.offload_states(include=[_Kind.lp_grads, _Kind.contiguous_grad_buffer], pin_memory=pinned)
+    get_accelerator().empty_cache()
+
+
+def to_device(engine: DeepSpeedEngine) -> None:
+    """Move the state back to the GPU."""
+    stage, device = engine.zero_optimization_stage(), get_accelerator().current_device_name()
+    if stage in (1, 2):
+        engine.reload_states()
+        return
+    _states.reload_optimizer_states(_adamw(engine), device)
+    if stage == 3:
+        for tensor in engine.optimizer.fp32_partitioned_groups_flat:
+            tensor.data = tensor.data.to(device)
+        engine.reload_states()
+
+
+@contextmanager
+def on_device(engine: DeepSpeedEngine) -> Iterator[None]:
+    """The state is on the GPU, and in main memory before and after."""
+    to_device(engine)
+    yield
+    to_main_memory(engine)
+
+
+def _adamw(engine: DeepSpeedEngine) -> torch.optim.Optimizer:
+    """The optimiser of torch: ZeRO wraps it."""
+    optimizer: torch.optim.Optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    return optimizer
+
+
+def _on_cpu(tensor: Tensor, *, pinned: bool) -> Tensor:
+    return torch.empty_like(tensor, device="cpu", pin_memory=pinned).copy_(tensor) if pinned else tensor.cpu()

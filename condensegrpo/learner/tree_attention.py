@@ -23,7 +23,7 @@ computed together, with keys gathered by index and padding that no query sees:
 What the buckets of a layer look at is gathered at once and then cut into them. Backward adds it up at once as well;
 gathering for each bucket would give each of them a gradient of all S tokens.
 
-That runs on any device. On a GPU ``interval_attention.py`` and ``branch_attention.py`` compute the same without
+That runs on any device. On a GPU ``tree_kernels.py`` computes the same without
 padding; ``attention_kernels.py`` chooses.
 
 In a compiled decoder layer all buckets are one operation of the graph, as micro-batches have different numbers of them.

@@ -10,10 +10,10 @@ from transformers import __version__ as transformers_version
 from condensegrpo.config.schema import ModelSettings
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.logprobs import why_no_trees
+from condensegrpo.learner.model_folder import auto_class, configuration, sees
 from condensegrpo.learner.new_model import new_config
-from condensegrpo.learner.pictures import tower
-from condensegrpo.learner.policy import auto_class, configuration, sees
 from condensegrpo.learner.targets import adapted_layers
+from condensegrpo.learner.vision_tower import tower
 from condensegrpo.planning.formulas import Decoder, Tower
 
 # gated layers with RMS norms, as in ``formulas.layer_bytes``; of models that see: their decoders

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from condensegrpo.learner.interval_attention import BLOCK
 from condensegrpo.learner.tree_attention import piece_bounds, size_class
+from condensegrpo.learner.tree_kernels import BLOCK
 
 FLOAT = 4  # bytes of fp32: master weights, moments, norms, log-probabilities
 BOOL, INT, INDEX = 1, 4, 8  # of a mask's element, of a block's number, of a token id

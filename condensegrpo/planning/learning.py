@@ -9,9 +9,8 @@ from condensegrpo.algorithms.objective import PerToken
 from condensegrpo.assembly.learning_signal import objective
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.learner.attention_kernels import planned_kernel
-from condensegrpo.learner.dtypes import DTYPES
-from condensegrpo.learner.fused_head import tile_tokens
-from condensegrpo.learner.head import CHUNK_LOGITS
+from condensegrpo.learner.devices import DTYPES
+from condensegrpo.learner.head import CHUNK_LOGITS, tile_tokens
 from condensegrpo.planning import formulas
 from condensegrpo.planning.architecture import Architecture
 from condensegrpo.planning.formulas import Branch, Decoder, Gathered, MicroBatch, Part, Weights, gathered

@@ -21,9 +21,16 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.trajectory import Segment, TrainedTurn
 from condensegrpo.learner import ranks
 from condensegrpo.learner.devices import synchronize
-from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, measure_logprobs, optimizer_step
-from condensegrpo.learner.policy import configuration
-from condensegrpo.learner.reference import against_base, against_copy, open_reference
+from condensegrpo.learner.engine import (
+    DeepSpeedEngine,
+    against_base,
+    against_copy,
+    close_deepspeed,
+    measure_logprobs,
+    open_reference,
+    optimizer_step,
+)
+from condensegrpo.learner.model_folder import configuration
 
 
 class Meter:

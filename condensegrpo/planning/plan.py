@@ -15,7 +15,7 @@ from math import ceil
 from condensegrpo.config.checks import check_ranks
 from condensegrpo.config.load import vary
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.learner.activation_checkpointing import checkpointed_layers
+from condensegrpo.learner.layers import checkpointed_layers
 from condensegrpo.planning import formulas, zero
 from condensegrpo.planning.architecture import Architecture, architecture
 from condensegrpo.planning.formulas import Part

@@ -17,14 +17,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from condensegrpo.config.load import evaluations, longest_request
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.learner.dtypes import DTYPES
+from condensegrpo.learner.devices import DTYPES
 from condensegrpo.planning import formulas
 from condensegrpo.planning.formulas import Part
 from condensegrpo.planning.learning import PlannedRun
 from condensegrpo.samplers.transformers import MAX_BATCH
-from condensegrpo.samplers.vllm.adapters import native_rank
-from condensegrpo.samplers.vllm.settings import EngineSettings
-from condensegrpo.samplers.vllm_server.settings import NCCL, TEMPORARY, ServerSettings
+from condensegrpo.samplers.vllm.settings import NCCL, TEMPORARY, EngineSettings, ServerSettings
+from condensegrpo.samplers.vllm.weights import native_rank
 
 COLOCATED, VLLM = "transformers", "vllm"  # the samplers that share the learner's device
 SERVERS = "vllm_server"

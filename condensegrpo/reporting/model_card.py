@@ -11,7 +11,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import dump
 from condensegrpo.core.table import Cell, Table, markdown
 from condensegrpo.evaluation.figures import evaluations_in
-from condensegrpo.learner.policy import auto_class, configuration, sees
+from condensegrpo.learner.model_folder import auto_class, configuration, sees
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics

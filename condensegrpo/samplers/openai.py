@@ -22,10 +22,10 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
-from condensegrpo.learner.policy import load_tokenizer
+from condensegrpo.learner.model_folder import load_tokenizer
 from condensegrpo.samplers.http_client import HttpClient, Json, retried
+from condensegrpo.samplers.vllm.settings import RequestSettings
 from condensegrpo.samplers.vllm_server.client import FINISH, read_logprob
-from condensegrpo.samplers.vllm_server.settings import RequestSettings
 
 REQUESTS = RequestSettings(retries=6)
 PAUSE_SECONDS = 0.5  # before the first retry of a request; doubled before each further one

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.learner.policy import load_tokenizer
+from condensegrpo.learner.model_folder import load_tokenizer
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 if TYPE_CHECKING:

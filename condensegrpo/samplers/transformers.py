@@ -21,10 +21,9 @@ from condensegrpo.core.protocols.attention import AttentionQuery, TokenAttention
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueue
 from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.learner.devices import empty_cache, on_this_device, synchronize, use_new_stream
-from condensegrpo.learner.dtypes import DTYPES, DtypeName
-from condensegrpo.learner.policy import auto_class, trained_steps
-from condensegrpo.samplers.measure import logprobs_of, padded_batches
+from condensegrpo.learner.devices import DTYPES, DtypeName, empty_cache, on_this_device, synchronize, use_new_stream
+from condensegrpo.learner.model_folder import auto_class, trained_steps
+from condensegrpo.samplers.transformers import logprobs_of, padded_batches
 from condensegrpo.samplers.update_check import UpdateCheck
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.vision.processor import load_picture_processor
@@ -234,7 +233,7 @@ class TransformersSampler:
 
     def _draw(self, batch: Sequence[QueuedRequest[_Prompt, Generation]]) -> Outcomes[_Prompt, Generation]:
         """Driver: one padded batch."""
-        from condensegrpo.samplers.batch import sample_batch  # imports transformers, which a dry run does not need
+        from condensegrpo.samplers.picking import sample_batch  # imports transformers, which a dry run does not need
 
         generations = sample_batch(
             self._model,

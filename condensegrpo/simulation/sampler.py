@@ -6,9 +6,9 @@ from zlib import crc32
 
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
+from condensegrpo.samplers.vllm.settings import RequestSettings
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
-from condensegrpo.samplers.vllm_server.settings import RequestSettings
 from condensegrpo.simulation.clock import VirtualClock
 from condensegrpo.simulation.cluster import ClusterPlan
 from condensegrpo.simulation.server import SimulatedServer

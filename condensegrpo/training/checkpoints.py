@@ -24,8 +24,8 @@ from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine
-from condensegrpo.learner.engine_state import to_main_memory
-from condensegrpo.learner.policy import end_ids, in_main_memory, load_tokenizer, processor_files, write_policy
+from condensegrpo.learner.model_folder import end_ids, in_main_memory, load_tokenizer, processor_files, write_policy
+from condensegrpo.learner.training_state import to_main_memory
 from condensegrpo.learner.weights import adapters, all_gathered, gathered_weights, write_adapter
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import read_trajectories, write_trajectory

@@ -39,8 +39,8 @@ from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.atomic_folder import published_folder
 from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
+from condensegrpo.learner.model_folder import end_ids, in_main_memory, load_tokenizer, processor_files, write_policy
 from condensegrpo.learner.new_model import new_model, save_new
-from condensegrpo.learner.policy import end_ids, in_main_memory, load_tokenizer, processor_files, write_policy
 from condensegrpo.learner.weights import gathered_weights
 from condensegrpo.storage.run_folder import RunFolder
 

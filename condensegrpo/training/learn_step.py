@@ -30,9 +30,8 @@ from condensegrpo.core.thread_call import result_in_thread
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.episodes.player import COUNT_SECONDS
 from condensegrpo.learner import ranks
-from condensegrpo.learner.engine import DeepSpeedEngine, measure_logprobs, optimizer_step
+from condensegrpo.learner.engine import DeepSpeedEngine, Reference, measure_logprobs, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
-from condensegrpo.learner.reference import Reference
 from condensegrpo.learner.weights import adapters, gathered_weights
 from condensegrpo.metrics.credit import Credited, credit_metrics
 from condensegrpo.metrics.trajectories import multi_turn, summarise

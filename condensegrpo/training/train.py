@@ -30,12 +30,17 @@ from condensegrpo.episodes.failures import FailureWatch, failures_of
 from condensegrpo.evaluation.evaluate import evaluate
 from condensegrpo.evaluation.figures import metric_prefix
 from condensegrpo.learner import ranks
-from condensegrpo.learner.dtypes import gpu_bfloat16, precision_warning
-from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed
-from condensegrpo.learner.engine_state import on_device
-from condensegrpo.learner.policy import save_tokenizer
-from condensegrpo.learner.reference import Reference, against_base, against_copy, open_reference
-from condensegrpo.learner.training_state import at_schedule
+from condensegrpo.learner.devices import gpu_bfloat16, precision_warning
+from condensegrpo.learner.engine import (
+    DeepSpeedEngine,
+    Reference,
+    against_base,
+    against_copy,
+    close_deepspeed,
+    open_reference,
+)
+from condensegrpo.learner.model_folder import save_tokenizer
+from condensegrpo.learner.training_state import at_schedule, on_device
 from condensegrpo.planning.plan import config_on_devices
 from condensegrpo.storage.environment import edited_plugins, write_environment
 from condensegrpo.storage.run_folder import RunFolder

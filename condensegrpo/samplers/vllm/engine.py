@@ -31,10 +31,16 @@ from condensegrpo.episodes.group import rare_collections
 from condensegrpo.learner.devices import use_new_stream
 from condensegrpo.learner.ranks import gather, leave
 from condensegrpo.learner.settings import TIMEOUT_MINUTES, LoraSettings
-from condensegrpo.samplers.vllm.adapters import NativeAdapters, native_rank, unsupported_by
-from condensegrpo.samplers.vllm.pictures import mismatch, picture_prompts
+from condensegrpo.samplers.vllm.request import mismatch, picture_prompts
 from condensegrpo.samplers.vllm.settings import NO_COMPILER, EngineSettings
-from condensegrpo.samplers.vllm.weights import ExpectedWeights, check_head_size, repack_heads
+from condensegrpo.samplers.vllm.weights import (
+    ExpectedWeights,
+    NativeAdapters,
+    check_head_size,
+    native_rank,
+    repack_heads,
+    unsupported_by,
+)
 from condensegrpo.storage.media import MediaFolder
 
 GIB = 1 << 30

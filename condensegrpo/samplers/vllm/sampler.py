@@ -9,8 +9,8 @@ from annotated_types import Ge
 
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.learner.dtypes import DtypeName
-from condensegrpo.learner.policy import trained_steps
+from condensegrpo.learner.devices import DtypeName
+from condensegrpo.learner.model_folder import trained_steps
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.engine import VllmEngine
 from condensegrpo.samplers.vllm.engine_driver import EngineDriver, in_new_thread

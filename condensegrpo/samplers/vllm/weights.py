@@ -4,10 +4,10 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.learner.policy import auto_class
+from condensegrpo.learner.model_folder import auto_class
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.update_check import UpdateCheck
-from condensegrpo.samplers.vllm.adapters import adapter_check
+from condensegrpo.samplers.vllm.weights import adapter_check
 from condensegrpo.vision.families import family_of
 
 

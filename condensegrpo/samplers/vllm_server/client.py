@@ -11,8 +11,8 @@ from zlib import crc32
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers.http_client import Body, HttpClient, Json, reason
-from condensegrpo.samplers.vllm.adapters import NAME as ADAPTERS
-from condensegrpo.samplers.vllm.pictures import PicturePrompts, mismatch
+from condensegrpo.samplers.vllm.request import PicturePrompts, mismatch
+from condensegrpo.samplers.vllm.weights import NAME as ADAPTERS
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 
 ENGINE_HEADER = "X-data-parallel-rank"  # vLLM's: the engine that computes a request

@@ -27,9 +27,8 @@ from condensegrpo.learner.devices import on_this_device
 from condensegrpo.samplers.vllm_server.client import ServerCalls
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.process import LOOPBACK, free_port
-from condensegrpo.samplers.vllm_server.publish import on_ranks
+from condensegrpo.samplers.vllm_server.publish import on_ranks, shards
 from condensegrpo.samplers.vllm_server.replica import Replica, ReplicaState, WeightsLabel
-from condensegrpo.samplers.vllm_server.weights import shards
 
 PART_BYTES = 256 << 20  # sent at once; the learner's GPU holds a part that is sent, and twice the one that is packed
 POLL_SECONDS = 0.001  # between two checks of a GPU's progress

@@ -11,10 +11,10 @@ from zlib import crc32
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.samplers.http_client import retried
+from condensegrpo.samplers.vllm.settings import RequestSettings
 from condensegrpo.samplers.vllm_server.client import ServerCalls, ServerClient
 from condensegrpo.samplers.vllm_server.process import ServerProcess
 from condensegrpo.samplers.vllm_server.replica import Replica, ReplicaState, WeightsLabel
-from condensegrpo.samplers.vllm_server.settings import RequestSettings
 
 _LOG = logging.getLogger(__name__)
 WATCH_SECONDS = 2.0  # between two looks of the first rank at servers that several ranks share

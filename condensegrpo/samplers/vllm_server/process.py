@@ -14,13 +14,12 @@ import torch
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.process_guard import STOP_SECONDS
-from condensegrpo.learner.policy import positions
+from condensegrpo.learner.model_folder import positions
 from condensegrpo.learner.ranks import gather, rank
-from condensegrpo.samplers.vllm.adapters import native_rank, targets_of
 from condensegrpo.samplers.vllm.request import INSTALL
-from condensegrpo.samplers.vllm.settings import NO_COMPILER
+from condensegrpo.samplers.vllm.settings import NCCL, NO_COMPILER, ServedModel, ServerSettings
+from condensegrpo.samplers.vllm.weights import native_rank, targets_of
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
-from condensegrpo.samplers.vllm_server.settings import NCCL, ServedModel, ServerSettings
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 NAME = "policy"  # of the model in the server's API

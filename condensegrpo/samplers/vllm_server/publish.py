@@ -21,10 +21,10 @@ from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.learner.ranks import gather, rank
 from condensegrpo.learner.settings import LoraSettings
-from condensegrpo.samplers.vllm.adapters import write_adapters
+from condensegrpo.samplers.vllm.weights import write_adapters
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
+from condensegrpo.samplers.vllm_server.publish import check_room, free_bytes, write_weights
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
-from condensegrpo.samplers.vllm_server.weights import check_room, free_bytes, write_weights
 
 T = TypeVar("T")
 Tensors = Iterator[tuple[str, Tensor]]

@@ -27,14 +27,13 @@ from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.learner.dtypes import DTYPES, DtypeName
-from condensegrpo.learner.policy import trained_steps
+from condensegrpo.learner.devices import DTYPES, DtypeName
+from condensegrpo.learner.model_folder import trained_steps
 from condensegrpo.learner.ranks import from_first, gather, rank, world_size
 from condensegrpo.learner.settings import LoraSettings
-from condensegrpo.samplers.vllm.adapters import native_rank
-from condensegrpo.samplers.vllm.pictures import picture_prompts
-from condensegrpo.samplers.vllm.request import check_request
-from condensegrpo.samplers.vllm.weights import ExpectedWeights
+from condensegrpo.samplers.vllm.request import check_request, picture_prompts
+from condensegrpo.samplers.vllm.settings import NCCL, TEMPORARY, RequestSettings, ServedModel, ServerSettings
+from condensegrpo.samplers.vllm.weights import ExpectedWeights, native_rank
 from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.samplers.vllm_server.nccl import NcclPublisher
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
@@ -42,7 +41,6 @@ from condensegrpo.samplers.vllm_server.process import ServerProcess, check_insta
 from condensegrpo.samplers.vllm_server.publish import FolderPublisher
 from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE, shape_of
-from condensegrpo.samplers.vllm_server.settings import NCCL, TEMPORARY, RequestSettings, ServedModel, ServerSettings
 from condensegrpo.storage.media import MediaFolder
 
 _LOG = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.algorithms.pictures import INDEX_BITS, NamedPicture, named_picture, with_names
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
-from condensegrpo.learner.policy import sees
+from condensegrpo.learner.model_folder import sees
 from condensegrpo.vision.features import decoder_arguments, picture_features, three_axes
 from condensegrpo.vision.processor import PictureProcessor
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from condensegrpo.core.errors import ConfigError, ModelMissing
 from condensegrpo.learner.atomic_folder import published_folder
-from condensegrpo.learner.dtypes import DTYPES
+from condensegrpo.learner.devices import DTYPES
 from condensegrpo.learner.ranks import rank
 from condensegrpo.learner.settings import TREE_KERNELS, Dtype
 from condensegrpo.storage.files import write_atomically
@@ -24,7 +24,7 @@ from condensegrpo.storage.hub import hub_fault
 from condensegrpo.storage.placeholder import placeholder_in
 from condensegrpo.vision.families import family_of
 
-if TYPE_CHECKING:  # transformers takes a second to import, and a dry run needs no model
+if TYPE_CHECKING:
     from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 GENERATION_CONFIG = "generation_config.json"
