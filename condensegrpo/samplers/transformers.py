@@ -23,12 +23,11 @@ from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueu
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.devices import DTYPES, DtypeName, empty_cache, on_this_device, synchronize, use_new_stream
 from condensegrpo.learner.model_folder import auto_class, trained_steps
-from condensegrpo.samplers.transformers import logprobs_of, padded_batches
 from condensegrpo.samplers.update_check import UpdateCheck
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.vision.processor import load_picture_processor
 
-if TYPE_CHECKING:  # imports transformers, which a dry run does not need
+if TYPE_CHECKING:
     from condensegrpo.samplers.decoding import BatchRow, ContinuousBatch
     from condensegrpo.samplers.seeing import SeenPrompt, Sight
 
@@ -46,7 +45,7 @@ class TransformersSampler:
     Keys and values of a trajectory's last reply are kept until new weights come: a prompt that continues it computes
     only what is new. In fp32 on a CPU (MKL) a reply has the same bits whatever else is sampled and whenever; elsewhere
     it is the same up to rounding. Models with other states than keys and values of all tokens are generated in padded
-    batches (batch.py), where a reply is also the same up to rounding.
+    batches (picking.py), where a reply is also the same up to rounding.
 
     The model folder's own generation defaults (top-k, repetition penalty, …) are ignored: log-probabilities are those
     of softmax(logits / temperature), the distribution that tokens are drawn from. One instance serves one event loop at
@@ -316,3 +315,48 @@ def _failure(doing: str, error: Exception, requests: int) -> SamplerError:
     if isinstance(error, SamplerError):
         return error
     return SamplerError(f"{doing.format(requests)}: {type(error).__name__}: {error}")
+
+
+PAD = 0  # any id of the vocabulary: the mask alone says where rows are padded
+
+
+@torch.no_grad()
+def logprobs_of(
+    model: Any,  # noqa: ANN401  transformers' classes are untyped
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> list[tuple[float, ...]]:
+    """log π(o_i | c, o_0 … o_(i−1)) of every reply token, in nats at temperature 1, computed in fp32.
+
+    Rows are padded on the left, so that all replies end at the last position and logits are computed for them alone.
+
+    Args:
+        pairs: (prompt ids, reply ids), neither empty.
+    """
+    rows = [(*prompt, *reply) for prompt, reply in pairs]
+    longest, most = max(map(len, rows)), max(len(reply) for _, reply in pairs)
+    ids_BL = torch.tensor([[PAD] * (longest - len(row)) + list(row) for row in rows], device=model.device)
+    mask_BL = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=model.device)
+    logits_BAV = model(
+        input_ids=ids_BL,
+        attention_mask=mask_BL,
+        position_ids=(mask_BL.cumsum(dim=1) - 1).clamp(min=0),
+        logits_to_keep=most + 1,
+        use_cache=False,
+    ).logits[:, -most - 1 : -1]
+    logp_BA = logits_BAV.float().log_softmax(dim=-1).gather(2, ids_BL[:, -most:, None])[..., 0]
+    return [tuple(row[most - len(reply) :]) for row, (_, reply) in zip(logp_BA.tolist(), pairs, strict=True)]
+
+
+def padded_batches(lengths: Sequence[int], most: int) -> Iterator[slice]:
+    """Consecutive rows whose number times their longest is at most ``most``; one row alone may be longer.
+
+    Lengths 3 4 9 2 and at most 9 ─▶ 0:2, 2:3, 3:4
+    """
+    start = longest = 0
+    for row, length in enumerate(lengths):
+        if row > start and max(longest, length) * (row - start + 1) > most:
+            yield slice(start, row)
+            start, longest = row, 0
+        longest = max(longest, length)
+    if lengths:
+        yield slice(start, len(lengths))

