@@ -27,7 +27,7 @@ from condensegrpo.learner.settings import LoraSettings, OptimizerSettings
 from condensegrpo.learner.weights import gathered_weights
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.samplers.vllm.weights import native_rank
-from condensegrpo.training.update_step import sampled_weights
+from condensegrpo.training.learn_step import sampled_weights
 
 if TYPE_CHECKING:
     from condensegrpo.samplers.vllm.sampler import VllmSampler
