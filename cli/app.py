@@ -25,7 +25,6 @@ from condensegrpo.cli.quickstart import quickstart
 from condensegrpo.cli.report import report
 from condensegrpo.cli.runs import runs
 from condensegrpo.cli.serve import serve
-from condensegrpo.cli.simulate import simulate
 from condensegrpo.cli.streams import open_streams, refused_output
 from condensegrpo.cli.sweep import sweep
 from condensegrpo.cli.train import train
@@ -78,7 +77,6 @@ app.command("report")(report)
 app.command("export")(export)
 app.command("doctor")(doctor)
 app.command("plan")(plan)
-app.command("simulate")(simulate)
 app.command("serve")(serve)
 app.command("proxy")(proxy)
 launch = typer.Typer(

@@ -28,7 +28,7 @@ from condensegrpo.cli.doctor_machine import (
     warning,
 )
 from condensegrpo.cli.options import AsJson, Overrides
-from condensegrpo.core.errors import CondenseError, ConfigError, DataError, PluginError, RunError
+from condensegrpo.core.errors import CondenseError, ConfigError, DataError, PluginError
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
@@ -60,9 +60,6 @@ def doctor(
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Also try what a run does on the GPUs of this machine; takes minutes.")
     ] = False,
-    cluster: Annotated[
-        Path | None, typer.Option(help="With --gpu: write what was measured into a new cluster file of `simulate`.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check Python, packages, devices, compilers, memory and disk, and say how to fix what is wrong.
@@ -71,8 +68,6 @@ def doctor(
 
     Example: condensegrpo doctor gsm8k model.path=Qwen/Qwen2.5-0.5B-Instruct
     """
-    if cluster is not None:
-        check_cluster(cluster, gpu=gpu)
     tried: list[Finding] = []
     with waiting_for("trying the GPUs" if gpu else "checking this machine") as display:
         if gpu:  # first: what the other checks ask a GPU leaves a context in its memory
@@ -94,47 +89,8 @@ def doctor(
         typer.echo(json.dumps({"version": 1, "findings": [asdict(finding) for finding in findings]}))
     else:
         print_findings(findings, theme.console())
-    if cluster is not None:
-        write_cluster(findings, cluster)
     if any(finding.level is Level.PROBLEM for finding in findings):
         raise typer.Exit(1)
-
-
-def check_cluster(file: Path, *, gpu: bool) -> None:
-    """Check before the trials, which take minutes, that they measure times and that the file can be written.
-
-    Raises:
-        ConfigError: ``--gpu`` is missing, the file exists, or it cannot be created.
-    """
-    if not gpu:
-        raise ConfigError("checking --cluster: found no --gpu, whose trials measure the times. Add --gpu.")
-    try:
-        file.open("x").close()
-    except OSError as error:
-        raise ConfigError(
-            f"creating {file}: {error.strerror}. Give --cluster a new file in a folder that can be written."
-        ) from error
-    file.unlink()
-
-
-def write_cluster(findings: Sequence[Finding], file: Path) -> None:
-    """Write the measured keys of a cluster file.
-
-    Raises:
-        RunError: nothing was measured, or the file cannot be written.
-    """
-    from condensegrpo.config.yaml_tree import dump, put
-
-    tree: dict[str, object] = {}
-    for finding in findings:
-        for key, value in finding.cluster.items():
-            put(tree, key.split("."), value if isinstance(value, str) else float(f"{value:.3g}"))
-    if not tree:
-        raise RunError(f"writing {file}: no trial measured a time. Fix the problems above first.")
-    try:
-        file.write_text(dump(tree), encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"writing {file}: {error}.") from error
 
 
 def print_findings(findings: Sequence[Finding], console: Console) -> None:

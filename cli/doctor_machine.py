@@ -3,8 +3,8 @@
 import os
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
@@ -41,12 +41,11 @@ class Finding:
     level: Level
     found: str
     cure: str = ""
-    cluster: Mapping[str, float | str] = field(default_factory=dict)  # keys of a cluster file, as measured
 
 
-def ok(area: str, found: str, cluster: Mapping[str, float | str] | None = None) -> Finding:
+def ok(area: str, found: str) -> Finding:
     """A finding of level OK."""
-    return Finding(area=area, level=Level.OK, found=found, cluster=cluster or {})
+    return Finding(area=area, level=Level.OK, found=found)
 
 
 def warning(area: str, found: str, cure: str) -> Finding:

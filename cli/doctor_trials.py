@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensegrpo.cli.doctor_machine import Finding, Level, ok, problem, warning
-from condensegrpo.cli.doctor_measurements import attends, try_learner, try_speed
+from condensegrpo.cli.doctor_measurements import attends, try_learner
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.display import theme
 
@@ -307,7 +307,6 @@ TRIALS: Mapping[str, Trial] = {
         on_all_devices=True,
         seconds=COMPILING_SECONDS,
     ),
-    "speed": Trial(phase="measuring the sampler", run=try_speed, seconds=COMPILING_SECONDS),
 }
 
 

@@ -198,8 +198,7 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 def simulated(work: Coroutine[Any, Any, T]) -> T:
     """As ``asyncio.run``, on a clock that jumps from timer to timer: no limit is exceeded because a machine is slow.
 
-    Plug-ins run in their threads and within their limits, as in a run. The ``VirtualClock`` of simulations calls them
-    in the thread of the loop.
+    Plug-ins run in their threads and within their limits, as in a run.
     Not for synchronous tools, rewards and models: the clock does not wait for a thread.
     """
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:

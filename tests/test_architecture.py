@@ -39,7 +39,6 @@ FLOORS = {
     "training": 7,
     "reporting": 7,
     "inspection": 7,
-    "simulation": 7,
     "studies": 8,
     "display": 8,
     "api": 8,

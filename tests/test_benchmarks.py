@@ -12,9 +12,8 @@ from types import ModuleType
 import learner
 import pytest
 import rollout
-import simulation
 import torch
-from command import run, succeed
+from command import succeed
 from devices import measured_peak, mfu, peak_flops, peak_of, utilisation
 from flops import computed_flops, sampling_flops, useful_flops
 from learner import OUTPUT_ONLY, SHARED, WHOLE, Measured, difference, disagreeing, ratio, table
@@ -234,9 +233,3 @@ def test_the_script_of_mbpp_judges_solutions_in_plain_python_and_in_the_sandbox(
     assert "1 of 2 solutions pass in plain Python, 2 tests; not: [1]" in done.stdout
     assert "1 pass in the sandbox, of those that pass in plain Python 1" in done.stdout
     assert "0 pass with their bodies removed" in done.stdout
-
-
-def test_an_unknown_case_of_the_simulation_is_refused_before_a_run(tmp_path: Path) -> None:
-    refused = run(str(tmp_path / "runs"), "server", "vllm", program=simulation.main)
-    assert (refused.returncode, "found no case 'vllm', wanted some of: embedded; " in refused.stderr) == (2, True)
-    assert not (tmp_path / "runs").exists()

@@ -1,5 +1,6 @@
 """Trajectories are scored as they finish, or by whole groups."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,7 +15,6 @@ from condensegrpo.episodes.group import problem_groups
 from condensegrpo.rewards.context import LinearPassRate
 from condensegrpo.rewards.outcome import Correct
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.simulation.clock import VirtualClock
 
 
 class Siblings:
@@ -38,7 +38,7 @@ class Broken:
 def gather(
     reward: Reward | GroupReward, *, slow: set[str], samples: int = 3, problems: Sequence[Problem] = (), **limits: float
 ) -> tuple[tuple[ScoredTrajectory, ...], list[str]]:
-    """Everybody answers 1 at once, but the ``slow`` ones, called ``problem/sample``, after 0.15 s of a virtual clock.
+    """Everybody answers 1 at once, but the ``slow`` ones, called ``problem/sample``, after a second.
 
     Returns:
         What was collected, and the ids in the order in which they were handed on.
@@ -52,10 +52,9 @@ def gather(
 
     sampler = ScriptedSampler(
         lambda _: said("answer 1"),
-        seconds=lambda ids: 0.15 if any(f"[{name}]" in shown(ids) for name in slow) else 0.0,
+        seconds=lambda ids: 1.0 if any(f"[{name}]" in shown(ids) for name in slow) else 0.0,
     )
-    clock = VirtualClock()
-    found = clock.run(
+    found = asyncio.run(
         collect(
             problem_groups(problems or [replace(problem(0), answer="1")], 7),
             samples=samples,
@@ -67,7 +66,6 @@ def gather(
             on_scored=lambda one: handed.append(one.trajectory.id),
         )
     )
-    clock.close()
     return found, handed
 
 
@@ -128,7 +126,7 @@ def test_a_group_of_one_is_a_group() -> None:
 def test_a_hung_sibling_neither_holds_its_group_up_nor_leaves_its_pass_rate() -> None:
     """NeMo-RL#3238. Two of four hang: p = 1/2, and at the upper anchor λ·p·u = 0.5 · 0.5 · 1."""
     reward = LinearPassRate(context_low=1, context_high=2, coefficient=0.5)
-    found, handed = gather(reward, slow={"p0/1", "p0/3"}, samples=4, turn_seconds=0.05)
+    found, handed = gather(reward, slow={"p0/1", "p0/3"}, samples=4, turn_seconds=0.5)
     assert handed == [f"7/0/{sample}" for sample in range(4)]
     assert [one.trajectory.stop for one in found] == [Stop.ANSWERED, Stop.SAMPLER_ERROR] * 2
     assert [one.score.total for one in found] == [0.75, 0.0, 0.75, 0.0]

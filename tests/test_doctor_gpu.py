@@ -6,17 +6,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import succeed, succeed_as_script, succeed_on_two_ranks
+from command import succeed, succeed_on_two_ranks
 from needs_vllm import needs_vllm
 from typer.testing import CliRunner
 
 from condensegrpo.cli import doctor_trials
 from condensegrpo.cli.app import app
-from condensegrpo.cli.doctor import write_cluster
-from condensegrpo.cli.doctor_machine import Finding, Level, ok
+from condensegrpo.cli.doctor_machine import Finding, Level
 from condensegrpo.cli.doctor_trials import run_trial, try_all
-from condensegrpo.core.errors import ConfigError, RunError
-from condensegrpo.simulation.cluster import read_cluster
 
 TINY = ("quickstart", "learner.tokens_per_micro_batch=512", "train.problems_per_step=2", "train.samples_per_problem=2")
 
@@ -67,8 +64,6 @@ def test_a_step_of_the_learner_on_all_devices_is_measured_against_the_plan(
     assert finding.level is not Level.PROBLEM, finding
     assert said in finding.found
     assert "planned" in finding.found
-    keys = {"learning.step_seconds", "learning.token_seconds"}
-    assert finding.cluster.keys() == keys or "not measured: the times are noise" in finding.found  # on a busy machine
 
 
 def test_without_a_configuration_the_device_multiplies_in_bfloat16(tmp_path: Path) -> None:
@@ -103,81 +98,6 @@ def test_a_server_gets_the_weights_of_a_step(tmp_path: Path) -> None:
     findings = tried("transfer", *TINY, folder=tmp_path)
     assert [finding.level for finding in findings] == [Level.OK] * 4, findings
     assert {finding.area for finding in findings} == {"server, weights=folder"}  # NCCL needs GPUs
-
-
-def test_measured_times_are_a_cluster_file(tmp_path: Path) -> None:
-    (finding,) = tried("speed", *TINY, "sampler={name: transformers}", folder=tmp_path)
-    assert finding.found.startswith("transformers: a decoding step takes "), finding
-    learned = ok("learner", "two steps", {"learning.token_seconds": 1.23456e-5})
-    write_cluster([finding, learned], tmp_path / "cluster.yaml")
-    cluster = read_cluster(tmp_path / "cluster.yaml")
-    assert cluster.server is not None
-    assert cluster.server.step_seconds == pytest.approx(float(finding.cluster["server.step_seconds"]), rel=0.01)
-    assert cluster.learning.token_seconds == 1.23e-5
-
-
-def test_the_speed_is_measured_with_as_many_replies_as_the_sampler_has_room_for(tmp_path: Path) -> None:
-    sampler = "sampler={name: transformers, options: {max_batch: 2}}"
-    (finding,) = tried("speed", *TINY, sampler, folder=tmp_path)  # a step has 4 trajectories
-    assert " for 2, " in finding.found
-
-
-@pytest.mark.parametrize("options", ["{replicas: 2}", "{urls_file: urls.txt}", "{server: {tensor_parallel_size: 2}}"])
-def test_the_speed_of_several_servers_or_gpus_is_not_that_of_one(options: str, tmp_path: Path) -> None:
-    (finding,) = tried("speed", *TINY, f"sampler={{name: vllm_server, options: {options}}}", folder=tmp_path)
-    assert finding.found == "not tried: it needs one sampler or server on one GPU"
-
-
-TOO_MANY_ROWS = """
-import torch
-
-from condensegrpo.cli import doctor_trials
-from condensegrpo.planning import measured
-
-learn = measured.learn
-
-def limited(config, source, learner, rows):
-    assert config.model.attention == "eager"  # not what auto falls back to
-    if len(rows) > measured.rows_of_step(config):
-        raise torch.OutOfMemoryError
-    return learn(config, source, learner, rows)
-
-measured.learn = limited  # a CPU has no such error
-doctor_trials.main()
-"""
-
-
-def test_twice_the_rows_of_a_step_need_not_fit(tmp_path: Path) -> None:
-    script, file = tmp_path / "script.py", tmp_path / "findings.json"
-    script.write_text(TOO_MANY_ROWS)
-    succeed_as_script(script, "learner", str(file), *TINY, "model.attention=eager")
-    (finding,) = json.loads(file.read_text())
-    assert finding["level"] != Level.PROBLEM
-    assert finding["found"].endswith("; times not measured: twice the rows do not fit")
-    assert finding["cluster"] == {}
-
-
-def test_a_cluster_file_that_cannot_be_written_is_refused_before_the_trials(tmp_path: Path) -> None:
-    existing = tmp_path / "cluster.yaml"
-    existing.write_text("gpus: 8\n")
-    for arguments, message in (
-        (["--cluster", "new.yaml"], "found no --gpu"),
-        (["--gpu", "--cluster", str(existing)], "File exists"),
-        (["--gpu", "--cluster", str(tmp_path / "nowhere" / "new.yaml")], "No such file"),
-    ):
-        result = CliRunner().invoke(app, ["doctor", *arguments])
-        assert isinstance(result.exception, ConfigError)
-        assert message in str(result.exception)
-        assert result.stdout == ""
-    assert existing.read_text() == "gpus: 8\n"
-
-
-def test_the_findings_are_shown_where_no_trial_measured_a_time(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["doctor", "--gpu", "--cluster", str(tmp_path / "new.yaml")])
-    assert "sees none" in result.stdout
-    assert isinstance(result.exception, RunError)
-    assert "no trial measured a time" in str(result.exception)
-    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_configuration_lacks_is_a_problem_and_no_traceback(tmp_path: Path) -> None:

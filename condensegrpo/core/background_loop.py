@@ -6,7 +6,7 @@ import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 from condensegrpo.core.daemon_thread import DaemonThread
 
@@ -14,16 +14,6 @@ T = TypeVar("T")
 CLOSE_SECONDS = 60.0  # that ``close`` waits for the thread: a coroutine may block the loop for ever
 PLUGIN_SECONDS = 2.0  # the same where plug-ins run on the loop: one may ignore its cancellation
 SIGNAL_SECONDS = 0.2  # between looks for a signal while a thread waits
-
-
-class RunsCoroutines(Protocol):
-    """An event loop that code outside of it gives coroutines to: a ``BackgroundLoop``, or a simulated clock."""
-
-    def submit(self, work: Coroutine[object, object, T]) -> Future[T]:
-        """Start ``work`` and return at once."""
-
-    def close(self) -> None:
-        """Cancel all running coroutines. May be called twice."""
 
 
 class BackgroundLoop:

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.failures import Failure, location_of
-from condensegrpo.core.thread_call import abandon, too_many_abandoned, without_limits
+from condensegrpo.core.thread_call import abandon, too_many_abandoned
 from condensegrpo.core.wording import counted
 
 T = TypeVar("T")
@@ -94,8 +94,6 @@ def plugin_task(work: Coroutine[Any, Any, T], *, name: str, seconds: float) -> a
             until a task of that name ends by itself.
     """
     loop = asyncio.get_running_loop()
-    if loop in without_limits:
-        return loop.create_task(work)
     if loop.get_task_factory() is None:
         loop.set_task_factory(_create_task)  # type: ignore[arg-type]  # typeshed still has generators as coroutines
     context = copy_context()

@@ -11,7 +11,6 @@ import ctypes
 import sys
 import threading
 import traceback
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,8 +24,6 @@ from condensegrpo.core.wording import counted
 T = TypeVar("T")
 ABANDONED = "abandoned: "  # how the names of abandoned threads begin
 MAX_ABANDONED = 64  # abandoned calls that may be running; beyond that no further call is started
-# loops on which plug-ins run in the loop's own thread, which they may block: those of simulations, whose clock waits
-without_limits = weakref.WeakSet[asyncio.AbstractEventLoop]()
 
 
 class _Stopped(SystemExit):
@@ -50,8 +47,6 @@ def result_in_thread(call: Callable[[], T], *, name: str, seconds: float, settin
 
 async def awaited_in_thread(call: Callable[[], T], *, name: str, seconds: float, setting: str = "") -> T | Failure:
     """As ``result_in_thread``, on an event loop. A cancellation abandons the call."""
-    if asyncio.get_running_loop() in without_limits:
-        return _result_or_failure(call, name)
     started = _started(call, name)
     if isinstance(started, Failure):
         return started

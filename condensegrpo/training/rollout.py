@@ -9,6 +9,7 @@ sampler does not wait for its longest trajectory.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.players import GroupPlayer
 from condensegrpo.assembly.runtime import provenance
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, RunsCoroutines
+from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.data_order import indices, spare_indices
 from condensegrpo.core.errors import PluginError, SamplerError
 from condensegrpo.core.failures import plugin_code
@@ -225,14 +226,12 @@ class RolloutPrefetcher:
         steps: int,
         observer: Observer,
         batches: Mapping[int, StepBatch],
-        loop: RunsCoroutines | None = None,
     ) -> None:
         """Start the thread.
 
         Args:
             steps: the last step of the run.
             batches: complete batches of a checkpoint, by step.
-            loop: that the batches are sampled on; None: one in a thread of its own.
         """
         self._rollout = rollout
         self._filter = batch_filter
@@ -241,7 +240,7 @@ class RolloutPrefetcher:
         self._complete_batches = dict(batches)
         self._running: dict[int, Future[Scored]] = {}
         self._turn = asyncio.Lock()  # of the batch that begins next: first come, first served
-        self._loop = loop or BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS)
+        self._loop = BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS)
 
     def __enter__(self) -> Self:
         """Return the prefetcher itself."""
@@ -285,12 +284,10 @@ class RolloutPrefetcher:
             self._complete(step)
         return dict(self._complete_batches)
 
-    def update_sampler(
-        self, sampler: Sampler, named_tensors: NamedTensors, version: int, *, clock: Callable[[], float]
-    ) -> float:
+    def update_sampler(self, sampler: Sampler, named_tensors: NamedTensors, version: int) -> float:
         """Give the sampler new weights once nothing is being sampled; they are staged before, if it can stage them.
 
-        Every rank must call it. Returns the seconds by ``clock`` that it waited for the sampler's requests.
+        Every rank must call it. Returns the seconds that it waited for the sampler's requests.
         """
         doing = f"giving the sampler the weights after step {version}"
         with all_gathered(named_tensors) as tensors:
@@ -298,9 +295,9 @@ class RolloutPrefetcher:
             with plugin_code(doing, SamplerError):
                 if isinstance(sampler, StagesWeights):  # while the next batch is still being sampled
                     update = sampler.stage_weights(tensors, version)
-            staged = clock()
+            staged = time.monotonic()
             self.finish()
-            waited = clock() - staged
+            waited = time.monotonic() - staged
             with plugin_code(doing, SamplerError):
                 update()
         return waited

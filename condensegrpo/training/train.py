@@ -351,7 +351,7 @@ def _send_weights(run: _Run, step: int) -> float:
     if run.sampler.version == step:
         return 0.0
     weights = sampled_weights(run.sampler, run.learner)
-    return run.prefetcher.update_sampler(run.sampler, weights, step, clock=time.monotonic)
+    return run.prefetcher.update_sampler(run.sampler, weights, step)
 
 
 def _evaluate(run: _Run, step: int) -> None:

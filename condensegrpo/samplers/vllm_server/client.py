@@ -5,7 +5,7 @@ Every call has a time limit. What it raises: ``samplers/http_client.py``.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from zlib import crc32
 
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
@@ -38,41 +38,6 @@ class Reply(NamedTuple):
 
     generation: Generation
     labels: tuple[str, ...]  # of each span of tokens, in order
-
-
-class ServerCalls(Protocol):
-    """What a sampler asks of one server: a ``ServerClient``, or a simulated server. ``ServerClient`` explains each."""
-
-    url: str
-
-    async def healthy(self) -> bool:
-        """Whether the server answers and its engine runs."""
-
-    async def describe(self) -> Description:
-        """The model and settings of the server."""
-
-    async def weights_label(self) -> str:
-        """The label of the current weights."""
-
-    async def load_weights(self, folder: str, seconds: float) -> None:
-        """Load the weights of a folder."""
-
-    async def load_adapters(self, folder: str, seconds: float) -> None:
-        """Load the adapters of a PEFT folder."""
-
-    async def renew(self, label: str) -> None:
-        """Drop the prefix cache, and set the label of the weights."""
-
-    async def transfer(self, step: str, body: Body, seconds: float) -> None:
-        """One step of vLLM's native weight transfer."""
-
-    async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float, *, adapters: bool = False
-    ) -> Reply:
-        """Sample one reply."""
-
-    async def close(self) -> None:
-        """Close the connections."""
 
 
 class ServerClient(HttpClient):

@@ -24,7 +24,7 @@ from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.learner.devices import on_this_device
-from condensegrpo.samplers.vllm_server.client import ServerCalls
+from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.process import LOOPBACK, free_port
 from condensegrpo.samplers.vllm_server.publish import on_ranks, shards
@@ -37,7 +37,7 @@ POLL_SECONDS = 0.001  # between two checks of a GPU's progress
 class Member(NamedTuple):
     """A server of the group."""
 
-    client: ServerCalls
+    client: ServerClient
     workers: int  # processes, one a GPU
 
 

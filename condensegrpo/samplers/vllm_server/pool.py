@@ -12,7 +12,7 @@ from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.samplers.http_client import retried
 from condensegrpo.samplers.vllm.settings import RequestSettings
-from condensegrpo.samplers.vllm_server.client import ServerCalls, ServerClient
+from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.samplers.vllm_server.process import ServerProcess
 from condensegrpo.samplers.vllm_server.replica import Replica, ReplicaState, WeightsLabel
 
@@ -47,7 +47,7 @@ class ReplicaPool:
         token: str,
         shape: Mapping[str, str],
         start_seconds: float,
-        client: Callable[[str, str], ServerCalls] = ServerClient,
+        client: Callable[[str, str], ServerClient] = ServerClient,
     ) -> None:
         """Connect to the servers and bring all of them up; raises the error of the first that fails.
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.learner.settings import LoraSettings
-from condensegrpo.samplers.vllm_server.client import Description, Reply, ServerCalls
+from condensegrpo.samplers.vllm_server.client import Description, Reply, ServerClient
 from condensegrpo.samplers.vllm_server.process import ServerProcess
 
 _LOG = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Replica:
     ready again, and every reply has the label of the weights it was sampled with.
     """
 
-    client: ServerCalls
+    client: ServerClient
     process: ServerProcess | None  # that the sampler started; None: it runs elsewhere
     index: int  # among the sampler's replicas; determines which trajectories it serves
     shape: Mapping[str, str]  # of the model that it must serve
