@@ -77,11 +77,7 @@ def default_layers(count: int) -> tuple[int, ...]:
 
 
 def check_supported(model_type: str) -> None:
-    """Check that attention can be captured from models of this type.
-
-    Raises:
-        ValueError: capturing was not verified for this type.
-    """
+    """Check that attention can be captured from models of this type."""
     if model_type not in SUPPORTED:
         raise ValueError(
             f"capturing attention from a model of type {model_type!r}: verified are {', '.join(SUPPORTED)}. Name a "
@@ -90,11 +86,7 @@ def check_supported(model_type: str) -> None:
 
 
 def check_layers(layers: Collection[int], count: int) -> None:
-    """Check that a model with ``count`` layers has all of these.
-
-    Raises:
-        ValueError: a layer is out of range.
-    """
+    """Check that a model with ``count`` layers has all of these."""
     if not set(layers) <= set(range(count)):
         raise ValueError(f"capturing attention of the layers {sorted(layers)}: the model has {count}, counted from 0")
 
@@ -109,9 +101,6 @@ def attend(
         model: in evaluation mode; its attention function is replaced during the call.
         queries: all with the same layers.
         inputs: makes the decoder's arguments of ids and positions (B, L), with pictures in place; None: they show none.
-
-    Raises:
-        ValueError: the model's type is not supported, or it has no such layer.
     """
     config = model.config.get_text_config()
     check_supported(config.model_type)

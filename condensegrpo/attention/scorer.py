@@ -201,11 +201,7 @@ def _top_mean(values: Sequence[float], top: float) -> float:
 
 
 def check_text(history: History) -> None:
-    """Check that a history shows no pictures: their placeholders alone would be scored.
-
-    Raises:
-        SamplerError: it does.
-    """
+    """Check that a history shows no pictures: their placeholders alone would be scored."""
     if any(message.media for message in history.messages):
         raise SamplerError(
             "scoring the units of a history: it shows pictures, which scorers do not see. Use a condenser that needs "
@@ -243,11 +239,7 @@ class AttentionScorer:
         self._calibration = self.renderer.text_ids(CALIBRATION)
 
     async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
-        """The score of every unit, not negative; 0 for the newest, which holds the last output.
-
-        Raises:
-            SamplerError: the model cannot compute them.
-        """
+        """The score of every unit, not negative; 0 for the newest, which holds the last output."""
         return await self._cache.scores(histories, tokens, self.model.version, partial(self._read, tokens=tokens))
 
     async def _read(self, history: History, *, tokens: int) -> tuple[float, ...]:

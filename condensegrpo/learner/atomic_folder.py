@@ -35,11 +35,7 @@ def is_leftover(path: Path) -> bool:
 
 
 def remove_leftover(folder: Path) -> None:
-    """Remove a folder left by an earlier process with the same id; process ids repeat in containers.
-
-    Raises:
-        CheckpointError: it cannot be removed.
-    """
+    """Remove a folder left by an earlier process with the same id; process ids repeat in containers."""
     try:
         if folder.is_dir():
             shutil.rmtree(folder)
@@ -52,11 +48,7 @@ def remove_leftover(folder: Path) -> None:
 
 @contextmanager
 def temporary_folder(temporary: Path) -> Iterator[Path]:
-    """Create a folder to write into; remove it if writing fails. It is not emptied: call ``remove_leftover`` first.
-
-    Raises:
-        CheckpointError: the folder cannot be written, see ``write_errors``.
-    """
+    """Create a folder to write into; remove it if writing fails. It is not emptied: call ``remove_leftover`` first."""
     try:
         with write_errors(temporary):
             temporary.mkdir(parents=True, exist_ok=True)
@@ -68,11 +60,7 @@ def temporary_folder(temporary: Path) -> Iterator[Path]:
 
 @contextmanager
 def published_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder to write into, published as ``folder`` when the block ends.
-
-    Raises:
-        CheckpointError: the folder cannot be written, see ``write_errors``.
-    """
+    """A temporary folder to write into, published as ``folder`` when the block ends."""
     temporary = temporary_name(folder, os.getpid())
     remove_leftover(temporary)
     with temporary_folder(temporary):
@@ -82,11 +70,7 @@ def published_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def write_errors(temporary: Path) -> Iterator[None]:
-    """Replace the errors of the file system, torch and safetensors while a folder is written that is then removed.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
+    """Replace the errors of the file system, torch and safetensors while a folder is written that is then removed."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:

@@ -85,11 +85,7 @@ class KernelCheck(NamedTuple):
 
 
 def check_attention(attention: str, dtype: str) -> None:
-    """Check that ``model.attention`` names a kernel that can run here.
-
-    Raises:
-        ConfigError: it does not; the message lists those that can.
-    """
+    """Check that ``model.attention`` names a kernel that can run here."""
     fault = why_not(attention, dtype)
     if fault is not None:
         able = [name for name in LISTED if why_not(name, dtype) is None]
@@ -129,9 +125,6 @@ def kernels_on(attention: str, heads: Heads, dtype: torch.dtype, device: torch.d
     """What computes trees with ``model.attention`` on a device, the same on every rank.
 
     The first call on a GPU compiles and compares kernels; every rank must make it.
-
-    Raises:
-        LearnerError: a kernel was chosen by name, and cannot be used.
     """
     if attention == "sdpa" or device.type == "cpu":
         return Kernels("attention kernel: sdpa")

@@ -183,9 +183,6 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
 
     Returns:
         The loop's own state, as it was given to ``save``.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged, or of another format or model.
     """
     manifest = verify(checkpoint) if rank() == 0 else _complete(checkpoint)
     policy = fingerprint(engine)  # every rank must compute it
@@ -217,9 +214,6 @@ def latest(folder: Path) -> Path | None:
     """The newest checkpoint, with every file present at its full size; None if none was ever published.
 
     Without the file ``latest``, as in a copy that lost it, that is the one with the highest step.
-
-    Raises:
-        CheckpointError: the newest is damaged; it is never skipped silently.
     """
     checkpoint = _pointed_to(folder) or next(reversed(steps(folder).values()), None)
     if checkpoint is not None:
@@ -234,11 +228,7 @@ def steps(folder: Path) -> dict[int, Path]:
 
 
 def verify(checkpoint: Path, part: str = "") -> Manifest:
-    """Compare every file of a part, such as ``model``, with its hash; by default all files.
-
-    Raises:
-        CheckpointError: a file is missing or differs; the message names it.
-    """
+    """Compare every file of a part, such as ``model``, with its hash; by default all files."""
     manifest = _complete(checkpoint)
     hashes = {name: value for name, value in manifest.hashes.items() if name.startswith(part)}
     for name, expected in hashes.items():
@@ -249,12 +239,7 @@ def verify(checkpoint: Path, part: str = "") -> Manifest:
 
 
 def verify_model(folder: Path) -> None:
-    """Check that the weights in a model folder are finite; a checkpoint's files are compared with their hashes before.
-
-    Raises:
-        CheckpointError: as ``verify``.
-        ConfigError: a weight is not finite.
-    """
+    """Check that the weights in a model folder are finite, and compare a checkpoint's files with their hashes."""
     if (folder.parent / MANIFEST).is_file():
         verify(folder.parent, f"{folder.name}/")
     check_weights(folder)
@@ -270,9 +255,6 @@ def prune(folder: Path, keep: int) -> None:
         steps 5 10 12 30, latest 12, keep 2   ─▶   10 12
 
     Every rank may call it; the first does the work.
-
-    Raises:
-        CheckpointError: one cannot be removed.
     """
     if rank() != 0 or not folder.is_dir():
         return
@@ -336,11 +318,7 @@ Part = Literal["model", "adapter"]  # folders of a checkpoint: a whole Hugging F
 
 
 def checkpoint_of(path: Path, step: int | None) -> Path:
-    """The checkpoint that is meant by a run's folder (its newest, or that of ``step``) or by a checkpoint's own.
-
-    Raises:
-        RunError: there is none.
-    """
+    """The checkpoint that is meant by a run's folder (its newest, or that of ``step``) or by a checkpoint's own."""
     if (path / MANIFEST).is_file():
         if step is not None:
             raise RunError(
@@ -371,10 +349,6 @@ def export_checkpoint(
 
     Args:
         describe: writes further files into the folder, before it appears, for the step of the checkpoint.
-
-    Raises:
-        RunError: the target is there already, or the checkpoint has no such part.
-        CheckpointError: the checkpoint is damaged, or the target cannot be written.
     """
     if target.exists():
         raise RunError(f"exporting to {target}: it is there already, and nothing is overwritten. Give a new name.")

@@ -78,10 +78,6 @@ def open_deepspeed(
         dtype: of the weights.
         offload: what lies in the machine's memory instead of the GPU's. The optimiser's step is then taken by the CPU.
         sequence_parallel: how many consecutive ranks compute every micro-batch together; they must be given the same.
-
-    Raises:
-        ConfigError: there is no such ZeRO stage, or ranks, heads or attention do not allow ``sequence_parallel``.
-        LearnerError: the model's logits are not just its LM head's.
     """
     if zero_stage not in STAGES:
         raise ConfigError(
@@ -154,10 +150,6 @@ def optimizer_step(
     Returns:
         Over all ranks: ``loss``, ``grad_norm`` before clipping, ``lr``, ``tokens`` of non-zero weight, the mean over
         those of each statistic of the objective (of ``KL_LOSS`` the sum), and the largest of those in ``MAXIMA``.
-
-    Raises:
-        LearnerError: there is nothing to train on, or loss or gradient are not finite. The weights are untouched then,
-            but the engine holds half a step and is not to be used any more.
     """
     passes, blank = _passes(engine, batches)
     if not passes:

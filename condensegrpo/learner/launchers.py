@@ -28,9 +28,6 @@ def join_launch(environment: MutableMapping[str, str]) -> None:
 
     A process with a RANK keeps it, such as one that torchrun started inside a task. MASTER_ADDR and MASTER_PORT that
     are set are kept as well.
-
-    Raises:
-        ConfigError: the process is one of several and its rank is not known. Each would train by itself.
     """
     if "RANK" in environment:
         return
@@ -59,11 +56,7 @@ def launched_rank(environment: Mapping[str, str]) -> int:
 
 
 def check_alone(environment: MutableMapping[str, str], doing: str = EVALUATING, remedy: str = EVALUATE_ALONE) -> None:
-    """Check that no launcher started this process as one of several.
-
-    Raises:
-        ConfigError: one did; the message says what was to be done, and what to do instead.
-    """
+    """Check that no launcher started this process as one of several."""
     join_launch(environment)
     size = environment.get("WORLD_SIZE", "1")
     if int(size) > 1:
@@ -80,9 +73,6 @@ def device_index(local_rank: int, visible: int) -> int:
     """Which of the devices that a process sees is its own: the only one, or else that of its local rank.
 
     Without a visible device, on a CPU, it is the local rank, which nothing uses.
-
-    Raises:
-        ConfigError: there are several devices, and fewer than processes.
     """
     if visible == 1:  # such as with srun --gpus-per-task=1: each task sees its own
         return 0

@@ -70,9 +70,6 @@ def checkpoint_layers(policy: PreTrainedModel, count: int | None = None) -> None
     transformers' own switch does nothing in evaluation mode, in which the policy stays (without dropout it agrees with
     the sampler), and training mode would switch on the dropout that some models apply in the layer itself. Hence the
     layer's forward is wrapped here. Without gradients, as in measuring log-probabilities, nothing changes.
-
-    Raises:
-        ConfigError: the model has no layers that transformers would checkpoint.
     """
     decoder: nn.Module = policy.get_decoder()
     layers = _layers(decoder)
@@ -115,11 +112,7 @@ class CompileTrial(NamedTuple):
 
 
 def compile_layers(policy: PreTrainedModel, *, backend: str = "inductor") -> None:
-    """Compile the forward pass of every decoder layer. Call it before ``checkpoint_layers``.
-
-    Raises:
-        ConfigError: the model has no layers that transformers marks as such.
-    """
+    """Compile the forward pass of every decoder layer. Call it before ``checkpoint_layers``."""
     decoder: nn.Module = policy.get_decoder()
     layers: list[nn.Module] = [part for part in decoder.modules() if isinstance(part, GradientCheckpointingLayer)]
     if not layers:

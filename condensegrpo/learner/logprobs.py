@@ -119,11 +119,7 @@ class TrainedLogprobs(nn.Module):
         return 1 if self.group is None else self.group.size
 
     def share_rows(self, ranks: int) -> None:
-        """Compute every micro-batch together with the ranks beside this one; every rank must call it, after ``check``.
-
-        Raises:
-            ConfigError: the ranks do not divide into such groups, or the model takes plain rows only.
-        """
+        """Compute every micro-batch with the ranks beside this one; every rank must call it, after ``check``."""
         if self.without_trees is not None:
             raise ConfigError(
                 f"sharing rows among {ranks} ranks: that needs attention along prefix trees, and this model has none: "
@@ -140,9 +136,6 @@ class TrainedLogprobs(nn.Module):
 
         Args:
             blank: a picture that the vision tower computes if the micro-batch shows none.
-
-        Raises:
-            LearnerError: it has prefix trees, and the model takes plain rows only.
         """
         layout, shown = self._laid_out(batch, device), None
         if self.pictures is not None:
@@ -206,10 +199,6 @@ class TrainedLogprobs(nn.Module):
         """Compare the model's own logits with those of the head alone, and a prefix tree with its rows.
 
         A model whose hidden states of a tree differ from those of its rows gets plain rows; ``without_trees`` is set.
-
-        Raises:
-            LearnerError: the model does more to its logits than its LM head and a final softcap, or packed rows change
-                each other's hidden states.
         """
         attention = self.policy.config._attn_implementation
         if attention not in ANYWHERE:  # flash attention runs on GPUs only, where the policy is not yet

@@ -37,9 +37,6 @@ def add_adapters(
         policy: on the CPU; is changed.
         base: the folder or Hub id of its weights, which the adapter's folder names.
         seed: A is drawn from it, equally on every rank; torch's generator is left as it was.
-
-    Raises:
-        ConfigError: a target matches no linear layer, or the LM head.
     """
     check_targets(policy, lora.targets, vision)
     outside = rf"(?!{re.escape(decoder_name(policy))}\.).*" if vision == "frozen" and sees(policy.config) else None

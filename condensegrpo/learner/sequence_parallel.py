@@ -87,11 +87,7 @@ class RankGroup:
 
 
 def rank_group(ranks: int) -> RankGroup:
-    """The group of this rank; every rank must call it.
-
-    Raises:
-        ConfigError: all ranks do not divide into groups of so many.
-    """
+    """The group of this rank; every rank must call it."""
     if world_size() % ranks:
         raise ConfigError(
             f"checking learner.sequence_parallel: found {ranks}, which does not divide the number of ranks, "

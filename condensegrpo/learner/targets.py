@@ -17,9 +17,6 @@ def check_targets(policy: "PreTrainedModel", targets: Targets, vision: Vision = 
     """Check that every target names linear layers of the policy, and none its LM head, or those of a frozen tower.
 
     The head is computed on trained positions only, from its plain weight; often it is tied to the embeddings as well.
-
-    Raises:
-        ConfigError: which target does not, and what linear layers there are.
     """
     layers = _linear_layers(policy, vision)
     known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in layers)) or "none"
@@ -48,11 +45,7 @@ def check_targets_of(source: str, targets: Targets, vision: Vision = "frozen") -
 
 
 def adapted_layers(policy: "PreTrainedModel", targets: Targets, vision: Vision = "frozen") -> list[nn.Linear]:
-    """The linear layers that adapters will stand beside.
-
-    Raises:
-        ConfigError: see ``check_targets``.
-    """
+    """The linear layers that adapters will stand beside."""
     check_targets(policy, targets, vision)
     names = _linear_layers(policy, vision)
     if targets != ALL_LINEAR:

@@ -220,9 +220,6 @@ def pattern_attention(
 
     Args:
         others: of the layer; ``scaling`` and ``dropout`` are as in transformers' own.
-
-    Raises:
-        LearnerError: the layer needs more than plain attention.
     """
     if pattern is None:
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **others)

@@ -104,11 +104,7 @@ def branches(depths: Sequence[int], varlen: Varlen) -> HostPattern:
 
 @cache
 def flash_varlen() -> Varlen:
-    """flash-attention 2, of the package flash-attn or, without that, of the package kernels, which downloads it once.
-
-    Raises:
-        Exception: whatever the packages raise where it cannot be loaded.
-    """
+    """flash-attention 2, of the package flash-attn, or else of the package kernels, which downloads it once."""
     name = FLASH_2 if is_flash_attn_2_available() else FLASH_ATTN_KERNEL_FALLBACK[FLASH_2]
     (_, varlen, *_), _ = lazy_import_flash_attention(name)
     return cast(Varlen, varlen)

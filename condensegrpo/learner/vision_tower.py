@@ -65,12 +65,7 @@ class BatchPictures:
         self._positions = lru_cache(PICTURES_KEPT)(self._position)
 
     def named(self, rows: Sequence[Segment]) -> list[Segment]:
-        """The rows with names for the tokens of pictures (``algorithms/pictures.py``).
-
-        Raises:
-            DataError: a picture cannot be read.
-            LearnerError: the tokens of a picture are not in its row.
-        """
+        """The rows with names for the tokens of pictures (``algorithms/pictures.py``)."""
         return [with_names(row, self._named) if row.media else row for row in rows]
 
     def positions(self, batch: PackedBatch) -> Tensor:
@@ -146,9 +141,6 @@ def decoder_inputs(
 
     Args:
         trained: whether the tower takes gradients; else it keeps nothing for backward.
-
-    Raises:
-        LearnerError: the tower gives another number of features than the pictures have tokens.
     """
     with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
         found = picture_features(policy, shown.pixels)

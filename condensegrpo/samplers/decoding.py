@@ -121,11 +121,7 @@ class ContinuousBatch:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[BatchRow, Generation]]:
-        """One forward pass. Returns the replies that ended.
-
-        Raises:
-            SamplerError: the logits are not numbers. As after any other error, all replies under way are lost.
-        """
+        """One forward pass. Returns the replies that ended."""
         abandoned = {reply: Finish.ABORT for reply in self.replies if reply.abandoned()}
         ended = self._leave(abandoned)
         if not self.replies:

@@ -48,11 +48,7 @@ class DrawnReply:
 
 
 def extend(replies: Mapping[int, DrawnReply], logits_BV: Tensor) -> None:
-    """Draw the next token of every reply, from its row of the logits.
-
-    Raises:
-        SamplerError: the logits are not numbers.
-    """
+    """Draw the next token of every reply, from its row of the logits."""
     # elementwise functions may round the rest of a tensor that fills no vector in another way: keep to whole rows
     more = up(len(replies), ROWS) - len(replies)
     uniforms = [[reply.uniforms.random()] for reply in replies.values()] + [[0.0]] * more
@@ -126,9 +122,6 @@ def sample_batch(
         model: a causal language model in eval mode whose ``generation_config`` is blank.
         decode: only called if a row has stop strings.
         abandoned: called after every token; once true, unfinished rows end as ``Finish.ABORT``.
-
-    Raises:
-        SamplerError: the model's logits are not numbers.
     """
     device: torch.device = model.device
     width = max(map(len, prompts))

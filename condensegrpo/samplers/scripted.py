@@ -42,11 +42,7 @@ class ScriptedSampler:
         self.version = 0  # of the last update
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """The next reply of the script.
-
-        Raises:
-            SamplerError: the list has no further reply.
-        """
+        """The next reply of the script."""
         prompt = tuple(prompt_ids)
         reply = tuple(self._agent(prompt))  # before the wait: replies of a list follow the order of the calls
         await asyncio.sleep(self._seconds(prompt) if callable(self._seconds) else self._seconds)

@@ -60,9 +60,6 @@ def scripted(replies: Replies | None = None, *, file: str | None = None, model_p
         replies: texts in the order of the turns; condense turns count.
         file: a YAML file of them, in place of ``replies``.
         model_path: folder or Hub id of the tokenizer.
-
-    Raises:
-        ConfigError: both or neither are given, or the file holds something else.
     """
     if (replies is None) == (file is None):
         raise ConfigError("setting up the sampler scripted: wanted one of the options replies and file.")
@@ -72,11 +69,7 @@ def scripted(replies: Replies | None = None, *, file: str | None = None, model_p
 
 
 def read_replies(file: Path) -> Replies:
-    """The replies of a YAML file.
-
-    Raises:
-        ConfigError: it cannot be read, or holds something else.
-    """
+    """The replies of a YAML file."""
     try:
         return TypeAdapter[Replies](Replies).validate_python(yaml.safe_load(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, yaml.YAMLError) as error:

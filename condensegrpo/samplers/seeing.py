@@ -42,11 +42,7 @@ class Sight:
         self._features = OrderedDict[str, PictureFeatures]()  # by hash, the last used at the end
 
     def prompt(self, ids: Sequence[int], media: tuple[str, ...]) -> SeenPrompt | None:
-        """A prompt with the pictures that it shows; None: it shows none. Reads and prepares the pictures.
-
-        Raises:
-            SamplerError: a picture cannot be read, or the placeholders are not those of the pictures.
-        """
+        """A prompt with the pictures that it shows; None: it shows none. Reads and prepares the pictures."""
         if not media:
             return None
         placeholder = self._processor.placeholder_id

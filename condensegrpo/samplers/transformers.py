@@ -103,29 +103,18 @@ class TransformersSampler:
         """One reply to one prompt, sampled beside the other requests.
 
         Cancelling a caller affects no other request: its reply is discarded.
-
-        Raises:
-            SamplerError: the request cannot be met (the message has the numbers), or the model failed.
         """
         self._check(prompt_ids, params)
         ids = tuple(prompt_ids)
         return await self._replies.submit((ids, params, await self._seen(ids, params.media)))
 
     async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
-        """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1.
-
-        Raises:
-            SamplerError: prompt or output are empty or too long together, or the model failed.
-        """
+        """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1."""
         self._check(prompt_ids, SamplingParams(max_tokens=len(output_ids)))
         return await self._measured.submit((tuple(prompt_ids), tuple(output_ids)))
 
     async def attend(self, query: AttentionQuery) -> TokenAttention:
-        """The attention of one query, under the weights in use; see ``attention.capture``.
-
-        Raises:
-            SamplerError: the query is too long, the model's type is not supported, or the model failed.
-        """
+        """The attention of one query, under the weights in use; see ``attention.capture``."""
         self._check(
             query.prompt_ids, SamplingParams(max_tokens=max(len(query.question_ids), len(query.calibration_ids)))
         )
@@ -135,9 +124,6 @@ class TransformersSampler:
         """Copy the learner's weights by name, in place, one tensor at a time, and drop all keys and values.
 
         Waits until no request is under way.
-
-        Raises:
-            SamplerError: a name is unknown or missing, or a shape differs. Matching tensors have been copied.
         """
         weights: dict[str, Tensor] = self._model.state_dict()
         check = UpdateCheck.of(self._model)

@@ -59,11 +59,7 @@ class UpdateCheck:
         self.complete()
 
     def complete(self) -> None:
-        """Check that every weight was given, under one of its names.
-
-        Raises:
-            SamplerError: a weight is missing or was refused. The sampler now holds old and new weights.
-        """
+        """Check that every weight was given, under one of its names."""
         missing = [min(group) for group in self.groups if not group & self.taken]
         if not self.fault and missing:
             self.fault = (

@@ -84,11 +84,7 @@ class VllmEngine:
         lora: LoraSettings | None,
         media: MediaFolder | None = None,
     ) -> None:
-        """Load the model. See ``VllmSampler`` for the arguments.
-
-        Raises:
-            SamplerError: vLLM cannot run this model with this memory.
-        """
+        """Load the model. See ``VllmSampler`` for the arguments."""
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the learner's tensors are passed without pickling
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
@@ -179,12 +175,7 @@ class VllmEngine:
         return fault or _result(output)
 
     def load(self, named_tensors: NamedTensors) -> None:
-        """Load weights under their Hugging Face names, or the adapters alone, and drop every cached key and value.
-
-        Raises:
-            SamplerError: a name is unknown or missing, or a shape differs (matching tensors were loaded); or requests
-                are in flight.
-        """
+        """Load weights under their Hugging Face names, or the adapters alone, and drop every cached key and value."""
         check = self._expected.check(self.adapters.lora if self.adapters else None)
         with _quiet():
             if self.adapters:
@@ -355,9 +346,6 @@ def check_ranks(machines: Sequence[str], sharing: int) -> None:
 
     Args:
         machines: of the ranks, in their order.
-
-    Raises:
-        SamplerError: they do not.
     """
     groups = [machines[first : first + sharing] for first in range(0, len(machines), sharing)]
     if any(len(group) < sharing or len(set(group)) > 1 for group in groups):

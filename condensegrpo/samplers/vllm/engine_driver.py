@@ -65,18 +65,11 @@ class EngineDriver:
         """The reply to a prompt; without ``params`` the log-probabilities of the prompt itself.
 
         Cancelling the caller takes its request out of the engine and affects no other request.
-
-        Raises:
-            SamplerError: vLLM refused the request or failed.
         """
         return await self._queue.submit((prompt_ids, params))
 
     def load(self, named_tensors: NamedTensors, version: int) -> None:
-        """Hand new weights to the engine.
-
-        Raises:
-            SamplerError: requests are in flight, or the weights are not those of the model.
-        """
+        """Hand new weights to the engine."""
         if self._queue.open:
             raise SamplerError(
                 f"updating the sampler's weights to version {version}: {self._queue.open} requests are under way, and "

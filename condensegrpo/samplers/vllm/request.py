@@ -31,9 +31,6 @@ def check_request(prompt_ids: Sequence[int], params: SamplingParams, *, room: in
 
     Args:
         room: tokens of a prompt and its reply (``max_model_len``); None: not known.
-
-    Raises:
-        SamplerError: the request cannot be served; the message has the numbers.
     """
     length, temperature = len(prompt_ids), params.temperature
     if not length or params.max_tokens < 1 or not temperature >= 0:
@@ -68,12 +65,7 @@ class PicturePrompts:
         self._open = lru_cache(OPENED)(self._opened)
 
     def prompt(self, ids: Sequence[int], media: Sequence[str]) -> dict[str, object]:
-        """vLLM's prompt of token ids and pictures.
-
-        Raises:
-            DataError: a picture cannot be opened.
-            SamplerError: as ``unexpanded``.
-        """
+        """vLLM's prompt of token ids and pictures."""
         return {
             "prompt_token_ids": self.unexpanded(ids, media),
             "multi_modal_data": {"image": [self._open(picture) for picture in media]},
@@ -81,11 +73,7 @@ class PicturePrompts:
         }
 
     def content_parts(self, media: Sequence[str], *, known: Collection[str]) -> list[dict[str, str | None]]:
-        """The pictures of a request to a server: those that it knows by their hashes alone, the others as PNG files.
-
-        Raises:
-            DataError: a picture cannot be opened.
-        """
+        """The pictures of a request to a server: those that it knows by their hashes alone, the others as PNG files."""
         return [
             {"type": "image_url", "uuid": sha256, "url": None if sha256 in known else png_data_url(self._open(sha256))}
             for sha256 in media
@@ -94,10 +82,7 @@ class PicturePrompts:
     def unexpanded(self, ids: Sequence[int], media: Sequence[str]) -> list[int]:
         """The prompt with one placeholder for each picture.
 
-            1 <|vision_start|> 9 9 9 9 <|vision_end|> 2   ─▶   1 <|vision_start|> 9 <|vision_end|> 2
-
-        Raises:
-            SamplerError: the prompt does not show the pictures in this order.
+        1 <|vision_start|> 9 9 9 9 <|vision_end|> 2   ─▶   1 <|vision_start|> 9 <|vision_end|> 2
         """
         short, rest = list[int](), tuple(ids)
         for picture in media:

@@ -71,11 +71,7 @@ class VllmSampler:
 
     @staticmethod
     def check_options(*, sleep: bool | None = None, **_: object) -> None:
-        """Check without a model what the signature cannot say.
-
-        Raises:
-            ValueError: vLLM is not installed, or it cannot sleep on this machine.
-        """
+        """Check without a model what the signature cannot say."""
         if find_spec("vllm") is None:
             raise ValueError(f"vLLM is not installed. {INSTALL}")
         if sleep and not torch.cuda.is_available():
@@ -90,30 +86,19 @@ class VllmSampler:
         """One reply to one prompt, batched with the other requests.
 
         Cancelling a caller affects no other request: its request is removed from the engine.
-
-        Raises:
-            SamplerError: the request cannot be met (the message has the numbers), or vLLM failed.
         """
         check_request(prompt_ids, params, room=self._room)
         return await self._driver.submit(prompt_ids, params)
 
     async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
-        """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1.
-
-        Raises:
-            SamplerError: prompt or output are empty or too long together, or vLLM failed.
-        """
+        """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1."""
         check_request(prompt_ids, SamplingParams(max_tokens=len(output_ids)), room=self._room)
         tokens = (*prompt_ids, *output_ids)
         check_request(tokens, SamplingParams(max_tokens=1), room=self._room)  # the token that vLLM samples behind them
         return (await self._driver.submit(tokens, None)).logprobs[-len(output_ids) :]
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """Load the learner's weights by name, or its adapters alone, and drop all cached keys and values.
-
-        Raises:
-            SamplerError: a name is unknown or missing, a shape differs, or requests are in flight.
-        """
+        """Load the learner's weights by name, or its adapters alone, and drop all cached keys and values."""
         self._driver.load(named_tensors, version)
         self.version = version
 

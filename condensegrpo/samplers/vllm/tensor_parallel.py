@@ -88,11 +88,7 @@ class LockstepEngine:
             self._finished.pop(name, None)
 
     def step(self) -> dict[str, Outcome]:
-        """A round; returns the replies to this rank's requests since the last call.
-
-        Raises:
-            SamplerError: the engine failed, or the ranks do not compute the same.
-        """
+        """A round; returns the replies to this rank's requests since the last call."""
         self._round()
         finished, self._finished = self._finished, {}
         return finished

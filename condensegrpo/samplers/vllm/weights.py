@@ -37,9 +37,6 @@ def native_rank(lora: LoraSettings | None, *, dtype: str, unsupported: Callable[
         lora: of the run; None: it trains all weights, or none.
         dtype: of the sampler. In fp32 the merge loses nothing, and costs nothing a token.
         unsupported: returns why vLLM cannot compute adapters of this model; "": it can.
-
-    Raises:
-        SamplerError: native adapters were requested, and vLLM cannot compute them.
     """
     if lora is None or lora.sampler == "merged" or (lora.sampler == "auto" and dtype != "bfloat16"):
         return None
@@ -71,11 +68,7 @@ def adapter_check(model: "PreTrainedModel", lora: LoraSettings) -> UpdateCheck:
 
 
 def write_adapters(folder: Path, named_tensors: "Iterable[tuple[str, Tensor]]", lora: LoraSettings) -> None:
-    """Write adapters as a new PEFT folder that vLLM loads.
-
-    Raises:
-        SamplerError: the folder cannot be written.
-    """
+    """Write adapters as a new PEFT folder that vLLM loads."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -150,11 +143,7 @@ class ExpectedWeights:
     """
 
     def __init__(self, model_path: str) -> None:
-        """Read ``config.json``.
-
-        Raises:
-            SamplerError: the model cannot be read.
-        """
+        """Read ``config.json``."""
         from transformers import AutoConfig
 
         try:
@@ -175,11 +164,7 @@ class ExpectedWeights:
 
 
 def check_head_size(model_path: str) -> None:
-    """Check that vLLM has a kernel for the model's attention on this device: without one it dies in its first step.
-
-    Raises:
-        SamplerError: it has none.
-    """
+    """Check that vLLM has a kernel for the model's attention on this device: without one it dies in its first step."""
     if torch.cuda.is_available():
         return
     from transformers import AutoConfig

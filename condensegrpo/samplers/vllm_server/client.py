@@ -125,11 +125,7 @@ class ServerClient(HttpClient):
         media: Sequence[str],
         answer: Callable[[Json], Awaitable[Json]],
     ) -> Json:
-        """The answer to a prompt with pictures. The server is sent those that it does not know.
-
-        Raises:
-            SamplerError: the model is not shown any, the server refuses, or it expands the prompt in another way.
-        """
+        """The answer to a prompt with pictures. The server is sent those that it does not know."""
         if pictures is None:
             raise SamplerError("sampling a reply to a prompt with pictures: the model is not shown any")
         prompt: Json = {"token_ids": pictures.unexpanded(ids, media), "return_token_ids": True}
@@ -190,11 +186,7 @@ def request_body(prompt_ids: Sequence[int], params: SamplingParams) -> Json:
 
 
 def reply_of(body: Json) -> Reply:
-    """The reply in an answer.
-
-    Raises:
-        SamplerError: the body is not vLLM 0.32's; the message says what is missing. Or a log-probability is no number.
-    """
+    """The reply in an answer."""
     try:
         choice = body["choices"][0]
         generation = Generation(
@@ -212,11 +204,7 @@ def reply_of(body: Json) -> Reply:
 
 
 def read_logprob(value: float) -> float:
-    """A log-probability of vLLM, in nats; rounding may have left +1e-8.
-
-    Raises:
-        SamplerError: it is no number.
-    """
+    """A log-probability of vLLM, in nats; rounding may have left +1e-8."""
     if not value > NO_NUMBER:
         raise SamplerError.not_numbers("a reply")
     return min(0.0, value)

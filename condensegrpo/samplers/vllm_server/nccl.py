@@ -91,11 +91,7 @@ class _OnSeparateStream:
 
 @dataclass(eq=False)
 class NcclGroup:
-    """A group that joins with all workers when it is made. A restarted server is in no group: create another one then.
-
-    Raises:
-        SamplerError: a server cannot be reached, or refuses.
-    """
+    """A group that joins with all workers when it is made. A restarted server needs a new group."""
 
     members: Sequence[Member]
     loop: BackgroundLoop  # of the members' clients
@@ -115,12 +111,7 @@ class NcclGroup:
         self._wire = self._joined(meeting)
 
     def send(self, named_tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> None:
-        """Send these weights to every server, in their order.
-
-        Raises:
-            SamplerError: a server cannot be reached, refuses, or exceeds its time limit. It is then in the middle of
-                an update and needs a restart.
-        """
+        """Send these weights to every server, in their order."""
         self._on_all("start_weight_update")
         taking: Future[None] | None = None
         for part in shards(named_tensors, dtype, device=self.device, most=self.part_bytes):

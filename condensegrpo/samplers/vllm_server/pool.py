@@ -108,11 +108,7 @@ class ReplicaPool:
         return min((each.description.max_model_len for each in self.replicas if each.description), default=None)
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """One reply under the current weights, from the trajectory's server or, if that is gone, from another.
-
-        Raises:
-            SamplerError: the request was refused, or every attempt failed.
-        """
+        """One reply under the current weights, from the trajectory's server or, if that is gone, from another."""
 
         async def attempt(number: int) -> Generation:
             replica = await self._pick(params.trajectory, number)
@@ -130,11 +126,7 @@ class ReplicaPool:
         return await retried(attempt, retries=self._requests.retries, pause=PAUSE_SECONDS)
 
     async def load(self, weights: WeightsLabel) -> None:
-        """Have the ready servers load new weights; the others load them when they are brought up again.
-
-        Raises:
-            SamplerError: a server refused, or no server is left. The old weights are then the current ones.
-        """
+        """Have the ready servers load new weights; the others load them when they are brought up again."""
         async with self._update:
             before, self.weights = self.weights, weights
             self._home.clear()

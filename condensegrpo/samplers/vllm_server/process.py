@@ -225,9 +225,6 @@ def server_devices(
         rank: this one among them, from 0.
         replicas: servers of every rank.
         each: devices of a server (``tensor_parallel_size``).
-
-    Raises:
-        SamplerError: there are fewer devices than learner and servers need.
     """
     if not visible or (ranks == replicas == each == len(visible) == 1):
         return (None,) * replicas

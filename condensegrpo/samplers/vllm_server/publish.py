@@ -38,11 +38,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def check_room(folder: Path, needed: int, free: Callable[[Path], int] = free_bytes) -> None:
-    """Check before anything is written that a folder has room: a full /dev/shm ends processes without an error.
-
-    Raises:
-        SamplerError: it has not; the message has the sizes.
-    """
+    """Check before anything is written that a folder has room: a full /dev/shm ends processes without an error."""
     room = free(folder)
     if room < needed:
         size = math.ceil(needed / 1e9)
@@ -54,11 +50,7 @@ def check_room(folder: Path, needed: int, free: Callable[[Path], int] = free_byt
 
 
 def write_weights(folder: Path, named_tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> None:
-    """Write weights into a new folder, file by file; the folder is removed if anything fails.
-
-    Raises:
-        SamplerError: the folder cannot be written (the message has the free space).
-    """
+    """Write weights into a new folder, file by file; the folder is removed if anything fails."""
     try:
         folder.mkdir(parents=True)
         for number, shard in enumerate(shards(named_tensors, dtype, device="cpu", most=SHARD_BYTES)):
@@ -106,9 +98,6 @@ def on_ranks(call: Callable[[], T] | None, named_tensors: Iterable[object] = ())
     Args:
         named_tensors: that some ranks' calls read. They are read to the end on every rank, since gathering sharded
             weights takes all of them.
-
-    Raises:
-        SamplerError: of the first rank whose call raised one.
     """
     outcome: T | SamplerError | None = None
     try:
@@ -143,11 +132,7 @@ class FolderPublisher:
     _staged: list[WeightsLabel] = field(default_factory=list, init=False)  # written and not loaded
 
     def check_room(self) -> None:
-        """Check that the folder has room for two updates, before the first; every rank must call it.
-
-        Raises:
-            SamplerError: it has not.
-        """
+        """Check that the folder has room for two updates, before the first; every rank must call it."""
         on_ranks(partial(check_room, self.folder, 2 * self.nbytes, self.free) if self._writes else None)
 
     def stage(self, pool: ReplicaPool, named_tensors: Tensors, label: str) -> Callable[[], None]:
@@ -155,9 +140,6 @@ class FolderPublisher:
 
         Servers may still sample while weights are written, not while they are loaded. Every rank must call both, and
         every rank raises what one of them raised.
-
-        Raises:
-            SamplerError: there is no room for the weights, or servers did not take them.
         """
         write = partial(self._write, pool.weights, named_tensors, label)
         weights = on_ranks(write if self._writes else None, named_tensors)[self.writer]

@@ -126,12 +126,7 @@ class VllmServerSampler:
         server: ServerSettings = SERVER,
         **_: object,
     ) -> None:
-        """Check combinations of options without a model.
-
-        Raises:
-            ValueError: a combination is not supported; the message says why.
-            SamplerError: vLLM is missing, and the sampler has to start servers.
-        """
+        """Check combinations of options without a model."""
         if urls and urls_file is not None:
             raise ValueError(f"urls={list(urls)} and urls_file={urls_file}: wanted one of them")
         urls = urls if urls_file is None else _read_urls(urls_file)
@@ -145,11 +140,7 @@ class VllmServerSampler:
             check_installed()
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """One reply to one prompt, by the server of its trajectory, or by another where that one is gone.
-
-        Raises:
-            SamplerError: the request cannot be met, was refused, or no server answered after all retries.
-        """
+        """One reply to one prompt, by the server of its trajectory, or by another where that one is gone."""
         if not self._pool.replicas:
             raise SamplerError("sampling a reply: the sampler was closed")
         check_request(prompt_ids, params, room=self._pool.room)
@@ -165,9 +156,6 @@ class VllmServerSampler:
         Every rank must call it. The first rank of a machine, or of all ranks that share servers, writes a folder that
         the servers load. A server that is gone gets the weights before it serves again. With ``server.weights=nccl``
         they go from GPU to GPU instead, and a server that is gone gets the next ones.
-
-        Raises:
-            SamplerError: requests are in flight, the weights are not those of the model, or no server took them.
         """
         self._check_idle(version)
         self.stage_weights(named_tensors, version)()
@@ -270,11 +258,7 @@ class VllmServerSampler:
 
 
 def _read_urls(file: str) -> tuple[str, ...]:
-    """The URLs of a file, without those that are there twice.
-
-    Raises:
-        ValueError: it cannot be read, or a line is no URL, or there is none.
-    """
+    """The URLs of a file, without those that are there twice."""
     try:
         lines = Path(file).read_text(encoding="utf-8").split()
     except OSError as error:

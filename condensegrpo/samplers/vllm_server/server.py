@@ -136,11 +136,7 @@ class ServedWeights:
         }
 
     def condensegrpo_load(self, folder: str) -> None:
-        """Load all weights of a checkpoint from the safetensors files of a folder.
-
-        Raises:
-            FileNotFoundError: this machine cannot read the folder, or it holds no safetensors file.
-        """
+        """Load all weights of a checkpoint from the safetensors files of a folder."""
         files = sorted(Path(folder).glob("*.safetensors"))
         if not files:
             raise FileNotFoundError(
