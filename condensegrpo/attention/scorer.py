@@ -191,13 +191,9 @@ def unit_scores(
     size = len(attention.question)
     pairs = zip(attention.question, attention.calibration, strict=True)
     excess = [size * (question - calibration) for question, calibration in pairs]
-    return tuple(_top_mean([excess[index] for index in indices if index >= sinks], top) for indices in units)
-
-
-def _top_mean(values: Sequence[float], top: float) -> float:
-    """The mean of the largest, at least one of them; 0 of none, or if it is negative."""
-    largest = sorted(values, reverse=True)[: max(math.ceil(top * len(values)), 1)]
-    return max(fmean(largest), 0.0) if largest else 0.0
+    by_unit = ([excess[index] for index in indices if index >= sinks] for indices in units)
+    largest = [sorted(values, reverse=True)[: max(math.ceil(top * len(values)), 1)] for values in by_unit]
+    return tuple(max(fmean(values), 0.0) if values else 0.0 for values in largest)
 
 
 def check_text(history: History) -> None:
@@ -247,28 +243,26 @@ class AttentionScorer:
             return (0.0,) * len(history.units)
         if self.renderer.pictures is None:
             check_text(history)
-        question = self._question(history)
-        room = tokens - max(len(question), len(self._calibration))
-        parts = list(pages(split_history(history, self.renderer.located(history.messages)), room))
-        attentions = await asyncio.gather(*(self.model.attend(self._query(page, question)) for page in parts))
-        by_page = [unit_scores(attention, page.units) for page, attention in zip(parts, attentions, strict=True)]
-        return (*(score for scores in by_page for score in scores), 0.0)
-
-    def _question(self, history: History) -> tuple[int, ...]:
-        """The end of the question: of the last pinned message with words that a user wrote. Pictures are left out."""
+        # the end of the last pinned message with words that a user wrote; pictures are left out
         texts = (message.words for message in reversed(history.pinned) if message.role == "user")
         text = next((words for words in texts if words.strip()), "")
-        return self.renderer.text_ids(text)[-(self.window // 2) :] or self._calibration
-
-    def _query(self, page: Page, question: tuple[int, ...]) -> AttentionQuery:
-        return AttentionQuery(
-            prompt_ids=page.ids,
-            positions=page.last_output[-(self.window - self.window // 2) :],
-            question_ids=question,
-            calibration_ids=self._calibration,
-            layers=tuple(self.layers),
-            media=page.media,
+        question = self.renderer.text_ids(text)[-(self.window // 2) :] or self._calibration
+        room = tokens - max(len(question), len(self._calibration))
+        parts = list(pages(split_history(history, self.renderer.located(history.messages)), room))
+        queries = (
+            AttentionQuery(
+                prompt_ids=page.ids,
+                positions=page.last_output[-(self.window - self.window // 2) :],
+                question_ids=question,
+                calibration_ids=self._calibration,
+                layers=tuple(self.layers),
+                media=page.media,
+            )
+            for page in parts
         )
+        attentions = await asyncio.gather(*map(self.model.attend, queries))
+        by_page = [unit_scores(attention, page.units) for page, attention in zip(parts, attentions, strict=True)]
+        return (*(score for scores in by_page for score in scores), 0.0)
 
 
 class ScriptedScorer:

@@ -106,7 +106,10 @@ def collect(
         earlier ones are untouched.
     """
     target, policy, stage = folder / f"step_{step:06d}", fingerprint(engine), int(engine.zero_optimization_stage())
-    temporary = _temporary_beside(target)
+    if rank() == 0:
+        remove_leftover(temporary_name(target, os.getpid()))
+    # The ranks agree on the name and wait for each other: none writes before the first has removed the leftover.
+    temporary = temporary_name(target, from_first(os.getpid()))
     device = devices.gpu.get_rng_state() if devices.gpu.is_available() else None  # of this rank's device alone
     rank_states: dict[str, object] = {
         _RNG.format(rank()): {"python": random.getstate(), "torch": torch.get_rng_state(), "device": device},
@@ -271,14 +274,6 @@ def prune(folder: Path, keep: int) -> None:
                 f"removing {path}, which train.keep_checkpoints no longer keeps: {error.strerror}. Check the folder "
                 f"and its permissions; the newest checkpoint is whole."
             ) from error
-
-
-def _temporary_beside(target: Path) -> Path:
-    """The path that all ranks write the checkpoint to before it is published: the same on every rank, still free."""
-    if rank() == 0:
-        remove_leftover(temporary_name(target, os.getpid()))
-    # The ranks agree on the name and wait for each other: none writes before the first has removed the leftover.
-    return temporary_name(target, from_first(os.getpid()))
 
 
 def _pointed_to(folder: Path) -> Path | None:

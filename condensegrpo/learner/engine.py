@@ -97,8 +97,17 @@ def open_deepspeed(
         engine, *_ = deepspeed.initialize(
             model=module,
             model_parameters=trained,
-            optimizer=_adamw(optimizer),
-            lr_scheduler=_schedule(optimizer, total_steps),
+            optimizer=partial(
+                AdamW,
+                lr=optimizer.lr,
+                betas=optimizer.betas,
+                eps=optimizer.eps,
+                weight_decay=optimizer.weight_decay,
+                fused=True,
+            ),
+            lr_scheduler=lambda adamw: LambdaLR(
+                adamw, lambda step: learning_rate(optimizer, step, total_steps=total_steps) / optimizer.lr
+            ),
             config=deepspeed_settings(
                 zero_stage,
                 dtype,
@@ -110,17 +119,6 @@ def open_deepspeed(
         )
     limit_waits()
     return engine
-
-
-def _adamw(settings: OptimizerSettings) -> Callable[..., AdamW]:
-    rate, decay = settings.lr, settings.weight_decay
-    return partial(AdamW, lr=rate, betas=settings.betas, eps=settings.eps, weight_decay=decay, fused=True)
-
-
-def _schedule(settings: OptimizerSettings, total_steps: int) -> Callable[[AdamW], LambdaLR]:
-    return lambda adamw: LambdaLR(
-        adamw, lambda step: learning_rate(settings, step, total_steps=total_steps) / settings.lr
-    )
 
 
 def close_deepspeed(engine: DeepSpeedEngine) -> None:

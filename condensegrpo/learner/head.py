@@ -118,7 +118,11 @@ def _with_gradients(
         product = spread.to(weight.dtype)
         torch.mm(product, weight, out=d_hidden[tokens]).mul_(factor_t)
         if d_weight is not None:
-            _add_product(d_weight, product.t(), (factor_t * hidden[tokens]).to(weight.dtype))
+            scaled = (factor_t * hidden[tokens]).to(weight.dtype)
+            if d_weight.dtype == product.dtype:
+                d_weight.addmm_(product.t(), scaled)
+            else:
+                d_weight.add_(product.t() @ scaled)
     total = torch.stack([part.loss for part in parts]).sum()
     statistics = {name: torch.cat([part.statistics[name] for part in parts]) for name in parts[0].statistics}
     return SummedLoss(total, statistics), d_hidden, None if d_weight is None else d_weight.to(weight.dtype)
@@ -131,14 +135,6 @@ def _slope(logp_t: Tensor, loss: MicroBatchLoss) -> tuple[SummedLoss, Tensor]:
         summed = loss(leaf_t)
         (slope_t,) = torch.autograd.grad(summed.loss, leaf_t)
     return summed._replace(loss=summed.loss.detach()), slope_t
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left·right, where the total may be of higher precision."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total.add_(left @ right)
 
 
 class _WithGradients(torch.autograd.Function):

@@ -35,7 +35,17 @@ def join_launch(environment: MutableMapping[str, str]) -> None:
     tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS", "1")
     if in_step and int(tasks) > 1:
         try:
-            environment.update(_from_slurm(environment, tasks))
+            nodes = environment.get("SLURM_STEP_NODELIST") or environment["SLURM_JOB_NODELIST"]
+            number = 31 * int(environment["SLURM_JOB_ID"]) + int(environment["SLURM_STEP_ID"])
+            environment.update(
+                {
+                    "RANK": str(int(environment["SLURM_PROCID"])),
+                    "LOCAL_RANK": str(int(environment["SLURM_LOCALID"])),
+                    "WORLD_SIZE": tasks,
+                    "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(nodes),
+                    "MASTER_PORT": environment.get("MASTER_PORT") or str(FIRST_PORT + number % PORTS),
+                }
+            )
         except (KeyError, IndexError, ValueError) as error:
             raise ConfigError(
                 f"starting rank ? of {tasks}: srun started {tasks} tasks, and its variables do not say which one this "
@@ -83,15 +93,3 @@ def device_index(local_rank: int, visible: int) -> int:
             f"{visible}), or make more devices visible (CUDA_VISIBLE_DEVICES)."
         )
     return local_rank
-
-
-def _from_slurm(environment: MutableMapping[str, str], tasks: str) -> dict[str, str]:
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment["SLURM_JOB_NODELIST"]
-    number = 31 * int(environment["SLURM_JOB_ID"]) + int(environment["SLURM_STEP_ID"])
-    return {
-        "RANK": str(int(environment["SLURM_PROCID"])),
-        "LOCAL_RANK": str(int(environment["SLURM_LOCALID"])),
-        "WORLD_SIZE": tasks,
-        "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(nodes),
-        "MASTER_PORT": environment.get("MASTER_PORT") or str(FIRST_PORT + number % PORTS),
-    }

@@ -151,7 +151,8 @@ def to_main_memory(engine: DeepSpeedEngine) -> None:
     _states.offload_optimizer_states(_adamw(engine), "cpu", pin_memory=pinned)
     if stage == 3:  # DeepSpeed does the rest for its own Adam only
         for tensor in engine.optimizer.fp32_partitioned_groups_flat:
-            tensor.data = _on_cpu(tensor.data, pinned=pinned)
+            data = tensor.data
+            tensor.data = torch.empty_like(data, device="cpu", pin_memory=True).copy_(data) if pinned else data.cpu()
         engine.offload_states(include=[_Kind.lp_grads, _Kind.contiguous_grad_buffer], pin_memory=pinned)
     get_accelerator().empty_cache()
 
@@ -181,7 +182,3 @@ def _adamw(engine: DeepSpeedEngine) -> torch.optim.Optimizer:
     """The optimiser of torch: ZeRO wraps it."""
     optimizer: torch.optim.Optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
     return optimizer
-
-
-def _on_cpu(tensor: Tensor, *, pinned: bool) -> Tensor:
-    return torch.empty_like(tensor, device="cpu", pin_memory=pinned).copy_(tensor) if pinned else tensor.cpu()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from condensegrpo.algorithms.packing import PackedBatch
-from condensegrpo.algorithms.pictures import INDEX_BITS, NamedPicture, named_picture, with_names
+from condensegrpo.algorithms.pictures import INDEX_BITS, named_picture, with_names
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.model_folder import sees
@@ -61,7 +61,9 @@ class BatchPictures:
         """Prepare pictures as the processor of the policy's model does."""
         self.processor = processor
         self._vision = policy.config.vision_config
-        self._named = lru_cache(PICTURES_KEPT)(self._name)
+        self._named = lru_cache(PICTURES_KEPT)(
+            lambda sha256: named_picture(sha256, processor.picture_ids(sha256), placeholder_id=processor.placeholder_id)
+        )
         self._positions = lru_cache(PICTURES_KEPT)(self._position)
 
     def named(self, rows: Sequence[Segment]) -> list[Segment]:
@@ -106,10 +108,6 @@ class BatchPictures:
             total += sum(token < 0 for token in self._named(pictures[number]).named)
         pixels = self.processor.family.joined([self.processor.pixels(sha256) for sha256 in hashes])
         return ShownPictures(pixels, indices, first[picture[indices]] + index[indices], total)
-
-    def _name(self, sha256: str) -> NamedPicture:
-        placeholder_id = self.processor.placeholder_id
-        return named_picture(sha256, self.processor.picture_ids(sha256), placeholder_id=placeholder_id)
 
     def _position(self, sha256: str) -> PicturePositions:
         placeholder_id, grid = self.processor.placeholder_id, self.processor.grid(sha256)

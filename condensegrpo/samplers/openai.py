@@ -155,16 +155,12 @@ class OpenAIChatSampler(_ServedModel):
         ]
         choice = await self._choice("/chat/completions", {"messages": shown}, params)
         try:
-            text, stopped = _ended(choice["message"]["content"] or "", params.stop_strings)
-            cut_off = choice["finish_reason"] == "length" and not stopped
+            text, stops = choice["message"]["content"] or "", "|".join(map(re.escape, params.stop_strings))
+            stop = re.search(stops, text) if stops else None
+            text = text if stop is None else text[: stop.end()]
+            cut_off = choice["finish_reason"] == "length" and stop is None
             ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         except (LookupError, TypeError, ValueError) as error:
             raise SamplerError(f"asking {self.url}/chat/completions: the reply is no text: {choice!r:.200}") from error
         end = () if cut_off else params.stop_ids[:1]
         return Generation(token_ids=(*ids, *end), logprobs=(), finish=Finish.LENGTH if cut_off else Finish.STOP)
-
-
-def _ended(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """A text up to the first of some stop strings, which is kept, and whether there is one."""
-    ends = re.search("|".join(map(re.escape, stops)), text) if stops else None
-    return (text, False) if ends is None else (text[: ends.end()], True)

@@ -53,7 +53,9 @@ class Sight:
             if self._processor.family.three_axes:
                 merge = self._model.config.vision_config.spatial_merge_size
                 axes = torch.tensor(three_axes(ids, placeholder_id=placeholder, grids=grids, merge=merge))
-            names = [name for picture, count in zip(media, counts, strict=True) for name in [_name(picture)] * count]
+            names = [
+                -1 - int(picture[:15], 16) for picture, count in zip(media, counts, strict=True) for _ in range(count)
+            ]
             if ids.count(placeholder) != len(names):
                 raise ValueError(f"{ids.count(placeholder)} placeholders, where its pictures have {len(names)}")
         except (DataError, ValueError) as error:
@@ -134,7 +136,3 @@ def _axes(axes: Tensor, position: Tensor) -> Tensor:
     """The positions (3, N) of tokens on three axes, of those on one: what follows a prompt follows its last one."""
     known = axes.shape[1]
     return torch.where(position < known, axes[:, position.clamp(max=known - 1)], position + axes.max() + 1 - known)
-
-
-def _name(picture: str) -> int:
-    return -1 - int(picture[:15], 16)

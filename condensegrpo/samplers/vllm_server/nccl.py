@@ -117,9 +117,12 @@ class NcclGroup:
         for part in shards(named_tensors, dtype, device=self.device, most=self.part_bytes):
             packed = torch.cat([tensor.flatten().view(torch.uint8) for tensor in part.values()])
             self._until_taken(taking)
-            taking = self.loop.submit(
-                self._all("update_weights", [{"update_info": _described(part)}] * len(self.members))
-            )
+            update = {
+                "names": list(part),
+                "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in part.values()],
+                "shapes": [list(tensor.shape) for tensor in part.values()],
+            }
+            taking = self.loop.submit(self._all("update_weights", [{"update_info": update}] * len(self.members)))
             self._wire.broadcast(packed, src=0)
         self._until_taken(taking)
         self._on_all("finish_weight_update")
@@ -282,14 +285,6 @@ def _invitations(
         packing = {"packed": True, "packed_buffer_size_bytes": part_bytes}
         yield {"init_info": {**meeting, "rank_offset": first, **packing}}
         first += member.workers
-
-
-def _described(part: Mapping[str, Tensor]) -> dict[str, object]:
-    return {
-        "names": list(part),
-        "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in part.values()],
-        "shapes": [list(tensor.shape) for tensor in part.values()],
-    }
 
 
 def _address(members: Sequence[Member]) -> str:

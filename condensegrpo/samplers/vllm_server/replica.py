@@ -84,7 +84,9 @@ class Replica:
         if self._revival is None or self._revival.done():
             self.state = ReplicaState.DOWN
             self._revival = asyncio.create_task(self._bring_up())
-            self._revival.add_done_callback(_retrieve_exception)
+            self._revival.add_done_callback(
+                lambda task: task.cancelled() or task.exception()  # no caller awaits it, and asyncio would log it
+            )
         return self._revival
 
     def fail(self, reason: object) -> None:
@@ -215,9 +217,3 @@ class Replica:
                 f"checking {self.url}: its log-probabilities are {served.logprobs_mode}, wanted processed_logprobs, "
                 f"those of the distribution sampled from. Start it with condensegrpo serve."
             )
-
-
-def _retrieve_exception(task: "asyncio.Task[None]") -> None:
-    """Retrieve the exception of a task that no caller awaits: asyncio would log it otherwise."""
-    if not task.cancelled():
-        task.exception()
