@@ -33,7 +33,7 @@ Compute = Callable[[History], Coroutine[Any, Any, tuple[float, ...]]]
 
 
 class ScoreKey(NamedTuple):
-    """What scores depend on. Equal by content; the hash reads the newest unit only, however long the history is."""
+    """The inputs of scores. Equal by content; the hash reads the newest unit only, however long the history is."""
 
     history: History
     tokens: int  # of the longest prompt
@@ -300,7 +300,7 @@ class LeaveOneOut:
     _cache: ScoreCache = field(default_factory=ScoreCache, init=False)
 
     async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
-        """What the newest reply loses without each unit, in nats, at least 0; 0 for the newest unit itself.
+        """The loss of the newest reply without each unit, in nats, at least 0; 0 for the newest unit itself.
 
         Prompts are measured whole; ``tokens`` is ignored.
         """
@@ -316,7 +316,7 @@ class LeaveOneOut:
 
 
 async def losses(model: Measures, renderer: Renderer, history: History, output_ids: Sequence[int]) -> list[float]:
-    """What an output loses in log-probability without each unit of its history.
+    """The log-probability that an output loses without each unit of its history.
 
         log π(o | pinned, u_0 … u_n) − log π(o | pinned, u_0 … u_n without u_i),  nats, for every i
 

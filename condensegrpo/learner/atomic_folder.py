@@ -126,7 +126,7 @@ Bytes = bytes | memoryview
 
 
 class Digest(NamedTuple):
-    """What identifies the content of a file."""
+    """Size and hash of a file."""
 
     size: int  # bytes
     sha256: str  # hexadecimal

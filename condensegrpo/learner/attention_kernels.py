@@ -62,7 +62,7 @@ class Heads(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """What computes the attention of micro-batches; without ``flex`` and ``varlen`` it is sdpa."""
+    """The kernels that compute the attention of micro-batches; without ``flex`` and ``varlen`` it is sdpa."""
 
     description: str  # for the log
     flex: Flex | None = None
@@ -122,7 +122,7 @@ def planned_kernel(attention: str, *, gpu: bool) -> str:
 
 @cache
 def kernels_on(attention: str, heads: Heads, dtype: torch.dtype, device: torch.device) -> Kernels:
-    """What computes trees with ``model.attention`` on a device, the same on every rank.
+    """The kernels that compute trees with ``model.attention`` on a device, the same on every rank.
 
     The first call on a GPU compiles and compares kernels; every rank must make it.
     """

@@ -57,7 +57,7 @@ _STEP = re.compile(r"step_\d{6,}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint holds and which engine can take it."""
+    """The files of a checkpoint, and which engine can take it."""
 
     format: int
     step: int  # optimiser steps taken
@@ -181,7 +181,7 @@ def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
     """Restore weights, optimiser, schedule and random number generators; every rank must call it.
 
     The checkpoint may be that of another number of ranks and of another ZeRO stage. A rank whose generators were not
-    saved keeps their states. Of optimiser and schedule, the moments and the number of steps are restored. Learning
+    saved keeps their states. The moments of the optimiser and the number of steps are restored. Learning
     rate, decay and betas stay those that the engine was opened with, so that a resumed run may change them.
 
     Returns:

@@ -99,7 +99,7 @@ def default_dtype(bfloat16: bool | None) -> Dtype:
 
 
 def precision_warning(dtype: Dtype, bfloat16: bool | None) -> str | None:
-    """What a run on a GPU (``gpu_bfloat16``) that does not train in bfloat16 says; None: nothing."""
+    """The warning of a run on a GPU (``gpu_bfloat16``) that does not train in bfloat16; None: no warning."""
     if dtype == "bfloat16" or bfloat16 is None:
         return None
     return f"WARNING: training in {dtype} on a GPU, with twice the memory of bfloat16 and a fraction of its speed: " + (

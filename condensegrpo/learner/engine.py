@@ -222,7 +222,7 @@ def _not_finite(quantity: str, value: float) -> LearnerError:
 
 
 class Tally(NamedTuple):
-    """What one micro-batch adds to the statistics of a step, on its device, tokens without weight left out."""
+    """The statistics of one micro-batch, on its device; tokens without weight are left out."""
 
     names: tuple[str, ...]
     sums: Tensor  # float64: the loss, the tokens, then each statistic by ``names``

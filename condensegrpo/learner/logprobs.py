@@ -20,7 +20,7 @@ from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.attention_kernels import Heads, Kernels, kernels_on
 from condensegrpo.learner.head import ChunkedHead
-from condensegrpo.learner.micro_batches import DeviceBatch, Layout, on_device, pad_rows
+from condensegrpo.learner.micro_batches import DeviceBatch, Layout, pad_rows, upload_batch
 from condensegrpo.learner.sequence_parallel import Across, RankGroup, rank_group
 from condensegrpo.learner.settings import TREE_KERNELS
 from condensegrpo.learner.tree_attention import TREE_ATTENTION, AttentionPattern, use_tree_attention
@@ -143,7 +143,7 @@ class TrainedLogprobs(nn.Module):
             shown = self.pictures.shown(token_ids, batch.pictures, blank=blank)
             placed = token_ids.masked_fill(token_ids < 0, self.pictures.processor.placeholder_id)
             layout = layout._replace(token_ids=placed)
-        return on_device(batch, layout, device, shown)
+        return upload_batch(batch, layout, device, shown)
 
     def _laid_out(self, batch: PackedBatch, device: torch.device) -> Layout:
         """A micro-batch as the decoder computes it, with numbers for the tokens of pictures."""
@@ -231,7 +231,7 @@ class TrainedLogprobs(nn.Module):
             )
 
     def _unlike_rows(self, vocabulary: int, device: torch.device, *, slack: float) -> str | None:
-        """What is wrong with hidden states of some rows, of a tree where trees are computed; None: they are the rows'.
+        """The fault of hidden states of some rows, of a tree where trees are computed; None: they are the rows'.
 
         Args:
             vocabulary: number of token ids.
@@ -255,7 +255,7 @@ class TrainedLogprobs(nn.Module):
 
 
 def _decoder(policy: PreTrainedModel) -> nn.Module:
-    """What comes before the LM head; a LearnerError if transformers cannot separate it from the whole model."""
+    """The part before the LM head; a LearnerError if transformers cannot separate it from the whole model."""
     decoder: nn.Module = policy.get_decoder()
     if decoder is policy:
         raise LearnerError(

@@ -23,7 +23,7 @@ from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings, Vision
 from condensegrpo.learner.targets import check_targets, decoder_name
 
 ADAPTER = "default"  # PEFT's name of the only adapter
-_BASE = ".base_layer"  # what PEFT adds to the name of a layer that it adapts
+_BASE = ".base_layer"  # added by PEFT to the name of a layer that it adapts
 
 
 def add_adapters(

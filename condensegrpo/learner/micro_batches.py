@@ -82,7 +82,7 @@ class Layout(NamedTuple):
     which: Tensor | None = None
 
 
-def on_device(
+def upload_batch(
     batch: PackedBatch, layout: Layout, device: torch.device, pictures: ShownPictures | None = None
 ) -> DeviceBatch:
     """A micro-batch on a device, with the pictures that it shows."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 GENERATION_CONFIG = "generation_config.json"
-# what prepares pictures, in the folder of a model that sees
+# files of the picture processor, in the folder of a model that sees
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 STEPS_FILE = "condensegrpo.json"  # {"step": 60}: the optimiser steps of GRPO that the weights of a folder have taken
 
@@ -58,7 +58,7 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
 def save_tokenizer(path: str, folder: Path) -> None:
     """Write ``tokenizer.json`` of a local folder or Hub id, which gives the texts of token ids, into a folder.
 
-    Nothing is written of a tokenizer that is not of the ``tokenizers`` library. Raises as ``load_tokenizer``.
+    A tokenizer that is not of the ``tokenizers`` library is not written.
     """
     tokenizer = load_tokenizer(path)
     if tokenizer.is_fast:
@@ -66,9 +66,9 @@ def save_tokenizer(path: str, folder: Path) -> None:
 
 
 def processor_files(path: str) -> tuple[Path, ...]:
-    """What says how pictures are prepared for the model of a local folder or Hub id; () for a model of text.
+    """The files of the picture processor of a local folder or Hub id; () for a model of text.
 
-    Those of a Hub id are in its cache, since its processor was loaded. Raises as ``local_source``.
+    The files of a Hub id are in its cache, since its processor was loaded.
     """
     from huggingface_hub import try_to_load_from_cache
 

@@ -69,7 +69,7 @@ class RankGroup:
         return summed
 
     def loss_part(self, loss: MicroBatchLoss, which: Tensor) -> MicroBatchLoss:
-        """What the trained tokens ``which`` add to the loss; it is computed of all where tokens depend on others."""
+        """The loss of the trained tokens ``which``; it is computed from all tokens where they depend on others."""
         part = loss.batch.trained(which)
         if loss.divisible:
             return MicroBatchLoss(loss.objective, part)

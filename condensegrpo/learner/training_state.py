@@ -1,4 +1,4 @@
-"""What an optimiser step starts from, by the names of weights: fp32 weights, AdamW's moments, and the steps taken.
+"""The state before an optimiser step, by the names of weights: fp32 weights, AdamW's moments, and the steps taken.
 
 A rank holds pieces of it, and a piece says which elements of which weight it holds. Any number of ranks under any ZeRO
 stage can therefore take up what others saved:

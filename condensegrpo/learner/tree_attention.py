@@ -49,7 +49,7 @@ from transformers.masking_utils import sdpa_mask
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.learner.devices import upload
 
-TREE_ATTENTION = "sdpa_along_paths"  # what transformers calls this attention
+TREE_ATTENTION = "sdpa_along_paths"  # its name in transformers
 PIECE = 128  # most queries of a piece: fewer compute fewer unused pairs, and gather more keys
 QUERY_STEP, KEY_STEP = 32, 64  # pieces of a bucket differ by less; finer steps pad less and make more buckets
 
@@ -216,7 +216,7 @@ def pattern_attention(
     pattern: AttentionPattern | None = None,
     **others: Any,  # noqa: ANN401  the layers of different models pass different options
 ) -> tuple[Tensor, None]:
-    """What a decoder layer calls with queries (1, h, S, d), keys and values (1, g, S, d); the output is (1, S, h, d).
+    """The attention of a decoder layer: queries (1, h, S, d), keys and values (1, g, S, d); the output is (1, S, h, d).
 
     Args:
         others: of the layer; ``scaling`` and ``dropout`` are as in transformers' own.

@@ -135,7 +135,7 @@ def freeze_tower(policy: PreTrainedModel) -> None:
 def decoder_inputs(
     policy: PreTrainedModel, token_ids: Tensor, shown: ShownPictures, *, trained: bool
 ) -> dict[str, Any]:
-    """What the decoder computes instead of token ids (R, L): their embeddings, with features of pictures in place.
+    """The decoder's input in place of token ids (R, L): their embeddings, with features of pictures in place.
 
     Args:
         trained: whether the tower takes gradients; else it keeps nothing for backward.

@@ -34,7 +34,7 @@ WHOLE = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # 
 
 @dataclass(eq=False)
 class _ServedModel:
-    """What both samplers know of a model and its endpoint."""
+    """A model and its endpoint, for both samplers."""
 
     url: str  # of the API, such as http://localhost:8000/v1
     model: str  # its name at the endpoint

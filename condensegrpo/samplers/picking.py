@@ -67,7 +67,7 @@ def extend(replies: Mapping[int, DrawnReply], logits_BV: Tensor) -> None:
 
 
 def finishes(replies: Sequence[R], decode: Decode) -> dict[R, Finish]:
-    """Those that the token just drawn ends; ``decode`` is only called for stop strings."""
+    """The replies that the token just drawn ends; ``decode`` is only called for stop strings."""
     stopping = [reply for reply in replies if reply.output[-1] in reply.params.stop_ids]
     if with_strings := [reply for reply in replies if reply.tail]:
         texts = decode([reply.output[-reply.tail :] for reply in with_strings])

@@ -81,7 +81,7 @@ def read_replies(file: Path) -> Replies:
 
 
 def said(script: Replies) -> Callable[[ReplyRequest], str]:
-    """What a script says; of several texts in a prompt the longest counts, and white space does not.
+    """A function that speaks a script; of several texts in a prompt the longest counts, and white space does not.
 
     The function raises SamplerError where the script has no further reply.
     """

@@ -1,4 +1,4 @@
-"""What a model that sees computes besides tokens: the features of pictures, and where they are placed in a pass.
+"""Pictures in sampling: their features, and where they are placed in a pass.
 
 The vision tower runs once for each picture and version of the weights, on that picture alone: its features do not
 depend on what else is sampled. Legend: P tokens of a prompt, N of a pass, H the hidden size.

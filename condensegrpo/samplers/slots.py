@@ -24,7 +24,7 @@ def up(number: int, multiple: int) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Slot:
-    """What a slot holds."""
+    """The content of a slot."""
 
     ids: Sequence[int] = ()  # tokens whose keys and values it holds, from position 0 on
     trajectory: str = ""  # whose they are; "": nobody's

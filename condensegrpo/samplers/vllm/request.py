@@ -78,7 +78,9 @@ class PicturePrompts:
     def unexpanded(self, ids: Sequence[int], media: Sequence[str]) -> list[int]:
         """The prompt with one placeholder for each picture.
 
-        1 <|vision_start|> 9 9 9 9 <|vision_end|> 2   ─▶   1 <|vision_start|> 9 <|vision_end|> 2
+            1 <|vision_start|> 9 9 9 9 <|vision_end|> 2   ─▶   1 <|vision_start|> 9 <|vision_end|> 2
+
+        It is a SamplerError if the prompt does not show the pictures in this order.
         """
         short, rest = list[int](), tuple(ids)
         for picture in media:
@@ -95,7 +97,7 @@ class PicturePrompts:
 
 
 def picture_prompts(model_path: str, media: MediaFolder | None) -> PicturePrompts | None:
-    """What makes the prompts of a model; None: it sees nothing, or there are no pictures."""
+    """A maker of the prompts of a model; None: the model sees nothing, or there are no pictures."""
     processor = None if media is None else load_picture_processor(model_path, media)
     return None if processor is None else PicturePrompts(processor)
 

@@ -38,7 +38,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a rank has the engine do in a round, as all ranks receive it."""
+    """The work of a rank for the engine in a round, as all ranks receive it."""
 
     added: tuple[_Request, ...]
     removed: tuple[str, ...]

@@ -1,6 +1,6 @@
 """The HTTP client of one vLLM server: requests and the parsing of replies. Token ids in, token ids out.
 
-Every call has a time limit. What it raises: ``samplers/http_client.py``.
+Every call has a time limit. For its errors see ``samplers/http_client.py``.
 """
 
 import asyncio

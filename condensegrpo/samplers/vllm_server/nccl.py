@@ -203,7 +203,7 @@ class NcclPublisher:
     _revivals: tuple[tuple[int, int], ...] = field(default=(), init=False)  # index and revivals of its servers
 
     def stage(self, pool: ReplicaPool, named_tensors: Iterator[tuple[str, Tensor]], label: str) -> Callable[[], None]:
-        """Nothing is sent while servers sample; the call that it returns sends the weights to every running server.
+        """Return a call that sends the weights to every running server: nothing is sent while servers sample.
 
         Every rank must call it. It raises a SamplerError where no server runs, one was started without NCCL, or see
         ``NcclGroup``.

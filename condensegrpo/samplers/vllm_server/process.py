@@ -151,7 +151,7 @@ class ServerProcess:
 
     @property
     def process_id(self) -> int | None:
-        """Of its guard, the parent of the server; None: not running."""
+        """The process id of its guard, the parent of the server; None: not running."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:

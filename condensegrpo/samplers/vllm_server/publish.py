@@ -118,7 +118,7 @@ def on_ranks(call: Callable[[], T] | None, named_tensors: Iterable[object] = ())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderPublisher:
-    """Writes files into a folder that every server loads. Those of the last update are kept until the end."""
+    """Writes files into a folder that every server loads. The files of the last update are kept until the end."""
 
     loop: BackgroundLoop
     folder: Path

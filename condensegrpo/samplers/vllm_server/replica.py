@@ -32,7 +32,7 @@ class WeightsLabel(NamedTuple):
 
 
 class ReplicaState(Enum):
-    """What a server can be used for.
+    """The states of a server.
 
     DOWN ──brought up──▶ READY ──fails──▶ DOWN
     DOWN ──brought up, no folder to load from──▶ AWAITS_WEIGHTS ──weights received──▶ READY

@@ -236,7 +236,7 @@ class VllmServerSampler:
 
     @property
     def process_ids(self) -> tuple[int | None, ...]:
-        """Of the servers that the sampler started."""
+        """The process ids of the servers that the sampler started."""
         return tuple(process.process_id for process in self._processes)
 
     @property

@@ -1,4 +1,4 @@
-"""What runs inside the processes of a vLLM server: its program, the check of its token, and methods of its workers.
+"""The code inside the processes of a vLLM server: its program, the check of its token, and methods of its workers.
 
     python -m condensegrpo.samplers.vllm_server.server [--watched FOLDER] FLAGS      vLLM's own server and flags
     --middleware condensegrpo.samplers.vllm_server.server.RequireToken               for every route but /health
@@ -8,8 +8,8 @@ Its processes end together, with ``--watched`` also when standard input closes, 
 
 vLLM loads the classes by name, and the process of its engine runs this file again, before it imports vLLM. The file
 imports the standard library only: the processes are guarded before the seconds that torch and vLLM take, and
-``condensegrpo serve`` reads the name of the token's variable. What starts a server, and needs both, is in
-``process.py``.
+``condensegrpo serve`` reads the name of the token's variable. ``process.py`` starts a server, and needs
+both.
 """
 
 import hmac
