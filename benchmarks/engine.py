@@ -36,13 +36,10 @@ from tables import show
 
 from condensegrpo.condensers.anchors import Anchors
 from condensegrpo.condensers.attention import AttentionCondenser
-from condensegrpo.condensers.full import Full
-from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.observation_mask import ObservationMask
 from condensegrpo.condensers.pipeline import Pipeline
-from condensegrpo.condensers.random_drop import RandomDrop
 from condensegrpo.condensers.summary import PolicySummary
-from condensegrpo.condensers.truncate import Truncate
+from condensegrpo.condensers.whole_units import Full, LastK, RandomDrop, Truncate
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols.condenser import Condenser, Stage
 from condensegrpo.core.protocols.sampler import NamedTensors

@@ -33,9 +33,8 @@ from sides import Side
 from tables import Target, show, show_targets
 from trl_rollout import MISSING, missing, with_trl
 
-from condensegrpo.condensers.full import Full
-from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.observation_mask import ObservationMask
+from condensegrpo.condensers.whole_units import Full, LastK
 from condensegrpo.core.protocols.condenser import Condenser
 
 KEEP = 2  # units that last_k and observation_mask show whole

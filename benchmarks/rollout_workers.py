@@ -22,7 +22,7 @@ from engine import ANSWER, SAMPLES, Instant
 from rollout_world import WORDS, Readings, World
 from tables import show
 
-from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory

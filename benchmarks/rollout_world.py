@@ -15,7 +15,7 @@ from pathlib import Path
 
 from passes import ModelSize
 
-from condensegrpo.condensers.full import Full
+from condensegrpo.condensers.whole_units import Full
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.condenser import Condenser
 from condensegrpo.core.protocols.environment import Step

@@ -16,9 +16,9 @@ from enum import StrEnum
 
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages import grpo
 from condensegrpo.algorithms.credit import Estimator, rows_of, scores_of, turn_tokens
-from condensegrpo.algorithms.losses import token_weights, totals
+from condensegrpo.algorithms.objective import token_weights, totals
+from condensegrpo.algorithms.outcome_estimators import grpo
 from condensegrpo.algorithms.prefix_tree import distinct_tokens
 from condensegrpo.algorithms.segments import segments
 from condensegrpo.core.messages import Message

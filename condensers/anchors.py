@@ -26,9 +26,9 @@ from typing import Annotated, Literal, NamedTuple
 from annotated_types import Gt, Lt
 
 from condensegrpo.condensers.fit import fits
+from condensegrpo.condensers.observation_mask import VERBATIM, VERBATIM_LENGTH
 from condensegrpo.condensers.pipeline import Pipeline
-from condensegrpo.condensers.placeholder import VERBATIM, VERBATIM_LENGTH
-from condensegrpo.condensers.truncate import Truncate
+from condensegrpo.condensers.whole_units import Truncate
 from condensegrpo.core.account import unit_tokens
 from condensegrpo.core.messages import History, Message, Unit, flatten
 from condensegrpo.core.protocols.condenser import Budget, Condensed, Stage

@@ -1,5 +1,6 @@
 """The condenser that masks old observations and keeps every reply: the baseline to beat."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -7,9 +8,31 @@ from typing import Annotated
 from annotated_types import Ge
 
 from condensegrpo.condensers.fit import fewest_rewritten, reported
-from condensegrpo.condensers.placeholder import masked
 from condensegrpo.core.messages import History, Message, Rewrites, Unit
 from condensegrpo.core.protocols.condenser import Budget, Condensed, Count
+
+VERBATIM, VERBATIM_LENGTH = " verbatim: ", 400  # what ``anchors`` puts behind a placeholder, and most characters of it
+PLACEHOLDER = re.compile(
+    r"\[turn [0-9]+, [a-z ]+ omitted: [0-9]+ tokens\]" + rf"(?:{VERBATIM}[^\n]{{1,{VERBATIM_LENGTH}}})?"
+)
+
+
+def masked(history: History, unit: Unit, message: Message, count: Count) -> Message:
+    """A message that answered a reply, with a placeholder for its text: its role, name and call stay.
+
+        tool: 0.7312, 0.1184, …   ─▶   tool: [turn 3, tool result omitted: 812 tokens]
+
+    The tokens are those that the message adds to pinned messages and reply, its share of the template included. A
+    message that is no longer than its placeholder is returned unchanged, and so is that of a summary.
+    """
+    if unit.is_summary or PLACEHOLDER.fullmatch(message.text):
+        return message
+    before = (*history.pinned, unit.reply)
+    reply = count(before)
+    tokens = count((*before, message)) - reply
+    kind = "observation" if message.tool_call_id is None else "tool result"
+    mask = replace(message, content=f"[turn {unit.turn}, {kind} omitted: {tokens} tokens]")
+    return mask if count((*before, mask)) - reply < tokens else message
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.attention.scorer import ScriptedScorer
-from condensegrpo.condensers.placeholder import PLACEHOLDER
+from condensegrpo.condensers.observation_mask import PLACEHOLDER
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core import plugins
 from condensegrpo.core.account import account

@@ -15,7 +15,7 @@ import typer.rich_utils
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 import condensegrpo.cli.app
-import condensegrpo.condensers.last_k
+import condensegrpo.condensers.whole_units
 import condensegrpo.evaluation.study
 import condensegrpo.planning.remedies
 import condensegrpo.reporting.plots

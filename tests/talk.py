@@ -14,7 +14,7 @@ from formats import TOOL_FORMATS
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo.condensers.full import Full
+from condensegrpo.condensers.whole_units import Full
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.condenser import Condenser
 from condensegrpo.core.protocols.environment import Environment, Step

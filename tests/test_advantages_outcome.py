@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages import Batch, grpo
+from condensegrpo.algorithms.advantages import Batch
+from condensegrpo.algorithms.outcome_estimators import grpo
 from condensegrpo.core.errors import ScoreError
 
 ROOT_HALF = math.sqrt(0.5)

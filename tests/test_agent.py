@@ -27,7 +27,7 @@ from talk import said as said_ids
 
 from condensegrpo.algorithms.segments import check, segments
 from condensegrpo.assembly.plugins import check_plugin
-from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import SpanStatus, Stop, Trajectory

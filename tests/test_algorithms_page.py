@@ -11,7 +11,7 @@ from command import succeed_as_script
 from estimating import ESTIMATORS, LOSSES
 
 from condensegrpo.algorithms.advantages import whiten
-from condensegrpo.algorithms.losses import importance, token_weights
+from condensegrpo.algorithms.objective import importance, token_weights
 from condensegrpo.assembly.build import build
 from condensegrpo.config.load import load_config
 

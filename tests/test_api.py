@@ -16,7 +16,7 @@ from transformers import Qwen3Config
 
 import condensegrpo as cg
 from condensegrpo.assembly.objects import described_objects
-from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols.task import Problem, Split

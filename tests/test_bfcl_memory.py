@@ -9,7 +9,7 @@ from playing_experts import turns
 
 from condensegrpo.assembly.demonstrations import DemonstratedTurn
 from condensegrpo.assembly.plugins import build_plugin
-from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.rewards.matches import Matcher

@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.fit import most_that_fit
-from condensegrpo.condensers.full import Full
-from condensegrpo.condensers.last_k import LastK
-from condensegrpo.condensers.random_drop import RandomDrop
-from condensegrpo.condensers.truncate import Truncate
+from condensegrpo.condensers.whole_units import Full, LastK, RandomDrop, Truncate
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.plugins import installed

@@ -13,7 +13,7 @@ from token_columns import columns, trained_tokens
 
 from condensegrpo.algorithms import segments
 from condensegrpo.assembly.model_checks import check_confidence
-from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.config.load import load_config, vary
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.protocols.task import Problem

@@ -10,15 +10,15 @@ from token_columns import columns, trained_tokens
 
 from condensegrpo.algorithms.credit import (
     Estimator,
+    act_turns,
     condense_turns,
     idle_groups,
     rows_of,
     scores_of,
     turn_tokens,
 )
-from condensegrpo.algorithms.losses import token_weights, totals
+from condensegrpo.algorithms.objective import token_weights, totals
 from condensegrpo.algorithms.settings import StopSettings
-from condensegrpo.algorithms.turn_facts import act_turns
 from condensegrpo.core.messages import Message
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Rejected, Stop

@@ -19,8 +19,14 @@ from token_columns import columns, places_of
 from torch import Tensor
 
 from condensegrpo.algorithms.credit import rows_of, scores_of, turn_tokens
-from condensegrpo.algorithms.losses import WEIGHTS, token_weights, totals
-from condensegrpo.algorithms.objective import MicroBatchLoss, Objective, ObjectiveFunction
+from condensegrpo.algorithms.objective import (
+    WEIGHTS,
+    MicroBatchLoss,
+    Objective,
+    ObjectiveFunction,
+    token_weights,
+    totals,
+)
 from condensegrpo.algorithms.packing import PackedBatch, blocks, micro_batches, pack
 from condensegrpo.algorithms.settings import Level, Mode
 from condensegrpo.core.scored_trajectory import ScoredTrajectory

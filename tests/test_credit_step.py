@@ -16,8 +16,7 @@ from torch import Tensor
 
 from condensegrpo.algorithms.advantages import Batch, Estimate, Term, estimator, total
 from condensegrpo.algorithms.credit import Estimator, rows_of
-from condensegrpo.algorithms.losses import WEIGHTS
-from condensegrpo.algorithms.objective import MicroBatchLoss
+from condensegrpo.algorithms.objective import WEIGHTS, MicroBatchLoss
 from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, StopSettings, TrainedKind
 from condensegrpo.assembly.learning_signal import objective
 from condensegrpo.config.load import find_config, load_config

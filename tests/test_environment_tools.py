@@ -20,7 +20,7 @@ from waiting import eventually
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.held_out import check_disjoint
-from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.config.load import load_config
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.plugins import load

@@ -35,8 +35,7 @@ from talk import (
 from token_columns import trained_tokens
 
 from condensegrpo.algorithms import segments
-from condensegrpo.condensers.full import Full
-from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.whole_units import Full, LastK
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, ContextOverflow
 from condensegrpo.core.messages import Caption, History, Message, ToolCall, Unit

@@ -18,8 +18,8 @@ from condensegrpo.assembly.demonstrations import TOGETHER, DemonstratedTurn, dem
 from condensegrpo.assembly.held_out import check_disjoint
 from condensegrpo.assembly.preflight import made_tokenizer
 from condensegrpo.assembly.runtime import renderer_for
-from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.summary import PolicySummary
+from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.messages import Message

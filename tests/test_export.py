@@ -206,7 +206,9 @@ def test_a_context_longer_than_a_learner_takes_by_default_is_played(exported: Pa
 
 def test_a_condenser_in_a_file_of_the_exported_folder_is_found(exported: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(exported, tmp_path / "exported")
-    (folder / "mine.py").write_text("from condensegrpo.condensers.full import Full\n\nclass Mine(Full):\n    pass\n")
+    (folder / "mine.py").write_text(
+        "from condensegrpo.condensers.whole_units import Full\n\nclass Mine(Full):\n    pass\n"
+    )
     (folder / "condenser.yaml").write_text("condenser: {name: 'mine.py:Mine'}\n")
     with open_engine(folder) as engine:
         assert type(engine.condenser).__name__ == "Mine"

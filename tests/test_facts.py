@@ -11,8 +11,7 @@ from talk import agent, engine, ignore
 
 from condensegrpo.algorithms import segments
 from condensegrpo.assembly.plugins import build_plugin
-from condensegrpo.condensers.full import Full
-from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.whole_units import Full, LastK
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.condenser import Condenser

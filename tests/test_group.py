@@ -17,7 +17,7 @@ from talk import END, Counting, agent, counting, engine, ignore, last_count, pro
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.algorithms import segments
-from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory

@@ -8,12 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.algorithms.losses.importance import (
-    LEVELS,
-    MODES,
-    ImportanceWeights,
-    importance,
-)
+from condensegrpo.algorithms.objective import LEVELS, MODES, ImportanceWeights, importance
 from condensegrpo.algorithms.settings import Level, Mode
 
 # Turn 7 has two tokens, which the learner finds 4 times and half as likely; turn 2 has one, an eighth as likely.

@@ -8,9 +8,8 @@ import pytest
 from playing_experts import turns
 
 from condensegrpo.assembly.plugins import build_plugin
-from condensegrpo.condensers.full import Full
-from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.summary import PolicySummary
+from condensegrpo.condensers.whole_units import Full, LastK
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.condenser import Condenser

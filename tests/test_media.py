@@ -12,11 +12,10 @@ from command import ROOT
 from talk import agent, engine, problem
 from token_columns import marked
 
+from condensegrpo.algorithms.credit import prompt_digests
 from condensegrpo.algorithms.packing import blocks, lay_out
-from condensegrpo.algorithms.pictures import named_picture, with_names
 from condensegrpo.algorithms.prefix_tree import distinct_tokens
-from condensegrpo.algorithms.segments import segments
-from condensegrpo.algorithms.turn_facts import prompt_digests
+from condensegrpo.algorithms.segments import named_picture, segments, with_names
 from condensegrpo.core.errors import DataError, LearnerError, PrefixBroken
 from condensegrpo.core.messages import MediaPart, Message, TextPart, Unit
 from condensegrpo.core.protocols.environment import Step

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from playing_experts import turns
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new

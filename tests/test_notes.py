@@ -7,8 +7,8 @@ import pytest
 from playing_experts import turns
 
 from condensegrpo.assembly.plugins import build_plugin
-from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.summary import PolicySummary
+from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.messages import Message
 from condensegrpo.tasks.drawn import is_eval_content
 from condensegrpo.tasks.notes import CHATTER, INSTRUCTION, Notes

@@ -13,8 +13,8 @@ from tiny import segment
 from torch import Tensor
 
 from condensegrpo.algorithms.losses import KL
-from condensegrpo.algorithms.losses.importance import LEVELS
 from condensegrpo.algorithms.objective import (
+    LEVELS,
     MicroBatchLoss,
     Objective,
     ObjectiveFunction,

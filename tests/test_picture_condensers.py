@@ -14,7 +14,7 @@ from PIL import Image
 from talk import engine
 from vision_models import image_processor, vision_config, vision_tokenizer
 
-from condensegrpo.condensers.image_caption import INSTRUCTION
+from condensegrpo.condensers.images import INSTRUCTION
 from condensegrpo.core.messages import Caption, History, MediaPart, Message, TextPart, Unit, flatten
 from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, Written
 from condensegrpo.core.protocols.tool import ToolResult

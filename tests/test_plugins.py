@@ -63,7 +63,7 @@ def test_every_installed_plug_in_but_the_samplers_can_be_imported(kind: str, nam
 
 
 def test_a_name_gives_the_very_object_that_its_package_holds() -> None:
-    from condensegrpo.condensers.last_k import LastK
+    from condensegrpo.condensers.whole_units import LastK
 
     assert load("condensers", "last_k") is LastK
 

@@ -15,7 +15,7 @@ from rollout_sides import Reading
 from rollout_world import Size, World, chatter, engine, make_model, new_tokens, play, processed, waves
 from trl_rollout import EndAt
 
-from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.trajectory import Stop, Trajectory
 
 TOY = World(trajectories=3, turns=4, reply=(5, 9))

@@ -13,7 +13,7 @@ from formats import TOOL_FORMATS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.algorithms.turn_facts import result_turn
+from condensegrpo.algorithms.credit import result_turn
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.reward import GroupReward, RewardResult

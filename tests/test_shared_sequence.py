@@ -11,7 +11,7 @@ from talk import Counting, agent, counting, engine, problem
 
 from condensegrpo.algorithms.credit import scores_of
 from condensegrpo.algorithms.segments import segments
-from condensegrpo.condensers.full import Full
+from condensegrpo.condensers.whole_units import Full
 from condensegrpo.core.shared_sequence import SharedSequence, shared, shared_ids
 from condensegrpo.episodes.episode import run_episode
 

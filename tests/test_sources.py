@@ -9,9 +9,8 @@ from estimating import ESTIMATORS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condensegrpo.algorithms.credit import Estimator
+from condensegrpo.algorithms.credit import Estimator, source_factors
 from condensegrpo.algorithms.settings import AggregationSettings, SourceCredit, StopSettings
-from condensegrpo.algorithms.sources import source_factors
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Condensation, Span, SpanStatus, Trajectory, Turn
 from condensegrpo.training.learn_step import StepCredit, give_credit

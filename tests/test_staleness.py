@@ -7,9 +7,9 @@ from builders import turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condensegrpo.algorithms.staleness import check_staleness, last_prefetched, sampler_gets_weights, staleness_of
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.training.rollout import check_staleness, last_prefetched, sampler_gets_weights, staleness_of
 
 
 def versions(staleness: int, steps: int) -> list[int]:

@@ -11,8 +11,8 @@ from playing_experts import turns
 from talk import agent, engine, play_all
 
 from condensegrpo.assembly.plugins import build_plugin
-from condensegrpo.condensers.last_k import LastK
 from condensegrpo.condensers.summary import PolicySummary
+from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem

@@ -170,7 +170,7 @@ def test_three_steps_with_every_condenser_train_every_sampled_token_once(
 
 COUNTING = """
 import asyncio
-from condensegrpo.condensers.full import Full
+from condensegrpo.condensers.whole_units import Full
 
 class Counting:
     calls = 0.0

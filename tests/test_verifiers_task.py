@@ -18,7 +18,7 @@ from talk import agent, engine, play_all
 from waiting import eventually
 
 from condensegrpo.assembly.plugins import build_plugin
-from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.results import bare
 from condensegrpo.core.trajectory import Stop, Trajectory

@@ -9,14 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from condensegrpo.algorithms.losses import (
-    WEIGHTS,
-    Totals,
-    summary_weight,
-    token_weights,
-    totals,
-    with_summary_share,
-)
+from condensegrpo.algorithms.objective import WEIGHTS, Totals, summary_weight, token_weights, totals, with_summary_share
 from condensegrpo.algorithms.settings import Aggregation
 
 # Two trajectories: one of two turns with 2 and 4 tokens, one of a single turn with 3.

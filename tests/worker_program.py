@@ -13,7 +13,7 @@ from talk import Counting, engine
 
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.condensers.attention import AttentionCondenser
-from condensegrpo.condensers.last_k import LastK
+from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols.attention import Attends
 from condensegrpo.core.protocols.condenser import Budget, Condensed

@@ -3,26 +3,29 @@
 scored trajectories ─▶ Scores ─▶ Estimator: advantage of every turn ─▶ rows, with the weight of every turn's tokens
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages import Batch, Estimate, EstimatorPlugin
+from condensegrpo.algorithms.advantages import Batch, Estimate, EstimatorPlugin, Term
 from condensegrpo.algorithms.segments import segments
-from condensegrpo.algorithms.settings import DEFAULT_STOPS, StopSettings, TrainedKind
-from condensegrpo.algorithms.turn_facts import act_turns, prompt_digests, result_turn
+from condensegrpo.algorithms.settings import DEFAULT_STOPS, SourceCredit, StopSettings, TrainedKind
+from condensegrpo.core.results import recalled_turn
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Segment, TrainedTurn
+from condensegrpo.core.shared_sequence import shared, shared_ids
+from condensegrpo.core.trajectory import Segment, SpanStatus, TrainedTurn, Trajectory
 
 T = TypeVar("T")
 
 
 class Scores(NamedTuple):
-    """What estimators know about a batch of N trajectories."""
+    """The columns that estimators may take, for a batch of N trajectories."""
 
     total_N: Tensor  # float, R^O: Score.total, less the penalty of a stop
     score_N: Tensor  # float, Score.total, 0 for a penalised stop
@@ -151,18 +154,18 @@ def rows_of(
         kl_weight_NK: the weights of KL terms; None: ``weight_NK``.
         idle: whether turns without an advantage have a gradient too: that of a KL term.
     """
+
+    def has_gradient(turn: TrainedTurn) -> bool:
+        return bool(turn.weight or turn.kl_weight) if idle else bool(turn.weight and turn.advantage)
+
     rows: list[Segment] = []
     kl_weights = [None] * len(scored) if kl_weight_NK is None else kl_weight_NK.tolist()
     columns = (advantage_NK.tolist(), weight_NK.tolist(), kl_weights)
     for each, advantage_K, weight_K, kl_weight_K in zip(scored, *columns, strict=True):
         if idle or any(advantage_K):
             made = segments(each.trajectory, advantage_K=advantage_K, weight_K=weight_K, kl_weight_K=kl_weight_K)
-            rows += (row for row in made if any(_has_gradient(turn, idle=idle) for turn in row.turns))
+            rows += (row for row in made if any(has_gradient(turn) for turn in row.turns))
     return tuple(rows)
-
-
-def _has_gradient(turn: TrainedTurn, *, idle: bool) -> bool:
-    return bool(turn.weight or turn.kl_weight) if idle else bool(turn.weight and turn.advantage)
 
 
 def _labels(values: Iterable[T]) -> dict[T, int]:
@@ -194,3 +197,96 @@ def _table(rows: Sequence[Sequence[int]], *, beyond: int) -> Tensor:
     longest = max(map(len, rows), default=0)
     filled = [[*row, *[beyond] * (longest - len(row))] for row in rows]
     return torch.tensor(filled, dtype=torch.int64).reshape(len(rows), longest)
+
+
+def result_turn(trajectory: Trajectory) -> int:
+    """The index among the act turns of the first whose observation carried a tool result; −1: none.
+
+    An error that answers a tool call is a result too: the policy saw it.
+    """
+    acts = (turn for turn in trajectory.turns if turn.kind == "act")
+    answered = (
+        at for at, turn in enumerate(acts) if any(message.tool_call_id is not None for message in turn.observations)
+    )
+    return next(answered, -1)
+
+
+def act_turns(trajectory: Trajectory) -> list[int]:
+    """For every turn the act turn, counted among the act turns alone, whose advantage it gets.
+
+    A condense turn gets the advantage of the act turn that it was written for, the next one; after the last act turn,
+    that of the last.
+
+        act act condense act condense   ─▶   0 1 2 2 2
+    """
+    acts, indices = 0, []
+    for turn in trajectory.turns:
+        indices.append(min(acts, trajectory.replies - 1))
+        acts += turn.kind == "act"
+    return indices
+
+
+def prompt_digests(trajectory: Trajectory) -> Iterator[bytes]:
+    """A digest of the prompt of every act turn, its media included: one that continues the last costs what it adds."""
+    digest, last = blake2b(), shared_ids(())
+    for turn in trajectory.turns:
+        prompt = shared(turn.prompt_ids)
+        if not prompt.continues(last):
+            digest, last = blake2b(), shared_ids(())
+        digest.update(array("I", prompt[len(last) :]))
+        last = prompt
+        if turn.kind == "act":
+            yield digest.digest() + "".join(turn.media).encode()
+
+
+def with_sources(estimate: Estimate, kept: Sequence[ScoredTrajectory], credit: SourceCredit) -> Estimate:
+    """The estimate with less of a positive advantage where the last reply was sampled without the turn's unit.
+
+        A'_it = f_it · A_it   where A_it > 0, else A_it
+
+    After ECHO (https://arxiv.org/abs/2606.31650), which routes positive credit by the indices of the turns that the
+    answer's context was made of. Its formula is not in what we read; this one is ours. f is of ``source_factors``.
+    """
+    advantage_NK = estimate.advantage_NK
+    factor_NK = torch.ones_like(advantage_NK)
+    for row, scored in enumerate(kept):
+        factors = source_factors(scored.trajectory, credit)
+        factor_NK[row, : len(factors)] = torch.tensor(factors, dtype=factor_NK.dtype)
+    lost_NK = torch.where(advantage_NK > 0, (factor_NK - 1) * advantage_NK, 0.0)
+    term = Term("sources", lost_NK.double(), {"f": factor_NK}, applies_NK=lost_NK != 0)
+    return Estimate(advantage_NK + lost_NK, (*estimate.terms, term) if estimate.terms else ())
+
+
+def source_factors(trajectory: Trajectory, credit: SourceCredit) -> list[float]:
+    """f of every turn, (K,): by the form of its unit in the prompt of the last act turn.
+
+    turn                 0        1        2     3 condense   4     5 answers, shown the summary of 0-1, 2, 4
+    unit at the answer   summary  summary  kept  –            kept  –
+    f for rewritten ½    ½        ½        1     1            1     1
+
+    1 for a unit that is shown verbatim, and for the last act turn itself; ``credit.rewritten`` for a unit that a
+    placeholder, a note or a summary stands for; ``credit.dropped`` for one that is gone. A turn that a shown result
+    recalls counts as shown. Of condense turns the newest has 1, and the others, whose texts it replaced, ``rewritten``.
+    """
+    acts = [index for index, turn in enumerate(trajectory.turns) if turn.kind == "act"]
+    if not acts:
+        return [1.0] * len(trajectory.turns)
+    last, factors, shown = acts[-1], [1.0] * len(trajectory.turns), set(acts)
+    condensations = (trajectory.turns[index].condensation for index in reversed(acts))
+    newest = next((condensation for condensation in condensations if condensation is not None), None)
+    of_status = {SpanStatus.KEPT: 1.0, SpanStatus.REWRITTEN: credit.rewritten, SpanStatus.DROPPED: credit.dropped}
+    for span in newest.spans if newest is not None else ():
+        for index in span.turns:
+            factors[index] = of_status[span.status]
+            if span.status is not SpanStatus.KEPT:
+                shown.discard(index)
+    condensed = [index for index, turn in enumerate(trajectory.turns[:last]) if turn.kind == "condense"]
+    for index in condensed:
+        factors[index] = 1.0 if index == condensed[-1] else credit.rewritten
+    for index in reversed(acts[:-1]):  # the result of a recall may itself be recalled
+        recalled = [recalled_turn(result) for result in trajectory.turns[index].observations]
+        for source in recalled if index in shown else ():
+            if source is not None and source < index:  # a text that is no answer of recall may say anything
+                factors[source] = 1.0
+                shown.add(source)
+    return factors

@@ -23,9 +23,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from condensegrpo.algorithms.pictures import numbered
 from condensegrpo.algorithms.prefix_tree import distinct_tokens, tree, tree_groups
-from condensegrpo.algorithms.segments import reply_row
+from condensegrpo.algorithms.segments import numbered, reply_row
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
 

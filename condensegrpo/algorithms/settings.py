@@ -65,7 +65,7 @@ class AggregationSettings:
     """The weight of a token in the optimiser step."""
 
     mode: Aggregation = "trajectory_constant"
-    """One of condensegrpo.algorithms.losses.WEIGHTS."""
+    """One of condensegrpo.algorithms.objective.WEIGHTS."""
     max_tokens: Annotated[int, Ge(1)] | None = None
     """L of trajectory_constant; null: max_turns · max_output_tokens."""
     turns: TrainedKind = "all"

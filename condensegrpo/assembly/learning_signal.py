@@ -14,8 +14,7 @@ import torch
 from condensegrpo.algorithms.advantages import EstimatorPlugin
 from condensegrpo.algorithms.credit import Estimator, Scores
 from condensegrpo.algorithms.invariance import check_estimator, check_loss
-from condensegrpo.algorithms.losses import LossPlugin
-from condensegrpo.algorithms.losses.loss import COLUMNS
+from condensegrpo.algorithms.losses import COLUMNS, LossPlugin
 from condensegrpo.algorithms.objective import Objective, ObjectiveFunction, PerToken
 from condensegrpo.algorithms.packing import dummy
 from condensegrpo.assembly.plugins import validated

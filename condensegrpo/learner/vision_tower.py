@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from condensegrpo.algorithms.packing import PackedBatch
-from condensegrpo.algorithms.pictures import INDEX_BITS, named_picture, with_names
+from condensegrpo.algorithms.segments import INDEX_BITS, named_picture, with_names
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.model_folder import sees
@@ -67,7 +67,7 @@ class BatchPictures:
         self._positions = lru_cache(PICTURES_KEPT)(self._position)
 
     def named(self, rows: Sequence[Segment]) -> list[Segment]:
-        """The rows with names for the tokens of pictures (``algorithms/pictures.py``)."""
+        """The rows with names for the tokens of pictures (``algorithms/segments.py``)."""
         return [with_names(row, self._named) if row.media else row for row in rows]
 
     def positions(self, batch: PackedBatch) -> Tensor:

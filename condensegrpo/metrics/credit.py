@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from condensegrpo.algorithms.advantages.groups import ROUNDING
+from condensegrpo.algorithms.advantages import ROUNDING
 from condensegrpo.core.trajectory import Handling
 
 

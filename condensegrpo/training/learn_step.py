@@ -15,12 +15,16 @@ from typing import Literal, NamedTuple, TypeVar
 from torch import Tensor
 
 from condensegrpo.algorithms.advantages import Estimate, Moments, Term, moments, whiten
-from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, trained_turns, turn_tokens
-from condensegrpo.algorithms.losses import Totals, summary_weight, token_weights, totals, with_summary_share
-from condensegrpo.algorithms.objective import ObjectiveFunction
+from condensegrpo.algorithms.credit import Scores, condense_turns, scores_of, trained_turns, turn_tokens, with_sources
+from condensegrpo.algorithms.objective import (
+    ObjectiveFunction,
+    Totals,
+    summary_weight,
+    token_weights,
+    totals,
+    with_summary_share,
+)
 from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, SourceCredit, StopSettings
-from condensegrpo.algorithms.sources import with_sources
-from condensegrpo.algorithms.staleness import staleness_of
 from condensegrpo.core.errors import LearnerError, PluginError
 from condensegrpo.core.failures import Failure, plugin_code
 from condensegrpo.core.observer import Observer
@@ -36,7 +40,7 @@ from condensegrpo.learner.weights import adapters, gathered_weights
 from condensegrpo.metrics.credit import Credited, credit_metrics
 from condensegrpo.metrics.trajectories import multi_turn, summarise
 from condensegrpo.storage.credit import Credit, CreditTerm, write_credit
-from condensegrpo.training.rollout import StepBatch
+from condensegrpo.training.rollout import StepBatch, staleness_of
 
 T = TypeVar("T")
 Counts = Callable[[], Mapping[str, float]]

@@ -2,15 +2,27 @@
 
 ``BatchRollout`` communicates with no other rank, so that it can run beside the learner; ``complete_batch`` does, and
 runs in the thread of the loop. ``RolloutPrefetcher`` samples on an event loop in a thread of its own. The thread that
-learns decides which batches are begun (``algorithms/staleness.py``), waits for what it needs, and alone communicates
-with other ranks. Each batch is sampled under one set of weights: weights change only while nothing is being sampled. Of
-batches under the same weights the next one begins when most of the trajectories of the last one are scored, so that the
-sampler does not wait for its longest trajectory.
+learns decides which batches are begun, waits for the batch that it needs, and alone communicates with other ranks. Each
+batch is sampled under one set of weights: weights change only while nothing is being sampled. Of batches under the same
+weights the next one begins when most of the trajectories of the last one are scored, so that the sampler does not wait
+for its longest trajectory.
+
+The weights that a batch is sampled under are a function of the step alone, so that timing does not change the result:
+
+    staleness 0   sampler  1₀    2₁    3₂                 n_v: batch n under the weights after step v
+                  learner     1     2     3
+    staleness 1   sampler  1₀ 2₀ 3₁ 4₂ 5₃                 while the learner takes step n, batch n + 1 is sampled
+                  learner     1  2  3  4
+    staleness 2   sampler  1₀ 2₀ 3₀ 4₂ 5₂ 6₄ 7₄           the sampler gets weights after every second step
+                  learner     1  2  3  4  5  6
+
+The *staleness* of a batch is the number of optimiser steps between its weights and those that its own step starts from:
+batch n_v has n − 1 − v.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -19,19 +31,19 @@ from typing import Self
 from condensegrpo.algorithms.advantages import Estimate
 from condensegrpo.algorithms.credit import Scores, idle_groups, scores_of, split_masked
 from condensegrpo.algorithms.settings import StopSettings
-from condensegrpo.algorithms.staleness import check_staleness, last_prefetched, sampler_gets_weights
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.players import GroupPlayer
 from condensegrpo.assembly.runtime import provenance
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.data_order import indices, spare_indices
-from condensegrpo.core.errors import PluginError, SamplerError
+from condensegrpo.core.errors import PluginError, RunError, SamplerError
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import NamedTensors, Sampler, StagesWeights
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.group import ProblemGroup, problem_groups
 from condensegrpo.learner import ranks
 from condensegrpo.learner.weights import all_gathered
@@ -341,3 +353,30 @@ class RolloutPrefetcher:
         finally:
             if holds_turn:
                 self._turn.release()
+
+
+def sampler_gets_weights(step: int, staleness: int) -> bool:
+    """Whether the sampler gets the weights after this step: after every step, or every n for a staleness n > 1."""
+    return step % max(staleness, 1) == 0
+
+
+def last_prefetched(step: int, *, staleness: int, steps: int) -> int:
+    """The last batch that may be sampled under the weights that a step starts from, within the bound and the run."""
+    return min(step + staleness, steps)
+
+
+def staleness_of(trajectory: Trajectory, step: int) -> int:
+    """Optimiser steps between the oldest turn that the policy sampled and the weights that its step starts from."""
+    return max((step - 1 - turn.policy_version for turn in trajectory.turns if not turn.frozen), default=0)
+
+
+def check_staleness(trajectories: Iterable[Trajectory], *, step: int, staleness: int) -> None:
+    """Raise RunError if a trajectory of a step has a turn that is older than the bound."""
+    for trajectory in trajectories:
+        age = staleness_of(trajectory, step)
+        if age > staleness:
+            raise RunError(
+                f"checking the trajectories of step {step}: {trajectory.id} has a turn that was sampled {age} "
+                f"optimiser steps ago, and rollout.staleness is {staleness}. The sampler did not load the weights "
+                f"that were sent to it, or reports a wrong version."
+            )

@@ -14,7 +14,6 @@ from itertools import islice
 
 from condensegrpo.algorithms.advantages import EstimatorPlugin
 from condensegrpo.algorithms.credit import rows_of
-from condensegrpo.algorithms.staleness import sampler_gets_weights
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.open_learner import choices, open_learner
@@ -57,7 +56,14 @@ from condensegrpo.training.learn_step import (
     step_metrics,
     update,
 )
-from condensegrpo.training.rollout import RolloutPrefetcher, StepBatch, batch_filter, batch_rollout, trajectory_writer
+from condensegrpo.training.rollout import (
+    RolloutPrefetcher,
+    StepBatch,
+    batch_filter,
+    batch_rollout,
+    sampler_gets_weights,
+    trajectory_writer,
+)
 from condensegrpo.training.tracking import RunTracking
 
 

@@ -10,7 +10,7 @@ import torch
 from algorithms_parts import number, percent, table, turn_of
 from torch import Tensor
 
-from condensegrpo.algorithms.advantages.groups import mean
+from condensegrpo.algorithms.advantages import mean
 from condensegrpo.algorithms.credit import Estimator, Scores
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardResult

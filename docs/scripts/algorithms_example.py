@@ -9,7 +9,8 @@ from torch import Tensor
 
 from condensegrpo.algorithms.advantages import moments, whiten
 from condensegrpo.algorithms.credit import Estimator, Scores, scores_of, turn_tokens
-from condensegrpo.algorithms.losses import KL, WEIGHTS, importance, token_weights, totals
+from condensegrpo.algorithms.losses import KL
+from condensegrpo.algorithms.objective import WEIGHTS, importance, token_weights, totals
 from condensegrpo.assembly.learning_signal import declared
 from condensegrpo.core.plugins import load
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
