@@ -42,11 +42,7 @@ class AttentionCondenser:
         return (self.scorer,)
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """The units to show. Costs one count per unit, log2 of the number of units more, and one pass per turn.
-
-        Raises:
-            ValueError: the budget has no such scorer, or its scores are invalid.
-        """
+        """The units to show. Costs one count per unit, log2 of the number of units more, and one pass per turn."""
         total = len(history.units)
         if total < 2 or fits(history, history.units, budget):
             return Condensed(units=history.units)

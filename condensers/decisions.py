@@ -29,13 +29,10 @@ def decisions(units: Sequence[Unit], *names: str) -> Iterator[Decision]:
             if call.name in names:
                 result = next((message for message in unit.results if message.tool_call_id == call.id), None)
                 if result is not None and not is_error(result):
-                    yield Decision(unit.turn, call.name, _arguments(call.arguments))
-
-
-def _arguments(raw: str) -> Mapping[str, object]:
-    value = json.loads(raw)
-    arguments: Mapping[str, object] = json.loads(value) if isinstance(value, str) else value  # an object in a string
-    return arguments
+                    arguments = json.loads(call.arguments)
+                    if isinstance(arguments, str):  # an object in a string
+                        arguments = json.loads(arguments)
+                    yield Decision(unit.turn, call.name, arguments)
 
 
 def decision_tool(
@@ -67,11 +64,7 @@ def decision_tool(
 
 
 def text_argument(arguments: Mapping[str, object], name: str) -> str:
-    """An argument that is a text.
-
-    Raises:
-        ValueError: it is blank, or no text; half of an emoji, as JSON may escape it, can be neither shown nor saved.
-    """
+    """An argument that is a text; half of an emoji, as JSON may escape it, can be neither shown nor saved."""
     value = arguments.get(name)
     if not isinstance(value, str) or not value.strip() or value != encodable(value):
         raise ValueError(f"{name} is {value!r:.40}, wanted a text that is not blank")

@@ -141,11 +141,7 @@ class ImageScale(OldPictures):
     drop_oldest: bool = True  # False: only scale, for a pipeline whose later stage fits the budget
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """The units with smaller old pictures. A picture is scaled once in an episode.
-
-        Raises:
-            ValueError: the budget has no store of pictures.
-        """
+        """The units with smaller old pictures. A picture is scaled once in an episode."""
 
         def smaller(unit: Unit, message: Message, picture: MediaPart) -> MediaPart:
             if budget.media is None:
@@ -248,11 +244,7 @@ def _captioned(unit: Unit, text: str) -> Unit:
 
 
 def _usable(written: Written, unit: Unit, history: History, budget: Budget) -> str:
-    """The line in a text, without the thinking before it.
-
-    Raises:
-        SummaryRefused: it was cut off, is empty, or is not shorter than what it replaces.
-    """
+    """The line in a text, without the thinking before it."""
     text = " ".join(finished_text(written).split())
     (line,) = without_pictures(history, (unit,), budget.count)
     before, after = (budget.count((*history.pinned, *shown.messages)) for shown in (unit, _captioned(line, text)))

@@ -44,11 +44,7 @@ class LocalModel:
         self._queue = RequestQueue(drive=self._write, worker=ThreadPoolExecutor(1, "summary_model"), settle=True)
 
     def check(self) -> None:
-        """Check that the model is there. Loads no weights.
-
-        Raises:
-            ValueError: it is not, it has no chat template, or its tokenizer has more ids than the model.
-        """
+        """Check that the model is there. Loads no weights."""
         from transformers import AutoConfig, AutoTokenizer
 
         try:
@@ -66,11 +62,7 @@ class LocalModel:
             )
 
     async def write(self, text: str) -> Written:
-        """The model's reply to a text.
-
-        Raises:
-            SummaryRefused: the model cannot be loaded, fails, has no room for the text, or does not finish in time.
-        """
+        """The model's reply to a text."""
         try:
             return await self._queue.submit(text)
         except (OSError, ValueError, RuntimeError, TemplateError) as error:  # out of memory is a RuntimeError

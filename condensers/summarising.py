@@ -18,9 +18,6 @@ def read_instruction(path: str | None) -> Template:
     """The text of a file; by default that of the package, with the sections facts, done, pending, failed, next.
 
     Its fields are ``$tokens``, the maximum length of a summary, and ``$kept``, the number of kept units.
-
-    Raises:
-        ValueError: the file cannot be read, or it has a field other than ``$tokens`` and ``$kept``.
     """
     source = Path(path) if path else Path(str(files("condensegrpo.condensers"))) / "summary.txt"
     try:
@@ -70,11 +67,7 @@ def summary_plan(history: History, budget: Budget, *, keep_last: int, room: int,
 
 
 def finished_text(written: Written) -> str:
-    """A text without the thinking before it.
-
-    Raises:
-        SummaryRefused: it was cut off, or is empty.
-    """
+    """A text without the thinking before it."""
     if written.finish is not Finish.STOP:
         raise SummaryRefused("it was cut off by its length")
     text = written.text.rpartition("</think>")[2].strip()
@@ -84,11 +77,7 @@ def finished_text(written: Written) -> str:
 
 
 def usable(written: Written, plan: SummaryPlan, history: History, budget: Budget) -> Summary:
-    """The summary in a text, without the thinking before it. Special tokens in it are text.
-
-    Raises:
-        SummaryRefused: it was cut off, is empty, is not shorter than what it replaces, or does not fit.
-    """
+    """The summary in a text, without the thinking before it. Special tokens in it are text."""
     text = finished_text(written)
     before = budget.count(flatten(history.pinned, plan.view))
     covered = before - budget.count(flatten(history.pinned, plan.kept))

@@ -57,11 +57,7 @@ class Endpoint:
         """Check nothing: an endpoint may start later than the run."""
 
     async def write(self, text: str) -> Written:
-        """The model's reply to a text.
-
-        Raises:
-            SummaryRefused: the endpoint did not answer in time, or answered with an error or without a text.
-        """
+        """The model's reply to a text."""
         slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
         async with slots:
             try:

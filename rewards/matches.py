@@ -39,10 +39,6 @@ class Matcher:
         Args:
             match: the name of the method.
             sandbox: in which ``tests`` runs code, opened here; other methods need none.
-
-        Raises:
-            ValueError: ``match`` needs a sandbox and has none.
-            SandboxError: no isolation backend works on this machine.
         """
         if match == "tests":
             if sandbox is None:
@@ -52,11 +48,7 @@ class Matcher:
         self._sandbox = sandbox
 
     def right(self, answer: str, problem: Problem) -> bool:
-        """Whether an answer is right.
-
-        Raises:
-            ValueError: the problem has no ground truth: nothing is guessed from the look of an answer.
-        """
+        """Whether an answer is right; a ValueError without ground truth, since nothing is guessed from its look."""
         if self._sandbox is not None and self._match == "tests":
             return passes_tests(answer, problem, self._sandbox)
         return _RIGHT[self._match](answer, problem)
@@ -157,11 +149,7 @@ def _truths(problem: Problem, match: Match) -> tuple[str, ...]:
 
 
 def folded_aliases(problem: Problem) -> frozenset[str]:
-    """The forms of the ground truth in lower case, without white space around them.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The forms of the ground truth in lower case, without white space around them."""
     return frozenset(alias.lower().strip() for alias in _truths(problem, "alias") if alias.strip())
 
 
@@ -173,10 +161,6 @@ def passes_tests(answer: str, problem: Problem, sandbox: Sandbox) -> bool:
     """Whether an answer's code passes every test of ``problem.data``: ``tests``, ``test_setup``, ``entry``.
 
     Values are compared, never exit codes or printed text.
-
-    Raises:
-        SandboxError: no isolation backend works on this machine.
-        RuntimeError: the sandbox itself failed, so the verdict is unknown.
     """
     code = code_of(answer)
     if len(code) > MAX_CODE:

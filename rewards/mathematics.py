@@ -88,11 +88,7 @@ _worker: _Worker | None = None
 
 
 def equal(answer: str, truth: str, *, seconds: float = SECONDS) -> bool:
-    r"""Whether an answer is mathematically equal to the ground truth: ``\frac12``, ``0.5`` and ``1/2`` are.
-
-    Raises:
-        RuntimeError: the process cannot be started.
-    """
+    r"""Whether an answer is mathematically equal to the ground truth: ``\frac12``, ``0.5`` and ``1/2`` are."""
     global _worker
     if max(len(answer), len(truth)) > MAX_CHARS:
         return False

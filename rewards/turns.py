@@ -61,11 +61,7 @@ class AnswerInResults:
     """
 
     def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> tuple[float, ...]:
-        """One number a turn.
-
-        Raises:
-            ValueError: the problem has no ground truth.
-        """
+        """One number a turn."""
         aliases = folded_aliases(problem)
         paid_K = [0.0] * len(trajectory.turns)
         for at, turn in enumerate(trajectory.turns):
@@ -92,11 +88,7 @@ class AnswerInformation:
     bound: Annotated[float, Gt(0)] = 10.0
 
     def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> Sequence[float]:
-        """One number a turn.
-
-        Raises:
-            ValueError: no turn was measured.
-        """
+        """One number a turn."""
         measured = [turn.answer_logprob for turn in trajectory.turns]
         if measured and all(value is None for value in measured):
             raise ValueError(

@@ -49,9 +49,6 @@ def judge_trajectory(
     """Both judgements at once; ``matcher=None`` skips the answer, and no answer is right.
 
     An answer in an invalid format is not compared with the ground truth.
-
-    Raises:
-        ValueError: the answer is compared and the problem has no ground truth.
     """
     valid = format_valid(
         trajectory, min_reply_chars=min_reply_chars, min_last_reply_chars=min_last_reply_chars, domain=domain
@@ -85,11 +82,7 @@ def format_valid(
 
 
 def correct(trajectory: Trajectory, problem: Problem, matcher: Matcher) -> float:
-    """1.0 if the answer is right, 0.0 if it is wrong or missing; see ``Matcher``.
-
-    Raises:
-        ValueError: the problem has no ground truth: correctness is never guessed from the form of an answer.
-    """
+    """1.0 if the answer is right, 0.0 if it is wrong or missing; see ``Matcher``."""
     matcher.check_truth(problem)
     return 0.0 if trajectory.answer is None else float(matcher.right(trajectory.answer, problem))
 

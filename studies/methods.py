@@ -32,7 +32,7 @@ from condensegrpo.core.observer import Silent
 from condensegrpo.core.protocols.task import Demonstration
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.display.console import quiet_libraries
-from condensegrpo.metrics.refetches import fetches
+from condensegrpo.metrics.trajectories import fetches
 from condensegrpo.storage.evaluations import stored_evaluations
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import read_metrics

@@ -20,7 +20,7 @@ from condensegrpo.core.trajectory import SpanStatus, Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Trigger
-from condensegrpo.metrics.refetches import fetches
+from condensegrpo.metrics.trajectories import fetches
 
 # --- fold -------------------------------------------------------------------------------------------------------------
 

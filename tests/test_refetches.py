@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.trajectory import Trajectory, Turn
-from condensegrpo.metrics.refetches import fetches
+from condensegrpo.metrics.trajectories import fetches
 
 QUESTION = Message(role="user", content="why?")
 

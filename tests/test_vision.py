@@ -14,10 +14,9 @@ from vision_models import FAMILIES, FamilyName, family_processor, picture, visio
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.messages import MediaPart
 from condensegrpo.storage.media import MediaFolder
-from condensegrpo.vision.families import Prepared
 from condensegrpo.vision.features import picture_features, three_axes
-from condensegrpo.vision.pictures import open_picture
-from condensegrpo.vision.processor import PictureProcessor, PreparedPictures, load_picture_processor
+from condensegrpo.vision.image_files import open_picture
+from condensegrpo.vision.processor import PictureProcessor, Prepared, PreparedPictures, load_picture_processor
 
 SIZES = ((56, 56), (40, 20), (20, 100))
 

@@ -29,9 +29,8 @@ from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.media import MediaFolder
-from condensegrpo.vision.families import family_of
-from condensegrpo.vision.pictures import open_picture
-from condensegrpo.vision.processor import PictureProcessor
+from condensegrpo.vision.image_files import open_picture
+from condensegrpo.vision.processor import PictureProcessor, family_of
 
 FIRST, SECOND, THIRD = picture(40, 20), picture(20, 100, color=(9, 9, 200)), picture(24, 24, color=(0, 99, 0))
 
@@ -92,7 +91,7 @@ def test_a_prompt_is_what_the_familys_processor_makes_of_the_conversation(
 ) -> None:
     messages = CONVERSATIONS[conversation]
     if family == "llava_onevision" and sum(len(message.media) for message in messages) == 1:
-        pytest.skip("alone in a prompt, a picture has more tokens in LLaVA-OneVision's processor, see families.py")
+        pytest.skip("alone in a prompt, a picture has more tokens in LLaVA-OneVision's processor, see processor.py")
     ours = renderer(family, tmp_path)
     held = ours.taken_up(messages)
     assert all(part.data is None for message in held for part in message.media)

@@ -300,5 +300,5 @@ def plain_inputs(processor: PictureProcessor, ids: Sequence[int], media: Sequenc
     for name in pixels[0]:
         given[name] = torch.cat([each[name] for each in pixels], dim=1 if tiles else 0)
     if "batch_num_images" in given:
-        given["batch_num_images"] = torch.tensor([max(len(media), 2)])  # never alone, see families.py
+        given["batch_num_images"] = torch.tensor([max(len(media), 2)])  # never alone, see vision/processor.py
     return given

@@ -90,7 +90,9 @@ def scores_of(scored: Sequence[ScoredTrajectory], stops: StopSettings = DEFAULT_
 
     A penalised stop makes a trajectory incorrect with score 0, and subtracts ``stops.penalty`` from its total.
     """
-    labels = _labels(each.trajectory.group_id for each in scored)
+    group_labels = _labels(each.trajectory.group_id for each in scored)
+    prompts = [[(each.trajectory.group_id, digest) for digest in prompt_digests(each.trajectory)] for each in scored]
+    prompt_labels = _labels(prompt for row in prompts for prompt in row)
     act_NK = _table([act_turns(each.trajectory) for each in scored], beyond=-1)
     penalised = [stops.of(each.trajectory.stop) == "penalise" for each in scored]
     total = [each.score.total - stops.penalty * bad for each, bad in zip(scored, penalised, strict=True)]
@@ -102,11 +104,11 @@ def scores_of(scored: Sequence[ScoredTrajectory], stops: StopSettings = DEFAULT_
         correct_N=torch.tensor(correct, dtype=torch.float64),
         context_N=torch.tensor([each.figures.context_tokens for each in scored], dtype=torch.float64),
         turn_N=torch.tensor([each.figures.turn_reward for each in scored], dtype=torch.float64),
-        group_N=torch.tensor([labels[each.trajectory.group_id] for each in scored], dtype=torch.int64),
+        group_N=torch.tensor([group_labels[each.trajectory.group_id] for each in scored], dtype=torch.int64),
         turns_N=torch.tensor([each.figures.replies for each in scored], dtype=torch.int64),
         result_turn_N=torch.tensor([result_turn(each.trajectory) for each in scored], dtype=torch.int64),
         truncated_N=torch.tensor([each.figures.truncated for each in scored], dtype=torch.bool),
-        state_NK=_states(scored),
+        state_NK=_table([[prompt_labels[prompt] for prompt in row] for row in prompts], beyond=-1),
         turn_reward_NK=_turn_rewards(scored, act_NK),
         act_NK=act_NK,
     )
@@ -170,12 +172,6 @@ def rows_of(
 
 def _labels(values: Iterable[T]) -> dict[T, int]:
     return {value: label for label, value in enumerate(dict.fromkeys(values))}
-
-
-def _states(scored: Sequence[ScoredTrajectory]) -> Tensor:
-    prompts = [[(each.trajectory.group_id, digest) for digest in prompt_digests(each.trajectory)] for each in scored]
-    labels = _labels(prompt for row in prompts for prompt in row)
-    return _table([[labels[prompt] for prompt in row] for row in prompts], beyond=-1)
 
 
 def _turn_rewards(scored: Sequence[ScoredTrajectory], act_NK: Tensor) -> Tensor:

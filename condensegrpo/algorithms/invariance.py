@@ -1,4 +1,4 @@
-"""Checks of an estimator or a loss on made-up values: what it gives must not depend on how a step is computed.
+"""Checks of an estimator or a loss on made-up values: the result must not depend on how a step is computed.
 
 A trajectory's advantage depends on its group alone; a token's loss on the token alone, or on those of its turn. Then
 the gradient of a step is the same however rows are packed into micro-batches, ordered or shared out among ranks. Torch
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from condensegrpo.algorithms.credit import Estimator, Scores
-from condensegrpo.algorithms.losses import LossPlugin, TokenLoss
+from condensegrpo.algorithms.losses import LossPlugin
 
 # two groups: three trajectories of one to three turns that share their first context, and two of two turns
 SCORES = Scores(
@@ -35,14 +35,14 @@ LOGP_T = torch.tensor([-1.0, -0.5, -2.0, -0.1, -3.0, -0.7], dtype=torch.float64)
 OLD_T = torch.tensor([-1.2, -0.5, -1.5, -0.2, -2.0, -0.9], dtype=torch.float64)
 ADVANTAGE_T = torch.tensor([1.0, 1.0, -0.5, -0.5, -0.5, 2.0], dtype=torch.float64)
 TURN_T = torch.tensor([4, 4, 7, 7, 7, 9])
-NAMES = {"total_N": "outcome_N", "score_N": "outcome_N"}  # what an estimator calls a column
+NAMES = {"total_N": "outcome_N", "score_N": "outcome_N"}  # by column, its name in an estimator
 CLOSE = 1e-9  # rounding of sums in another order
 
 
 def check_estimator(estimator: Estimator) -> None:
     """Raise ValueError for advantages that depend on the order of trajectories, on another group, or on labels.
 
-    Refused likewise is an estimator that changes what it was given: the step reads it afterwards.
+    An estimator that changes its arguments is refused, too: the step reads them afterwards.
     """
     given = Scores(*(column.clone() for column in SCORES))
     whole = estimator(given).advantage_NK
@@ -60,9 +60,9 @@ def check_estimator(estimator: Estimator) -> None:
 
 
 def check_loss(loss: LossPlugin, options: Mapping[str, object]) -> None:
-    """Raise ValueError for a loss of a token, or a gradient, that depends on what else is in its micro-batch.
+    """Raise ValueError for a loss of a token, or a gradient, that depends on the rest of its micro-batch.
 
-    Refused likewise are a loss that is not finite, one without a gradient, and one that changes what it was given.
+    A loss that is not finite, has no gradient or changes its arguments is refused, too.
     """
     alone = [slice(index, index + 1) for index in range(len(LOGP_T))]
     turns = [slice(0, 2), slice(2, 5), slice(5, 6)]
@@ -78,7 +78,13 @@ def check_loss(loss: LossPlugin, options: Mapping[str, object]) -> None:
 def _computed(loss: LossPlugin, options: Mapping[str, object], micro_batches: Sequence[slice]) -> tuple[Tensor, Tensor]:
     """Loss and gradient of every token, computed in micro-batches."""
     logp_T = LOGP_T.clone().requires_grad_()
-    losses = [_value(loss, options, logp_T, part).loss_T for part in micro_batches]
+    losses = []
+    for part in micro_batches:
+        kept = {"old_T": OLD_T[part], "advantage_T": ADVANTAGE_T[part], "turn_T": TURN_T[part]}
+        given = {name: column.clone() for name, column in kept.items()}
+        arguments: dict[str, Any] = {**given, **options}
+        losses.append(loss(logp_T[part], **arguments).loss_T)
+        _check_unchanged(given, kept)
     loss_T = torch.cat(losses)
     if not loss_T.requires_grad:
         raise ValueError("its loss_T has no gradient, wanted one that is computed from logp_T")
@@ -86,15 +92,6 @@ def _computed(loss: LossPlugin, options: Mapping[str, object], micro_batches: Se
         raise ValueError(f"its loss_T is {loss_T.tolist()}, wanted finite numbers")
     (gradient_T,) = torch.autograd.grad(loss_T.sum(), logp_T, allow_unused=True)
     return loss_T.detach(), torch.zeros_like(LOGP_T) if gradient_T is None else gradient_T
-
-
-def _value(loss: LossPlugin, options: Mapping[str, object], logp_T: Tensor, part: slice) -> TokenLoss:
-    kept = {"old_T": OLD_T[part], "advantage_T": ADVANTAGE_T[part], "turn_T": TURN_T[part]}
-    given = {name: column.clone() for name, column in kept.items()}
-    arguments: dict[str, Any] = {**given, **options}
-    value = loss(logp_T[part], **arguments)
-    _check_unchanged(given, kept)
-    return value
 
 
 def _check_unchanged(given: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:

@@ -335,14 +335,11 @@ def _trajectory_constant(count_NK: Tensor, totals: Totals, max_tokens: float | N
     return torch.full_like(count_NK, 1 / (max(totals.trajectories, 1) * max_tokens))
 
 
-def _trajectory_mean(count_NK: Tensor, totals: Totals, max_tokens: float | None) -> Tensor:
-    length_N1 = count_NK.sum(dim=1, keepdim=True).clamp(min=1)
-    return (1 / (max(totals.trajectories, 1) * length_N1)).expand_as(count_NK)
-
-
 WEIGHTS: Mapping[str, Callable[[Tensor, Totals, float | None], Tensor]] = {
     "trajectory_constant": _trajectory_constant,
-    "trajectory_mean": _trajectory_mean,
+    "trajectory_mean": lambda count_NK, totals, _: (
+        1 / (max(totals.trajectories, 1) * count_NK.sum(dim=1, keepdim=True).clamp(min=1))
+    ).expand_as(count_NK),
     "token_mean": lambda count_NK, totals, _: torch.full_like(count_NK, 1 / max(totals.tokens, 1)),
     "turn_mean": lambda count_NK, totals, _: 1 / (max(totals.turns, 1) * count_NK.clamp(min=1)),
 }

@@ -71,9 +71,6 @@ def blocks(rows: Sequence[Segment], *, max_tokens: int, share: bool, ranks: int 
         max_tokens: the budget of a micro-batch.
         share: whether the model computes prefix trees; else every row is a block.
         ranks: that will compute the blocks: with several no block is larger than a part of one rank's tokens.
-
-    Raises:
-        LearnerError: a row alone is over the budget.
     """
     longest = max(rows, key=lambda row: len(row.token_ids), default=None)
     if longest is not None and len(longest.token_ids) > max_tokens:
@@ -139,9 +136,6 @@ def pack(lengths: Sequence[int], max_tokens: int) -> tuple[tuple[int, ...], ...]
     this way of packing allows, which keeps peak memory low. Deterministic; equal lengths go by index.
 
     Example: lengths [3, 9, 5, 2] under a budget of 10 give ((1,), (0, 2, 3)).
-
-    Raises:
-        LearnerError: a row alone is over the budget.
     """
     if lengths and max(lengths) > max_tokens:
         raise _too_long(len(lengths), f"row {lengths.index(max(lengths))}", max(lengths), max_tokens)
@@ -217,9 +211,6 @@ def lay_out(blocks: Sequence[Block]) -> PackedBatch:
         position_ids 0 1 2 2 0 1
         source       1 1 4          6 predicts 7 in the first row and 8 in the second, 8 predicts 9
         target       7 8 9
-
-    Raises:
-        LearnerError: a trained token stands at the start of its row, where nothing predicts it.
     """
     segments = [segment for block in blocks for segment in block]
     _check(segments)

@@ -119,7 +119,28 @@ def check(trajectory: Trajectory) -> tuple[str, ...]:
     knows the length of its prompt; log-probabilities are finite and not above 0; its stop gives an answer iff there is
     one.
     """
-    return (*_broken_prefixes(trajectory.turns), *_broken_turns(trajectory.turns), *_broken_stop(trajectory))
+    found = []
+    for index, (last, turn) in enumerate(pairwise(trajectory.turns), start=1):
+        position = _first_difference(last, turn)
+        if position is not None and turn.condensation is None:
+            found.append(str(_prefix_broken(index, last, turn, position)))
+    units: list[int] = []  # the replies so far that a condenser had before it
+    for index, turn in enumerate(trajectory.turns):
+        found += [
+            f"turn {index}: the log-probability of output token {number} is {logprob}, wanted a finite number "
+            f"of at most 0"
+            for number, logprob in enumerate(turn.logprobs)
+            if not math.isfinite(logprob) or logprob > LOGPROB_SLACK
+        ]
+        found += _broken_condensation(index, turn, units)
+        if turn.kind == "act":
+            units.append(index)
+    if trajectory.stop.gives_answer != (trajectory.answer is not None):
+        found.append(
+            f"the trajectory stopped as {trajectory.stop.value!r} with the answer {trajectory.answer!r}, wanted an "
+            f"answer if and only if it stopped as {Stop.ANSWERED.value!r} or {Stop.CONFIDENT.value!r}"
+        )
+    return tuple(found)
 
 
 def _starts(turns: Sequence[Turn]) -> Iterator[int]:
@@ -156,27 +177,6 @@ def _prefix_broken(index: int, last: Turn, turn: Turn, position: int) -> PrefixB
     return PrefixBroken.at(turn=index, position=position, expected=expected, found=token)
 
 
-def _broken_prefixes(turns: Sequence[Turn]) -> Iterator[str]:
-    for index, (last, turn) in enumerate(pairwise(turns), start=1):
-        position = _first_difference(last, turn)
-        if position is not None and turn.condensation is None:
-            yield str(_prefix_broken(index, last, turn, position))
-
-
-def _broken_turns(turns: Sequence[Turn]) -> Iterator[str]:
-    units: list[int] = []  # the replies so far that a condenser had before it
-    for index, turn in enumerate(turns):
-        for number, logprob in enumerate(turn.logprobs):
-            if not math.isfinite(logprob) or logprob > LOGPROB_SLACK:
-                yield (
-                    f"turn {index}: the log-probability of output token {number} is {logprob}, wanted a finite number "
-                    f"of at most 0"
-                )
-        yield from _broken_condensation(index, turn, units)
-        if turn.kind == "act":
-            units.append(index)
-
-
 def _broken_condensation(index: int, turn: Turn, units: Sequence[int]) -> Iterator[str]:
     if turn.condensation is None:
         return
@@ -192,14 +192,6 @@ def _broken_condensation(index: int, turn: Turn, units: Sequence[int]) -> Iterat
         yield (
             f"turn {index}: the condensation by {turn.condensation.condenser!r} claims "
             f"{turn.condensation.tokens_after} tokens after it, the prompt has {len(turn.prompt_ids)}"
-        )
-
-
-def _broken_stop(trajectory: Trajectory) -> Iterator[str]:
-    if trajectory.stop.gives_answer != (trajectory.answer is not None):
-        yield (
-            f"the trajectory stopped as {trajectory.stop.value!r} with the answer {trajectory.answer!r}, wanted an "
-            f"answer if and only if it stopped as {Stop.ANSWERED.value!r} or {Stop.CONFIDENT.value!r}"
         )
 
 
@@ -225,16 +217,25 @@ def with_names(row: Segment, picture_of: Callable[[str], NamedPicture]) -> Segme
     context = _context_ends(row)
     for sha256 in row.media:
         picture = picture_of(sha256)
-        start = _find(row.token_ids, picture.token_ids, start, context)
-        if start < 0:
+        part, size = picture.token_ids, len(picture.token_ids)
+        found = next(
+            (
+                index
+                for index in range(start, len(row.token_ids) - size + 1)
+                if row.token_ids[index] == part[0]
+                and index + size <= context[index]
+                and row.token_ids[index : index + size] == part
+            ),
+            None,
+        )
+        if found is None:
             raise LearnerError(
                 f"packing the row of trajectory {row.trajectory!r} from turn {row.first_turn} on: its prompt does not "
-                f"hold the {len(picture.token_ids)} tokens of the picture {sha256[:12]}. Sample and train with the "
+                f"hold the {size} tokens of the picture {sha256[:12]}. Sample and train with the "
                 f"same image processor (preprocessor_config.json)."
             )
-        end = start + len(picture.named)
-        token_ids[start:end] = picture.named
-        start = end
+        start = found + size
+        token_ids[found:start] = picture.named
     return replace(row, token_ids=tuple(token_ids))
 
 
@@ -258,12 +259,3 @@ def _context_ends(row: Segment) -> list[int]:
         end = turn.start
     ends[:end] = [end] * end
     return ends
-
-
-def _find(tokens: Sequence[int], part: tuple[int, ...], start: int, context_ends: Sequence[int]) -> int:
-    """The first index from ``start`` on at which the context holds a part; −1: none."""
-    size = len(part)
-    for index in range(start, len(tokens) - size + 1):
-        if tokens[index] == part[0] and index + size <= context_ends[index] and tokens[index : index + size] == part:
-            return index
-    return -1

@@ -33,7 +33,7 @@ from condensegrpo.inspection.panes import TokenView, TurnView
 from condensegrpo.inspection.pictures import thumbnail
 from condensegrpo.inspection.records import IndexedTrajectory
 from condensegrpo.storage.media import MediaFolder
-from condensegrpo.vision.pictures import as_png
+from condensegrpo.vision.image_files import as_png
 
 KNOWN_WIDTH = 12  # columns of the bar of what a context knows of the answer
 EXCERPT = 600  # characters of a text without --full

@@ -11,7 +11,7 @@ from statistics import fmean
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.metrics.estimates import Interval, paired_difference, success_interval
-from condensegrpo.metrics.refetches import Fetches, fetches
+from condensegrpo.metrics.trajectories import Fetches, fetches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

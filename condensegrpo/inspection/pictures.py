@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.storage.media import MediaFolder
-from condensegrpo.vision.pictures import open_picture, png_data_url
+from condensegrpo.vision.image_files import open_picture, png_data_url
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -28,7 +28,7 @@ from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.integrations.episode_thread import EpisodeThread
 from condensegrpo.tasks.answer_environment import pinned_messages
 from condensegrpo.tasks.drawn import DrawnProblems
-from condensegrpo.vision.pictures import as_png
+from condensegrpo.vision.image_files import as_png
 
 DEFAULT = "gymnasium:make"
 SYSTEM = "Reply with your next action as <action>your action</action>."

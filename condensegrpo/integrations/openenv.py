@@ -34,7 +34,7 @@ from condensegrpo.integrations.reset_rows import ResetRows
 from condensegrpo.integrations.server_address import check_servers
 from condensegrpo.tasks.answers import read_answer
 from condensegrpo.tasks.drawn import DrawnProblems
-from condensegrpo.vision.pictures import from_base64, part_of_file
+from condensegrpo.vision.image_files import from_base64, part_of_file
 
 CALL = {"type", "tool_name", "arguments"}  # the fields of an action that calls a tool
 METADATA = "metadata"  # a field of every action, and since 0.10 of every observation

@@ -22,7 +22,7 @@ from condensegrpo.learner.settings import TREE_KERNELS, Dtype
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.hub import hub_fault
 from condensegrpo.storage.placeholder import placeholder_in
-from condensegrpo.vision.families import family_of
+from condensegrpo.vision.processor import family_of
 
 if TYPE_CHECKING:
     from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -102,7 +102,7 @@ def local_source(path: str) -> str | None:
 
 
 def sees(config: "PretrainedConfig") -> bool:
-    """Whether a model of this configuration is of one of the families that see (``vision/families.py``)."""
+    """Whether a model of this configuration is of one of the families that see (``vision/processor.py``)."""
     return family_of(config.model_type) is not None
 
 

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, Qwen3Config
 
 IMAGE = "<image>"  # the template writes it for a picture; its positions take the embeddings
-SPECIAL = ("<fake_token_around_image>", "<global-img>", IMAGE)  # see families.py; the last ids of the vocabulary
+SPECIAL = (
+    "<fake_token_around_image>",
+    "<global-img>",
+    IMAGE,
+)  # see processor.py; the last ids of the vocabulary
 
 WHITE = [1.0, 1.0, 1.0]  # is 0 for the model, so that what is drawn on light paper stands out of it
 PATCH_STD, POSITION_STD = 2.0, 1.5  # of the initial embeddings: of a patch by its weights, and of its position

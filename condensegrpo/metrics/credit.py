@@ -65,8 +65,11 @@ def credit_metrics(rows: Sequence[Credited]) -> dict[str, float]:
     for row in learn:
         by_group[row.group_id].append(row)
     groups = by_group.values()
+    outcomes = [[row.outcome for row in group] for group in groups]
     return {
-        "groups_of_equal_reward": _share(_equal([row.outcome for row in group]) for group in groups),
+        "groups_of_equal_reward": _share(  # but for rounding, as the estimators see it
+            max(group) - min(group) <= ROUNDING * max(map(abs, group)) for group in outcomes
+        ),
         "groups_without_advantage": _share(not any(any(row.advantages) for row in group) for group in groups),
         "groups_dropped": _part([len(dropped)], [len({row.group_id for row in rows})]),
         "trajectories_without_advantage": _share(not any(row.advantages) for row in learn),
@@ -90,9 +93,6 @@ def gini(values: Sequence[float]) -> float:
     (https://mathworld.wolfram.com/GiniCoefficient.html; not multiplied by n/(n−1), which would correct for small n.)
 
         1, 1, 2   ─▶   (−2·1 + 0·1 + 2·2) / (3·4) = 1/6
-
-    Raises:
-        ValueError: a value is negative or not finite.
     """
     largest = max(values, default=0.0)
     invalid = [value for value in values if not 0 <= value < math.inf]
@@ -122,24 +122,17 @@ def _summaries(learn: Sequence[Credited]) -> dict[str, float]:
     }
 
 
-def _equal(values: Sequence[float]) -> bool:
-    """Whether values are equal but for rounding, as the estimators see it."""
-    return max(values) - min(values) <= ROUNDING * max(map(abs, values))
-
-
 def _weight_by_turns(learn: Sequence[Credited]) -> dict[str, float]:
+    """By numbers of turns above 2^(power − 1) and up to 2^power: ``1``, ``2``, ``3_4``, ``5_8``."""
     weights: dict[int, list[float]] = defaultdict(list)
     for row in learn:
         if row.advantages:
             weights[(len(row.advantages) - 1).bit_length()].append(row.token_weight)
-    every = [row.token_weight for row in learn]
-    return {f"weight/turns_{_turns(power)}": _part(weights[power], every) for power in sorted(weights)}
-
-
-def _turns(power: int) -> str:
-    """The numbers of turns above 2^(power − 1) and up to 2^power: ``1``, ``2``, ``3_4``, ``5_8``."""
-    low, high = (1 << power) // 2 + 1, 1 << power
-    return str(high) if low >= high else f"{low}_{high}"
+    every, shares = [row.token_weight for row in learn], {}
+    for power in sorted(weights):
+        low, high = (1 << power) // 2 + 1, 1 << power
+        shares[f"weight/turns_{high if low >= high else f'{low}_{high}'}"] = _part(weights[power], every)
+    return shares
 
 
 def _share(flags: Iterable[bool]) -> float:

@@ -55,9 +55,6 @@ def success_interval(values: Values) -> Interval:
         0 of 4 problems  ─▶  0 … z²/(4 + z²) = 0.490        4 of 4  ─▶  0.510 … 1        1 of 1  ─▶  0.207 … 1
 
     Every sum is exact before it is rounded, so the result does not depend on the order of problems and samples.
-
-    Raises:
-        ValueError: there is no problem, one has no sample, or a value is not in [0, 1].
     """
     _check(values)
     sizes = [len(of_problem) for of_problem in values.values()]
@@ -79,9 +76,6 @@ def paired_difference(ours: Values, theirs: Values) -> Interval:
 
     Square-and-add limits of a paired difference (Newcombe 1998, https://doi.org/10.1002/(SICI)1097-0258(19981130)17:22%3C
     2635::AID-SIM954%3E3.0.CO;2-C): they keep a width where the two sides agree on every problem.
-
-    Raises:
-        ValueError: as ``success_interval``, or the two do not have the same problems.
     """
     _check(ours)
     _check(theirs)

@@ -7,9 +7,12 @@ order and from any number of ranks. docs/reference/metrics.md explains every key
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 from condensegrpo.core.figures import TrajectoryFigures
-from condensegrpo.core.trajectory import Stop
+from condensegrpo.core.messages import Message
+from condensegrpo.core.results import recalled_turn
+from condensegrpo.core.trajectory import Stop, Trajectory
 
 
 def summarise(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
@@ -19,16 +22,17 @@ def summarise(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
     """
     if not figures:
         return {"trajectories": 0.0}
-    turn_rewards = [each.turn_reward for each in figures]
-    attempts, successes = sum(each.tool_attempts for each in figures), sum(each.tool_successes for each in figures)
-    return {
+    metrics = {
         "trajectories": float(len(figures)),
         "success": fmean(each.correct for each in figures),
         "reward": fmean(each.total for each in figures),
         "format_valid": fmean(each.format_valid for each in figures),
         "context_tokens": fmean(each.context_tokens for each in figures),
         "context_tokens_max": float(max(each.context_tokens for each in figures)),
-        **({"picture_tokens": seen / len(figures)} if (seen := sum(each.picture_tokens for each in figures)) else {}),
+    }
+    if picture_tokens := sum(each.picture_tokens for each in figures):
+        metrics["picture_tokens"] = picture_tokens / len(figures)
+    metrics |= {
         "prompt_tokens": fmean(each.prompt_tokens for each in figures),
         "prompt_tokens_uncached": fmean(each.prompt_tokens_uncached for each in figures),
         "calls": fmean(each.turns for each in figures),
@@ -37,18 +41,32 @@ def summarise(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
         "condensations": fmean(each.condensations for each in figures),
         "seconds/trajectory": fmean(each.seconds for each in figures),
         **{f"stop/{stop.value}": fmean(each.stop is stop for each in figures) for stop in Stop},
-        **({"turn_reward": fmean(turn_rewards)} if any(turn_rewards) else {}),
-        **({"tool_calls": attempts / len(figures), "tool_calls_valid": successes / attempts} if attempts else {}),
-        **({"tool_calls_abandoned": sum(each.tools_abandoned for each in figures) / attempts} if attempts else {}),
-        **({"text_turns": texts / len(figures)} if (texts := sum(each.text_turns for each in figures)) else {}),
-        **_information(figures),
-        **_summaries(figures),
-        **_drafts(figures),
-        **{
-            f"reward/{name}": fmean(each.components[name] for each in figures if name in each.components)
-            for name in sorted({name for each in figures for name in each.components})
-        },
     }
+    if any(each.turn_reward for each in figures):
+        metrics["turn_reward"] = fmean(each.turn_reward for each in figures)
+    if attempts := sum(each.tool_attempts for each in figures):
+        metrics["tool_calls"] = attempts / len(figures)
+        metrics["tool_calls_valid"] = sum(each.tool_successes for each in figures) / attempts
+        metrics["tool_calls_abandoned"] = sum(each.tools_abandoned for each in figures) / attempts
+    if text_turns := sum(each.text_turns for each in figures):
+        metrics["text_turns"] = text_turns / len(figures)
+    known = [[value for value in each.information if value is not None] for each in figures]
+    if any(known):
+        lost = [each.information_lost for each in figures if each.information_lost is not None]
+        metrics["answer_information"] = fmean(values[-1] for values in known if values)
+        metrics["answer_information_lost"] = fmean(lost)
+    if any(each.summaries or each.rejected for each in figures):
+        metrics["summaries"] = fmean(each.summaries for each in figures)
+        metrics["summaries_rejected"] = fmean(each.rejected for each in figures)
+        metrics["summary_tokens_rejected"] = fmean(each.rejected_tokens for each in figures)
+    confidences = [each.confidence for each in figures if each.confidence is not None]
+    if confidences:
+        metrics["drafts"] = fmean(each.drafts for each in figures)
+        metrics["draft_tokens"] = fmean(each.draft_tokens for each in figures)
+        metrics["confidence"] = fmean(confidences)
+    for name in sorted({name for each in figures for name in each.components}):
+        metrics[f"reward/{name}"] = fmean(each.components[name] for each in figures if name in each.components)
+    return metrics
 
 
 def multi_turn(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
@@ -60,30 +78,41 @@ def multi_turn(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
     }
 
 
-def _information(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
-    last = [known[-1] for each in figures if (known := [value for value in each.information if value is not None])]
-    lost = [each.information_lost for each in figures if each.information_lost is not None]
-    if not last:
-        return {}
-    return {"answer_information": fmean(last), "answer_information_lost": fmean(lost)}
+class Fetches(NamedTuple):
+    """The calls of a trajectory that tools, or an environment as one, answered."""
+
+    calls: int
+    refetches: int  # those that ask once more for what no result in sight holds
+
+    @property
+    def rate(self) -> float:
+        """Re-fetches as a share of the calls; 0 of none."""
+        return self.refetches / self.calls if self.calls else 0.0
 
 
-def _summaries(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
-    if not any(each.summaries or each.rejected for each in figures):
-        return {}
-    return {
-        "summaries": fmean(each.summaries for each in figures),
-        "summaries_rejected": fmean(each.rejected for each in figures),
-        "summary_tokens_rejected": fmean(each.rejected_tokens for each in figures),
-    }
+def fetches(trajectory: Trajectory) -> Fetches:
+    """Count them. A call is what a reply asks for: tool and arguments, or the reply itself where it has no parsed call.
 
+    Calls that got no tool result (a message with ``tool_call_id``) do not count. Its result is in sight where a message
+    of the turn's context equals it, so that one that was masked or summarised is gone.
 
-def _drafts(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
-    last = [each.confidence for each in figures if each.confidence is not None]
-    if not last:
-        return {}
-    return {
-        "drafts": fmean(each.drafts for each in figures),
-        "draft_tokens": fmean(each.draft_tokens for each in figures),
-        "confidence": fmean(last),
-    }
+    turn 2   <read> p3 </read>   ─▶   p3 red 7        called for the first time
+    turn 6   …                        turn 2 is no longer shown
+    turn 8   <read> p3 </read>   ─▶   p3 red 7        the same call, its result gone: a re-fetch
+    turn 9   <read> p3 </read>   ─▶   p3 red 7        the same call, its result in sight: a repetition and no re-fetch
+    turn 9   recall(2)           ─▶   p3 red 7        the tool of the condenser ``recall``: always a re-fetch
+    """
+    answered: dict[tuple[str, ...], set[Message]] = {}
+    calls = refetched = 0
+    for turn in trajectory.turns:
+        results = {message for message in turn.observations if message.tool_call_id is not None}
+        if not results:
+            continue
+        recalled = {result.tool_call_id for result in results if recalled_turn(result) is not None}
+        parsed = (((call.name, call.arguments), call.id in recalled) for call in turn.reply.tool_calls)
+        for call, again in tuple(parsed) or (((turn.reply.text.strip(),), False),):
+            calls += 1
+            earlier = answered.get(call)
+            refetched += again or (earlier is not None and earlier.isdisjoint(turn.context))
+            answered.setdefault(call, set()).update(results)
+    return Fetches(calls, refetched)

@@ -15,7 +15,7 @@ from condensegrpo.core.messages import MediaPart, Part, TextPart
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.storage.rows import Row, require_columns
 from condensegrpo.tasks.jsonl import Jsonl
-from condensegrpo.vision.pictures import from_base64, part_of_file
+from condensegrpo.vision.image_files import from_base64, part_of_file
 
 MARK = "<image>"
 

@@ -64,9 +64,6 @@ def three_axes(
         placeholder_id: the token of a picture's cells.
         grids: rows and columns of patches of each picture in order, see ``PictureProcessor.grid``.
         merge: patches of a cell along each axis (``spatial_merge_size``).
-
-    Raises:
-        ValueError: the placeholders are not those of these pictures.
     """
     time: list[int] = []
     row: list[int] = []

@@ -11,7 +11,7 @@ from functools import lru_cache
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.storage.media import MediaFolder
-from condensegrpo.vision.pictures import open_picture, png_data_url
+from condensegrpo.vision.image_files import open_picture, png_data_url
 from condensegrpo.vision.processor import PictureProcessor, load_picture_processor
 
 INSTALL = (

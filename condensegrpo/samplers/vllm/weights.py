@@ -20,7 +20,7 @@ from condensegrpo.learner.model_folder import auto_class
 from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings
 from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.samplers.update_check import UpdateCheck
-from condensegrpo.vision.families import family_of
+from condensegrpo.vision.processor import family_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,11 +24,7 @@ MOST_PIXELS = 50_000_000  # a screen of 8k has 33 million; checked before a pixe
 
 
 def part_of_file(data: bytes, doing: str) -> MediaPart:
-    """The part that shows the picture in the bytes of a file, whose type its first bytes say.
-
-    Raises:
-        DataError: it is of no known format.
-    """
+    """The part that shows the picture in the bytes of a file, whose type its first bytes say."""
     kind = next((kind for start, kind in TYPES.items() if data.startswith(start)), None)
     if kind is None:
         raise DataError(f"{doing} begins with {data[:8]!r}, wanted one of {', '.join(TYPES.values())}")
@@ -36,11 +32,7 @@ def part_of_file(data: bytes, doing: str) -> MediaPart:
 
 
 def from_base64(text: str, doing: str) -> bytes:
-    """The bytes in base64, or in a data URI.
-
-    Raises:
-        DataError: it is neither.
-    """
+    """The bytes in base64, or in a data URI."""
     try:
         return base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text, validate=True)
     except ValueError as error:  # binascii.Error, or of characters that are not ASCII
@@ -65,9 +57,6 @@ def open_picture(data: bytes, name: str) -> "Image":
     Args:
         data: the bytes of a file in one of ``FORMATS``.
         name: of the picture in errors, such as its file or hash.
-
-    Raises:
-        DataError: it is too large, animated, broken or of another format.
     """
     from PIL import Image, ImageOps
 
