@@ -31,7 +31,7 @@ from condensegrpo.attention.scorer import AttentionScorer, losses
 from condensegrpo.config.load import load_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.messages import History, Unit
-from condensegrpo.core.protocols.attention import AttentionQuery
+from condensegrpo.core.protocols.sampler import AttentionQuery
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.episodes.render import Renderer

@@ -22,8 +22,8 @@ BEGAN = time.perf_counter()
 
 def line(step: str, problem: str, sample: str) -> str:
     """A line of a trajectory file, about a made-up question."""
-    from condensegrpo.core.figures import figures_of
     from condensegrpo.core.messages import Message
+    from condensegrpo.core.scored_trajectory import figures_of
     from condensegrpo.core.trajectory import Score, Stop, Trajectory, Turn
     from condensegrpo.storage.records import record_line
     from condensegrpo.storage.stored_trajectory import stored

@@ -9,8 +9,7 @@ import typer
 from rich.text import Text
 
 from condensegrpo.algorithms.segments import check
-from condensegrpo.core.figures import figures_of
-from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, figures_of
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.theme import neutral

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from condensegrpo.cli.inspect_choice import Choice
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.information import changes, description
+from condensegrpo.core.scored_trajectory import changes, description
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.tables import group_table, sibling_table

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from condensegrpo.core.unfinished import undo_all
+from condensegrpo.core.process import undo_all
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KERNEL_ENDS = sys.platform == "linux" and os.getpid() != 1  # for process 1 the default action is to do nothing

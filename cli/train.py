@@ -16,7 +16,7 @@ from condensegrpo.cli.streams import outlived_streams
 from condensegrpo.cli.summary import print_summary
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observers, Silent
-from condensegrpo.core.start_up import postpone_collections
+from condensegrpo.core.process import postpone_collections
 from condensegrpo.core.wording import counted
 from condensegrpo.display.console import TrainingConsole, quiet_libraries, waiting_for
 from condensegrpo.display.run_log import JsonLines, RunLog

@@ -22,8 +22,7 @@ from tempfile import mkdtemp
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from condensegrpo.core.concise import concise, concise_class
-from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.errors import ConfigError, concise, concise_class
 from condensegrpo.core.observer import Observer, Observers
 from condensegrpo.display.rollouts import Rollout, Rollouts
 from condensegrpo.inspection.batches import choose

@@ -29,10 +29,8 @@ from condensegrpo.condensers.fit import fits
 from condensegrpo.condensers.observation_mask import VERBATIM, VERBATIM_LENGTH
 from condensegrpo.condensers.pipeline import Pipeline
 from condensegrpo.condensers.whole_units import Truncate
-from condensegrpo.core.account import unit_tokens
-from condensegrpo.core.messages import History, Message, Unit, flatten
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Stage
-from condensegrpo.core.results import without_meter
+from condensegrpo.core.messages import History, Message, Unit, flatten, without_meter
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Stage, unit_tokens
 from condensegrpo.core.wording import counted
 
 HEADING = "Verbatim from omitted turns:"

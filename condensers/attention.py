@@ -17,9 +17,8 @@ from typing import Annotated
 from annotated_types import Ge, Lt
 
 from condensegrpo.condensers.fit import fits, most_that_fit, within
-from condensegrpo.core.account import unit_tokens
 from condensegrpo.core.messages import History
-from condensegrpo.core.protocols.condenser import Budget, Condensed, UnitScorer
+from condensegrpo.core.protocols.condenser import Budget, Condensed, UnitScorer, unit_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from condensegrpo.core.messages import History, Unit, encodable
+from condensegrpo.core.messages import History, Unit, encodable, is_error
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
-from condensegrpo.core.results import is_error
 from condensegrpo.core.wording import counted, ranges
 
 

@@ -4,9 +4,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from operator import is_not
 
-from condensegrpo.core.account import added_tokens
 from condensegrpo.core.messages import History, Unit, flatten
-from condensegrpo.core.protocols.condenser import Budget, Condensed
+from condensegrpo.core.protocols.condenser import Budget, Condensed, added_tokens
 
 
 def fits(history: History, units: Sequence[Unit], budget: Budget) -> bool:

@@ -13,10 +13,9 @@ from annotated_types import Ge
 
 from condensegrpo.condensers.decisions import decision_tool, decisions, text_argument
 from condensegrpo.condensers.fit import most_by_their_sum, most_that_fit, within
-from condensegrpo.core.messages import History, Unit
+from condensegrpo.core.messages import RECALLED, History, Unit, bare
 from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
-from condensegrpo.core.results import RECALLED, bare
 from condensegrpo.core.wording import counted, ranges
 
 WRITE, READ, DELETE = "memory_write", "memory_read", "memory_delete"

@@ -5,8 +5,16 @@ from dataclasses import dataclass, replace
 
 from condensegrpo.condensers.fit import fits
 from condensegrpo.core.messages import Caption, History, Message, Summary
-from condensegrpo.core.protocols.condenser import Budget, ChecksRoom, Condensed, Counted, RanksUnits, Stage, Writes
-from condensegrpo.core.protocols.holds_model import any_holds_model
+from condensegrpo.core.protocols.condenser import (
+    Budget,
+    ChecksRoom,
+    Condensed,
+    Counted,
+    RanksUnits,
+    Stage,
+    Writes,
+    any_holds_model,
+)
 from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools
 
 

@@ -12,9 +12,8 @@ from typing import Annotated, NamedTuple
 from annotated_types import Ge
 
 from condensegrpo.condensers.decisions import decision_tool, decisions, reason_of, text_argument
-from condensegrpo.core.account import added_tokens
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols.condenser import Budget, Condensed
+from condensegrpo.core.protocols.condenser import Budget, Condensed, added_tokens
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.wording import counted, ranges
 

@@ -28,7 +28,7 @@ from condensegrpo.condensers.summarising import (
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import History, Message, Summary, flatten
 from condensegrpo.core.protocols.condenser import Budget, Condensed, Written
-from condensegrpo.core.shared_results import SharedResults
+from condensegrpo.core.request_queue import SharedResults
 from condensegrpo.core.trajectory import Finish
 
 MAX_BYTES = 4_000_000  # of an answer; more is no summary

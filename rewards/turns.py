@@ -9,9 +9,8 @@ from annotated_types import Ge, Gt
 
 from condensegrpo.condensers.decisions import decisions
 from condensegrpo.condensers.fold import BRANCH, branches
-from condensegrpo.core.messages import Message, Unit
+from condensegrpo.core.messages import Message, Unit, bare
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.results import bare
 from condensegrpo.core.trajectory import Trajectory, Turn
 from condensegrpo.rewards.matches import folded_aliases
 

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.syntax import parsed
+from condensegrpo.core.threads import parsed
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.matches import MAX_CODE, Match, Matcher, code_of
 from condensegrpo.sandbox.sandbox import Sandbox

@@ -6,9 +6,8 @@ from functools import partial
 from typing import SupportsFloat
 
 from condensegrpo.core.failures import at_definition
-from condensegrpo.core.protocols.reward import RewardResult, TurnReward
+from condensegrpo.core.protocols.reward import RewardPart, RewardResult, TurnReward
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.reward_parts import RewardPart
 from condensegrpo.core.trajectory import Trajectory
 
 

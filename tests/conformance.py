@@ -20,9 +20,8 @@ from condensegrpo.attention.scorer import ScriptedScorer
 from condensegrpo.condensers.observation_mask import PLACEHOLDER
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core import plugins
-from condensegrpo.core.account import account
 from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Condenser, Count, Request, Written
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Condenser, Count, Request, Written, account
 from condensegrpo.core.trajectory import Finish, Span, SpanStatus
 
 Options = dict[str, Any]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from condensegrpo.core.start_up import postpone_collections, resume_collections
+from condensegrpo.core.process import postpone_collections, resume_collections
 
 # no example fails because the machine stood still while it was made or tried
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])

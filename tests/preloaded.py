@@ -1,7 +1,7 @@
 # ruff: noqa: E402, F401  imports stand after the first call, and are not used here: a fork finds them imported
 """What a process to fork has imported and cached: `forked.py`. Its forks look for garbage only in what is theirs."""
 
-from condensegrpo.core.start_up import postpone_collections, resume_collections
+from condensegrpo.core.process import postpone_collections, resume_collections
 
 postpone_collections()
 

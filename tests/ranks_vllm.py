@@ -20,7 +20,7 @@ from torch import distributed
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from vllm_as_on_a_gpu import as_on_a_gpu
 
-from condensegrpo.core.start_up import postpone_collections, resume_collections
+from condensegrpo.core.process import postpone_collections, resume_collections
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner import ranks
 from condensegrpo.samplers.vllm.sampler import VllmSampler

@@ -14,8 +14,8 @@ from command import ROOT
 from estimating import ESTIMATORS, LOSSES, estimate
 
 from condensegrpo.assembly.build import build
+from condensegrpo.assembly.components import indices
 from condensegrpo.config.load import load_config
-from condensegrpo.core.data_order import indices
 from condensegrpo.core.errors import CondenseError, RolloutError, TooManyFailed
 from condensegrpo.core.observer import Observer, Silent
 from condensegrpo.core.trajectory import Stop

@@ -20,8 +20,8 @@ from condensegrpo.condensers.attention import AttentionCondenser
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols.attention import AttentionQuery, TokenAttention
 from condensegrpo.core.protocols.condenser import UnitScorer
+from condensegrpo.core.protocols.sampler import AttentionQuery, TokenAttention
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.information import AnswerProbe

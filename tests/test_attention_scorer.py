@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from condensegrpo.attention.scorer import MIN_TOKENS, AttentionScorer, pages, split_history
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import History, MediaPart, Message, TextPart, Unit, flatten
-from condensegrpo.core.protocols.attention import AttentionQuery, TokenAttention
+from condensegrpo.core.protocols.sampler import AttentionQuery, TokenAttention
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
 

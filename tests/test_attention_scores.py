@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from condensegrpo.attention.scorer import unit_scores
-from condensegrpo.core.protocols.attention import TokenAttention
+from condensegrpo.core.protocols.sampler import TokenAttention
 
 
 def attention(question: list[float], blank: list[float]) -> TokenAttention:

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from condensegrpo.attention.capture import SUPPORTED, attend, default_layers, query_rows
-from condensegrpo.core.protocols.attention import AttentionQuery, TokenAttention
+from condensegrpo.core.protocols.sampler import AttentionQuery, TokenAttention
 
 WORDS = 40
 SHAPE: dict[str, Any] = {

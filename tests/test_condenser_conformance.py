@@ -33,8 +33,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from talk import tokenizer
 
-from condensegrpo.core.account import unit_tokens
 from condensegrpo.core.messages import History, Message, flatten
+from condensegrpo.core.protocols.condenser import unit_tokens
 from condensegrpo.episodes.render import Renderer
 
 EVERY = [pytest.param(case, id=str(case)) for case in cases()]

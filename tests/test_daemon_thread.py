@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from condensegrpo.core.daemon_thread import DaemonThread
+from condensegrpo.core.threads import DaemonThread
 
 
 def test_calls_run_in_order_and_an_error_concerns_its_own_call() -> None:
@@ -72,7 +72,7 @@ def test_the_outcome_of_a_call_is_awaited_within_a_time_limit() -> None:
 
 EXITS = """
 import os
-from condensegrpo.core.daemon_thread import DaemonThread
+from condensegrpo.core.threads import DaemonThread
 
 def fork():
     child = os.fork()

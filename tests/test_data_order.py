@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condensegrpo.core.data_order import indices
+from condensegrpo.assembly.components import indices
 
 
 def test_one_epoch_takes_every_problem_once() -> None:

@@ -10,7 +10,7 @@ from metrics_page import unexplained
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.runtime import evaluation_temperature, provenance
 from condensegrpo.config.load import load_config
-from condensegrpo.core.figures import TrajectoryFigures
+from condensegrpo.core.scored_trajectory import TrajectoryFigures
 from condensegrpo.evaluation.figures import evaluation_metrics, evaluation_of
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from condensegrpo.core.start_up import postpone_collections, resume_collections
+from condensegrpo.core.process import postpone_collections, resume_collections
 from condensegrpo.episodes.group import GARBAGE_THRESHOLDS, rare_collections
 
 
@@ -62,7 +62,7 @@ def test_what_a_command_loads_is_not_looked_at_again_and_nothing_changes_where_n
 def test_libraries_print_nothing_at_the_exit() -> None:
     pytest.importorskip("triton", reason="triton, which prints at the exit, is not installed")
     program = (
-        "from condensegrpo.core.start_up import postpone_collections, resume_collections\n"
+        "from condensegrpo.core.process import postpone_collections, resume_collections\n"
         "postpone_collections()\nimport triton._C.libtriton\nresume_collections()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

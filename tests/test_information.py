@@ -17,8 +17,8 @@ from condensegrpo.cli.app import app
 from condensegrpo.config.checks import check_figures
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.information import InformationChange, changes, description, lost, mean_curve
 from condensegrpo.core.protocols.task import Problem
+from condensegrpo.core.scored_trajectory import InformationChange, changes, description, lost, mean_curve
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.information import AnswerProbe
 from condensegrpo.episodes.render import Renderer

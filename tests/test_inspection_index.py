@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 import condensegrpo as cg
 from condensegrpo.cli.app import app
 from condensegrpo.core.errors import ConfigError, TrajectoryFileError
-from condensegrpo.core.figures import holds
 from condensegrpo.core.messages import Message
-from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, holds
 from condensegrpo.core.trajectory import SpanStatus, Stop
 from condensegrpo.inspection import database
 from condensegrpo.inspection.context_view import context_views

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metrics_page import explained, missing, tables, unexplained
 
-from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.messages import Message
-from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryFigures
 from condensegrpo.core.shared_sequence import shared_ids
 from condensegrpo.core.trajectory import Condensation, Rejected, Score, Stop, Trajectory, Turn
 from condensegrpo.metrics.credit import Credited, credit_metrics

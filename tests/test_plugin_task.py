@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from waiting import eventually
 
 from condensegrpo.core.plugin_task import Blocked, plugin_task, wait_for_task
-from condensegrpo.core.thread_call import ABANDONED
+from condensegrpo.core.threads import ABANDONED
 
 Start = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 VISITS = ContextVar("visits", default=0)

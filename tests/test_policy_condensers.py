@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from talk import Counting, problem, tokenizer
 
 from condensegrpo.algorithms.segments import check
+from condensegrpo.core.messages import without_meter
 from condensegrpo.core.protocols.condenser import Condenser
-from condensegrpo.core.results import without_meter
 from condensegrpo.core.trajectory import SpanStatus, Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError
-from condensegrpo.core.protocols.reward import Reward, RewardResult
+from condensegrpo.core.protocols.reward import Reward, RewardPart, RewardResult
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.reward_parts import RewardPart
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.rewards.context import InverseMaxContext, InverseScaled, Multiplicative
 from condensegrpo.rewards.format import Format

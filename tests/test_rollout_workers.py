@@ -30,8 +30,7 @@ from condensegrpo.config.load import load_config, vary
 from condensegrpo.config.resumed import Change
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.observer import Silent
-from condensegrpo.core.protocols.attention import AttentionQuery, TokenAttention
-from condensegrpo.core.protocols.sampler import Sampler
+from condensegrpo.core.protocols.sampler import AttentionQuery, Sampler, TokenAttention
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from condensegrpo.core.shared_results import SharedResults
+from condensegrpo.core.request_queue import SharedResults
 
 
 class Squares:

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from condensegrpo.core.errors import DataError, RunError, TrajectoryFileError
-from condensegrpo.core.figures import TrajectoryFigures
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryFigures
 from condensegrpo.core.shared_sequence import shared, shared_ids
 from condensegrpo.core.trajectory import MAX_REWARD, Condensation, Score, Span, SpanStatus, Stop, Trajectory, Turn
 from condensegrpo.storage.codec import decode, dump_line

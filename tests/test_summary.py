@@ -28,10 +28,9 @@ from condensegrpo.algorithms import segments
 from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.config.schema import CondenserPlugin
-from condensegrpo.core.account import added_tokens
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Message, Summary, Unit
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, Written
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, Written, added_tokens
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.trajectory import Finish, SamplingParams, SpanStatus, Stop, Trajectory
 from condensegrpo.episodes.engine import Engine

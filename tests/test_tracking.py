@@ -28,8 +28,7 @@ from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trackers import JsonlTracker, read_metrics
 from condensegrpo.storage.trajectories import write_trajectory
 from condensegrpo.trackers.background import BackgroundTracker
-from condensegrpo.trackers.mlflow import MlflowTracker
-from condensegrpo.trackers.tensorboard import TensorboardTracker
+from condensegrpo.trackers.libraries import MlflowTracker, TensorboardTracker
 from condensegrpo.training.tracking import RunTracking
 
 

@@ -24,13 +24,11 @@ from condensegrpo.cli.app import app
 from condensegrpo.config.load import find_config, load_config, vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core import plugins
-from condensegrpo.core.account import account
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.information import curve
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.observer import Observer, Silent
-from condensegrpo.core.protocols.condenser import Budget
-from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.protocols.condenser import Budget, account
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, curve
 from condensegrpo.core.trajectory import SamplingParams, Trajectory
 from condensegrpo.display.console import quiet_libraries
 from condensegrpo.episodes.information import AnswerProbe

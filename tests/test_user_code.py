@@ -37,7 +37,7 @@ from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.reward import Reward
 from condensegrpo.core.protocols.task import Demonstration, Problem, Task
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.thread_call import ABANDONED, MAX_ABANDONED, result_in_thread
+from condensegrpo.core.threads import ABANDONED, MAX_ABANDONED, result_in_thread
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.collect import collect
 from condensegrpo.episodes.engine import Engine

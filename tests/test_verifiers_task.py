@@ -20,7 +20,7 @@ from waiting import eventually
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.errors import PluginError
-from condensegrpo.core.results import bare
+from condensegrpo.core.messages import bare
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.settings import Trigger
 

@@ -14,7 +14,7 @@ from vision_models import FAMILIES, picture, plain_inputs, vision_model
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import History, MediaPart, Message, TextPart, Unit
-from condensegrpo.core.protocols.attention import AttentionQuery, TokenAttention
+from condensegrpo.core.protocols.sampler import AttentionQuery, TokenAttention
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.model_folder import load_tokenizer

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError
-from condensegrpo.core.protocols.reward import Reward, RewardResult, TurnReward
+from condensegrpo.core.protocols.reward import Reward, RewardPart, RewardResult, TurnReward
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.reward_parts import RewardPart
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.scoring import score

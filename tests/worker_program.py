@@ -15,10 +15,9 @@ from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.condensers.attention import AttentionCondenser
 from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols.attention import Attends
 from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.protocols.environment import Step
-from condensegrpo.core.protocols.sampler import Measures, Sampler
+from condensegrpo.core.protocols.sampler import Attends, Measures, Sampler
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.information import AnswerProbe

@@ -16,7 +16,7 @@ from torch import Tensor
 from condensegrpo.algorithms.advantages import Batch, Estimate, EstimatorPlugin, Term
 from condensegrpo.algorithms.segments import segments
 from condensegrpo.algorithms.settings import DEFAULT_STOPS, SourceCredit, StopSettings, TrainedKind
-from condensegrpo.core.results import recalled_turn
+from condensegrpo.core.messages import recalled_turn
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.shared_sequence import shared, shared_ids
 from condensegrpo.core.trajectory import Segment, SpanStatus, TrainedTurn, Trajectory

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import count, islice
 
-from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.components import Components, indices
 from condensegrpo.assembly.scorers import NEEDED, frozen_model, names_of, open_scorers, parted
 from condensegrpo.core.background_loop import BackgroundLoop
-from condensegrpo.core.data_order import indices
 from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.failures import failure_of, is_ctrl_c
 from condensegrpo.core.messages import Message

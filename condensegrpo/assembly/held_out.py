@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pprint import saferepr
 
-from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.components import Components, indices
 from condensegrpo.assembly.demonstrations import made_turns
-from condensegrpo.core.data_order import indices
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.protocols.task import Demonstrates, HasExpert, Problem
 

@@ -18,7 +18,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.condenser import Budget, ChecksRoom
 from condensegrpo.core.protocols.environment import Closes, Environment
 from condensegrpo.core.protocols.task import Split
-from condensegrpo.core.thread_call import result_in_thread
+from condensegrpo.core.threads import result_in_thread
 from condensegrpo.episodes.boundary import asynchronous, first_messages
 from condensegrpo.episodes.chat_template import first_rendering
 from condensegrpo.episodes.prompt import check_pinned

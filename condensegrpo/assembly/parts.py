@@ -14,11 +14,10 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.failures import at_definition, plugin_code
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols.condenser import Condenser, Stage
-from condensegrpo.core.protocols.reward import GroupReward, Reward, TurnReward
+from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardPart, TurnReward
 from condensegrpo.core.protocols.task import Task
 from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools, Tool
 from condensegrpo.core.protocols.tracker import LogsTables, StartsRun, Tracker
-from condensegrpo.core.reward_parts import RewardPart
 from condensegrpo.core.signatures import methods_of, return_fault, signature_faults
 from condensegrpo.episodes.boundary import checked_tools
 from condensegrpo.episodes.toolcalls import Toolbox

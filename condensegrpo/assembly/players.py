@@ -13,7 +13,7 @@ from condensegrpo.assembly.scorers import frozen_model
 from condensegrpo.attention.scorer import VersionedAttention
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.failures import Failure
-from condensegrpo.core.protocols.holds_model import any_holds_model
+from condensegrpo.core.protocols.condenser import any_holds_model
 from condensegrpo.core.protocols.sampler import RepliesToMessages, Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.wording import counted

@@ -18,10 +18,9 @@ from condensegrpo.core.errors import ConfigError, ModelMissing
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.plugins import load
 from condensegrpo.core.protocols.condenser import Writes
-from condensegrpo.core.protocols.reward import TurnReward
+from condensegrpo.core.protocols.reward import SumsParts, TurnReward
 from condensegrpo.core.protocols.sampler import ChecksTraining
 from condensegrpo.core.protocols.task import LeavesOut, Task
-from condensegrpo.core.reward_parts import SumsParts
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.core.wording import counted
 from condensegrpo.learner.model_folder import check_divided, local_source

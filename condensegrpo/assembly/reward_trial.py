@@ -9,10 +9,9 @@ from condensegrpo.assembly.components import Components
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.failures import Failure, at_definition
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardResult, TurnReward
+from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardResult, SumsParts, TurnReward
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.reward_parts import SumsParts
-from condensegrpo.core.thread_call import result_in_thread
+from condensegrpo.core.threads import result_in_thread
 from condensegrpo.core.trajectory import Stop, Trajectory, Turn
 from condensegrpo.episodes.scoring import named, score_of
 

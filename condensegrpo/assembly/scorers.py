@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from condensegrpo.attention.scorer import AttentionScorer, LeaveOneOut, VersionedAttention
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols.attention import Attends
 from condensegrpo.core.protocols.condenser import Condenser, RanksUnits, UnitScorer
-from condensegrpo.core.protocols.sampler import Measures, Sampler
+from condensegrpo.core.protocols.sampler import Attends, Measures, Sampler
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.model_folder import check_vocabulary, configuration, end_ids, load_tokenizer, positions
 

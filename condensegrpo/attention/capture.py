@@ -32,7 +32,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from condensegrpo.core.protocols.attention import AttentionQuery, TokenAttention
+from condensegrpo.core.protocols.sampler import AttentionQuery, TokenAttention
 
 NAME = "sdpa_captured"  # of this attention function in transformers' registry
 # model types whose captured attention is compared with output_attentions in tests/test_capture.py, and of models that

@@ -23,9 +23,8 @@ from typing import Any, NamedTuple, Protocol
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import History, Unit, flatten
-from condensegrpo.core.protocols.attention import Attends, AttentionQuery, TokenAttention
-from condensegrpo.core.protocols.sampler import Measures
-from condensegrpo.core.shared_results import SharedResults
+from condensegrpo.core.protocols.sampler import Attends, AttentionQuery, Measures, TokenAttention
+from condensegrpo.core.request_queue import SharedResults
 from condensegrpo.episodes.render import Located, Renderer
 
 CACHED = 4096  # histories whose scores are kept

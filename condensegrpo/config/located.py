@@ -15,8 +15,7 @@ from typing import Any
 
 from condensegrpo.config.extends import OVERRIDE, Sourced, plain, with_leaves
 from condensegrpo.config.yaml_tree import KeyPath
-from condensegrpo.core.missing_files import looked_for
-from condensegrpo.core.working_directory import working_directory
+from condensegrpo.core.process import looked_for, working_directory
 from condensegrpo.storage.environment import started_in
 
 # of the task ``agent``, relative to the folder of an episode

@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Self, TypeVar
 
-from condensegrpo.core.daemon_thread import DaemonThread
+from condensegrpo.core.threads import DaemonThread
 
 T = TypeVar("T")
 CLOSE_SECONDS = 60.0  # that ``close`` waits for the thread: a coroutine may block the loop for ever

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType, FunctionType, MethodType
 
 from condensegrpo.core.errors import CondenseError
-from condensegrpo.core.working_directory import working_directory
+from condensegrpo.core.process import working_directory
 
 PACKAGE = __name__.partition(".")[0]
 MESSAGE_CHARACTERS = 400  # of an exception

@@ -30,9 +30,8 @@ from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
-from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.failures import Failure, location_of
-from condensegrpo.core.thread_call import abandon, too_many_abandoned
+from condensegrpo.core.threads import DaemonThread, abandon, too_many_abandoned
 from condensegrpo.core.wording import counted
 
 T = TypeVar("T")

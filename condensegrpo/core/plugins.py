@@ -17,7 +17,7 @@ from typing import Any
 
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.failures import failure_of, is_ctrl_c
-from condensegrpo.core.missing_files import looked_in
+from condensegrpo.core.process import looked_in
 from condensegrpo.core.wording import did_you_mean
 
 OBJECT = "python:"  # begins the name that a configuration has for a plug-in given as an object

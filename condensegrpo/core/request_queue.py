@@ -21,14 +21,15 @@ import contextlib
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from condensegrpo.core.daemon_thread import DaemonThread
+from condensegrpo.core.threads import DaemonThread
 
+K = TypeVar("K", bound=Hashable)
 Q = TypeVar("Q")
 R = TypeVar("R")
 SETTLE_SECONDS = 0.002  # a batch starts when no request arrived for this time; a batch takes far longer
@@ -258,3 +259,62 @@ def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *argu
     """Have an event loop make a call. One that was closed does not: no caller waits in it."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call, *arguments)
+
+
+@dataclass(slots=True, eq=False)
+class _Pending(Generic[R]):
+    task: asyncio.Task[R]
+    waiting: int = 0  # callers
+
+
+@dataclass(slots=True, eq=False)
+class SharedResults(Generic[K, R]):
+    """Expensive results, remembered by key and computed once for all concurrent callers.
+
+        a   asks ──── computes ──── result
+        b           asks ────────── result            awaits the computation of a
+        c                                   asks ─ result       remembered
+
+    It has the ``most`` results that were requested last, and serves one event loop after another; failures are
+    forgotten.
+    """
+
+    most: int
+    _results: OrderedDict[K, R] = field(default_factory=OrderedDict, init=False)
+    _pending: dict[K, _Pending[R]] = field(default_factory=dict, init=False)
+
+    def __contains__(self, key: K) -> bool:
+        """Whether the result is remembered or being computed."""
+        return key in self._results or key in self._pending
+
+    async def get(self, key: K, compute: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """The result of a key. What ``compute`` raises, all who await this computation get.
+
+        Cancelling a caller affects no other; the computation is cancelled when nobody awaits it any more.
+        """
+        if key in self._results:
+            self._results.move_to_end(key)
+            return self._results[key]
+        loop = asyncio.get_running_loop()
+        pending = self._pending.get(key)
+        if pending is None or pending.task.get_loop() is not loop:
+            pending = self._pending[key] = _Pending(loop.create_task(self._computed(key, compute)))
+        pending.waiting += 1
+        try:
+            return await asyncio.shield(pending.task)
+        finally:
+            pending.waiting -= 1
+            if not pending.waiting:
+                pending.task.cancel()
+                if self._pending.get(key) is pending:
+                    del self._pending[key]
+
+    def forget(self, key: K) -> None:
+        """Compute this result again when it is requested again."""
+        self._results.pop(key, None)
+
+    async def _computed(self, key: K, compute: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        result = self._results[key] = await compute()
+        while len(self._results) > self.most:
+            self._results.popitem(last=False)
+        return result

@@ -7,9 +7,8 @@ from typing import Any, overload
 
 from rich.console import Console
 
-from condensegrpo.core.concise import concise_class
-from condensegrpo.core.figures import TrajectoryFigures
-from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.errors import concise_class
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryFigures
 from condensegrpo.core.trajectory import Score, Trajectory
 from condensegrpo.display import theme
 from condensegrpo.display.tables import sibling_table

@@ -7,7 +7,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from condensegrpo.core.figures import TrajectoryFigures
+from condensegrpo.core.scored_trajectory import TrajectoryFigures
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.theme import one_line

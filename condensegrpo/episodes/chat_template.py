@@ -14,7 +14,7 @@ from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.failures import Failure
 from condensegrpo.core.messages import MediaPart, Message, TextPart, ToolCall, one_by_user
 from condensegrpo.core.protocols.pictures import ExpandsPictures
-from condensegrpo.core.thread_call import result_in_thread
+from condensegrpo.core.threads import result_in_thread
 from condensegrpo.core.wording import counted
 from condensegrpo.episodes.encoding import TextEncoder, unused_characters
 from condensegrpo.episodes.toolformats import ToolFormat, parsed_arguments

@@ -13,7 +13,7 @@ from condensegrpo.core.protocols.environment import Environment
 from condensegrpo.core.protocols.reward import GroupReward, Reward
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.thread_call import awaited_in_thread
+from condensegrpo.core.threads import awaited_in_thread
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import ProblemGroup, rollout_group

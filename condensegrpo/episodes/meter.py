@@ -5,7 +5,7 @@ It is written when the observation is made and never changed, so that later prom
 
 from dataclasses import replace
 
-from condensegrpo.core.results import meter_line
+from condensegrpo.core.messages import meter_line
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.reaction import Reaction
 from condensegrpo.episodes.sampling import Sampled

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from condensegrpo.core.account import account, positions, unit_tokens
 from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History, Message, Unit, flatten
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, Write
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, Write, account, positions, unit_tokens
 from condensegrpo.core.protocols.environment import Rewritten
 from condensegrpo.core.shared_sequence import shared, shared_ids
 from condensegrpo.core.trajectory import Condensation, Span

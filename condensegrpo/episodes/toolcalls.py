@@ -20,7 +20,7 @@ from condensegrpo.core.failures import Failure, at_definition
 from condensegrpo.core.messages import History, Message, ToolCall, encodable
 from condensegrpo.core.plugin_task import result_of_task
 from condensegrpo.core.protocols.tool import EnvironmentTool, Tool, ToolResult
-from condensegrpo.core.thread_call import awaited_in_thread
+from condensegrpo.core.threads import awaited_in_thread
 from condensegrpo.core.wording import counted
 from condensegrpo.episodes.codeformat import Code
 from condensegrpo.episodes.settings import ToolLimits

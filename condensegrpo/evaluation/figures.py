@@ -6,8 +6,7 @@ from statistics import fmean
 
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.core.evaluation import Evaluation
-from condensegrpo.core.figures import TrajectoryFigures
-from condensegrpo.core.information import mean_curve
+from condensegrpo.core.scored_trajectory import TrajectoryFigures, mean_curve
 from condensegrpo.metrics.estimates import pass_at_k, success_interval
 from condensegrpo.metrics.trajectories import summarise
 

@@ -15,7 +15,7 @@ from typing import Any, get_origin, get_type_hints
 from weakref import finalize
 from zlib import crc32
 
-from condensegrpo.core.figures import TrajectoryFigures
+from condensegrpo.core.scored_trajectory import TrajectoryFigures
 from condensegrpo.core.trajectory import Stop
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.new_lines import LineContent, NewLines

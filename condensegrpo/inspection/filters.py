@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.syntax import parsed_expression
+from condensegrpo.core.threads import parsed_expression
 from condensegrpo.core.wording import did_you_mean
 
 Value = str | float | bool | None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from condensegrpo.core.errors import CondenseError, DataError
-from condensegrpo.core.figures import TrajectoryFigures
+from condensegrpo.core.scored_trajectory import TrajectoryFigures
 from condensegrpo.storage.codec import decode, dump_line
 from condensegrpo.storage.records import VERSION
 from condensegrpo.storage.trajectories import read_trajectory

@@ -11,7 +11,7 @@ import html
 from importlib.resources import files
 from pathlib import Path
 
-from condensegrpo.core.working_directory import working_directory
+from condensegrpo.core.process import working_directory
 from condensegrpo.storage.codec import dump_line
 
 

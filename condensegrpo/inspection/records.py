@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from condensegrpo.core.figures import TrajectoryFigures
+from condensegrpo.core.scored_trajectory import TrajectoryFigures
 from condensegrpo.inspection.filters import FIELDS, Fields
 from condensegrpo.storage.credit import Credit
 

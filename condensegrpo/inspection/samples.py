@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from condensegrpo.core.errors import TrajectoryFileError
-from condensegrpo.core.figures import TrajectoryFigures
-from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryFigures
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.core.wording import counted
 from condensegrpo.inspection.batches import credit_of

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from condensegrpo.core.daemon_thread import DaemonThread
-from condensegrpo.core.thread_call import abandon
+from condensegrpo.core.threads import DaemonThread, abandon
 
 T = TypeVar("T")
 

@@ -21,12 +21,11 @@ from pydantic import TypeAdapter
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import EnvironmentLost, PluginError
-from condensegrpo.core.messages import History, Message
+from condensegrpo.core.messages import History, Message, bare, without_meter
 from condensegrpo.core.packages import check_installed
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool
-from condensegrpo.core.results import bare, without_meter
 from condensegrpo.episodes.toolformats import JSON_FORMATS
 from condensegrpo.integrations.chat import Texts, messages
 from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool, offered_tool, text_of

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from condensegrpo.core.figures import TrajectoryFigures
-from condensegrpo.core.messages import Message
-from condensegrpo.core.results import recalled_turn
+from condensegrpo.core.messages import Message, recalled_turn
+from condensegrpo.core.scored_trajectory import TrajectoryFigures
 from condensegrpo.core.trajectory import Stop, Trajectory
 
 

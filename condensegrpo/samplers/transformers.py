@@ -17,8 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols.attention import AttentionQuery, TokenAttention
-from condensegrpo.core.protocols.sampler import NamedTensors
+from condensegrpo.core.protocols.sampler import AttentionQuery, NamedTensors, TokenAttention
 from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueue
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.devices import DTYPES, DtypeName, empty_cache, on_this_device, synchronize, use_new_stream

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from condensegrpo.core.errors import CondenseError, DataError, RunError
 from condensegrpo.core.evaluation import Evaluation
-from condensegrpo.core.unfinished import undone_at_exit
+from condensegrpo.core.process import undone_at_exit
 from condensegrpo.storage.codec import decode
 from condensegrpo.storage.files import read_lines, write_atomically, writing
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file

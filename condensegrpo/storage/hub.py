@@ -12,7 +12,7 @@ from pathlib import Path
 from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.failures import Failure
-from condensegrpo.core.thread_call import result_in_thread
+from condensegrpo.core.threads import result_in_thread
 
 SECONDS = 3.0  # for one answer, name resolution included
 REFUSALS = (403, 407)  # HTTP statuses of a proxy that lets no request through

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from condensegrpo.core.errors import TrajectoryFileError
-from condensegrpo.core.figures import TrajectoryFigures
-from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryFigures
 from condensegrpo.core.trajectory import Score, Trajectory
 from condensegrpo.storage.files import append_line
 from condensegrpo.storage.records import read_record, read_records, record_line

@@ -27,7 +27,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool
-from condensegrpo.core.thread_call import awaited_in_thread
+from condensegrpo.core.threads import awaited_in_thread
 from condensegrpo.core.trajectory import Finish, Stop
 from condensegrpo.episodes.boundary import Ended
 from condensegrpo.sandbox import folders

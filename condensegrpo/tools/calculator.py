@@ -7,7 +7,7 @@ from collections.abc import Callable
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
-from condensegrpo.core.syntax import parsed_expression
+from condensegrpo.core.threads import parsed_expression
 
 MAX_CHARS = 200  # of an expression
 MAX_BITS = 4096  # of the numerator and the denominator of every result: about 1,200 digits

@@ -9,10 +9,10 @@ from functools import partial
 from queue import SimpleQueue
 
 from condensegrpo.core.credentials import redacted
-from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.failures import message_of
 from condensegrpo.core.protocols.tracker import LogsTables, RunStart, StartedRun, StartsRun, Tracker
 from condensegrpo.core.table import Table
+from condensegrpo.core.threads import DaemonThread
 from condensegrpo.core.wording import counted
 
 CAPACITY = 1000  # calls that wait; a further one is dropped

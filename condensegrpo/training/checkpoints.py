@@ -16,12 +16,12 @@ from typing import Self
 
 from condensegrpo.config.resumed import named_as, store_configuration
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.errors import CheckpointError, CondenseError, SamplerError
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.threads import DaemonThread
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine
 from condensegrpo.learner.model_folder import end_ids, in_main_memory, load_tokenizer, processor_files, write_policy

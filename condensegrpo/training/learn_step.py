@@ -30,7 +30,7 @@ from condensegrpo.core.failures import Failure, plugin_code
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import NamedTensors, Sampler, TakesAdapters
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.thread_call import result_in_thread
+from condensegrpo.core.threads import result_in_thread
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.episodes.player import COUNT_SECONDS
 from condensegrpo.learner import ranks

@@ -31,12 +31,11 @@ from typing import Self
 from condensegrpo.algorithms.advantages import Estimate
 from condensegrpo.algorithms.credit import Scores, idle_groups, scores_of, split_masked
 from condensegrpo.algorithms.settings import StopSettings
-from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.components import Components, indices, spare_indices
 from condensegrpo.assembly.players import GroupPlayer
 from condensegrpo.assembly.runtime import provenance
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
-from condensegrpo.core.data_order import indices, spare_indices
 from condensegrpo.core.errors import PluginError, RunError, SamplerError
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer

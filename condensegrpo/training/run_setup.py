@@ -21,7 +21,7 @@ from condensegrpo.config.resumed import allowed_changes, change_table
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, Interrupted, LearnerError, RunError
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.start_up import resume_collections
+from condensegrpo.core.process import resume_collections
 from condensegrpo.learner.launchers import launched_rank
 from condensegrpo.storage.new_run import check_run_name, discard_replaced, new_run
 from condensegrpo.storage.run_folder import RunFolder

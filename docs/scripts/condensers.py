@@ -11,9 +11,8 @@ from pathlib import Path
 
 from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.config.schema import CondenserPlugin
-from condensegrpo.core.account import account
 from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
-from condensegrpo.core.protocols.condenser import Budget, Request, Written
+from condensegrpo.core.protocols.condenser import Budget, Request, Written, account
 from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools
 from condensegrpo.core.trajectory import Finish
 

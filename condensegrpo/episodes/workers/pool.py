@@ -14,8 +14,7 @@ from typing import Protocol, cast
 
 from condensegrpo.core.errors import CondenseError, RolloutError
 from condensegrpo.core.failures import Failure, failure_of
-from condensegrpo.core.protocols.attention import Attends
-from condensegrpo.core.protocols.sampler import Measures, Sampler
+from condensegrpo.core.protocols.sampler import Attends, Measures, Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.boundary import Ended, guarded

@@ -8,10 +8,9 @@ from typing import cast
 
 from condensegrpo.core.errors import CondenseError, RolloutError, SamplerError
 from condensegrpo.core.failures import Failure, failure_of
-from condensegrpo.core.protocols.attention import AttentionQuery, TokenAttention
-from condensegrpo.core.protocols.sampler import NamedTensors
+from condensegrpo.core.protocols.sampler import AttentionQuery, NamedTensors, TokenAttention
 from condensegrpo.core.shared_sequence import shared_ids
-from condensegrpo.core.thread_call import awaited_in_thread
+from condensegrpo.core.threads import awaited_in_thread
 from condensegrpo.core.trajectory import Generation, SamplingParams, Stop
 from condensegrpo.episodes.boundary import Ended
 from condensegrpo.episodes.player import COUNT_SECONDS, LocalPlayer

@@ -17,10 +17,10 @@ from typing import TypeVar
 
 import torch
 
-from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueue
+from condensegrpo.core.threads import DaemonThread
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.learner.devices import on_this_device, synchronize
 from condensegrpo.samplers.vllm.engine import PARTS, VllmEngine

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from torch import distributed
 
-from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import NamedTensors
+from condensegrpo.core.threads import DaemonThread
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.samplers.vllm.engine import PARTS, Part, VllmEngine
 from condensegrpo.samplers.vllm.request import refused

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from condensegrpo.core.background_loop import BackgroundLoop
-from condensegrpo.core.daemon_thread import DaemonThread
 from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.threads import DaemonThread
 from condensegrpo.learner.devices import on_this_device
 from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool

@@ -21,8 +21,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from condensegrpo.core.process import postpone_collections, resume_collections
 from condensegrpo.core.process_guard import guarded
-from condensegrpo.core.start_up import postpone_collections, resume_collections
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,0 +1,68 @@
+"""State of the whole process: working directory, garbage collection at its start, clean-up at its exit.
+
+The working directory may be removed while a run goes on: a clone that is deleted, the folder of a job. While a command
+loads its libraries no garbage is searched: they are half a million objects, and all of them stay.
+"""
+
+import atexit
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+NEVER = 1_000_000  # collections of younger objects before the oldest are looked at
+_looked_in = dict[str, tuple[Path, ...]]()  # by the text that names the file
+_begun = list[Callable[[], None]]()  # undone where the process ends at once: nothing is unwound then
+
+
+def working_directory() -> Path | None:
+    """Where relative paths are; None: it was removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
+def looked_for(name: str, folders: Iterable[Path]) -> None:
+    """Note in which folders a file was looked for and not found, for the error that says so later."""
+    _looked_in[name] = tuple(dict.fromkeys(folders))
+
+
+def looked_in(name: str) -> tuple[Path, ...]:
+    """The folders in which it was looked for; none: nowhere but in the working directory."""
+    return _looked_in.get(name, ())
+
+
+def postpone_collections() -> None:
+    """Look at no object that has survived two collections until `resume_collections`.
+
+    Python looks at all of them whenever they are a quarter more: a fifth of the time of importing DeepSpeed.
+    """
+    youngest, middle, _ = gc.get_threshold()
+    gc.set_threshold(youngest, middle, NEVER)
+
+
+def resume_collections() -> None:
+    """Collect as usual, and leave out what is loaded. Does nothing unless collections were postponed."""
+    youngest, middle, oldest = gc.get_threshold()
+    if oldest == NEVER:
+        gc.freeze()  # DeepSpeed looks at everything at several places, 0.3 s each time
+        atexit.register(gc.unfreeze)  # else libraries such as Triton print at the exit that their objects leaked
+        gc.set_threshold(youngest, middle, 10)
+
+
+@contextmanager
+def undone_at_exit(undo: Callable[[], None]) -> Iterator[None]:
+    """A block at whose immediate end, as by Ctrl-C, ``undo`` is called; its ordinary end calls nothing."""
+    _begun.append(undo)
+    try:
+        yield
+    finally:
+        _begun.remove(undo)
+
+
+def undo_all() -> None:
+    """Undo what is unfinished, the newest first. An error of one keeps none of the others from it."""
+    for undo in reversed(_begun):
+        with suppress(Exception):
+            undo()
