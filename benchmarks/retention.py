@@ -31,7 +31,7 @@ from tables import show
 
 from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.assembly.scorers import frozen_scorers, names_of
-from condensegrpo.cli.compare import parsed_condensers
+from condensegrpo.cli.evaluate import parsed_condensers
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import History, Message, Unit, flatten

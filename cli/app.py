@@ -1,35 +1,84 @@
-"""The command ``condensegrpo``: registers the subcommands. Imports nothing heavy, so that --help is fast."""
+"""The command ``condensegrpo``: its subcommands, each imported when it is run, completed or explained.
+
+``condensegrpo --help`` imports no module of a command: it reads the summaries from the source.
+"""
 
 import sys
 import traceback
-from typing import Annotated
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import condensegrpo
-from condensegrpo.cli.doctor import doctor
-from condensegrpo.cli.evaluate import evaluate
-from condensegrpo.cli.export import export
-from condensegrpo.cli.init import init
-from condensegrpo.cli.inspect_trajectory import inspect_trajectory
-from condensegrpo.cli.interrupts import end_with_launcher, exit_immediately, handle_first
-from condensegrpo.cli.launch_sagemaker import sagemaker
-from condensegrpo.cli.launch_slurm import slurm
-from condensegrpo.cli.model import fetch
-from condensegrpo.cli.options import DEBUG, without_debug
-from condensegrpo.cli.plan import plan
-from condensegrpo.cli.play import play
-from condensegrpo.cli.plugins import plugins
-from condensegrpo.cli.proxy import proxy
-from condensegrpo.cli.quickstart import quickstart
-from condensegrpo.cli.report import report
-from condensegrpo.cli.runs import runs
-from condensegrpo.cli.serve import serve
-from condensegrpo.cli.streams import open_streams, refused_output
-from condensegrpo.cli.sweep import sweep
-from condensegrpo.cli.train import train
+from condensegrpo.cli.options import DEBUG, docstring_in_source, without_debug
+from condensegrpo.cli.process import end_with_launcher, exit_immediately, handle_first, open_streams, refused_output
 from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.plugins import installed
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context
+
+COMMANDS = {  # module of ``condensegrpo.cli`` and its function, or its Typer for a group; in the order of the help
+    "quickstart": "train:quickstart",
+    "init": "init:init",
+    "train": "train:train",
+    "sweep": "sweep:sweep",
+    "eval": "evaluate:evaluate",
+    "play": "evaluate:play",
+    "inspect": "inspect:inspect_trajectory",
+    "inspect-trajectory": "inspect:inspect_trajectory",
+    "report": "runs:report",
+    "export": "runs:export",
+    "doctor": "doctor:doctor",
+    "plan": "plan:plan",
+    "serve": "serve:serve",
+    "proxy": "serve:proxy",
+    "plugins": "init:plugins",
+    "runs": "runs:runs",
+    "launch": "launch:launch",
+    "bench": "retention:bench",
+    "model": "init:model",
+}
+GROUPS = {
+    "runs": "List runs and compare them.",
+    "launch": "Write scripts that start a run on a cluster or in a cloud, and submit them.",
+    "bench": "Benchmarks that need no training run.",
+    "model": "Pretrained models.",
+}
+ALIASES = {"inspect-trajectory"}  # not listed: the summary of the command names it
+
+
+class LazyGroup(TyperGroup):
+    """Knows the commands by their names and summaries, and imports the one that is needed."""
+
+    def __init__(self, **attributes: Any) -> None:  # noqa: ANN401  of Typer
+        super().__init__(**attributes)
+        self.commands = {name: TyperCommand(name, hidden=name in ALIASES) for name in COMMANDS}
+
+    def get_command(self, ctx: "Context", cmd_name: str) -> "Command | None":
+        """The name and the summary of a command."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            command.help = GROUPS.get(cmd_name) or docstring_in_source(_entry(cmd_name))
+        return command
+
+    def resolve_command(self, ctx: "Context", args: list[str]) -> "tuple[str | None, Command | None, list[str]]":
+        """The command that the arguments name, with its options; its module is imported."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is None:
+            return name, command, rest
+        parent = typer.Typer(rich_markup_mode="rich")
+        if name in GROUPS:
+            parent.add_typer(_entry(name).load(), name=name, help=GROUPS[name])
+        else:
+            parent.command(name, epilog=_algorithms() if name == "train" else None)(_entry(name).load())
+        return name, typer.main.get_group(parent).commands[name], rest
+
+
+def _entry(name: str) -> EntryPoint:
+    return EntryPoint(name, f"condensegrpo.cli.{COMMANDS[name]}", group="")
 
 
 def _algorithms() -> str:
@@ -40,6 +89,7 @@ def _algorithms() -> str:
 
 
 app = typer.Typer(
+    cls=LazyGroup,
     help="Multi-turn GRPO for language-model agents whose context is condensed before every turn.",
     epilog="--debug after any command shows the tracebacks of errors.",
     no_args_is_help=True,
@@ -62,36 +112,6 @@ def _launched(
     local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True)] = None,
 ) -> None:
     """Accept the option that the deepspeed launcher passes to every process; LOCAL_RANK has the same value."""
-
-
-app.command("quickstart")(quickstart)
-app.command("init")(init)
-app.command("train", epilog=_algorithms())(train)
-app.command("sweep")(sweep)
-app.add_typer(runs, name="runs")
-app.command("eval")(evaluate)
-app.command("play")(play)
-app.command("inspect")(inspect_trajectory)
-app.command("inspect-trajectory", help="The same as inspect.")(inspect_trajectory)
-app.command("report")(report)
-app.command("export")(export)
-app.command("doctor")(doctor)
-app.command("plan")(plan)
-app.command("serve")(serve)
-app.command("proxy")(proxy)
-launch = typer.Typer(
-    help="Write scripts that start a run on a cluster or in a cloud, and submit them.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
-launch.command("slurm")(slurm)
-launch.command("sagemaker")(sagemaker)
-app.add_typer(launch, name="launch")
-app.command("plugins")(plugins)
-model = typer.Typer(help="Pretrained models.", no_args_is_help=True, rich_markup_mode="rich")
-model.callback()(lambda: None)  # else its only command would be the whole of it
-model.command("fetch")(fetch)
-app.add_typer(model, name="model")
 
 
 def main() -> None:

@@ -1,27 +1,46 @@
-"""``condensegrpo eval``: success of a policy on held-out problems, with intervals."""
+"""``condensegrpo eval`` and ``play``: the success of a policy, or of condensers, and one episode played by a person."""
 
 import json
 import os
+import re
 import shlex
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from io import TextIOWrapper
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
 
-from condensegrpo.cli.compare import compare as run_comparison
-from condensegrpo.cli.options import AsJson, Debug, names_and_overrides
-from condensegrpo.core.errors import ConfigError
+from condensegrpo.cli.options import AnyConfig, AsJson, Debug, Overrides, names_and_overrides
+from condensegrpo.config.load import named_config
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.yaml_tree import apply_overrides
+from condensegrpo.core.errors import ConfigError, RunError, SamplerError
+from condensegrpo.core.evaluation import Evaluation
+from condensegrpo.core.observer import Silent
+from condensegrpo.core.protocols.task import Split
 from condensegrpo.core.wording import counted
+from condensegrpo.display import theme
 from condensegrpo.display.console import loading
 from condensegrpo.display.tables import show_folding, table
+from condensegrpo.display.theme import neutral
+from condensegrpo.evaluation.comparison import Comparison, ContenderFigures
+from condensegrpo.evaluation.policy import in_use, model_of, run_of_policy
 from condensegrpo.learner.launchers import check_alone
+from condensegrpo.storage.evaluations import destination_of, kept_if_begun
+from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.media import MediaFolder
 
 if TYPE_CHECKING:
-    from condensegrpo.config.schema import RunConfig
-    from condensegrpo.core.evaluation import Evaluation
+    from condensegrpo.assembly.components import Components
+    from condensegrpo.samplers.scripted_texts import ReplyRequest
 
 SHOWN = (  # of the metrics
     ("reward", "reward"),
@@ -40,6 +59,31 @@ SHOWN = (  # of the metrics
     ("information lost to condensation, nats", "answer_information_lost"),
 )
 MOST_TURNS = 10  # of the information by turn that the table shows; --json has all of it
+FILES = ("comparison.json", "comparison.png", "comparison.svg")
+Column = tuple[str, Callable[[ContenderFigures], str]]  # its head and its cells
+FIGURES: tuple[Column, ...] = (
+    ("success [95 %]", lambda each: f"{each.success:.3f}"),
+    ("largest\ncontext", lambda each: f"{each.peak_tokens:.1f}"),
+    ("conden-\nsations", lambda each: f"{each.condensations:.1f}"),
+    ("re-\nfetched", lambda each: f"{each.refetch_rate:.1%}"),
+)
+TIMES: tuple[Column, ...] = (
+    ("seconds", lambda each: f"{each.seconds:.1f}"),
+    ("con-\ndensing", lambda each: f"{each.condensing:.1%}"),
+)
+CONTEXT: tuple[Column, ...] = (
+    ("calls", lambda each: f"{each.calls:.1f}"),
+    ("largest\ncontext", lambda each: f"{each.peak_tokens:.0f}"),
+)
+PICTURES: tuple[Column, ...] = (("of it\npictures", lambda each: f"{each.picture_tokens:.0f}"),)
+TOKENS: tuple[Column, ...] = (
+    ("tokens\nread", lambda each: f"{each.prompt_tokens:.0f}"),
+    ("with a\nprefix cache", lambda each: f"{each.prompt_tokens_uncached:.0f}"),
+    ("tokens\nwritten", lambda each: f"{each.output_tokens:.0f}"),
+)
+# no evaluation, warm start, other model or measure of replies; a person may take a day
+PLAYED = ("evaluate.variants={}", "warm_start.steps=0", "rollout.answer_form=null", "rollout.limits.turn_seconds=86400")
+CONTINUED = "\\"  # at the end of a line: the reply goes on
 
 
 def evaluate(
@@ -86,13 +130,10 @@ def evaluate(
     check_alone(os.environ)
     override = [] if samples is None else [f"evaluate.samples={samples}"]
     config, model, run = _policy(policy, [*(arguments or []), *override])
-    from condensegrpo.evaluation.policy import in_use
-
     if compare is not None:
         with in_use(model):
-            run_comparison(
-                config, model, compare, budgets, out or Path("compare"), save=save, quiet=as_json, debug=debug
-            )
+            named, limits = parsed_condensers(compare), parsed_budgets(budgets)
+            _compare(config, model, named, limits, out or Path("compare"), save=save, quiet=as_json, debug=debug)
         return
     with in_use(model), loading("torch, transformers and the model", quiet=as_json, debug=debug) as display:
         from condensegrpo.assembly.build import build
@@ -114,11 +155,8 @@ def evaluate(
         typer.echo(f"stored as {result.name}: condensegrpo inspect {run_folder} --evaluation {result.name}")
 
 
-def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str, Path | None]":
+def _policy(policy: str, arguments: list[str]) -> tuple[RunConfig, str, Path | None]:
     """The configuration without variants and the model that the arguments name, and the run of the policy, if any."""
-    from condensegrpo.config.load import named_config
-    from condensegrpo.evaluation.policy import model_of, run_of_policy
-
     names, overrides = names_and_overrides(arguments)
     if len(names) > 1:
         raise ConfigError(f"reading the arguments: wanted at most one CONFIG, found {names}.")
@@ -132,7 +170,7 @@ def _policy(policy: str, arguments: list[str]) -> "tuple[RunConfig, str, Path | 
     return config, model, run
 
 
-def _print(result: "Evaluation", model: str, step: int | None) -> None:
+def _print(result: Evaluation, model: str, step: int | None) -> None:
     bounds = f"95 % interval [{result.success_low:.3f}, {result.success_high:.3f}]"
     stops = [(key.removeprefix("stop/"), value) for key, value in result.metrics.items() if key.startswith("stop/")]
     rows = [("success", f"{result.success:.3f}  {bounds}")]
@@ -149,3 +187,199 @@ def _print(result: "Evaluation", model: str, step: int | None) -> None:
     show_folding(console, table(f"{problems} × {samples}, seed {result.seed}", ("metric", "value"), rows))
     steps = "" if step is None else f", after {counted(step, 'step')}"
     console.print(f"model: {model}{steps}", highlight=False, soft_wrap=True, markup=False)
+
+
+def parsed_condensers(text: str) -> list[tuple[str, dict[str, object]]]:
+    """Parse ``--compare``: condensers separated by commas, each followed by its ``key=value``s.
+
+    "full, last_k keep_last=3, path/to/mine.py:Mine words=[a, b]"
+    """
+    depth, parts = 0, [""]
+    for char in text:
+        depth += (char in "[{") - (char in "]}")
+        if char == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += char
+    condensers = []
+    for part in map(str.strip, parts):
+        name, _, rest = part.partition(" ")
+        if not name or "=" in name:
+            raise ConfigError(
+                f"reading --compare {text!r}: found {part!r}, wanted a condenser's name with its options after it, "
+                f"such as 'full, last_k keep_last=3, random_drop'."
+            )
+        condensers.append((name, apply_overrides({}, re.split(r"\s+(?=\w+=)", rest.strip()) if rest.strip() else [])))
+    return condensers
+
+
+def parsed_budgets(text: str | None) -> list[int]:
+    """Parse ``--budgets``, such as ``64,96``."""
+    words = [] if text is None else [word.strip() for word in text.split(",")]
+    if not all(re.fullmatch(r"[1-9]\d*", word) for word in words):
+        raise ConfigError(f"reading --budgets {text!r}: wanted numbers of tokens, such as 64,96.")
+    return [int(word) for word in words]
+
+
+def _compare(
+    config: RunConfig,
+    model: str,
+    named: Sequence[tuple[str, dict[str, object]]],
+    budgets: Sequence[int],
+    out: Path,
+    *,
+    save: Path | None,
+    quiet: bool,
+    debug: bool,
+) -> None:
+    """Compare condensers; write ``comparison.json`` and the plot, and print tables, or the JSON alone if ``quiet``."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)  # before anything is loaded
+    except OSError as error:
+        raise RunError(f"creating {out} for the comparison: {error.strerror}. Give another --out.") from error
+    with loading("torch, transformers and the model", quiet=quiet, debug=debug) as display:
+        from condensegrpo.evaluation.compare import check_contenders, contenders
+        from condensegrpo.evaluation.compare import compare as run_comparison
+        from condensegrpo.evaluation.stored import opened_policy
+        from condensegrpo.learner.model_folder import save_tokenizer, trained_steps
+        from condensegrpo.reporting.plots import plot_comparison
+
+        entrants = check_contenders(config, contenders(named, budgets, config), model)
+        step = trained_steps(model)
+        destination_of(save, None, step)
+        media = None if save is None else MediaFolder(save / "media")
+        with kept_if_begun(save), opened_policy(config, model, media=media) as players:
+            if save is not None:
+                save_tokenizer(model, save)
+            result = run_comparison(entrants, players=players, step=step, observer=display, save=save)
+    text = json.dumps(asdict(result), indent=2)
+    write_atomically(out / FILES[0], f"{text}\n")
+    plot_comparison(result, out / Path(FILES[1]).stem)
+    if quiet:
+        typer.echo(text)
+        return
+    console = theme.console()
+    show_folding(console, figures_table(result, with_times=console.width >= 100), heads=2)
+    show_folding(console, tokens_table(result), heads=2)
+    if result.differences:
+        differences = (
+            (_budget(each.budget), each.ours, each.theirs, f"{each.success:+.3f}") for each in result.differences
+        )
+        title, names = (
+            "differences in success, paired by problem",
+            ("budget", "condenser", "minus", "difference [95 %]"),
+        )
+        show_folding(console, table(title, names, differences, left=3), heads=3)
+    steps = "" if result.step is None else f", after {counted(result.step, 'step')}"
+    console.print(f"model   {result.model}{steps}\nfolder  {out}: {', '.join(FILES)}", soft_wrap=True)
+
+
+def figures_table(result: Comparison, *, with_times: bool) -> Table:
+    """One line per contender, at most 100 columns, 80 without times; the JSON has more digits."""
+    title = (
+        f"{counted(result.problems, 'held-out problem')} × {counted(result.samples, 'sample')}, seed {result.seed}; "
+        f"means over trajectories"
+    )
+    return _contenders(title, result, (*FIGURES, *(TIMES if with_times else ())))
+
+
+def tokens_table(result: Comparison) -> Table:
+    """The cost of a trajectory under each contender: calls, and tokens read and written in all of them."""
+    pictures = PICTURES if any(figures.picture_tokens for figures in result.figures) else ()
+    return _contenders("a trajectory in all its calls, means", result, (*CONTEXT, *pictures, *TOKENS))
+
+
+def _contenders(title: str, result: Comparison, columns: Sequence[Column]) -> Table:
+    """A row for each contender with some of its figures."""
+    heads = ("condenser", "budget", *(head for head, _ in columns))
+    rows = (
+        (each.contender.label, _budget(each.contender.budget), *(cell(each) for _, cell in columns))
+        for each in result.figures
+    )
+    return table(title, heads, rows, padding=(0, 0, 0, 0))
+
+
+def _budget(tokens: int | None) -> str:
+    return "–" if tokens is None else str(tokens)
+
+
+def play(
+    config: AnyConfig,
+    overrides: Overrides = None,
+    problem: Annotated[int, typer.Option(min=0, help="Which problem of the split, counted from 0.")] = 0,
+    split: Annotated[Split, typer.Option(help="Of the problems.")] = "eval",
+    replies: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="YAML file of texts to reply with; by default you type."),
+    ] = None,
+) -> None:
+    """Play an episode in place of the policy: see every prompt, type the reply, and get the reward. Loads no model.
+
+    A line that ends in a backslash goes on in the next one; Ctrl-D gives up the episode, which is then not scored.
+
+    Example: condensegrpo play quickstart --problem 3
+    """
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # half a character may be deleted at a terminal
+    with loading("torch and transformers") as display:
+        from condensegrpo.api import rollout
+        from condensegrpo.assembly.build import build
+        from condensegrpo.learner.model_folder import load_tokenizer
+        from condensegrpo.samplers.scripted_texts import TextSampler, read_replies, said
+
+        settings = named_config(config, [*(overrides or ()), *PLAYED])
+        display.phase(f"reading the problems of {settings.task.name}", None)
+        components = build(settings)
+        problems = components.problems(split)
+    if problem >= len(problems):
+        raise ConfigError(
+            f"reading --problem: found {problem}, and the {split} problems are {len(problems)}, counted from 0."
+        )
+    reply = typed if replies is None else said(read_replies(replies))
+
+    def say(request: "ReplyRequest") -> str:
+        console, budget = theme.console(), components.config.rollout.limits.max_context_tokens
+        size = f"{request.tokens} of {counted(budget, 'token')}, a reply has at most {request.max_tokens}"
+        console.print(Rule(f"turn {request.number}: the prompt, {size}", style=theme.FREE, align="left"))
+        console.print(neutral(request.prompt), markup=False, highlight=False, soft_wrap=True)
+        text = reply(request)
+        if replies is not None or not sys.stdin.isatty():  # a terminal shows what is typed
+            console.print(neutral(text), style="bold", markup=False, soft_wrap=True)
+        return text
+
+    with _tokenizer_of(components) as source:
+        sampler = TextSampler(load_tokenizer(source), say)
+        posed = [problems[problem]]
+        played = rollout(components.config, model=source, problems=posed, sampler=sampler, observer=Silent())
+    theme.console().print(Rule("the episode", style=theme.HEAD))
+    played[0].show()
+
+
+def typed(request: "ReplyRequest") -> str:
+    """A reply from the terminal."""
+    typer.echo("your reply: ", nl=False)
+    lines = list[str]()
+    while not lines or lines[-1].endswith(CONTINUED):
+        line = sys.stdin.readline()
+        if not line:
+            typer.echo()
+            raise SamplerError(f"reading reply {request.number}, counted from 0: the input ended before a reply.")
+        lines.append(line.rstrip("\n"))
+    return "\n".join(line.removesuffix(CONTINUED) for line in lines)
+
+
+@contextmanager
+def _tokenizer_of(components: "Components") -> Iterator[str]:
+    """The folder or Hub id of the policy's tokenizer; for a new model it is made, without weights."""
+    from condensegrpo.assembly.preflight import made_tokenizer
+    from condensegrpo.learner.new_model import new_config
+
+    model = components.config.model
+    if model.new is None:
+        yield str(model.path)
+        return
+    made = made_tokenizer(components.task, model.new)
+    with TemporaryDirectory(prefix="condensegrpo-play-") as folder:
+        made.save_pretrained(folder)
+        new_config(model.new, vocab_size=len(made)).save_pretrained(folder)
+        yield folder

@@ -1,7 +1,10 @@
-"""Arguments and options that several commands have, and what the shell completes. Imports nothing heavy."""
+"""Shared by several commands: arguments, options, completion, addresses, summaries. Imports nothing heavy."""
 
+import ast
 import os
 from collections.abc import Sequence
+from importlib.metadata import EntryPoint
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -19,11 +22,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def check_plot(file: Path | None, *endings: str) -> None:
-    """Check where a picture is to be drawn, before anything is computed for it.
-
-    Raises:
-        ConfigError: the folder does not exist, or the ending names no format.
-    """
+    """Check the file of a picture, before anything is computed for it."""
     if file is None:
         return
     if file.suffix not in endings:
@@ -54,3 +53,31 @@ def run_folders(incomplete: str) -> list[str]:
     """The runs in ``runs/`` whose paths begin so, sweeps' runs included."""
     configurations = (file for pattern in ("*/config.yaml", "*/*/config.yaml") for file in Path("runs").glob(pattern))
     return sorted(str(file.parent) for file in configurations if str(file.parent).startswith(incomplete))
+
+
+def docstring_in_source(point: EntryPoint) -> str | None:
+    """The docstring of the class or function that an entry point names, read from its file.
+
+    Imports no more than its folder in ``condensegrpo``, which is light. None if no file defines such an object.
+    """
+    package, folder, *inner = point.module.split(".")
+    spec = find_spec(f"{package}.{folder}")
+    if spec is None or spec.origin is None:
+        return None
+    file = Path(spec.origin).parent.joinpath(*inner).with_suffix(".py")
+    for statement in ast.parse(file.read_bytes()).body if file.is_file() else ():
+        if (
+            isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and statement.name == point.attr
+        ):
+            return ast.get_docstring(statement)
+    return None
+
+
+def base_url(host: str, port: int) -> str:
+    """The URL of a server of this machine.
+
+    >>> base_url("10.0.0.5", 8000), base_url("::1", 8000)
+    ('http://10.0.0.5:8000', 'http://[::1]:8000')
+    """
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

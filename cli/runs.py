@@ -1,24 +1,27 @@
-"""``condensegrpo runs``: the list of runs, and runs compared with each other."""
+"""``condensegrpo runs``, ``report`` and ``export``: list and compare runs, write a report, export a policy."""
 
 import json
-from collections.abc import Mapping
+import os
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
 from condensegrpo.cli.options import AsJson, check_plot, run_folders
-from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.errors import ConfigError, RunError
+from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
+from condensegrpo.display.console import waiting_for
 from condensegrpo.display.tables import show_fitting, table
+from condensegrpo.display.theme import one_line
+from condensegrpo.evaluation.policy import run_of_policy
+from condensegrpo.reporting.runs import RunComparison, compare_runs, find_runs, sparklines, summary
+from condensegrpo.storage.hub import files_of, upload
 from condensegrpo.storage.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from condensegrpo.reporting.runs import RunComparison, RunSummary
 
 STYLES = {"running": theme.HEAD, "finished": theme.GOOD, "failed": theme.BAD, "unreadable": theme.BAD}
 CURVES = (  # metric, title, format of a value
@@ -34,7 +37,7 @@ UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 MOST_CELLS = 60  # characters of a curve
 LONGEST_VALUE = 40  # characters of a setting
 
-runs = typer.Typer(help="List runs and compare them.", rich_markup_mode="rich", invoke_without_command=True)
+runs = typer.Typer(rich_markup_mode="rich", invoke_without_command=True)
 
 
 @runs.callback()
@@ -51,13 +54,12 @@ def list_runs(
     """
     if context.invoked_subcommand is not None:
         return
-    from condensegrpo.reporting.runs import find_runs, summary
-
     if not runs_dir.is_dir():
         raise ConfigError(f"listing the runs of {runs_dir}: there is no such folder. Give one with --runs-dir.")
     summaries = sorted((summary(path, runs_dir) for path in find_runs(runs_dir)), key=lambda run: run.age)
     if as_json:
-        typer.echo(json.dumps({"version": 1, "runs": [_as_json(run) for run in summaries]}, indent=2))
+        listed = [{**asdict(run), "success": run.success and run.success._asdict()} for run in summaries]
+        typer.echo(json.dumps({"version": 1, "runs": listed}, indent=2))
         return
     console = theme.console()
     if not summaries:
@@ -77,8 +79,8 @@ def list_runs(
     show_fitting(console, table("", ("run", "state", "step", "held-out success", "age", "size"), rows, left=2))
 
 
-@runs.command("compare")
-def compare_runs(
+@runs.command()
+def compare(
     paths: Annotated[
         list[Path],
         typer.Argument(metavar="RUN...", help="Run folders; one shows that run.", autocompletion=run_folders),
@@ -92,8 +94,6 @@ def compare_runs(
 
     Example: condensegrpo runs compare runs/quickstart runs/two-notes
     """
-    from condensegrpo.reporting.runs import compare_runs
-
     check_plot(plot, ".png", ".svg")
     compared = compare_runs([RunFolder.open(path) for path in paths])
     if plot is not None:
@@ -104,27 +104,30 @@ def compare_runs(
         typer.echo(json.dumps({"version": 1, **asdict(compared)}, indent=2))
         return
     console = theme.console()
-    _print_settings(console, compared)
+    if len(compared.runs) > 1 and not compared.settings:
+        console.print("settings: no difference")
+    elif len(compared.runs) > 1:
+        settings = (
+            [key, *(one_line(json.dumps(value, ensure_ascii=False), LONGEST_VALUE) for value in values)]
+            for key, values in compared.settings.items()
+        )
+        show_fitting(
+            console,
+            table(
+                "",
+                ("setting", *compared.runs),
+                [[*map(Text, cells)] for cells in settings],
+                left=1 + len(compared.runs),
+            ),
+        )
     _print_curves(console, compared)
     _print_evaluations(console, compared)
     if plot is not None:
         console.print(f"plot    {plot}", soft_wrap=True)
 
 
-def _print_settings(console: "Console", compared: "RunComparison") -> None:
-    if len(compared.runs) == 1:
-        return
-    rows = ([Text(key), *(Text(_short(value)) for value in values)] for key, values in compared.settings.items())
-    if compared.settings:
-        show_fitting(console, table("", ("setting", *compared.runs), rows, left=1 + len(compared.runs)))
-    else:
-        console.print("settings: no difference")
-
-
-def _print_curves(console: "Console", compared: "RunComparison") -> None:
+def _print_curves(console: Console, compared: RunComparison) -> None:
     """The curves of all runs below each other, from the first step of any to the last."""
-    from condensegrpo.reporting.runs import sparklines
-
     name_width = min(max(map(len, compared.runs)), console.width // 4)
     cells = max(1, min(MOST_CELLS, console.width - name_width - 24))
     for metric, title, form in CURVES:
@@ -137,7 +140,7 @@ def _print_curves(console: "Console", compared: "RunComparison") -> None:
             console.print(f"  {run[-name_width:]:{name_width}}  {line}  {ends}")
 
 
-def _print_evaluations(console: "Console", compared: "RunComparison") -> None:
+def _print_evaluations(console: Console, compared: RunComparison) -> None:
     rows = []
     for result in compared.evaluations:
         missing = "" if result.run == compared.runs[0] else "not comparable"
@@ -164,26 +167,102 @@ def _print_evaluations(console: "Console", compared: "RunComparison") -> None:
         )
 
 
-def _as_json(run: "RunSummary") -> Mapping[str, object]:
-    return {**asdict(run), "success": run.success and run.success._asdict()}
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
-
-
 def _age(seconds: float) -> str:
-    """``5 min``: in the largest unit of which there is one."""
+    """A duration in its largest unit: ``5 min``."""
     length, unit = next((each for each in UNITS if seconds >= each[0]), UNITS[-1])
     return f"{seconds / length:.0f} {unit}"
 
 
 def _size(count: int) -> str:
-    """``1.2 GB``."""
-    amount = float(count)
-    for unit in ("B", "kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} GB"
+    """A number of bytes: ``1.2 GB``."""
+    for unit, name in ((1, "B"), (10**3, "kB"), (10**6, "MB")):
+        if count / unit < 1000:
+            return f"{count / unit:.0f} {name}"
+    return f"{count / 10**9:.1f} GB"
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, of a run that trains or that has ended.")],
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write here, as of a run whose folder cannot be written.")
+    ] = None,
+) -> None:
+    """Write a run's report.html again: curves of every metric, sample trajectories and the configuration.
+
+    Example: condensegrpo report runs/quickstart
+    """
+    with waiting_for(f"writing the report of {run}"):
+        from condensegrpo.reporting.run_report import write_page
+
+        folder = RunFolder.open(run).path
+        if output is None and not os.access(folder, os.W_OK):
+            raise RunError(
+                f"writing the report of {run}: its folder cannot be written. Write it elsewhere: --output FILE."
+            )
+        page = write_page(folder, file=output)
+    typer.echo(page)
+
+
+def export(
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run folder, or a step_… folder in its checkpoints.")
+    ],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The folder to create.")],
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Step of the run's checkpoint; by default the newest.")
+    ] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="The LoRA adapter alone, as a PEFT folder, not merged into its base.")
+    ] = False,
+    licence: Annotated[
+        str | None, typer.Option("--license", metavar="ID", help="Licence of the model card, such as apache-2.0.")
+    ] = None,
+    repository: Annotated[
+        str | None, typer.Option("--push-to-hub", metavar="REPO", help="Also upload to this Hugging Face repository.")
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="With --push-to-hub: a new repository is public, not private.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --push-to-hub: write TARGET, list what would be sent, send nothing.")
+    ] = False,
+) -> None:
+    """Write a trained policy as a Hugging Face folder: weights (with LoRA merged), tokenizer, model card, condenser.
+
+    Example: condensegrpo export runs/quickstart exported --step 40
+    """
+    if repository is None and (public or dry_run):
+        raise RunError(
+            "exporting: --public and --dry-run say how to upload. Add --push-to-hub REPO, or leave them out."
+        )
+    with waiting_for("loading torch and transformers") as display:
+        from condensegrpo.learner.checkpoint import Part, checkpoint_of, export_checkpoint
+
+        display.phase(f"exporting {source}", None)
+        checkpoint = checkpoint_of(source, step)
+        part: Part = "adapter" if adapter else "model"
+        run = run_of_policy(str(checkpoint))
+        if run is None:
+            export_checkpoint(checkpoint, target, part)
+            display.say("no model card: the checkpoint is not in the folder of its run")
+        else:
+            from condensegrpo.reporting.model_card import write_card
+
+            name = repository or target.absolute().name
+            card = partial(write_card, RunFolder(run), part=part, name=name, licence=licence)
+            export_checkpoint(checkpoint, target, part, card)
+    typer.echo(f"{checkpoint} → {target}")
+    if repository is not None:
+        _push(target, repository, public=public, dry_run=dry_run)
+
+
+def _push(folder: Path, repository: str, *, public: bool, dry_run: bool) -> None:
+    files = files_of(folder)
+    size = f"{counted(len(files), 'file')}, {sum(files.values()) / 1e6:.1f} MB"
+    if dry_run:
+        visibility = "public" if public else "private"
+        typer.echo(f"would upload {size} to {repository} ({visibility} if it is new):")
+        typer.echo("".join(f"  {size:>12,}  {name}\n" for name, size in files.items()), nl=False)
+        return
+    typer.echo(f"uploading {size} to {repository}")
+    typer.echo(upload(folder, repository, public=public, message=f"condensegrpo export of {folder.name}"))

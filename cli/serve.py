@@ -1,20 +1,44 @@
-"""``condensegrpo serve``: a vLLM server for ``sampler.name=vllm_server``, in the foreground."""
+"""``condensegrpo serve`` and ``proxy``: a vLLM server, and an OpenAI-compatible endpoint that condenses for agents."""
 
+import asyncio
 import os
 import secrets
 import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from condensegrpo.cli.addresses import base_url
-from condensegrpo.cli.options import AnyConfig
-from condensegrpo.core.errors import ConfigError
+from condensegrpo.assembly.plugins import check_plugin
+from condensegrpo.cli.evaluate import parsed_condensers
+from condensegrpo.cli.options import AnyConfig, Overrides, base_url
+from condensegrpo.cli.process import handle_first
+from condensegrpo.config.load import dump_config, longest_request, named_config, validate
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.yaml_tree import apply_overrides
+from condensegrpo.core.errors import ConfigError, RunError
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.trajectory import Score, Trajectory
+from condensegrpo.core.wording import counted
+from condensegrpo.display.console import quiet_libraries
+from condensegrpo.evaluation.policy import in_use
+from condensegrpo.samplers.vllm.settings import ServedModel, ServerSettings
+from condensegrpo.storage.background_writer import BackgroundWriter
+from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.media import MediaFolder
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trajectories import write_trajectory
 
 if TYPE_CHECKING:
-    from condensegrpo.config.schema import RunConfig
-    from condensegrpo.samplers.vllm.settings import ServedModel, ServerSettings
+    from condensegrpo.integrations.proxy import Proxy
+
+KEY = "CONDENSEGRPO_PROXY_KEY"  # environment variable of the token
+TASK = "python:RemoteAgent"
+UNLIMITED = 1_000_000_000  # turns of a session, tokens of a row
+REPLY_SECONDS = 3600.0  # beside the idle time: of one reply with all its retries
 
 
 def serve(
@@ -33,10 +57,7 @@ def serve(
 
     Example: condensegrpo serve gsm8k model.new=null model.path=Qwen/Qwen2.5-0.5B-Instruct --port 8001
     """
-    from condensegrpo.config.load import named_config
-
     loaded = named_config(config, overrides or ())
-    from condensegrpo.evaluation.policy import in_use
     from condensegrpo.learner.checkpoint import verify_model
     from condensegrpo.samplers.vllm_server.process import check_free, check_installed, command, environment
     from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
@@ -60,11 +81,7 @@ def serve(
         os.execvpe(line[0], line, environment(token, settings))
 
 
-def _served(config: "RunConfig", model: str) -> "tuple[ServedModel, ServerSettings]":
-    from condensegrpo.assembly.plugins import check_plugin
-    from condensegrpo.config.load import longest_request
-    from condensegrpo.samplers.vllm.settings import ServedModel, ServerSettings
-
+def _served(config: RunConfig, model: str) -> tuple[ServedModel, ServerSettings]:
     supplied = {"model_path": model, "dtype": config.model.dtype}
     options = config.sampler.options if config.sampler.name == "vllm_server" else {}
     given = check_plugin("samplers", "vllm_server", options, supplied)
@@ -78,7 +95,7 @@ def _served(config: "RunConfig", model: str) -> "tuple[ServedModel, ServerSettin
     return served, settings if isinstance(settings, ServerSettings) else ServerSettings()
 
 
-def _policy(config: "RunConfig", folder: Path) -> str:
+def _policy(config: RunConfig, folder: Path) -> str:
     """The model to serve: the newest policy of a run folder; else that of a configuration.
 
     For a configuration with a new model that is the initial policy that the run of its name saved.
@@ -100,3 +117,113 @@ def _policy(config: "RunConfig", folder: Path) -> str:
         f"looking for the policy to serve: the configuration makes a new model, and there is none in {run}/origin. "
         f"Name a folder with --model, or leave sampler.options.urls empty: then the run starts its own servers."
     )
+
+
+def proxy(
+    model: Annotated[str, typer.Argument(help="Folder or Hub id of the served model's tokenizer; loads no weights.")],
+    upstream: Annotated[str, typer.Option(metavar="URL", help="API of the model, such as http://localhost:8000/v1.")],
+    condenser: Annotated[str, typer.Option(help="With its options, such as 'last_k keep_last=3'.")],
+    overrides: Overrides = None,
+    budget: Annotated[int, typer.Option(min=8, metavar="TOKENS", help="Largest prompt of a request.")] = 8192,
+    out: Annotated[Path, typer.Option(help="New run folder for the trajectories.")] = Path("runs/proxy"),
+    host: Annotated[str, typer.Option(help="Interface to listen on; by default loopback only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any.")] = 8001,
+    sessions: Annotated[int, typer.Option(min=1, help="Sessions that may be open at a time.")] = 64,
+    idle: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Without a request, when one ends.")] = 3600.0,
+) -> None:
+    """Condense the conversations of agents that run as they are, before any served model, and record them.
+
+    Agents get its URL and token as OPENAI_BASE_URL and OPENAI_API_KEY. The token is read from CONDENSEGRPO_PROXY_KEY,
+    or created and printed once. Ctrl-C ends all sessions and writes them.
+
+    Example: condensegrpo proxy Qwen/Qwen3-8B --upstream http://localhost:8000/v1 --condenser "last_k keep_last=3"
+    """
+    named = parsed_condensers(condenser)
+    if len(named) != 1:
+        raise ConfigError(f"reading --condenser {condenser!r}: found {len(named)} condensers, wanted one.")
+    limits = {"max_turns": UNLIMITED, "max_context_tokens": budget, "max_output_tokens": 4096, "ends_at_cut": False}
+    tree = {
+        "name": out.name,
+        "runs_dir": str(out.parent),
+        "model": {"path": model},
+        "task": {"name": TASK},
+        "condenser": {"name": named[0][0], "options": named[0][1]},
+        "sampler": {"name": "openai", "options": {"url": upstream, "model": model}},
+        "rollout": {
+            "limits": {**limits, "turn_seconds": idle + REPLY_SECONDS},
+            "condense": {"when": "over_budget"},  # prefixes stay cached while they fit
+        },
+        "learner": {"tokens_per_micro_batch": UNLIMITED},  # it learns nothing
+    }
+    given = overrides or ()
+    config = validate(apply_overrides(tree, given), source="of the proxy", overrides=given)
+    with _proxy(config, model, out, sessions=sessions, idle=idle) as served:
+        asyncio.run(_serve(served, host, port))
+    if any((out / "trajectories").glob("*.jsonl")):
+        typer.echo(f"next: condensegrpo inspect {shlex.quote(str(out))}")
+
+
+@contextmanager
+def _proxy(config: RunConfig, model: str, out: Path, *, sessions: int, idle: float) -> "Iterator[Proxy]":
+    """The proxy of a configuration, with its run folder."""
+    from condensegrpo.assembly.build import build_components
+    from condensegrpo.assembly.runtime import check_sampler, open_sampler, renderer_for, trajectory_engine
+    from condensegrpo.integrations.proxy import Proxy, RemoteAgent
+
+    quiet_libraries()
+    components = build_components(config, objects={TASK: RemoteAgent(program=())})
+    check_sampler(config)
+    media = MediaFolder(out / "media")
+    renderer, sampler = renderer_for(components, model, media), open_sampler(config, model, media=media)
+    temperature = config.rollout.temperature
+    engine = trajectory_engine(components, renderer=renderer, sampler=sampler, temperature=temperature)
+    renderer.keep(sessions * config.rollout.limits.max_context_tokens)
+    form = config.rollout.tools.format
+    with _recorded(config, model, out) as record:
+        yield Proxy(
+            engine=engine,
+            tool_format=form if isinstance(form, str) else form.name,
+            token=os.environ.get(KEY) or secrets.token_urlsafe(24),
+            finished=record,
+            sessions=sessions,
+            idle_seconds=idle,
+            seed=config.seed,
+        )
+
+
+@contextmanager
+def _recorded(config: RunConfig, model: str, out: Path) -> Iterator[Callable[[Trajectory], None]]:
+    """A new run folder; yields a function that prints how a session ended, and writes it there if it had a reply."""
+    from condensegrpo.assembly.runtime import provenance
+    from condensegrpo.learner.model_folder import save_tokenizer
+
+    run, sampled_with = RunFolder.create(out), provenance(config, model=model, step=0)
+
+    def record(trajectory: Trajectory) -> None:
+        tokens = trajectory.max_context_tokens
+        unjudged = Score(total=0.0, components={}, format_valid=True, correct=0.0, context_tokens=tokens, judged=False)
+        scored = ScoredTrajectory.of(trajectory, unjudged)
+        if trajectory.turns:
+            writer.submit(partial(write_trajectory, run.trajectories(0), scored, sampled_with))
+        replies = counted(len(trajectory.turns), "reply", "replies")
+        typer.echo(f"{trajectory.problem_id}: {replies}, {trajectory.stop}. {trajectory.detail}".rstrip(), err=True)
+
+    with run.locked(), BackgroundWriter() as writer:
+        write_atomically(run.config, dump_config(config))
+        save_tokenizer(model, run.path)
+        yield record
+
+
+async def _serve(served: "Proxy", host: str, port: int) -> None:
+    """Serve until the first SIGINT or SIGTERM."""
+    stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+    handle_first(lambda *_: loop.call_soon_threadsafe(stopping.set))
+    try:
+        async with served.serving(host, port) as listening:
+            token = f"${KEY}" if os.environ.get(KEY) else served.token
+            typer.echo(f"export OPENAI_BASE_URL={base_url(host, listening)}/v1 OPENAI_API_KEY={token}", err=True)
+            typer.echo("Ctrl-C ends the sessions and writes them", err=True)
+            await stopping.wait()
+            typer.echo("awaiting the replies under way; press Ctrl-C again to quit now", err=True)
+    except OSError as error:
+        raise RunError(f"listening on {host}:{port}: {error.strerror}. Choose another --port or --host.") from error

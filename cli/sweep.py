@@ -17,8 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from condensegrpo.cli.interrupts import SWEEP, StopRequest
-from condensegrpo.cli.streams import outlived_streams
+from condensegrpo.cli.process import SWEEP, StopRequest, outlived_streams
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for

@@ -1,4 +1,4 @@
-"""``condensegrpo train``: starts a training run or resumes one, and shows its progress."""
+"""``condensegrpo train`` and ``quickstart``: start or resume a training run, show its progress and its summary."""
 
 import os
 import shlex
@@ -9,26 +9,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from condensegrpo.cli.interrupts import StopRequest
 from condensegrpo.cli.options import Debug, config_names, names_and_overrides
-from condensegrpo.cli.streams import outlived_streams
-from condensegrpo.cli.summary import print_summary
+from condensegrpo.cli.process import StopRequest, outlived_streams
+from condensegrpo.config.load import dump_with_origins, find_config, load_config
+from condensegrpo.config.resumed import recorded_changes
+from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observers, Silent
 from condensegrpo.core.process import postpone_collections
+from condensegrpo.core.protocols.task import Split
 from condensegrpo.core.wording import counted
 from condensegrpo.display.console import TrainingConsole, quiet_libraries, waiting_for
 from condensegrpo.display.run_log import JsonLines, RunLog
+from condensegrpo.display.tables import table
+from condensegrpo.evaluation.figures import evaluations_in
 from condensegrpo.learner.launchers import join_launch, launched_rank
+from condensegrpo.storage.new_run import free_name
 from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trackers import read_metrics
 
 if TYPE_CHECKING:
-    from condensegrpo.config.schema import RunConfig
-    from condensegrpo.core.protocols.task import Split
     from condensegrpo.training.run_setup import PreparedRun
 
-SPLITS: tuple["Split", ...] = ("train", "eval")
+MEASURES = (
+    ("success", "success", "{:.3f}"),
+    ("largest context, tokens", "context_tokens", "{:.1f}"),
+    ("tokens read, all calls", "prompt_tokens", "{:.1f}"),
+    ("output, tokens", "output_tokens", "{:.1f}"),
+    ("valid format", "format_valid", "{:.3f}"),
+    ("successful tool calls", "tool_calls_valid", "{:.3f}"),
+)
 
 
 class Output(StrEnum):
@@ -105,7 +118,7 @@ def train(
 
 
 def _one_of(options: Mapping[str, bool]) -> None:
-    """Check that at most one of these options was given."""
+    """Check that at most one of these options is given."""
     given = [option for option, is_given in options.items() if is_given]
     if len(given) > 1:
         raise ConfigError(f"reading the options: found {given[1]} with {given[0]}. Choose one of them.")
@@ -113,10 +126,8 @@ def _one_of(options: Mapping[str, bool]) -> None:
 
 def _configuration(
     arguments: list[str], resume: Path | None, *, continue_: bool
-) -> "tuple[RunConfig, RunFolder | None, Callable[[], str]]":
+) -> tuple[RunConfig, RunFolder | None, Callable[[], str]]:
     """The configuration, the run that it continues if there is one, and its text with the origin of each value."""
-    from condensegrpo.config.load import dump_with_origins, load_config
-
     join_launch(os.environ)
     path, overrides = _source(arguments, resume)
     run = RunFolder.open(resume) if resume else None
@@ -126,10 +137,11 @@ def _configuration(
     return config, named if continue_ and named.trained else run, lambda: dump_with_origins(config, path, overrides)
 
 
-def _print_dry_run(prepared: "PreparedRun", configuration: "Callable[[], str]") -> None:
+def _print_dry_run(prepared: "PreparedRun", configuration: Callable[[], str]) -> None:
     for line in "\n".join(prepared.notes).splitlines():
         typer.echo(f"# {line}")
-    for split in SPLITS:
+    splits: tuple[Split, ...] = ("train", "eval")
+    for split in splits:
         problems = prepared.components.problems(split)
         count = counted(len(problems), "problem")
         typer.echo(f"# {split}: {count}, the first: {problems[0].question[:80]!r}")
@@ -138,8 +150,6 @@ def _print_dry_run(prepared: "PreparedRun", configuration: "Callable[[], str]") 
 
 def _source(arguments: list[str], resume: Path | None) -> tuple[Path, list[str]]:
     """The YAML file and the overrides that give the configuration."""
-    from condensegrpo.config.load import find_config
-
     names, overrides = names_and_overrides(arguments)
     if resume is not None:
         if names:
@@ -174,3 +184,58 @@ def _train_as_first_rank(prepared: "PreparedRun", folder: RunFolder, output: Out
     elif output is Output.CONSOLE:
         typer.echo(f"stopped. To continue: condensegrpo train --resume {shlex.quote(str(folder.path))}")
     return 0 if finished else stop.exit_code
+
+
+def quickstart(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of the shipped configuration.")
+    ] = None,
+) -> None:
+    """Train the built-in ledger task offline, in a few minutes of a CPU, into runs/quickstart of this folder.
+
+    If that run exists, the new one is quickstart-2 and so on: no run that was trained is overwritten.
+
+    Example: condensegrpo quickstart train.steps=20
+    """
+    given = dict(override.partition("=")[::2] for override in overrides or [])
+    name = given.get("name") or free_name(Path(given.get("runs_dir", "runs")) / "quickstart")
+    train(["quickstart", *(overrides or []), f"name={name}"])
+
+
+def print_summary(folder: RunFolder) -> None:
+    """Print the closing summary of a run, from its ``metrics.jsonl`` alone."""
+    evaluated = [line for line in read_metrics(folder.metrics) if "eval/success" in line]
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    if evaluated:
+        before = evaluated[0] if evaluated[0]["step"] == 0 else None
+        console.print(_table(before, evaluated[-1]))
+    for change in recorded_changes(folder):
+        console.print(f"changed     from step {change.first_step} on, {change}")
+    path = folder.path
+    console.print(f"policy      {path}/checkpoints (newest: a Hugging Face folder in model/)")
+    console.print(f"curves      {path}/report.html  {path}/report.png  {path}/metrics.jsonl")
+    console.print(f"next        condensegrpo inspect {path}")
+    console.print(f"            condensegrpo eval {path} --samples 4")
+
+
+def _table(before: dict[str, float] | None, after: dict[str, float]) -> Table:
+    """The evaluations after training, beside those before it if there were any."""
+    steps = counted(round(after["step"]), "step")
+    shown = {"after": after} if before is None else {"before": before, "after": after}
+    title = f"held-out problems, {' → '.join(shown)} {steps}, [95 % interval]"
+    drawn = table(title, ("evaluation", "metric", *shown), (), left=2)
+    for name, prefix in sorted(evaluations_in(after).items(), key=lambda evaluation: len(evaluation[1])):
+        measured = [measure for measure in MEASURES if f"{prefix}/{measure[1]}" in after]
+        for row, (label, key, form) in enumerate(measured):
+            cells = [_cell(line, f"{prefix}/{key}", form) for line in shown.values()]
+            drawn.add_row("" if row else name, label, *cells)
+        drawn.add_section()
+    return drawn
+
+
+def _cell(line: dict[str, float], key: str, form: str) -> str:
+    """A metric, with its 95 % interval if it has one."""
+    if key not in line:
+        return "–"
+    bounds = [form.format(line[f"{key}{bound}"]) for bound in ("_low", "_high") if f"{key}{bound}" in line]
+    return f"{form.format(line[key])} [{', '.join(bounds)}]" if bounds else form.format(line[key])

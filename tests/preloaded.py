@@ -14,7 +14,10 @@ import transformers.models.qwen3.modeling_qwen3
 import typer.rich_utils
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-import condensegrpo.cli.app
+import condensegrpo.cli.evaluate
+import condensegrpo.cli.inspect
+import condensegrpo.cli.runs
+import condensegrpo.cli.train
 import condensegrpo.condensers.whole_units
 import condensegrpo.evaluation.study
 import condensegrpo.planning.remedies

@@ -9,7 +9,7 @@ from command import ENVIRONMENT, ROOT
 from forked import _child, _server, main
 from typer import Exit
 
-from condensegrpo.cli.interrupts import SWEEP
+from condensegrpo.cli.process import SWEEP
 from condensegrpo.cli.sweep import run_sweep
 from condensegrpo.config.study import load_study
 from condensegrpo.training.sweep import RunProcess, StudyRun

@@ -53,7 +53,7 @@ SANDBOX_USERS = {  # beside plug-ins
     "condensegrpo.config.schema",  # the limits are a section
 }
 PLUG_IN_LOADERS = {  # beside the assembly
-    *("condensegrpo.cli.plugins", "condensegrpo.cli.app"),  # --help lists names
+    *("condensegrpo.cli.init", "condensegrpo.cli.app"),  # --help lists names
     *("condensegrpo.integrations.env_class", "condensegrpo.integrations.gym"),  # what they adapt
 }
 EFFECTS = {"pathlib", "os", "io", "json", "sys", "logging", "time", "random", "asyncio", "subprocess", "shutil"}

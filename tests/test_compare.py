@@ -10,7 +10,7 @@ from builders import condensation, scored, trajectory, turn
 from command import run, succeed
 from rich.console import Console
 
-from condensegrpo.cli.compare import figures_table, parsed_budgets, parsed_condensers
+from condensegrpo.cli.evaluate import figures_table, parsed_budgets, parsed_condensers
 from condensegrpo.config.load import validate
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError

@@ -39,7 +39,7 @@ from condensegrpo.cli.doctor_machine import (
     usable_cores,
     warning,
 )
-from condensegrpo.cli.plugins import describe_plugin, docstring_in_source, plugins
+from condensegrpo.cli.init import describe_plugin, docstring_in_source, plugins
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.plugins import KINDS, installed, load

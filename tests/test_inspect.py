@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner, Result
 
-from condensegrpo.cli.inspect_check import breaches
-from condensegrpo.cli.inspect_trajectory import inspect_trajectory
+from condensegrpo.cli.inspect import breaches, inspect_trajectory
 from condensegrpo.core.errors import CondenseError, ConfigError, DataError, RunError, TrajectoryFileError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
@@ -40,7 +39,7 @@ REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<note> 6 </note>", "<answer>
 OPERATIONS = ["+2", "+1", "done report"]
 ALONE = """
 import typer
-from condensegrpo.cli.inspect_trajectory import inspect_trajectory
+from condensegrpo.cli.inspect import inspect_trajectory
 typer.run(inspect_trajectory)
 """
 
@@ -617,7 +616,7 @@ def test_a_damaged_file_is_one_line_on_stderr_without_a_traceback(demo: Path) ->
     file.write_text(file.read_text().replace('"version":1', '"version":5', 1))
     code = """
 import sys, typer
-from condensegrpo.cli.inspect_trajectory import inspect_trajectory
+from condensegrpo.cli.inspect import inspect_trajectory
 from condensegrpo.core.errors import CondenseError
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(inspect_trajectory)
@@ -723,7 +722,7 @@ def test_output_that_is_no_terminal_is_plain_and_wide(demo: Path) -> None:
 def test_the_command_does_not_load_heavy_packages() -> None:
     code = """
 import sys
-import condensegrpo.cli.inspect_trajectory, condensegrpo.cli.doctor, condensegrpo.cli.plugins
+import condensegrpo.cli.inspect, condensegrpo.cli.doctor, condensegrpo.cli.init
 heavy = {"torch", "transformers", "deepspeed", "matplotlib", "numpy", "tokenizers", "pydantic", "yaml"}
 sys.exit(", ".join(heavy & set(sys.modules)) or None)
 """

@@ -20,7 +20,7 @@ from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static, TabbedContent
 from textual.widgets._footer import FooterKey
 
-from condensegrpo.cli.inspect_app import listings
+from condensegrpo.cli.inspect_app import rows
 from condensegrpo.cli.inspect_app.app import InspectorApp
 from condensegrpo.cli.inspect_app.rows import sparkline
 from condensegrpo.cli.inspect_app.selection import Listing, Selection
@@ -277,8 +277,8 @@ def test_a_search_that_stops_counting_says_so(run: RunFolder) -> None:
     index.update()
     (record, *_) = index.records(index.batch(run.trajectories(1)))
     found = [Hit(record, None, "start")] * MOST
-    assert listings.hits("start", found, "").title == "'start': 1,000+"
-    assert listings.hits("start", found[1:], "").title == "'start': 999"
+    assert rows.hits("start", found, "").title == "'start': 1,000+"
+    assert rows.hits("start", found[1:], "").title == "'start': 999"
 
 
 def test_evaluations_are_beside_training(screens: Screens) -> None:

@@ -56,7 +56,7 @@ def test_ctrl_c_twice_leaves_at_once_also_while_a_call_of_c_holds_the_interprete
 @pytest.mark.parametrize("variable", ["TORCHELASTIC_RUN_ID", "CROSS_RANK"])
 def test_a_rank_ends_with_its_launcher_however_that_ends(variable: str) -> None:
     rank = (
-        "import os, time\nfrom condensegrpo.cli.interrupts import end_with_launcher\n"
+        "import os, time\nfrom condensegrpo.cli.process import end_with_launcher\n"
         "end_with_launcher()\nprint(os.getpid())\ntime.sleep(1000)"
     )
     program = f"import subprocess, sys\nsubprocess.run([sys.executable, '-uc', {rank!r}])"

@@ -113,7 +113,7 @@ def test_deepspeed_and_vllm_read_the_index_of_the_only_device(monkeypatch: pytes
 def test_a_rank_may_get_sigterm_twice_and_still_saves() -> None:
     """SLURM signals every process of a step, and a torchrun among them passes its signal on."""
     program = (
-        "import os, signal\nfrom condensegrpo.cli.interrupts import StopRequest\n"
+        "import os, signal\nfrom condensegrpo.cli.process import StopRequest\n"
         "stop = StopRequest()\nassert not stop.requested()\n"
         "for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGTERM): os.kill(os.getpid(), number)\n"
         "assert stop.requested()\nos.kill(os.getpid(), signal.SIGTERM)\nprint('saved')\n"

@@ -217,7 +217,7 @@ def test_what_an_evaluation_began_is_removed_where_it_is_ended_at_once(tmp_path:
     finished(tmp_path / "a", [1.0, 0.0])
     (tmp_path / "saved").mkdir()
     program = (
-        "from pathlib import Path\nfrom condensegrpo.cli.interrupts import exit_immediately\n"
+        "from pathlib import Path\nfrom condensegrpo.cli.process import exit_immediately\n"
         "from condensegrpo.storage.evaluations import kept_if_begun, new_name\n"
         "from condensegrpo.storage.run_folder import RunFolder\nrun = RunFolder(Path('a'))\n"
         "with kept_if_begun(Path('saved')), new_name(run, 2) as name:\n"

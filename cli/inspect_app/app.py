@@ -20,12 +20,11 @@ from textual.widgets import Footer, Input, OptionList, Static, TabbedContent, Ta
 from textual.widgets.option_list import Option
 from textual.worker import get_current_worker
 
-from condensegrpo.cli.inspect_app import listings, rows
-from condensegrpo.cli.inspect_app.dialogs import BINDINGS, CompareDialog, KeysDialog, ViewsDialog
-from condensegrpo.cli.inspect_app.listings import Listed
+from condensegrpo.cli.inspect_app import rows
+from condensegrpo.cli.inspect_app.rows import Listed
 from condensegrpo.cli.inspect_app.selection import PAGE, Listing, Selection, fault
-from condensegrpo.cli.inspect_app.tabs import TABS, tab_content
-from condensegrpo.cli.inspect_choice import Choice
+from condensegrpo.cli.inspect_app.tabs import BINDINGS, TABS, CompareDialog, KeysDialog, ViewsDialog, tab_content
+from condensegrpo.cli.inspect_page import Choice
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
@@ -312,11 +311,11 @@ class InspectorApp(App[None]):
     def action_problem(self) -> None:
         """List the groups of this problem in all steps."""
         if self.selection.opened is not None:
-            self.show_listed(listings.visits(self.selection.index, self.selection.opened.record.figures.problem_id))
+            self.show_listed(rows.visits(self.selection.index, self.selection.opened.record.figures.problem_id))
 
     def action_worse(self) -> None:
         """List the problems that got worse."""
-        self.find(lambda: listings.worse(self.selection.index, self._so_far))
+        self.find(lambda: rows.worse(self.selection.index, self._so_far))
 
     def action_export(self) -> None:
         """Write what is shown as a page for somebody else."""
@@ -376,7 +375,7 @@ class InspectorApp(App[None]):
 
     def find_where(self, listing: Listing) -> None:
         """List the trajectories for which a condition holds."""
-        self.find(lambda: listings.matching(self.selection.index, listing, self._so_far))
+        self.find(lambda: rows.matching(self.selection.index, listing, self._so_far))
 
     @work(thread=True, exclusive=True, group="search")
     def find(self, search_for: Callable[[], Listed]) -> None:
@@ -400,17 +399,17 @@ class InspectorApp(App[None]):
                 if worker.is_cancelled:
                     return
                 if len(found) in (1, HITS_AT_A_TIME):
-                    self.call_from_thread(self.show_listed, listings.hits(query, found, " …"))
+                    self.call_from_thread(self.show_listed, rows.hits(query, found, " …"))
                 if len(found) == MOST:
                     break
         except CondenseError as error:
             self.call_from_thread(self._complain, error)
-        self.call_from_thread(self.show_listed, listings.hits(query, found, ""))
+        self.call_from_thread(self.show_listed, rows.hits(query, found, ""))
 
     @work(thread=True, exclusive=True, group="export")
     def export(self) -> None:
         """Write a page of what is listed and of the open group."""
-        from condensegrpo.cli.inspect_html import write_selection
+        from condensegrpo.cli.inspect_page import write_selection
 
         try:
             text = write_selection(self.selection, None if self.listed is None else self.listed.records)

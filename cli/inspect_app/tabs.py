@@ -1,10 +1,13 @@
 """The tabs on the right: one turn, as what the policy saw, the whole history, its reply, its credit, and as stored.
 
 Every distinction has a glyph or a word beside its colour.
+
+The dialogs cover the screen for a moment: the keys, the ready views, two siblings beside each other.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from rich.console import Group as Lines
 from rich.console import RenderableType
@@ -12,8 +15,16 @@ from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
 
-from condensegrpo.cli.inspect_app.selection import Selection
+from condensegrpo.cli.inspect_app.rows import RowList
+from condensegrpo.cli.inspect_app.selection import Selection, fault
+from condensegrpo.core.errors import CondenseError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import SpanStatus
 from condensegrpo.core.wording import counted, ranges
@@ -22,11 +33,12 @@ from condensegrpo.display.context_bar import Mark
 from condensegrpo.display.theme import neutral, one_line
 from condensegrpo.display.trajectory_view import SURPRISING, TerminalPicture, token_grid
 from condensegrpo.inspection.history import HistoryPiece, PieceStatus, WordChange, word_changes
-from condensegrpo.inspection.opened import OpenedTrajectory
+from condensegrpo.inspection.opened import OpenedTrajectory, first_difference
 from condensegrpo.inspection.panes import TokenView, TurnView
 from condensegrpo.inspection.panes import raw as stored_json
 from condensegrpo.inspection.pictures import media_of
 from condensegrpo.inspection.records import Group
+from condensegrpo.inspection.views import READY_VIEWS
 
 TABS = ("shown", "full", "reply", "credit", "raw")
 MOST = 200_000  # characters of a tab
@@ -45,6 +57,46 @@ CHANGES = {
 }
 PALE, DEEP = (30, 30, 36), (120, 70, 140)  # backgrounds of a token that was certain, and of one that surprised
 DEEPEST = 4.0  # nats
+BINDINGS: list[BindingType] = [  # those in the line at the bottom first, the most needed ones at its left
+    Binding("question_mark", "keys", "help", key_display="?"),
+    Binding("q", "quit", "quit"),
+    Binding("left_square_bracket", "step(-1)", "step", key_display="[ ]"),
+    Binding("right_square_bracket", "step(1)", show=False),
+    Binding("h", "sibling(-1)", "sibling", key_display="h l"),
+    Binding("l", "sibling(1)", show=False),
+    Binding("j", "turn(1)", "turn", key_display="j k"),
+    Binding("k", "turn(-1)", show=False),
+    Binding("1", f"tab('{TABS[0]}')", "tab", key_display="1-5"),
+    *(Binding(str(number), f"tab('{name}')", show=False) for number, name in enumerate(TABS[1:], 2)),
+    Binding("slash", "search", "search"),
+    Binding("v", "views", "views"),
+    Binding("d", "compare", "compare"),
+    Binding("p", "problem", "problem"),
+    Binding("w", "worse", "worse"),
+    Binding("e", "kind", "evaluations"),
+    Binding("x", "export", "export"),
+    Binding("y", "copy", "copy"),
+    Binding("f", "live", "follow"),
+    Binding("t", "ids", "ids", show=False),
+    Binding("escape", "groups", show=False),
+]
+HELP = """\
+[ ]   step before, step after     e    training or evaluations
+↑ ↓   group                       f    follow a live run
+h l   sibling                     j k  turn
+1     what the policy saw         2    the history, and what was dropped
+3 t   the reply, ids of tokens    4    credit: why this advantage
+5     the turn as it is stored    d    compare with the next sibling
+/     search all steps: letters in order (qck finds quick), or a text
+      = score == 0 and turns > 3  a condition; the fields are below
+v     ready views                 p    this problem through training
+w     problems that got worse     x    write this as a page to send
+Esc   back to the groups          y    copy the command that shows this
+q     quit
+ctx tokens of the largest prompt   ● signal: trains
+█ pinned  ■ kept  ▒ rewritten  ░ dropped  + added by the condenser
+"""
+LONGEST = 2000  # characters of the fields
 
 
 def tab_content(tab: str, selection: Selection, opened: OpenedTrajectory, *, ids: bool) -> RenderableType:
@@ -198,3 +250,88 @@ def comparison(first: OpenedTrajectory, second: OpenedTrajectory, turn: int) -> 
         for message in view.messages[-2:]:
             text.append_text(_message(message)).append("\n")
         yield text.append("── reply\n", theme.HEAD).append(neutral(view.reply), "bold")
+
+
+class KeysDialog(ModalScreen[None]):
+    """The keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q,enter", "dismiss", "Close")]
+
+    def __init__(self, fields: Sequence[str]) -> None:
+        """``fields``: of conditions."""
+        super().__init__()
+        self._fields = fields
+
+    def compose(self) -> ComposeResult:
+        """One box of text."""
+        with VerticalScroll(classes="box help"):
+            yield Static(Text(f"{HELP}fields  {one_line(', '.join(self._fields), LONGEST)}"))
+
+
+class ViewsDialog(ModalScreen[int | None]):
+    """A choice of the ready views."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,v", "dismiss", "Close")]
+
+    def compose(self) -> ComposeResult:
+        """A list."""
+        yield RowList(
+            *(Option(Text.assemble(f"{view.title:24}", (view.meaning, theme.DIM))) for view in READY_VIEWS),
+            classes="box",
+        )
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """Choose a view."""
+        self.dismiss(event.option_index)
+
+
+class CompareDialog(ModalScreen[None]):
+    """Two siblings from their first difference."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,d,q", "dismiss", "Close"),
+        Binding("j,down", "turn(1)", "Turn"),
+        Binding("k,up", "turn(-1)", "Turn"),
+        Binding("l,right", "sibling(1)", "Other sibling"),
+        Binding("h,left", "sibling(-1)", "Other sibling"),
+    ]
+
+    def __init__(self, first: OpenedTrajectory, sibling: Callable[[int], OpenedTrajectory]) -> None:
+        """``sibling``: the one that many rows after the first."""
+        super().__init__()
+        self._first, self._second, self._sibling, self._by, self._turn = first, first, sibling, 0, 0
+
+    def compose(self) -> ComposeResult:
+        """A line about the difference, then two columns."""
+        with Vertical(classes="box wide"):
+            yield Static(id="difference")
+            with Horizontal():
+                for name in ("left", "right"):
+                    with VerticalScroll():
+                        yield Static(id=name)
+
+    def on_mount(self) -> None:
+        """Compare with the next sibling."""
+        self.action_sibling(1)
+
+    def action_sibling(self, by: int) -> None:
+        """Compare with another sibling, from the first difference."""
+        try:
+            self._second = self._sibling(self._by + by)
+        except CondenseError as error:
+            self.notify(fault(error), severity="error", markup=False)
+            return
+        self._by += by
+        different = first_difference(self._first.scored.trajectory, self._second.scored.trajectory)
+        self._turn = different.turn if different is not None else 0
+        where = "equal" if different is None else f"first difference: the {different.where} of turn {different.turn}"
+        names = " and ".join(one_line(opened.record.id, 60) for opened in (self._first, self._second))
+        self.query_one("#difference", Static).update(Text(f"{names}: {where}   (h l sibling, j k turn, Esc)", "bold"))
+        self.action_turn(0)
+
+    def action_turn(self, by: int) -> None:
+        """Compare another turn."""
+        last = max(len(self._first.turns), len(self._second.turns)) - 1
+        self._turn = max(0, min(self._turn + by, last))
+        for name, side in zip(("left", "right"), comparison(self._first, self._second, self._turn), strict=True):
+            self.query_one(f"#{name}", Static).update(side)

@@ -1,14 +1,14 @@
-"""The page of ``condensegrpo inspect --html`` and of the key x: which trajectories it holds, how large it becomes."""
+"""The trajectories that options choose, and the page of ``--html`` and of the key x: its trajectories and its size."""
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import typer
 
-from condensegrpo.cli.inspect_choice import Choice
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.wording import counted, ranges
 from condensegrpo.display.console import waiting_for
@@ -16,7 +16,7 @@ from condensegrpo.inspection import views
 from condensegrpo.inspection.batches import TrajectoryBatch, trajectory_files
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.inspector_page import write_inspector
-from condensegrpo.inspection.records import IndexedTrajectory, LineSpan
+from condensegrpo.inspection.records import IndexedTrajectory, LineSpan, groups
 from condensegrpo.inspection.samples import spread
 
 if TYPE_CHECKING:
@@ -30,12 +30,73 @@ FEW = 8  # training steps of a page that is still too large: from here on, group
 Batches = Sequence[tuple[TrajectoryBatch, Sequence[IndexedTrajectory]]]
 
 
-def export(file: Path, index: Index, single: Path | None, choice: Choice) -> None:
-    """Write the page of one trajectory file, or of all of the index, and print what it holds.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Options that select trajectories; None: not given."""
 
-    Raises:
-        CondenseError: no trajectory is left, there are too many, or a file cannot be read or written.
-    """
+    group: str | None = None  # 6/12, or 12
+    trajectory: str | None = None  # 6/12/3, 12/3, or its number in order, 99 or #99
+    where: str | None = None
+    sort: str | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether any option was given."""
+        return any((self.group, self.trajectory, self.where, self.sort))
+
+    @property
+    def is_named(self) -> bool:
+        """Whether a group or a trajectory is named."""
+        return bool(self.group or self.trajectory)
+
+    def within(self, view: views.ReadyView | None) -> "Choice":
+        """The same among the trajectories of a ready view, in its order unless ``sort`` is given."""
+        if view is None:
+            return self
+        where = f"({view.where}) and ({self.where})" if self.where else view.where
+        return Choice(group=self.group, trajectory=self.trajectory, where=where, sort=self.sort or view.sort)
+
+    def of(self, every: Sequence[IndexedTrajectory]) -> tuple[IndexedTrajectory, ...]:
+        """The trajectories that match, in order. Without options: the first group with a signal."""
+        meant = self.named(every)
+        matches = views.select(meant, where=self.where, sort=self.sort, most=len(every)).records
+        if not matches:
+            raise DataError(
+                f"looking for trajectories where {self.where}: none of {len(every)} is left. Try another step or a "
+                f"wider condition; on a terminal, or with --html FILE, all steps are searched."
+                if self.where
+                else f"looking for trajectory {self.trajectory} in group {self.group}: it is in another group. Leave "
+                f"--group out."
+            )
+        if not self.given:
+            by_group = groups(matches)
+            return next((group for group in by_group if group.signal), by_group[0]).siblings
+        return matches
+
+    def named(self, every: Sequence[IndexedTrajectory]) -> list[IndexedTrajectory]:
+        """The trajectories of the named group or id; all if none is named."""
+        group = _meant("group", self.group, [record.figures.group_id for record in every])
+        named = _meant("trajectory", self.trajectory, [record.id for record in every])
+        return [record for record in every if group in (None, record.figures.group_id) and named in (None, record.id)]
+
+
+def _meant(kind: str, given: str | None, every: Sequence[str]) -> str | None:
+    """The id that is given whole, by its end (12/3 for 6/12/3), or by its number in order (3 or #3), from 0."""
+    ids = list(dict.fromkeys(every))
+    if given is None or given in ids:
+        return given
+    number = given.removeprefix("#")
+    ends = [name for name in ids if name.endswith(f"/{number}")]
+    if number.isdecimal() and (kind == "trajectory" or not ends):  # 12 is also the group 6/12
+        ends = ids[int(number) :][:1]
+    if not ends:
+        more = f" and {len(ids) - 12} more" if len(ids) > 12 else ""
+        raise DataError(f"looking for {kind} {given!r}: there are {', '.join(ids[:12])}{more}.")
+    return ends[0]
+
+
+def export(file: Path, index: Index, single: Path | None, choice: Choice) -> None:
+    """Write the page of one trajectory file, or of all files of the index, and print its extent."""
     files = tuple(trajectory_files(index.path)) if single is None else (single,)
     with waiting_for("indexing the trajectories"):
         chosen = chosen_batches(index, files, choice)
@@ -51,16 +112,13 @@ def write_html(
     comfortable: int = COMFORTABLE,
     largest: int = LARGEST,
 ) -> None:
-    """Write the page of some trajectories and print what it holds.
+    """Write the page of some trajectories and print its extent.
 
     Args:
         chosen: batches, each with its chosen trajectories; there may be none.
         limited: whether the reader chose them; else only as many steps are taken as are comfortable.
         comfortable: bytes that a browser opens at once.
         largest: bytes that a browser opens at all.
-
-    Raises:
-        DataError: no trajectory is left, or there are more than a browser can open.
     """
     matching = [(batch, records) for batch, records in chosen if records]
     if not matching:
@@ -83,23 +141,20 @@ def write_html(
 
 
 def _fitting(chosen: Batches, comfortable: int) -> tuple[Batches, int | None]:
-    """As many steps as are comfortable, and, if few are still too many, how many groups of each; None: all."""
+    """The steps that are comfortable, and, if few are still too many, the number of groups of each; None: all."""
     most = max(len(_groups(records)) for _, records in chosen)
     taken, steps, groups = chosen, len(chosen), most
     while _size(taken) > comfortable and groups > 1:
         steps, groups = (steps // 2, groups) if steps > FEW else (steps, groups // 2)
-        taken = [(batch, _first_groups(records, groups)) for batch, records in _spread(chosen, steps)]
+        taken = []
+        for batch, records in _spread(chosen, steps):
+            kept = {*_groups(records)[:groups]}  # of evaluations of one name, the same problems
+            taken.append((batch, [record for record in records if record.figures.group_id in kept]))
     return taken, groups if groups < most else None
 
 
 def _groups(records: Sequence[IndexedTrajectory]) -> list[str]:
     return list(dict.fromkeys(record.figures.group_id for record in records))
-
-
-def _first_groups(records: Sequence[IndexedTrajectory], most: int) -> list[IndexedTrajectory]:
-    """The first groups: of evaluations of one name, the same problems."""
-    kept = {*_groups(records)[:most]}
-    return [record for record in records if record.figures.group_id in kept]
 
 
 def _spread(chosen: Batches, most: int) -> Batches:
@@ -135,10 +190,7 @@ def write_selection(selection: "Selection", listed: Sequence[IndexedTrajectory] 
         listed: trajectories of any steps; None: those of the batch.
 
     Returns:
-        What was written, and the address at which it opens here; empty: nothing is open.
-
-    Raises:
-        CondenseError: a line is damaged, or a file cannot be read or written.
+        The name and extent of the page, and the address at which it opens here; empty if nothing is open.
     """
     opened, group, index = selection.opened, selection.group, selection.index
     if opened is None or group is None:

@@ -1,27 +1,38 @@
-"""Ctrl-C and SIGTERM: Python handles the first, and the kernel ends the process at the second.
+"""The process of a command: its signals, and its standard streams.
 
-A handler of Python runs when the main thread next executes Python. That takes as long as the call it is in, and two
-signals that arrive meanwhile count as one: under load, or while a reward holds the interpreter's lock, a second Ctrl-C
-was lost. The kernel's default action needs no thread of this process.
+Python handles the first Ctrl-C or SIGTERM, and the kernel ends the process at the second. A handler of Python runs when
+the main thread next executes Python. That takes as long as the call it is in, and two signals that arrive meanwhile
+count as one: under load, or while a reward holds the lock of the interpreter, a second Ctrl-C was lost. The default
+action of the kernel needs no thread of this process.
 
 The ranks of a launcher keep their handler of SIGTERM: SLURM sends it to every process of a step, and a torchrun among
-them passes its own on to the ranks. A launcher ends what does not end in time with SIGKILL.
+them passes its own on to the ranks. A launcher ends a process that does not end in time with SIGKILL.
+
+A standard stream may be closed, lack letters, or take nothing more: a full disk, a lost terminal.
 """
 
 import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from codecs import lookup
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BufferedWriter, FileIO, TextIOWrapper
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from condensegrpo.core.process import undo_all
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 KERNEL_ENDS = sys.platform == "linux" and os.getpid() != 1  # for process 1 the default action is to do nothing
 PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 SWEEP = "CONDENSEGRPO_SWEEP"  # variable of the runs of a sweep: its process id
 SHOW_CURSOR = b"\x1b[?25h"  # the progress display has hidden it
+STREAMS = ("stdout", "stderr")
 
 
 class StopRequest:
@@ -103,3 +114,66 @@ def _repeated() -> frozenset[int]:
 
 def _write(text: bytes) -> None:
     os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + text)
+
+
+def open_streams() -> None:
+    """Have both streams, and letters that a terminal lacks become question marks."""
+    for name in STREAMS:
+        if (stream := getattr(sys, name)) is None:  # the shell closed it
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  open as long as the process
+        elif isinstance(stream, TextIOWrapper) and lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors="replace")
+
+
+def refused_output() -> OSError | None:
+    """Why the standard output takes nothing more, if that is so; what its buffer holds is lost then."""
+    try:
+        os.write(sys.stdout.fileno(), b"\n")  # nothing less than a byte is refused
+    except OSError as error:
+        _send_nowhere(sys.stdout.fileno())
+        return error
+    return None
+
+
+@contextmanager
+def outlived_streams(report: Callable[[str], object]) -> Iterator[None]:
+    """A stream that takes nothing more is sent nowhere, which is reported, and the run goes on.
+
+    A pipe without a reader still ends the command.
+    """
+    before = {name: getattr(sys, name) for name in STREAMS}
+    for name, stream in before.items():
+        if isinstance(stream, TextIOWrapper):
+            stream.flush()
+            raw = _Outlived(stream.fileno(), name, report)
+            setattr(sys, name, TextIOWrapper(BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=True))
+    try:
+        yield
+    finally:
+        for name, stream in before.items():
+            getattr(sys, name).flush()
+            setattr(sys, name, stream)
+
+
+class _Outlived(FileIO):
+    """A descriptor that goes nowhere once a write to it has failed."""
+
+    def __init__(self, descriptor: int, stream: str, report: Callable[[str], object]) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._stream, self._report = stream, report
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            _send_nowhere(self.fileno())
+            self._report(f"{self._stream} takes nothing more: {error.strerror}")
+            return memoryview(data).nbytes
+
+
+def _send_nowhere(descriptor: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

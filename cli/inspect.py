@@ -1,0 +1,414 @@
+"""``condensegrpo inspect``: browse, print or verify the trajectories of a run."""
+
+import json
+import math
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from condensegrpo.algorithms.segments import check
+from condensegrpo.cli.inspect_page import Choice
+from condensegrpo.cli.options import AsJson
+from condensegrpo.core.errors import ConfigError, DataError
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, changes, description, figures_of
+from condensegrpo.core.wording import counted
+from condensegrpo.display import theme
+from condensegrpo.display.console import waiting_for
+from condensegrpo.display.tables import group_table, sibling_table
+from condensegrpo.display.theme import neutral, one_line
+from condensegrpo.display.trajectory_view import details, heading, overview
+from condensegrpo.inspection import views
+from condensegrpo.inspection.batches import TrajectoryBatch, choose, credit_of, step_of, trajectory_files
+from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader
+from condensegrpo.inspection.panes import TurnView
+from condensegrpo.inspection.pictures import media_of
+from condensegrpo.inspection.records import Group, IndexedTrajectory, groups
+from condensegrpo.storage.codec import dump_line, fields_of
+from condensegrpo.storage.credit import Credit
+from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.trajectories import Provenance, ReadResult, read_trajectories
+
+if TYPE_CHECKING:
+    from condensegrpo.cli.inspect_app.selection import Listing
+
+MOST_WORSE = 20  # problems that are printed
+RunOrFile = Annotated[
+    Path, typer.Argument(metavar="RUN_OR_FILE", help="A run folder, a folder of eval --save, or a trajectory file.")
+]
+Identity = Annotated[str | None, typer.Argument(metavar="[ID]", help="As --trajectory.")]
+Step = Annotated[int | None, typer.Option(help="Of a run; by default that of the id, or the last.")]
+Evaluation = Annotated[
+    str | None, typer.Option(metavar="NAME", help="This evaluation, such as held-out, not the training batch.")
+]
+GroupName = Annotated[str | None, typer.Option(help="Only trajectories of this group: 6/12, or 12.")]
+TrajectoryName = Annotated[
+    str | None, typer.Option(help="Show the trajectory of this id, 6/12/3, or number: 99 or '#99'.")
+]
+ViewNames = ", ".join((*(view.name for view in views.READY_VIEWS), views.GOT_WORSE))
+ViewName = Annotated[list[str] | None, typer.Option(metavar="NAME", help=f"Show a ready view: {ViewNames}.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(metavar="CONDITION", help="Show those for which this holds: 'score==0 and turns>3'. Repeat: all."),
+]
+Sort = Annotated[str | None, typer.Option(help="Show the first by this field; -field: the largest first.")]
+TurnNumber = Annotated[int | None, typer.Option(min=0, help="Details of this turn only.")]
+Tokens = Annotated[bool, typer.Option("--tokens", help="Show sampled tokens: advantage, id, text, log-probability.")]
+Full = Annotated[bool, typer.Option("--full", help="Show whole contexts and texts.")]
+Check = Annotated[
+    bool, typer.Option("--check", help="Only verify the invariants, of all steps without --step; exit code 1.")
+]
+Plain = Annotated[bool, typer.Option("--plain", help="Print, also on a terminal.")]
+Page = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write one offline page, of the step or of what --view and --where match."),
+]
+Picture = Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw what is printed into a picture.")]
+MOST_MATCHES = 20  # rows
+
+
+def inspect_trajectory(
+    path: RunOrFile,
+    trajectory_id: Identity = None,
+    step: Step = None,
+    evaluation: Evaluation = None,
+    group: GroupName = None,
+    trajectory: TrajectoryName = None,
+    view: ViewName = None,
+    where: Where = None,
+    sort: Sort = None,
+    turn: TurnNumber = None,
+    tokens: Tokens = False,
+    full: Full = False,
+    check: Check = False,
+    as_json: AsJson = False,
+    plain: Plain = False,
+    html: Page = None,
+    svg: Picture = None,
+) -> None:
+    """Browse a run's trajectories: what was condensed, sampled and trained, and why. Press ? for the keys.
+    Alias: inspect-trajectory.
+
+    Where there is no terminal, or with --plain, --tokens, --full, --json or --svg: print a step, then one
+    trajectory.
+
+    Example: condensegrpo inspect runs/quickstart --where 'correct == 0' --sort -context --tokens
+    """
+    if trajectory is not None and trajectory_id is not None:
+        raise ConfigError(f"reading the arguments: found the trajectory {trajectory_id} and --trajectory {trajectory}.")
+    printing = {"--turn": turn is not None, "--tokens": tokens, "--full": full, "--svg": svg}
+    choosing = {"--group": group, "--trajectory": trajectory or trajectory_id, "--view": view, "--where": where}
+    if check:
+        _alone("--check", {**choosing, "--sort": sort, **printing, "--html": html})
+        every_file = path.is_dir() and step is None and evaluation is None
+        files = trajectory_files(path) if every_file else ()
+        print_breaches(files or (choose(path, step, evaluation),), as_json=as_json)
+        return
+    for output, endings in ((html, (".html", ".htm")), (svg, (".svg",))):
+        if output is not None and output.suffix not in endings:
+            raise ConfigError(
+                f"writing {output}: wanted a name that ends in .html, for a page, or .svg, for a picture."
+            )
+    if html is not None and svg is not None:
+        raise ConfigError(
+            f"reading --html and --svg: found {html} and {svg}, wanted one file. Run the command for each."
+        )
+    if view is not None and len(view) > 1:
+        raise ConfigError(f"reading --view: found {' and '.join(view)}, wanted one view. Add a condition by --where.")
+    named = view[0] if view else None
+    conditions = where or []
+    condition = conditions[0] if len(conditions) == 1 else " and ".join(f"({text})" for text in conditions) or None
+    choice = Choice(group=group, trajectory=trajectory or trajectory_id, where=condition, sort=sort)
+    if step is None and (path / "config.yaml").is_file():
+        step = step_of(choice.trajectory, group)
+    file = choose(path, step, evaluation)
+    index = Index(path)  # writes a file, so not into a folder without trajectories
+    is_worse = named == views.GOT_WORSE
+    ready = views.ready_view(named) if named is not None and not is_worse else None
+    printed = plain or tokens or full or as_json or svg is not None
+    if is_worse and (condition or sort or as_json or html or svg):
+        raise ConfigError(
+            f"reading --view {named}: it lists problems, without --where, --sort, --json, --html and --svg. Choose "
+            "a problem: --where \"problem == 'NAME'\"."
+        )
+    if html is not None:
+        _alone("--html", {"--json": as_json, "--sort": sort, **printing})
+        from condensegrpo.cli.inspect_page import export
+
+        is_single = path.is_file() or choice.is_named or step is not None or evaluation is not None
+        export(html, index, file if is_single else None, choice.within(ready))
+    elif sys.stdin.isatty() and sys.stdout.isatty() and not printed:
+        from condensegrpo.cli.inspect_app.app import run
+
+        one_file = file if path.is_file() or step is not None or evaluation is not None else None
+        run(index, file, choice, turn=turn or 0, first="worse" if is_worse else _listing(choice, ready, one_file))
+    elif is_worse:
+        _print_worse(index)
+    else:
+        _print(index, file, choice.within(ready), turn=turn, tokens=tokens, full=full, as_json=as_json, svg=svg)
+
+
+def _alone(option: str, given: Mapping[str, object]) -> None:
+    """Check that no option is given that another excludes."""
+    if others := [name for name, value in given.items() if value]:
+        raise ConfigError(f"reading {option}: it goes without {', '.join(others)}. Run the command once for each.")
+
+
+def _listing(choice: Choice, ready: views.ReadyView | None, file: Path | None) -> "Listing | None":
+    """The matches that the application lists first; None: no view, condition or order is given."""
+    from condensegrpo.cli.inspect_app.selection import Listing
+
+    given = (("--view", ready and ready.name), ("--where", choice.where), ("--sort", choice.sort))
+    shown = [(option, value) for option, value in given if value]
+    meant = choice.within(ready)
+    matching = ", ".join(part for part in (ready and ready.title, choice.where) if part)
+    title = " by ".join(part for part in (matching, choice.sort) if part)
+    options = tuple(part for pair in shown for part in pair)
+    return Listing(title, meant.where, meant.sort, options, file) if shown else None
+
+
+def _print_worse(index: Index) -> None:
+    """Print the problems that got worse."""
+    with waiting_for("indexing the trajectories"):
+        index.update()
+    changes = views.got_worse(index)
+    screen = theme.console()
+    screen.print(f"{counted(len(changes), 'problem')} got worse: first half of the steps → last half")
+    for change in changes[:MOST_WORSE]:
+        visits, last = f"{change.evaluation or 'training'}, {len(change.visits)} times", change.visits[-1]
+        worst = index.at(last.batch, last.worst)
+        options = f" --evaluation {shlex.quote(change.evaluation)}" if change.evaluation else ""
+        example = f"  now, for example, {one_line(worst.id, 60)}{options}" if worst is not None else ""
+        screen.print(
+            Text(f"{change.before:.2f} → {change.after:.2f}  {visits}  {one_line(change.problem, 60)}{example}")
+        )
+
+
+def _print(
+    index: Index,
+    file: Path,
+    choice: Choice,
+    *,
+    turn: int | None,
+    tokens: bool,
+    full: bool,
+    as_json: bool,
+    svg: Path | None,
+) -> None:
+    """Print the groups of a step and the first of the chosen trajectories."""
+    with waiting_for(f"indexing {file}"):
+        index.update([file])
+    view = view_of(index, index.batch(file), choice, tokens=tokens)
+    shown = turns_to_show(view, turn)
+    parts = partial(parts_of, view, choice=choice, shown=shown, tokens=tokens, full=full)
+    if svg is not None:
+        picture = theme.recorder()
+        theme.show(picture, parts)
+        write_atomically(svg, theme.svg(picture, title=f"condensegrpo inspect {index.path}"))
+    if as_json:
+        typer.echo(view_json(view, shown, tokens=tokens))
+        return
+    screen = theme.console()
+    if index.note:
+        screen.print(Text(neutral(index.note), theme.DIM), soft_wrap=True)
+    theme.show(screen, parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The trajectories of a file, and one of them with all that is shown of it."""
+
+    groups: tuple[Group, ...]
+    matches: tuple[IndexedTrajectory, ...]  # after --group, --where and --sort
+    opened: OpenedTrajectory  # the first match
+
+    @property
+    def information(self) -> tuple[str, ...]:
+        """How condensations changed the information about the answer, a sentence each."""
+        return tuple(map(description, changes(self.opened.scored.trajectory)))
+
+
+def view_of(index: Index, batch: TrajectoryBatch, choice: Choice, *, tokens: bool) -> View:
+    """The values to print of a step and of the first chosen trajectory, with its sampled ``tokens`` if requested."""
+    every = tuple(index.records(batch))
+    matches = choice.of(every)
+    largest = max(record.figures.context_tokens for record in every)
+    opened = TrajectoryReader(index, batch).open(matches[0], largest=largest, tokens=tokens)
+    return View(groups=groups(every), matches=matches, opened=opened)
+
+
+def view_json(view: View, shown: Sequence[TurnView], *, tokens: bool) -> str:
+    """The view as one JSON object, with some of its turns."""
+    opened, batch = view.opened, view.opened.batch
+    return dump_line(
+        {
+            "version": 4,
+            "file": batch.file,
+            "step": batch.number,
+            "provenance": batch.provenance,  # null: an imported log, which has none
+            "evaluation": batch.is_evaluation,
+            "beside": batch.beside,
+            "budget": opened.reader.budget,  # of a context, in tokens; null: not known
+            "problems": batch.problems,
+            "groups": [fields_of(each) | {"siblings": [one.values for one in each.siblings]} for each in view.groups],
+            "matches": [each.values for each in view.matches],
+            "trajectory": opened.record.values,
+            "detail": opened.scored.trajectory.detail,
+            "turns": shown,
+            "information": view.information,
+            "tokenizer": opened.reader.texts.file if tokens else None,  # null: not requested, or none was found
+        }
+    )
+
+
+def turns_to_show(view: View, turn: int | None) -> tuple[TurnView, ...]:
+    """The turns of which details are printed: the requested one, or all."""
+    every = view.opened.turns
+    if turn is not None and turn >= len(every):
+        name = view.opened.record.id
+        raise DataError(f"looking for turn {turn} of {name}: it has {len(every)} turns, counted from 0.")
+    return every if turn is None else every[turn : turn + 1]
+
+
+def parts_of(
+    view: View, width: int, *, choice: Choice, shown: Sequence[TurnView], tokens: bool, full: bool
+) -> Iterator[RenderableType]:
+    """Everything that is printed, with details of the turns that are ``shown``."""
+    yield from _listing_parts(view, choice, width)
+    yield Text()
+    yield heading(view.opened.record, view.opened.scored.trajectory.detail, full=full)
+    yield Text()
+    yield overview(view.opened.turns)
+    if view.information:
+        yield Text("\n" + "\n".join(view.information))
+    if tokens and view.opened.reader.texts.file is None:
+        yield Text("\nno tokenizer.json was found in the run or its model: tokens are shown by id only", theme.WARN)
+    yield from details(shown, full=full, media=media_of(view.opened.batch.file))
+
+
+def _listing_parts(view: View, choice: Choice, width: int) -> Iterator[RenderableType]:
+    """File and step, the groups or the matches, and the siblings of the chosen trajectory."""
+    batch, chosen = view.opened.batch, view.opened.record
+    trajectories = counted(sum(len(group.siblings) for group in view.groups), "trajectory", "trajectories")
+    yield Text(f"{_purpose(batch)}{trajectories}   {one_line(str(batch.file), 120)}", theme.DIM)
+    if batch.provenance is not None:
+        yield Text(_sampled_with(batch.provenance), theme.DIM)
+    if batch.beside:
+        yield Text(f"beside it: {one_line(', '.join(batch.beside), 120)} (--evaluation NAME)", theme.DIM)
+    if view.opened.reader.budget is None:
+        yield Text("the context budget is not known: bars are drawn against the largest context", theme.DIM)
+    for problem in batch.problems:
+        yield Text(f"incomplete: {problem}", theme.WARN)
+    yield Text()
+    conditions = [f" {option} {value}" for option, value in (("where", choice.where), ("by", choice.sort)) if value]
+    if conditions:
+        more = f", the first {MOST_MATCHES}" if len(view.matches) > MOST_MATCHES else ""
+        title = f"{counted(len(view.matches), 'trajectory', 'trajectories')}{neutral(''.join(conditions))}{more}"
+        yield sibling_table(title, view.matches[:MOST_MATCHES], chosen.id, width)
+    elif not choice.is_named:
+        yield group_table(view.groups, chosen.figures.group_id, width)
+    group = next(group for group in view.groups if group.id == chosen.figures.group_id)
+    title = f"group {one_line(group.id, 60)}"
+    idle = f": {group.idle}, nothing is learned from it" if group.idle else ""
+    yield sibling_table(f"{title}{idle}", group.siblings, chosen.id, width)
+
+
+def _purpose(batch: TrajectoryBatch) -> str:
+    """The purpose of the trajectories: a training step, or the evaluation of a policy."""
+    if not batch.is_evaluation:
+        return "" if batch.number is None else f"step {batch.number} · "
+    name = batch.provenance.evaluation if batch.provenance is not None else None
+    steps = "" if batch.number is None else f" after {counted(batch.number, 'step')} of training"
+    return f"evaluation{f' {one_line(name, 60)}' if name else ''}{steps} · "
+
+
+def _sampled_with(known: Provenance) -> str:
+    how = "greedy" if known.temperature == 0 else f"temperature {known.temperature:g}"
+    model = f"model {one_line(known.model, 80)} · " if known.evaluation is not None else ""
+    return (
+        f"{model}condenser {one_line(known.condenser, 40)} · contexts of at most {known.max_context_tokens} tokens · "
+        f"{how} · seed {known.seed}"
+    )
+
+
+def print_breaches(files: Sequence[Path], *, as_json: bool) -> None:
+    """Print the breaches of trajectory files and their credit; exit with code 1 if there is one."""
+    read = {str(file): read_trajectories(file) for file in files}
+    by_file = {str(file): breaches(read[str(file)], credit_of(file)) for file in files}
+    if as_json:
+        typer.echo(json.dumps({"version": 1, "breaches": by_file}))
+    else:
+        screen = theme.console()
+        for file, breached in by_file.items():
+            for breach in breached:
+                screen.print(Text(f"✗ {neutral(breach)}", theme.BAD), soft_wrap=True)
+            scored = read[file].trajectories
+            trajectories = counted(len(scored), "trajectory", "trajectories")
+            turns = counted(sum(len(each.trajectory.turns) for each in scored), "turn")
+            verdict = counted(len(breached), "breach", "breaches") if breached else "no breach"
+            screen.print(f"{file}: {trajectories}, {turns}, {verdict}", soft_wrap=True)
+    if any(by_file.values()):
+        raise typer.Exit(1)
+
+
+def breaches(read: ReadResult, credit: Mapping[str, Credit] | None) -> tuple[str, ...]:
+    """The breaches of invariants in the trajectories of a step and their credit, if it has any."""
+    broken: list[str] = [*read.problems]
+    for scored in read.trajectories:
+        broken += [f"{scored.trajectory.id}: {breach}" for breach in (*check(scored.trajectory), *_of_score(scored))]
+    broken += _of_groups(read.trajectories)
+    broken += _of_credit(read.trajectories, credit) if credit is not None else ()
+    return tuple(broken)
+
+
+def _of_score(scored: ScoredTrajectory) -> Iterator[str]:
+    """Compare score and figures with the trajectory; reading has checked that the score is finite."""
+    largest = scored.trajectory.max_context_tokens
+    if scored.score.context_tokens != largest:
+        yield f"the score counts {scored.score.context_tokens} context tokens, its largest prompt has {largest}"
+    if not 0 <= scored.score.correct <= 1:
+        yield f"correct is {scored.score.correct}, wanted a number from 0 to 1"
+    stored, computed = map(fields_of, (scored.figures, figures_of(scored.trajectory, scored.score)))
+    for name, value in computed.items():
+        if stored[name] != value:
+            yield f"its figures have {name} {stored[name]}, its trajectory and score have {value}"
+
+
+def _of_groups(trajectories: Sequence[ScoredTrajectory]) -> Iterator[str]:
+    problems: dict[str, str] = {}
+    ids: set[str] = set()
+    for scored in trajectories:
+        group, problem = scored.trajectory.group_id, scored.trajectory.problem_id
+        if problems.setdefault(group, problem) != problem:
+            yield f"group {group} holds problem {problems[group]} and, in {scored.trajectory.id}, problem {problem}"
+        if scored.trajectory.id in ids:
+            yield f"{scored.trajectory.id} is in the file twice"
+        ids.add(scored.trajectory.id)
+
+
+def _of_credit(trajectories: Sequence[ScoredTrajectory], given: Mapping[str, Credit]) -> Iterator[str]:
+    turns = {scored.trajectory.id: len(scored.trajectory.turns) for scored in trajectories}
+    yield from (f"{name} has no credit" for name in turns if name not in given)
+    for name, credit in given.items():
+        if name not in turns:
+            yield f"the credit of {name} belongs to no trajectory of the file"
+            continue
+        yield from (f"{name}: {breach}" for breach in _of_numbers(credit, turns[name]))
+
+
+def _of_numbers(credit: Credit, turns: int) -> Iterator[str]:
+    if len(credit.advantages) != turns:
+        yield f"it has {turns} turns and credit for {len(credit.advantages)}"
+    for index, (advantage, weight) in enumerate(zip(credit.advantages, credit.weights, strict=True)):
+        if not math.isfinite(advantage):
+            yield f"the advantage of turn {index} is {advantage}"
+        if not (math.isfinite(weight) and weight >= 0):
+            yield f"the token weight of turn {index} is {weight}, wanted a finite number of at least 0"

@@ -1,0 +1,362 @@
+"""``condensegrpo launch``: the batch script of a run for SLURM, and a training job on Amazon SageMaker.
+
+The entry point must be process 1 of the container to get SIGTERM: the job is a ``TrainingJob`` of ``sagemaker.core``,
+which has a field for it. ``ModelTrainer`` has none: it runs commands in a shell.
+"""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import TypeAdapter
+
+from condensegrpo.cli.options import Overrides, config_names
+from condensegrpo.config.checks import check_ranks
+from condensegrpo.config.extends import layered, plain
+from condensegrpo.config.load import config_on, find_config, load_config
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.yaml_tree import apply_overrides, dump, override
+from condensegrpo.core.errors import ConfigError, DataMissing, ModelMissing, RunError
+from condensegrpo.core.wording import counted
+from condensegrpo.display.console import waiting_for
+from condensegrpo.samplers.vllm.settings import TEMPORARY, ServerSettings
+from condensegrpo.storage.files import make_folder, write_atomically
+
+Config = Annotated[
+    str, typer.Argument(help="A YAML file or the name of a shipped configuration.", autocompletion=config_names)
+]
+Nodes = Annotated[int, typer.Option(min=1, help="Machines.")]
+Hours = Annotated[float, typer.Option(min=0.1, help="Time limit of a start.")]
+Setup = Annotated[list[str] | None, typer.Option(metavar="COMMAND", help="A line to run first. May be repeated.")]
+Out = Annotated[Path | None, typer.Option(metavar="PATH", help="What to write; by default named after the run.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there and differ.")]
+OPTION = re.compile(r"[a-z][a-z-]*(=\S.*)?")  # as #SBATCH takes them
+CODE, CHECKPOINTS = "/opt/ml/input/data/code", "/opt/ml/checkpoints"
+ENTRY, REQUEST = "start.sh", "job.json"
+LONGEST_NAME = 63 - len("-20260101-000000")  # characters of a job's name, without the time
+
+launch = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The training that a script starts."""
+
+    source: str  # the CONFIG argument
+    overrides: tuple[str, ...]
+    config: RunConfig  # that they give
+
+    @classmethod
+    def load(cls, source: str, overrides: Sequence[str]) -> "Job":
+        """Read and check a configuration."""
+        return cls(source=source, overrides=tuple(overrides), config=load_config(find_config(source), overrides))
+
+    def check(self, *, gpus: int) -> None:
+        """Check the run as far as this machine can, and print the rest; doctor checks all of it on the nodes.
+
+        Args:
+            gpus: of a node.
+        """
+        with waiting_for("checking the configuration"):
+            from condensegrpo.assembly.build import build
+            from condensegrpo.assembly.preflight import check_settings
+            from condensegrpo.assembly.reward_trial import try_rewards
+
+            try:
+                built = build(config_on("gpu" if gpus else "cpu", self.source, self.overrides))
+                unchecked = (*check_settings(built), *try_rewards(built))
+            except (DataMissing, ModelMissing) as error:
+                unchecked = (str(error),)
+        for note in unchecked:
+            typer.echo(f"not checked on this machine: {note}")
+
+    @property
+    def variables(self) -> str:
+        """The lines of bash that set ``config`` and ``overrides``."""
+        words = "".join(f"\n    {shlex.quote(override)}" for override in self.overrides)
+        return f"config={shlex.quote(self.source)}\noverrides=({words}{words and chr(10)})\n"
+
+    @property
+    def text(self) -> str:
+        """The configuration as one file: what it does not set is chosen where it is read, such as ``model.dtype``."""
+        return dump(apply_overrides(plain(layered(find_config(self.source))), self.overrides))
+
+    def with_overrides(self, *overrides: str) -> "Job":
+        """The job with further overrides."""
+        return Job.load(self.source, (*self.overrides, *overrides))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """The machines of a job, and which of their GPUs sample."""
+
+    nodes: int
+    gpus: int  # of a node; 0: CPUs alone
+    server_nodes: int = 0  # of the nodes: they have a vLLM server on every GPU, and no rank
+    server_gpus: int = 0  # of the GPUs of each other node: they have a server, and no rank
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Processes that learn on each node that has any."""
+        return max(1, self.gpus - self.server_gpus)
+
+    @property
+    def learning_nodes(self) -> int:
+        """Nodes that have ranks."""
+        return self.nodes - self.server_nodes
+
+    def check(self, config: RunConfig) -> None:
+        """Check that a configuration can use these machines."""
+        machines = f"{counted(self.nodes, 'node')} with {counted(self.gpus, 'GPU')} each"
+        if self.server_nodes >= self.nodes or self.server_gpus >= max(1, self.gpus):
+            raise ConfigError(
+                f"sharing out {machines}: --server-nodes {self.server_nodes} and "
+                f"--server-gpus {self.server_gpus} leave none to learn. Give the servers fewer."
+            )
+        if self.server_nodes and (self.server_gpus or not self.gpus):
+            raise ConfigError(
+                f"sharing out {machines}: found --server-nodes with --server-gpus "
+                f"{self.server_gpus}. A node of servers has one on each of its GPUs: choose one of the options, and "
+                f"--gpus of 1 or more."
+            )
+        check_ranks(config, self.learning_nodes * self.ranks_per_node)
+
+
+def cloud_name(name: str) -> str:
+    """The name of a run as a cloud takes it: letters, digits and hyphens between them."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
+
+
+def template(name: str) -> str:
+    """A text of ``cli/templates``."""
+    return (files("condensegrpo.cli") / "templates" / name).read_text(encoding="utf-8")
+
+
+def write(path: Path, text: str, *, overwrite: bool) -> None:
+    """Write a file, unless there is another one that may not be replaced."""
+    if path.is_file() and not overwrite and path.read_text(encoding="utf-8") != text:
+        raise RunError(f"writing {path}: there is another file of this name. Add --overwrite, or another --out.")
+    make_folder(path.parent)
+    write_atomically(path, text)
+    typer.echo(f"wrote {path}")
+
+
+@launch.command()
+def slurm(
+    config: Config,
+    overrides: Overrides = None,
+    nodes: Nodes = 1,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs of a node; 0: CPUs alone, a process a node.")] = 8,
+    server_nodes: Annotated[int, typer.Option(min=0, help="Of the nodes, those that sample with vLLM servers.")] = 0,
+    server_gpus: Annotated[int, typer.Option(min=0, help="Of every node's GPUs, those that sample.")] = 0,
+    hours: Hours = 24.0,
+    save_minutes: Annotated[int, typer.Option(min=1, help="Before its end a start is asked to save.")] = 10,
+    sbatch: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of sbatch. May be repeated.")
+    ] = None,
+    setup: Setup = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    submit_: Annotated[bool, typer.Option("--submit", help="Submit the script with sbatch.")] = False,
+) -> None:
+    """Write a SLURM script: checks every node, trains, saves when it is asked to end, is queued again and continues.
+
+    Example: condensegrpo launch slurm my.yaml --nodes 2 --sbatch account=lab --setup '. venv/bin/activate'
+    """
+    job = Job.load(config, overrides or ())
+    machines = Machines(nodes=nodes, gpus=gpus, server_nodes=server_nodes, server_gpus=server_gpus)
+    machines.check(job.config)
+    if hours * 60 < 2 * save_minutes:
+        raise ConfigError(
+            f"reading --hours: found {hours:g}, of which --save-minutes {save_minutes} are for saving. Wanted at least "
+            f"twice as long, or every start is asked to save before it has learned anything."
+        )
+    if wrong := [option for option in sbatch or () if not OPTION.fullmatch(option)]:
+        raise ConfigError(f"reading --sbatch: found {wrong[0]!r}, wanted KEY=VALUE or KEY, such as account=lab.")
+    minutes = round(hours * 60)
+    limits = (f"time={minutes // 60}:{minutes % 60:02d}:00", f"signal=B:TERM@{60 * save_minutes}")
+    job.check(gpus=gpus)
+    path = out or Path(f"{job.config.name}.sbatch")
+    write(path, script(job, machines, options=(*limits, *(sbatch or ())), setup=setup or ()), overwrite=overwrite)
+    line = shlex.join(("sbatch", str(path)))
+    if not submit_:
+        typer.echo(f"to submit it: {line}")
+        return
+    if shutil.which("sbatch") is None:
+        raise RunError(f"submitting the job: found no sbatch on the PATH. Where it is installed, run: {line}")
+    if code := subprocess.run(("sbatch", str(path)), check=False).returncode:
+        raise RunError(f"submitting the job: {line} ended with exit code {code}; its message is above.")
+
+
+def script(job: Job, machines: Machines, *, options: Sequence[str], setup: Sequence[str]) -> str:
+    """The batch script; ``options`` are further ones of sbatch, without their dashes."""
+    server = _server(job)
+    if machines.server_nodes:
+        job = _on_server_nodes(job, server)
+    elif machines.server_gpus:
+        job = _on_server_gpus(job, server, machines)
+    fixed = (
+        f"job-name={job.config.name}",
+        f"nodes={machines.nodes}",
+        f"ntasks-per-node={machines.ranks_per_node}",
+        *([f"gpus-per-node={machines.gpus}"] if machines.gpus else []),
+        *("output=%x-%j.log", "open-mode=append", "requeue"),
+    )
+    directives = "".join(f"#SBATCH --{option}\n" for option in (*fixed, *options))
+    lines = "".join(f"{line}\n" for line in setup)
+    head = f"#!/bin/bash\n{directives}{lines}\n{job.variables}"
+    if not machines.server_nodes:
+        return f"{head}learner=()\n\n{template('slurm.sh.txt')}"
+    each = machines.gpus // server.tensor_parallel_size
+    if not each:
+        raise ConfigError(
+            f"placing servers on nodes with --gpus {machines.gpus}: each takes server.tensor_parallel_size="
+            f"{server.tensor_parallel_size}. Set that to {machines.gpus} or less."
+        )
+    counts = (
+        f"server_nodes={machines.server_nodes} servers_per_node={each} gpus_per_server={server.tensor_parallel_size}\n"
+        f"learner=(--nodes={machines.learning_nodes} --ntasks={machines.learning_nodes * machines.ranks_per_node})\n"
+    )
+    checked, train = template("slurm.sh.txt").split("# train\n")
+    return f"{head}{counts}\n{checked}{template('slurm_servers.sh.txt')}\n{train}"
+
+
+def _server(job: Job) -> ServerSettings:
+    options = job.config.sampler.options if job.config.sampler.name == "vllm_server" else {}
+    return TypeAdapter(ServerSettings).validate_python(options.get("server", {}))
+
+
+def _sampler(job: Job) -> tuple[str, ...]:
+    """The overrides that choose servers, without the options of another sampler."""
+    other = job.config.sampler.name != "vllm_server" and job.config.sampler.options
+    return ("sampler.name=vllm_server", *(["sampler.options={}"] if other else []))
+
+
+def _on_server_nodes(job: Job, server: ServerSettings) -> Job:
+    """The job with the weights for the servers in a folder that all nodes share."""
+    if job.config.model.path is None:
+        raise ConfigError(
+            "placing servers on nodes of their own: the configuration makes a new model, which no server can load "
+            "before the run has made it. Set model.path, or leave out --server-nodes."
+        )
+    folder = Path(job.config.runs_dir) / f"{job.config.name}.weights"
+    shared = [override("sampler.options.server.weights", str(folder.absolute()))] if server.weights == TEMPORARY else []
+    return job.with_overrides(*_sampler(job), *shared)
+
+
+def _on_server_gpus(job: Job, server: ServerSettings, machines: Machines) -> Job:
+    """The job in which every rank starts its share of the servers, on the GPUs that no rank computes on."""
+    used = machines.ranks_per_node * server.tensor_parallel_size
+    if machines.server_gpus % used:
+        raise ConfigError(
+            f"sharing out {machines.server_gpus} GPUs of each node for servers: each of {machines.ranks_per_node} "
+            f"ranks starts servers of {server.tensor_parallel_size} GPUs, so wanted a multiple of {used}. Choose "
+            f"another --server-gpus, or --server-nodes."
+        )
+    return job.with_overrides(*_sampler(job), f"sampler.options.replicas={machines.server_gpus // used}")
+
+
+@launch.command()
+def sagemaker(
+    config: Config,
+    image: Annotated[str, typer.Option(help="Image with condensegrpo in ECR.")],
+    role: Annotated[str, typer.Option(metavar="ARN", help="Role of the job.")],
+    bucket: Annotated[str, typer.Option(metavar="URL", help="Where the run is kept, as s3://NAME/runs.")],
+    overrides: Overrides = None,
+    instance: Annotated[str, typer.Option(help="Type of the machine.")] = "ml.p4d.24xlarge",
+    hours: Hours = 24.0,
+    spot: Annotated[bool, typer.Option("--spot", help="Use a spot instance; a run that loses it continues.")] = False,
+    disk: Annotated[int, typer.Option(min=1, metavar="GB", help="Size of the machine's volume.")] = 200,
+    include: Annotated[
+        list[Path] | None, typer.Option(exists=True, help="A file or folder that CONFIG names. May be repeated.")
+    ] = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    submit_: Annotated[bool, typer.Option("--submit", help="Upload the folder and create the job.")] = False,
+) -> None:
+    """Write a SageMaker job of one machine: checks it, trains, saves on SIGTERM, and continues what is in the bucket.
+
+    Example: condensegrpo launch sagemaker my.yaml --image URI --role ARN --bucket s3://my-runs --spot
+    """
+    if not bucket.startswith("s3://"):
+        raise ConfigError(f"reading --bucket: found {bucket}, wanted an address such as s3://my-runs.")
+    job = Job.load(config, (*(overrides or ()), f"runs_dir={CHECKPOINTS}"))
+    request = {
+        **_request(job.config.name, f"{bucket.rstrip('/')}/{job.config.name}", round(3600 * hours), spot=spot),
+        "RoleArn": role,
+        "ResourceConfig": {"InstanceType": instance, "InstanceCount": 1, "VolumeSizeInGB": disk},
+        "AlgorithmSpecification": {
+            "TrainingImage": image,
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": ["/bin/bash", f"{CODE}/{ENTRY}"],
+        },
+    }
+    job.check(gpus=1)  # of any instance that trains a language model
+    folder = out or Path(f"{job.config.name}.sagemaker")
+    make_folder(folder)
+    for path in include or ():
+        placed = folder / (path.name if path.is_absolute() or ".." in path.parts else path)  # as CONFIG names it
+        if path.is_dir():
+            shutil.copytree(path, placed, dirs_exist_ok=True)
+        else:
+            make_folder(placed.parent)
+            shutil.copy(path, placed)
+    texts = {"config.yaml": job.text, ENTRY: template("sagemaker.sh.txt")}
+    for name, text in {**texts, REQUEST: json.dumps(request, indent=2) + "\n"}.items():
+        write(folder / name, text, overwrite=overwrite)
+    if submit_:
+        typer.echo(f"created the training job {_submitted(folder)}")
+    else:
+        typer.echo("to submit it: the same command with --submit")
+
+
+def _request(name: str, address: str, seconds: int, *, spot: bool) -> dict[str, object]:
+    """Where the job reads and writes, and how long; the time is appended to the name when it is submitted."""
+    code = {"S3DataType": "S3Prefix", "S3Uri": f"{address}/code/"}
+    return {
+        "TrainingJobName": cloud_name(name)[:LONGEST_NAME].rstrip("-"),
+        "InputDataConfig": [{"ChannelName": Path(CODE).name, "DataSource": {"S3DataSource": code}}],
+        "CheckpointConfig": {"S3Uri": f"{address}/checkpoints", "LocalPath": CHECKPOINTS},
+        "OutputDataConfig": {"S3OutputPath": f"{address}/output"},
+        "EnableManagedSpotTraining": spot,
+        "StoppingCondition": {
+            "MaxRuntimeInSeconds": seconds,
+            **({"MaxWaitTimeInSeconds": 2 * seconds} if spot else {}),
+        },
+    }
+
+
+def _submitted(folder: Path) -> str:
+    """Upload the files of the job, and create it; returns its name."""
+    try:
+        import boto3
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+        from sagemaker.core.resources import TrainingJob
+        from sagemaker.core.utils.code_injection.codec import transform
+    except ImportError as error:
+        raise RunError(f"submitting the job: {error}. Run pip install 'condensegrpo[sagemaker]'.") from error
+    request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
+    request["TrainingJobName"] += f"-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    (code,) = request["InputDataConfig"]
+    bucket, _, prefix = code["DataSource"]["S3DataSource"]["S3Uri"].removeprefix("s3://").partition("/")
+    try:
+        session = boto3.Session()
+        s3 = session.client("s3")
+        for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != REQUEST):
+            s3.upload_file(str(file), bucket, prefix + file.relative_to(folder).as_posix())
+        TrainingJob.create(**transform(request, "CreateTrainingJobRequest"), session=session)
+    except (Boto3Error, BotoCoreError, ClientError) as error:
+        raise RunError(
+            f"submitting the job: {error}. Check credentials and region (aws configure), and the role."
+        ) from error
+    return str(request["TrainingJobName"])
