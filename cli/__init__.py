@@ -1,4 +1,5 @@
 """The command line: it reads arguments and shows results; every decision is made on the floors below.
 
-It imports every other folder, and nothing imports it. Start with ``app.py``.
+It may import every other folder, and nothing imports it. A module imports torch only within its functions, so that its
+``--help`` is fast. Start with ``app.py``.
 """

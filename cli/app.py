@@ -38,13 +38,11 @@ COMMANDS = {  # module of ``condensegrpo.cli`` and its function, or its Typer fo
     "plugins": "init:plugins",
     "runs": "runs:runs",
     "launch": "launch:launch",
-    "bench": "retention:bench",
     "model": "init:model",
 }
 GROUPS = {
     "runs": "List runs and compare them.",
     "launch": "Write scripts that start a run on a cluster or in a cloud, and submit them.",
-    "bench": "Benchmarks that need no training run.",
     "model": "Pretrained models.",
 }
 ALIASES = {"inspect-trajectory"}  # not listed: the summary of the command names it
