@@ -167,7 +167,7 @@ def _left_out(
 
 
 def _note(history: History, condensed: Condensed, lost: Sequence[Lost], budget: Budget) -> Message:
-    """What the list of anchors stands for: the units up to the newest that has one there."""
+    """The line below the list of anchors: the omitted units up to the newest that has one there."""
     newest = next((anchor.turn for anchor in lost if anchor.result is None), -1)
     kept = {unit.turn for unit in condensed.units}
     tokens = zip(history.units, unit_tokens(history, budget.count), strict=True)
@@ -217,7 +217,7 @@ def _annotated(history: History, unit: Unit, lost: Sequence[Lost]) -> Unit:
 
 @lru_cache(maxsize=8192)
 def anchors(text: str, kinds: tuple[Kind, ...] = KINDS) -> tuple[str, ...]:
-    """The anchors of a text, verbatim, each once, in order. Of a long error message the first 160 characters."""
+    """The anchors of a text, verbatim, each once, in order. An error message is cut after 160 characters."""
     matches = (match[0].rstrip() for match in _compiled(kinds).finditer(without_meter(text)))
     bare = (match.strip('“”"`') for match in matches if not match.endswith('":'))  # a key of JSON
     stripped = (match.lstrip(" ,;:").rstrip(" .,;:") for match in bare)

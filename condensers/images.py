@@ -1,4 +1,4 @@
-"""Condensers of pictures: ``image_mask``, ``image_scale`` and ``image_caption``, which share what is old.
+"""Condensers of pictures: ``image_mask``, ``image_scale`` and ``image_caption``, with the options for old pictures.
 
 ``image_caption`` lets the policy write a line about pictures before they are omitted, in a condense turn, trained:
 
@@ -65,10 +65,6 @@ class OldPictures:
     keep: Annotated[int, Ge(0)] = 1  # of the units that show a picture, so many of the newest stay
     keep_first: Annotated[int, Ge(0)] = 0  # and so many of the oldest
 
-    def old_units(self, units: Sequence[Unit]) -> tuple[Unit, ...]:
-        """The units whose pictures are old."""
-        return tuple(units[index] for index in self._by_age(units)[0])
-
     def rewritten(
         self,
         history: History,
@@ -88,7 +84,7 @@ class OldPictures:
             drop_oldest: drop the oldest units if that is not enough.
         """
         units = history.units
-        old, young = self._by_age(units)
+        old, young = self.by_age(units)
         order = [*old, *(index for index in young if index < len(units) - 1)]
         rewritten = rewrite(units[: max(order, default=-1) + 1])
 
@@ -99,7 +95,7 @@ class OldPictures:
         numbers = range(len(old), len(order) + 1)
         return reported(units, fewest_rewritten(history, shown, numbers, budget, drop_oldest=drop_oldest), reason)
 
-    def _by_age(self, units: Sequence[Unit]) -> tuple[list[int], list[int]]:
+    def by_age(self, units: Sequence[Unit]) -> tuple[list[int], list[int]]:
         """The indices of units that show pictures: those that are old, and the others."""
         pictured = [index for index, unit in enumerate(units) if any(message.media for message in unit.results)]
         start = min(self.keep_first, len(pictured))
@@ -193,7 +189,7 @@ class ImageCaption(OldPictures):
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The units with lines and captions for old pictures."""
         described = history.captions[-1].turn if history.captions else -1
-        old = self.old_units(history.units)
+        old = tuple(history.units[index] for index in self.by_age(history.units)[0])
         leaving = tuple(unit for unit in old if unit.turn > described)
         captions, rejected = tuple[Caption, ...](), tuple[str, ...]()
         if leaving and budget.write is not None:

@@ -21,7 +21,7 @@ PRUNE = "prune"
 
 
 class Pruned(NamedTuple):
-    """What a call of the policy removed, as long as no later call removes its note."""
+    """The turns that a call of the policy removed, as long as no later call removes its note."""
 
     turn: int  # of the call
     turns: tuple[int, ...]  # sorted, those of earlier notes in its place included

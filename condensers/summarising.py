@@ -47,7 +47,7 @@ class SummaryPlan:
 
 
 def summary_plan(history: History, budget: Budget, *, keep_last: int, room: int, always: bool) -> SummaryPlan | None:
-    """What to summarise: all but the newest ``keep_last`` units, or fewer of those if they leave a summary no room.
+    """The units to summarise: all but the newest ``keep_last``, or fewer of those if they leave a summary no room.
 
     None if the history is within the budget, if no unit is new, or if the newest unit by itself exceeds the budget.
 

@@ -1,5 +1,5 @@
 """Rewards: what a finished trajectory is worth.
 
-They import ``core``, ``sandbox`` and ``storage``. Start with ``verdict.py``, whether a trajectory is well formed and
-right; ``outcome.py`` and ``turns.py`` hold the rewards that pay an outcome and single turns.
+They import ``core``, ``sandbox`` and ``storage``. Start with ``outcome.py``: whether a trajectory is well formed and
+right, and the rewards that pay it; ``turns.py`` has the rewards that pay single turns.
 """

@@ -12,7 +12,7 @@ from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.matches import Match
-from condensegrpo.rewards.verdict import Domain, JudgingReward, judge_trajectory
+from condensegrpo.rewards.outcome import Domain, JudgingReward, judge_trajectory
 
 Measure = Literal["max", "sum", "last"]
 
@@ -47,8 +47,8 @@ class InverseMaxContext(ContextReward):
     """0 if the format is invalid, 0 if the answer is wrong, else 1 / max(C, 1).
 
     C is the largest prompt of any turn, in tokens: a right answer under contexts of at most 200 tokens gives 0.005.
-    Another ``measure`` takes the sum of all prompts or the last one. What a valid format is depends on the ``domain``
-    and on ``min_last_reply_chars``, see ``verdict.format_valid``.
+    Another ``measure`` takes the sum of all prompts or the last one. A valid format depends on the ``domain`` and
+    on ``min_last_reply_chars``, see ``outcome.format_valid``.
     """
 
     domain: Domain = "general"

@@ -15,7 +15,7 @@ from annotated_types import Ge, MinLen
 from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rewards.verdict import JudgingReward, judge_trajectory
+from condensegrpo.rewards.outcome import JudgingReward, judge_trajectory
 
 Fields = Annotated[Sequence[Annotated[Sequence[str], MinLen(1)]], MinLen(1)]  # names of tags
 REASON_THEN_ACT = (("reasoning",), ("tool", "answer"))

@@ -193,7 +193,7 @@ def valid_calls(turn: Turn) -> int:
 
 
 def good_calls(turn: Turn) -> int:
-    """Those of them whose result is not blank and holds none of ``Error:``, ``Traceback`` or a time-out.
+    """Valid calls of a turn whose result is not blank and has no ``Error:``, ``Traceback`` or time-out.
 
     A picture is not blank.
 

@@ -12,14 +12,14 @@ from condensegrpo.core.trajectory import Trajectory
 
 
 class WeightedSum:
-    """Σ weight · reward, outcome and turns apart. A component is what a part adds: its weight is in it.
+    """Σ weight · reward, outcome and turns apart. A component is the addend of a part: its weight is in it.
 
     In a configuration each part is a reward by name, with a weight beside it; ``assembly`` builds the parts.
 
         parts: [{name: correct, weight: 1.0, options: {match: number}}, {name: tool_execution, weight: 0.2}]
 
-    A part that is a turn reward adds to the turn rewards and nothing to the total; its component is what all turns
-    together get. Right answer, two calls in turn 0 of which one worked, none in turn 1:
+    A part that is a turn reward adds to the turn rewards and nothing to the total; its component is the sum
+    over all turns. Right answer, two calls in turn 0 of which one worked, none in turn 1:
 
         total 1.0   components {correct: 1.0, tool_execution: 0.1}   turn rewards 0.1, 0.0
 
@@ -53,7 +53,7 @@ class WeightedSum:
 
 
 def _weighted(part: RewardPart, trajectory: Trajectory, problem: Problem) -> RewardResult:
-    """What one part adds to the total, or to the turn rewards."""
+    """The result of one part, times its weight."""
     at = partial(at_definition, part.reward)
     pays_turns, turns = isinstance(part.reward, TurnReward), len(trajectory.turns)
     if isinstance(part.reward, TurnReward):

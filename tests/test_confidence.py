@@ -24,7 +24,7 @@ from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Confidence
 from condensegrpo.metrics.trajectories import summarise
 from condensegrpo.rewards.matches import Matcher
-from condensegrpo.rewards.verdict import judge_trajectory
+from condensegrpo.rewards.outcome import judge_trajectory
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.trajectories import read_trajectories, write_trajectory
 

@@ -16,8 +16,7 @@ from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.rewards.context import InverseMaxContext, InverseScaled, Multiplicative
 from condensegrpo.rewards.format import Format
 from condensegrpo.rewards.matches import Match, Matcher, number
-from condensegrpo.rewards.outcome import Correct, ToolCalls
-from condensegrpo.rewards.verdict import correct, format_valid
+from condensegrpo.rewards.outcome import Correct, ToolCalls, correct, format_valid
 from condensegrpo.rewards.weighted_sum import WeightedSum
 
 SEVEN = Problem(id="p0", question="3 + 4?", answer="7")

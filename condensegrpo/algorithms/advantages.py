@@ -102,16 +102,26 @@ def total(*terms: Term) -> Estimate:
 def against_group(
     symbol: str, value_N: Tensor, group_N: Tensor, *, scale: Scale, eps: float, singleton: Singleton = "zero"
 ) -> Term:
-    """The term N(x), or ``x − mean`` where nothing is divided: ``normalise`` with its numbers.
+    """The term N_ε(x), or ``x − mean`` for ``scale="none"``: each value against its group, with its numbers.
+
+    Exactly 0 where the values of a group are equal but for rounding, with ε = 0 too. A group of one gives 0, or with
+    ``singleton="raw"`` its own value.
+
+    Example: [0, 1, 2] has mean 1 and std 1: [−1, 0, 1] with ε = 0.
 
     Args:
         symbol: of x in the formula.
     """
-    numbers = {symbol: value_N, "mean": mean(value_N, group_N)}
+    name, numbers = f"{symbol} − mean", {symbol: value_N, "mean": mean(value_N, group_N)}
+    level_N = levelled(value_N, group_N)
+    centred_N = level_N - mean(level_N, group_N)
     if scale == "std":
-        numbers["deviation"] = std(value_N, group_N)
-    value_N = normalise(value_N, group_N, scale=scale, eps=eps, singleton=singleton)
-    return Term(f"N({symbol})" if scale == "std" else f"{symbol} − mean", value_N, numbers)
+        name, numbers["deviation"] = f"N({symbol})", std(value_N, group_N)
+        divisor_N = numbers["deviation"] + eps
+        centred_N = torch.where(divisor_N > 0, centred_N / divisor_N, 0.0)
+    if singleton == "raw":
+        centred_N = torch.where(sizes(group_N) == 1, value_N, centred_N)
+    return Term(name, centred_N, numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,24 +313,6 @@ def discounts(turns_N: Tensor, gamma: float) -> Tensor:
     return torch.tensor(gamma, dtype=torch.float64, device=turns_N.device) ** left_NK
 
 
-def normalise(value_N: Tensor, group_N: Tensor, *, scale: Scale, eps: float, singleton: Singleton = "zero") -> Tensor:
-    """N_ε(x): each value against the mean of its group, in the group's deviations unless ``scale`` is ``"none"``.
-
-    (x − mean_g) / (std_g + ε), and exactly 0 where the values of a group are equal but for rounding, with ε = 0 too. A
-    group of one gives 0, or with ``singleton="raw"`` its own value.
-
-    Example: [0, 1, 2] has mean 1 and std 1: [−1, 0, 1] with ε = 0.
-    """
-    level_N = levelled(value_N, group_N)
-    centred_N = level_N - mean(level_N, group_N)
-    if scale == "std":
-        divisor_N = std(value_N, group_N) + eps
-        centred_N = torch.where(divisor_N > 0, centred_N / divisor_N, 0.0)
-    if singleton == "zero":
-        return centred_N
-    return torch.where(sizes(group_N) == 1, value_N, centred_N)
-
-
 def group_indices(group_N: Tensor) -> tuple[Tensor, Tensor]:
     """Labels, or rows (N, ·) of labels, as indices (N,) into the list of groups, and the size (G,) of every group."""
     _, index_N, size_G = torch.unique(group_N, dim=0, return_inverse=True, return_counts=True)
@@ -375,7 +367,7 @@ def name_of(index: int, of_N: Tensor) -> str:
 
 
 class Moments(NamedTuple):
-    """Sums over the trained tokens of a batch. Those of the ranks add up field by field."""
+    """Sums over the trained tokens of a batch. The moments of the ranks add up field by field."""
 
     tokens: float  # Σ n_it, sampled tokens
     total: float  # Σ n_it·A_it

@@ -262,7 +262,7 @@ def source_factors(trajectory: Trajectory, credit: SourceCredit) -> list[float]:
 
     1 for a unit that is shown verbatim, and for the last act turn itself; ``credit.rewritten`` for a unit that a
     placeholder, a note or a summary stands for; ``credit.dropped`` for one that is gone. A turn that a shown result
-    recalls counts as shown. Of condense turns the newest has 1, and the others, whose texts it replaced, ``rewritten``.
+    recalls counts as shown. The newest condense turn has 1, and the others, whose texts it replaced, ``rewritten``.
     """
     acts = [index for index, turn in enumerate(trajectory.turns) if turn.kind == "act"]
     if not acts:

@@ -239,7 +239,7 @@ def importance(
 
 
 class Totals(NamedTuple):
-    """The denominators of one optimiser step, over all ranks. Those of the ranks add up field by field."""
+    """The denominators of one optimiser step, over all ranks. The totals of the ranks add up field by field."""
 
     trajectories: float  # B, those without turns or without signal included
     turns: float  # Σ K_i

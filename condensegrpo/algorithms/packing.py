@@ -90,7 +90,7 @@ def block_tokens(block: Block) -> int:
 
 
 def balanced_owners(sizes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Which rank computes each block, so that the ranks have as many tokens as one block allows.
+    """The rank that computes each block, so that the ranks have as many tokens as one block allows.
 
     As long as that narrows the gap, the rank with most tokens gives the rank with fewest the block that makes the two
     most equal. The gradient does not depend on the rank that computes a block: its weights are those of the whole step.

@@ -26,7 +26,7 @@ FAILURES_MASKED: Mapping[Stop, Handling] = {  # failures that the policy did not
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceCredit:
-    """What a turn keeps of a positive advantage, by what the prompt of the last reply shows of it."""
+    """The factors of a positive advantage of a turn, by the form of its unit in the prompt of the last reply."""
 
     dropped: Annotated[float, Ge(0), Le(1)] = 0.0
     """The part that a turn keeps whose unit is gone."""
@@ -45,7 +45,7 @@ class AdvantageSettings:
     context_anchors: tuple[float, float] | None = None
     """Context tokens with no cost and with full cost, for efficient; null: 1/16 and all of the context budget."""
     sources: SourceCredit | None = None
-    """What turns keep of a positive advantage whose units the last reply was sampled without; null: all of it."""
+    """Factors of a positive advantage for turns whose units the last reply was sampled without; null: 1."""
     whiten: bool = False
     """Whether advantages get mean 0 and deviation 1 over all trained tokens of the batch."""
 
@@ -69,8 +69,8 @@ class AggregationSettings:
     max_tokens: Annotated[int, Ge(1)] | None = None
     """L of trajectory_constant; null: max_turns · max_output_tokens."""
     turns: TrainedKind = "all"
-    """Which turns train: all, those in which the policy acts, or those in which it writes for a condenser. Tokens and
-    turns of the others count in no denominator; trajectories count all the same."""
+    """The turns that train: all, only those in which the policy acts, or only those in which it writes for a condenser.
+    Tokens and turns of the others count in no denominator; trajectories count all the same."""
     summary_share: Annotated[float, Ge(0), Le(1)] | None = None
     """Share of all token weight that the tokens of summaries get; null: the share that the mode gives them."""
 
@@ -110,7 +110,7 @@ class ImportanceSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopSettings:
-    """What training does with a trajectory, by its stop reason."""
+    """The handling of a trajectory in training, by its stop reason."""
 
     handling: Mapping[Stop, Handling] = field(default_factory=dict)
     """train (the default of a stop), mask (as if never sampled; the default of failures) or penalise (wrong)."""
@@ -121,7 +121,7 @@ class StopSettings:
         object.__setattr__(self, "handling", {**FAILURES_MASKED, **self.handling})  # the only change of a frozen value
 
     def of(self, stop: Stop) -> Handling:
-        """What training does with a trajectory that stopped like this."""
+        """The handling of a trajectory that stopped like this."""
         return self.handling.get(stop, "train")
 
 

@@ -230,7 +230,7 @@ def gigpo(
 
     GiGPO (https://arxiv.org/abs/2505.10978). Departures from the paper:
 
-      * A state is the condensed context itself: the very same prompt ids. Which turn it was plays no part.
+      * A state is the condensed context itself: the very same prompt ids, in whatever turn.
       * The paper counts every visit; here a trajectory counts once, so that coming back to a state cannot make it count
         more. Its later visits are measured by the same mean and std.
       * A group whose outcomes are all equal has no S. Only the discount would tell its returns apart: at full size

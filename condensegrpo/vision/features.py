@@ -1,4 +1,4 @@
-"""What a model makes of pictures, and where it puts them: embeddings, and positions on three axes."""
+"""The features of pictures in a model, and their place: embeddings, and positions on three axes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureFeatures:
-    """What takes the place of the embeddings of a picture's placeholders."""
+    """The features that replace the embeddings of a picture's placeholders."""
 
     embeddings: Tensor  # (T, H) one for each placeholder
     deepstack: tuple[Tensor, ...] = ()  # (T, H) each, added to the hidden states after the first layers (Qwen3-VL)
@@ -33,7 +33,7 @@ def picture_features(model: Any, pixels: Mapping[str, Tensor]) -> PictureFeature
 
 
 def decoder_arguments(embeddings: Tensor, places: Tensor, levels: Sequence[Tensor]) -> dict[str, Any]:
-    """What the decoder of a model computes instead of token ids: embeddings, with features of pictures in place.
+    """The input of a model's decoder instead of token ids: embeddings, with features of pictures in place.
 
     Args:
         embeddings: (R, L, H) of all tokens.

@@ -157,7 +157,7 @@ class PictureProcessor:
         self.picture_ids = lru_cache(SIZES_KEPT)(self._picture_ids)
 
     def expansion(self, sha256: str) -> str:
-        """What takes the place of the placeholder of a picture in the text of a prompt.
+        """The text for the placeholder of a picture in a prompt.
 
         Qwen2.5-VL, 28 × 84 pixels   ─▶   <|image_pad|><|image_pad|><|image_pad|>
         """
