@@ -25,9 +25,8 @@ def line(step: str, problem: str, sample: str) -> str:
     from condensegrpo.core.messages import Message
     from condensegrpo.core.scored_trajectory import figures_of
     from condensegrpo.core.trajectory import Score, Stop, Trajectory, Turn
-    from condensegrpo.storage.records import record_line
     from condensegrpo.storage.stored_trajectory import stored
-    from condensegrpo.storage.trajectories import Provenance
+    from condensegrpo.storage.trajectories import Provenance, record_line
 
     known = Provenance(
         evaluation=None, step=1, model="m", condenser="full", max_context_tokens=4096, temperature=1.0, seed=0

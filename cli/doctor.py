@@ -33,8 +33,8 @@ from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
 from condensegrpo.display.theme import neutral
+from condensegrpo.storage.files import placeholder_in
 from condensegrpo.storage.hub import hub_fault
-from condensegrpo.storage.placeholder import placeholder_in
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig

@@ -33,9 +33,8 @@ from condensegrpo.inspection.panes import TurnView
 from condensegrpo.inspection.pictures import media_of
 from condensegrpo.inspection.records import Group, IndexedTrajectory, groups
 from condensegrpo.storage.codec import dump_line, fields_of
-from condensegrpo.storage.credit import Credit
 from condensegrpo.storage.files import write_atomically
-from condensegrpo.storage.trajectories import Provenance, ReadResult, read_trajectories
+from condensegrpo.storage.trajectories import Credit, Provenance, ReadResult, read_trajectories
 
 if TYPE_CHECKING:
     from condensegrpo.cli.inspect_app.selection import Listing

@@ -26,8 +26,7 @@ from condensegrpo.core.wording import counted
 from condensegrpo.display.console import quiet_libraries
 from condensegrpo.evaluation.policy import in_use
 from condensegrpo.samplers.vllm.settings import ServedModel, ServerSettings
-from condensegrpo.storage.background_writer import BackgroundWriter
-from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.files import BackgroundWriter, write_atomically
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import write_trajectory

@@ -28,8 +28,7 @@ from condensegrpo.display.tables import table
 from condensegrpo.evaluation.figures import evaluations_in
 from condensegrpo.learner.launchers import join_launch, launched_rank
 from condensegrpo.storage.new_run import free_name
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
 
 if TYPE_CHECKING:
     from condensegrpo.training.run_setup import PreparedRun

@@ -28,8 +28,7 @@ from condensegrpo.display.rollouts import Rollout, Rollouts
 from condensegrpo.inspection.batches import choose
 from condensegrpo.inspection.index import Index
 from condensegrpo.reporting.frames import Library, frame, step_rows
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
 
 __all__ = ["Rollout", "Rollouts", "Run", "evaluate", "rollout", "train"]
 

@@ -34,8 +34,7 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.display.console import quiet_libraries
 from condensegrpo.metrics.trajectories import fetches
 from condensegrpo.storage.evaluations import stored_evaluations
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.initial_policy import Probe, base_policy, warm_start
 from condensegrpo.training.run_setup import prepare_run

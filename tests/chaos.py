@@ -24,7 +24,7 @@ from inotify import Writes
 from runs import TWO_RANKS, undisturbed
 from safetensors.torch import load_file
 
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 
 STEPS = 6
 Running = subprocess.Popen[str] | ForkedCommand

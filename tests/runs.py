@@ -10,7 +10,7 @@ from command import succeed, succeed_on_two_ranks
 from forked import ForkedCommand
 from safetensors.torch import load_file
 
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 
 TWO_RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m")

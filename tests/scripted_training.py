@@ -6,7 +6,7 @@ from pathlib import Path
 from command import succeed
 from recipe_world import make_model
 
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 
 
 def train_on_replies(folder: Path, name: str, replies: list[str], *options: str) -> list[dict[str, float]]:

@@ -33,7 +33,7 @@ from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import SpanStatus, Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.sandbox.limits import SandboxLimits
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 from condensegrpo.tasks.agent import LIMITS, Agent
 from condensegrpo.tasks.agent_endpoint import AgentEndpoint
 from condensegrpo.tasks.agent_program import run_program

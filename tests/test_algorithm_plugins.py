@@ -20,12 +20,11 @@ from condensegrpo.config.load import load_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.observer import Silent
-from condensegrpo.inspection.formula import CreditFormulas
 from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.opened import CreditFormulas
 from condensegrpo.inspection.panes import turns
-from condensegrpo.storage.credit import read_credit
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
+from condensegrpo.storage.trajectories import read_credit
 from condensegrpo.training.learn_step import give_credit
 from condensegrpo.training.train import train
 

@@ -19,10 +19,8 @@ from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import CondenseError, RolloutError, TooManyFailed
 from condensegrpo.core.observer import Observer, Silent
 from condensegrpo.core.trajectory import Stop
-from condensegrpo.storage.credit import read_credit
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
-from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
+from condensegrpo.storage.trajectories import read_credit, read_trajectories
 from condensegrpo.tasks.ledger import Ledger
 from condensegrpo.training.train import train
 

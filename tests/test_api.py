@@ -23,11 +23,9 @@ from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.storage.credit import Credit, write_credit
 from condensegrpo.storage.evaluations import stored_evaluations
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import JsonlTracker
-from condensegrpo.storage.trajectories import write_trajectory
+from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
+from condensegrpo.storage.trajectories import Credit, write_credit, write_trajectory
 from condensegrpo.tasks.answer_environment import AnswerEnvironment
 
 REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<answer> 6 </answer>"]

@@ -23,8 +23,8 @@ from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols.condenser import UnitScorer
 from condensegrpo.core.protocols.sampler import AttentionQuery, TokenAttention
 from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.episodes.engine import AnswerProbe
 from condensegrpo.episodes.episode import run_episode
-from condensegrpo.episodes.information import AnswerProbe
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.samplers.transformers import TransformersSampler

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from condensegrpo.core.errors import RunError
-from condensegrpo.storage.background_writer import BackgroundWriter
-from condensegrpo.storage.files import append_line
+from condensegrpo.storage.files import BackgroundWriter, append_line
 
 
 def test_it_returns_at_once_and_writes_everything_in_order(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from condensegrpo.episodes.toolformats import JSON_FORMATS
 from condensegrpo.integrations.bfcl import CATEGORIES, Bfcl, BfclEpisode
 from condensegrpo.integrations.bfcl_simulators import Simulators
 from condensegrpo.storage.bfcl import bfcl_rows
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 
 FOLDER = Path(sys.prefix) / "others" / "bfcl"
 if find_spec("bfcl_eval") is None and FOLDER.is_dir():

@@ -40,7 +40,7 @@ from chaos import (
 )
 from needs_vllm import needs_vllm
 
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "0"))  # of every plan, beyond one round
 SEED = int(os.environ.get("CHAOS_SEED", "0"))

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from condensegrpo.core.messages import ToolCall
-from condensegrpo.episodes.codeformat import Code
-from condensegrpo.episodes.toolformats import MAX_CALLS, Malformed
+from condensegrpo.episodes.toolformats import MAX_CALLS, Code, Malformed
 
 CODE = Code()
 FENCED = "```python\nprint(1)\n```"

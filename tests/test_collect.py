@@ -10,8 +10,8 @@ from condensegrpo.core.protocols.reward import GroupReward, Reward
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.episodes.collect import collect
 from condensegrpo.episodes.group import problem_groups
+from condensegrpo.episodes.player import collect
 from condensegrpo.rewards.context import LinearPassRate
 from condensegrpo.rewards.outcome import Correct
 from condensegrpo.samplers.scripted import ScriptedSampler

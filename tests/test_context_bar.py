@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import SpanStatus, Trajectory
 from condensegrpo.display.context_bar import bar, cell_width, legend, ruler, shares, strip
-from condensegrpo.inspection.context_view import context_views, newest_messages
+from condensegrpo.inspection.panes import context_views, newest_messages
 
 # pinned messages of 9 tokens; each unit is a reply of 3 + 2 and an operation of 1 + 2
 REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<note> 6 </note>", "<answer> 6 </answer>"]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from condensegrpo.core.shared_sequence import shared_ids
-from condensegrpo.storage.copied_ids import copied_parts, ids_of_parts
+from condensegrpo.storage.stored_trajectory import copied_parts, ids_of_parts
 
 EARLIER = tuple(range(100, 140))
 FEW = st.lists(st.integers(0, 3), max_size=60)  # ids that repeat: copies may start at several places

@@ -22,7 +22,7 @@ from condensegrpo.assembly.learning_signal import objective
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Stop
-from condensegrpo.storage.credit import read_credit
+from condensegrpo.storage.trajectories import read_credit
 from condensegrpo.training.learn_step import give_credit, record_credit
 from condensegrpo.training.rollout import StepBatch
 

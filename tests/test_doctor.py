@@ -360,7 +360,7 @@ def test_plugins_lists_every_kind_with_its_origin() -> None:
     found = json.loads(result.stdout)["plugins"]
     assert {one["kind"] for one in found} == set(KINDS)
     jsonl = next(one for one in found if (one["kind"], one["name"]) == ("trackers", "jsonl"))
-    assert jsonl["object"] == "condensegrpo.storage.trackers:JsonlTracker"
+    assert jsonl["object"] == "condensegrpo.storage.run_folder:JsonlTracker"
     assert jsonl["distribution"].startswith("condensegrpo ")
     assert jsonl["summary"].startswith("Appends ")
     assert jsonl["error"] == ""
@@ -369,7 +369,7 @@ def test_plugins_lists_every_kind_with_its_origin() -> None:
 def test_one_kind_can_be_listed() -> None:
     result = called(plugins, "trackers")
     assert result.exit_code == 0
-    assert "condensegrpo.storage.trackers:JsonlTracker" in result.stdout
+    assert "condensegrpo.storage.run_folder:JsonlTracker" in result.stdout
     assert "condensers" not in result.stdout
 
 

@@ -45,8 +45,8 @@ from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, SpanStatus, Stop, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
+from condensegrpo.episodes.group import problem_draw, stream_seed
 from condensegrpo.episodes.prompt import check_pinned
-from condensegrpo.episodes.randomness import problem_draw, stream_seed
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Limits, ToolLimits, Trigger
 from condensegrpo.episodes.toolcalls import Toolbox
@@ -823,7 +823,7 @@ def test_seeds_have_63_bits(run_seed: int, step: int, problem_id: str, sample: i
 
 
 def test_seeds_are_the_same_in_every_process() -> None:
-    code = "from condensegrpo.episodes.randomness import stream_seed; print(stream_seed(0, 7, 'gsm8k-12', 3, 0))"
+    code = "from condensegrpo.episodes.group import stream_seed; print(stream_seed(0, 7, 'gsm8k-12', 3, 0))"
     told = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONHASHSEED": "5"},

@@ -27,8 +27,7 @@ from condensegrpo.core.errors import CheckpointError, RunError
 from condensegrpo.learner.checkpoint import FORMAT, Manifest
 from condensegrpo.learner.model_folder import end_ids
 from condensegrpo.storage.hub import upload
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
 
 LORA = (
     *TINY,

@@ -20,7 +20,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import InformationChange, changes, description, lost, mean_curve
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.episodes.information import AnswerProbe
+from condensegrpo.episodes.engine import AnswerProbe
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.evaluation.figures import evaluation_of
 from condensegrpo.metrics.trajectories import summarise

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from condensegrpo.cli.app import app
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, RunError
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 
 FILES = ["counting.py", "counting.yaml", "test_counting.py"]
 

@@ -25,9 +25,15 @@ from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.panes import TokenTexts, TokenView, turns
 from condensegrpo.inspection.records import IndexedTrajectory, groups
-from condensegrpo.storage.credit import Credit, read_credit, write_credit
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import Provenance, read_trajectories, write_trajectory
+from condensegrpo.storage.trajectories import (
+    Credit,
+    Provenance,
+    read_credit,
+    read_trajectories,
+    write_credit,
+    write_trajectory,
+)
 
 CONFIG = """
 name: demo

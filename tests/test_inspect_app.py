@@ -28,9 +28,8 @@ from condensegrpo.core.trajectory import Stop
 from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.views import MOST, Hit
-from condensegrpo.storage.credit import Credit, CreditTerm, write_credit
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import Provenance, write_trajectory
+from condensegrpo.storage.trajectories import Credit, CreditTerm, Provenance, write_credit, write_trajectory
 
 SAMPLED_WITH = Provenance(
     evaluation=None, step=1, model="m", condenser="last_k", max_context_tokens=64, temperature=1.0, seed=0

@@ -21,16 +21,14 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, holds
 from condensegrpo.core.trajectory import SpanStatus, Stop
 from condensegrpo.inspection import database
-from condensegrpo.inspection.context_view import context_views
 from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.history import PieceStatus, WordChange, history, word_changes
 from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.panes import context_views
 from condensegrpo.inspection.views import READY_VIEWS, find, fuzzy, got_worse, ready_view, search, select
-from condensegrpo.storage.credit import Credit, write_credit
 from condensegrpo.storage.files import start_file
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import JsonlTracker
-from condensegrpo.storage.trajectories import Provenance, write_trajectory
+from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
+from condensegrpo.storage.trajectories import Credit, Provenance, write_credit, write_trajectory
 
 REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<answer> 6 </answer>"]
 

@@ -31,9 +31,8 @@ from condensegrpo.inspection.filters import FIELDS, parse_where
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.records import IndexedTrajectory
 from condensegrpo.inspection.views import search, select
-from condensegrpo.storage.credit import Credit, write_credit
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import Provenance, write_trajectory
+from condensegrpo.storage.trajectories import Credit, Provenance, write_credit, write_trajectory
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -11,7 +11,7 @@ from command import ENVIRONMENT, TINY, start, succeed
 from runs import wait_for, wait_for_phase
 from waiting import eventually
 
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 
 FOLDER = Path(__file__).parent
 

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from condensegrpo.cli.app import app
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import ConfigError, DataError, RunError
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 
 SHORT = (*TINY, "warm_start.steps=1", "evaluate.problems=1", "train.eval_every=0", "name=mine")
 GPU = (

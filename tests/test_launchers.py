@@ -19,8 +19,7 @@ from runs import wait_for
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.launchers import check_alone, device_index, first_host, join_launch
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
 
 STEP = {  # of the second task on the second of two nodes with two tasks each
     "SLURM_JOB_ID": "4711",

@@ -30,7 +30,7 @@ from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.integrations.child_process import ChildProcess
 from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool
 from condensegrpo.integrations.mcp_client import IDLE_SECONDS, HttpConnection, ProcessConnection, messages_of
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 
 pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="the package mcp is not installed")
 PAGE = (ROOT / "docs" / "how-to" / "connect-environments.md").read_text(encoding="utf-8")

@@ -29,8 +29,7 @@ from condensegrpo.display.console import quiet_libraries
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.training.train import train
 
 METHODS = tuple(name for name in shipped() if name.startswith("methods/"))

@@ -18,7 +18,7 @@ from condensegrpo.config.study import Study, load_study
 from condensegrpo.core.plugins import load
 from condensegrpo.display.console import quiet_libraries
 from condensegrpo.episodes.toolformats import Malformed
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 
 PAGE = ROOT / "docs/results/methods.md"
 STUDY = load_study(ROOT / "studies/methods_reads.yaml")

@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 from condensegrpo.cli.app import app
 from condensegrpo.core.errors import RunError
 from condensegrpo.storage.new_run import discard_replaced, new_run
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import JsonlTracker
+from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
 
 
 def trained(path: Path, *, overwrite: bool = False, text: str = "seed: 0\n") -> RunFolder:

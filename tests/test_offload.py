@@ -29,7 +29,7 @@ from condensegrpo.learner.engine import (
 from condensegrpo.learner.settings import Dtype
 from condensegrpo.learner.training_state import on_device, to_main_memory
 from condensegrpo.learner.weights import gathered_weights
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 
 Make = Callable[[], PreTrainedModel]
 WHERE = {"device": "cpu", "pin_memory": torch.accelerator.is_available()}

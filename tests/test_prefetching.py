@@ -30,8 +30,7 @@ from condensegrpo.core.observer import Silent
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.episodes.player import LocalPlayer
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.checkpoints import read_batches, restore_batches, rollout_settings, write_batches
 from condensegrpo.training.rollout import (

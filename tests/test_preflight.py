@@ -20,9 +20,8 @@ from condensegrpo.config.load import load_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.observer import Silent
-from condensegrpo.storage.credit import read_credit
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.storage.trajectories import read_credit, read_trajectories
 from condensegrpo.training.run_setup import prepare_run
 from condensegrpo.training.train import train
 

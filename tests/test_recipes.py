@@ -19,7 +19,7 @@ from condensegrpo.core.trajectory import Stop, Turn
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 
 RECIPES = (

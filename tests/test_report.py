@@ -16,8 +16,7 @@ from condensegrpo.core.errors import RunError
 from condensegrpo.inspection.samples import SampleReader, spread
 from condensegrpo.reporting.plots import SHARES, Series, alone, arm_style, series, smoothed, variants
 from condensegrpo.reporting.run_report import ReportTracker, write_page, write_picture
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import JsonlTracker
+from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
 from condensegrpo.storage.trajectories import write_trajectory
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -10,8 +10,7 @@ from browsing import Watched, chromium
 from builders import ledger_episode, scored
 
 from condensegrpo.reporting.run_report import write_page
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import JsonlTracker
+from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
 from condensegrpo.storage.trajectories import Provenance, write_trajectory
 
 if TYPE_CHECKING:

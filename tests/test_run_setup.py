@@ -13,8 +13,7 @@ from condensegrpo.core.errors import ConfigError, LearnerError, RunError
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import JsonlTracker
+from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
 from condensegrpo.training.run_setup import prepare_run
 
 

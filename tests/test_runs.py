@@ -24,8 +24,7 @@ from condensegrpo.reporting.plots import COLOURS
 from condensegrpo.reporting.runs import RunStatus, compare_runs, find_runs, sparklines, summary
 from condensegrpo.storage.evaluations import new_name, store_evaluation, stored_evaluations
 from condensegrpo.storage.files import start_file
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import JsonlTracker
+from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
 from condensegrpo.storage.trajectories import Provenance, write_trajectory
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.yaml"

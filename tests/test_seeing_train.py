@@ -14,7 +14,7 @@ from condensegrpo.config.load import load_config
 from condensegrpo.learner.model_folder import load_policy
 from condensegrpo.learner.vision_tower import tower
 from condensegrpo.storage.media import MediaFolder
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.vision.processor import load_picture_processor
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from condensegrpo.episodes.stopwatch import Stopwatch
+from condensegrpo.episodes.engine import Stopwatch
 
 
 def test_stays_that_overlap_count_once() -> None:

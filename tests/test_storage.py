@@ -20,11 +20,9 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryFigu
 from condensegrpo.core.shared_sequence import shared, shared_ids
 from condensegrpo.core.trajectory import MAX_REWARD, Condensation, Score, Span, SpanStatus, Stop, Trajectory, Turn
 from condensegrpo.storage.codec import decode, dump_line
-from condensegrpo.storage.credit import Credit, read_credit, write_credit
 from condensegrpo.storage.files import append_line, replace_file
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import JsonlTracker, read_metrics
-from condensegrpo.storage.trajectories import read_trajectories, write_trajectory
+from condensegrpo.storage.run_folder import JsonlTracker, RunFolder, read_metrics
+from condensegrpo.storage.trajectories import Credit, read_credit, read_trajectories, write_credit, write_trajectory
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=12)  # every code point, lone surrogates included
 FLOAT = st.floats(allow_nan=False)

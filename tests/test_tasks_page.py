@@ -17,7 +17,7 @@ from condensegrpo.config.load import load_config
 from condensegrpo.core import plugins
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 
 TASKS, TOOLS = ((ROOT / "docs" / "reference" / name).read_text(encoding="utf-8") for name in ("tasks.md", "tools.md"))
 

@@ -31,7 +31,7 @@ from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.integrations.textworld import TextWorld
 from condensegrpo.integrations.textworld_games import ANSWERS, Game, walkthrough
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 
 pytestmark = [  # nothing is imported while tests are collected, in every process
     pytest.mark.skipif(

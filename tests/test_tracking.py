@@ -24,8 +24,7 @@ from condensegrpo.core.packages import check_installed
 from condensegrpo.core.protocols.tracker import LogsTables, RunStart, StartedRun, StartsRun, Tracker
 from condensegrpo.core.table import Table
 from condensegrpo.storage.files import start_file
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import JsonlTracker, read_metrics
+from condensegrpo.storage.run_folder import JsonlTracker, RunFolder, read_metrics
 from condensegrpo.storage.trajectories import write_trajectory
 from condensegrpo.trackers.background import BackgroundTracker
 from condensegrpo.trackers.libraries import MlflowTracker, TensorboardTracker

@@ -28,8 +28,7 @@ from waiting import eventually
 
 from condensegrpo.config.load import load_config
 from condensegrpo.storage.evaluations import stored_evaluations
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 
 

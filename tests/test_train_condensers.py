@@ -31,13 +31,11 @@ from condensegrpo.core.protocols.condenser import Budget, account
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, curve
 from condensegrpo.core.trajectory import SamplingParams, Trajectory
 from condensegrpo.display.console import quiet_libraries
-from condensegrpo.episodes.information import AnswerProbe
+from condensegrpo.episodes.engine import AnswerProbe
 from condensegrpo.samplers.transformers import TransformersSampler
-from condensegrpo.storage.credit import read_credit
 from condensegrpo.storage.media import MediaFolder
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
-from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
+from condensegrpo.storage.trajectories import read_credit, read_trajectories
 from condensegrpo.training.train import train
 
 SMALL = (

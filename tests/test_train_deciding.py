@@ -16,10 +16,8 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.display.console import quiet_libraries
-from condensegrpo.storage.credit import read_credit
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
-from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
+from condensegrpo.storage.trajectories import read_credit, read_trajectories
 from condensegrpo.training.train import train
 
 ADD = call("calculator", expression="3 + 4")

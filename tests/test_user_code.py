@@ -39,15 +39,15 @@ from condensegrpo.core.protocols.task import Demonstration, Problem, Task
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.threads import ABANDONED, MAX_ABANDONED, result_in_thread
 from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.episodes.collect import collect
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups
+from condensegrpo.episodes.player import collect
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.metrics.trajectories import summarise
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage import codec
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.learn_step import condenser_counts
 

@@ -7,7 +7,7 @@ from command import TINY, run, succeed
 from metrics_page import unexplained
 from needs_vllm import needs_vllm
 
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 
 pytestmark = needs_vllm

@@ -20,7 +20,7 @@ from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.sampler import Attends, Measures, Sampler
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.episodes.information import AnswerProbe
+from condensegrpo.episodes.engine import AnswerProbe
 from condensegrpo.episodes.player import LocalPlayer
 from condensegrpo.episodes.workers.worker import OpenPlayer, RemoteSampler
 

@@ -53,10 +53,6 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
 
     Args:
         base, objects: see ``build_components``.
-
-    Raises:
-        ConfigError: a plug-in, an option, an estimator or a loss is unknown, or settings do not fit together.
-        DataError: the data of a task is not what it should be.
     """
     built = build_components(config, base, objects)
     for split in ("train", "eval"):
@@ -88,7 +84,7 @@ def _check_ids(name: str, components: Components) -> None:
 
 
 def build_components(config: RunConfig, base: Components | None = None, objects: Objects = NO_OBJECTS) -> Components:
-    """Build the components of a configuration without reading its data; raises as ``build`` does.
+    """Build the components of a configuration without reading its data.
 
     Args:
         base: components of another configuration; parts whose settings are the same are shared. The condenser is not,

@@ -35,15 +35,11 @@ class Components:
     evaluations: Mapping[str, "Components"] = field(default_factory=dict)  # by name, the held-out problems first
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split, read once; raises as ``problems`` does."""
+        """The problems of a split, read once."""
         return self.data(split)
 
     def held_out(self) -> Sequence[Problem]:
-        """The problems that an evaluation plays.
-
-        Raises:
-            ConfigError: there are none after those that ``evaluate.skip`` leaves out.
-        """
+        """The problems that an evaluation plays."""
         known, settings = self.problems("eval"), self.config.evaluate
         if len(known) <= settings.skip:
             raise ConfigError(
@@ -54,11 +50,7 @@ class Components:
 
 
 def problems(task: Task, split: Split) -> Sequence[Problem]:
-    """Read the problems of a split.
-
-    Raises:
-        ConfigError: the split is empty, too small for the configuration, or the task fails.
-    """
+    """Read the problems of a split."""
     with plugin_code(f"making the {split} problems of the task", ConfigError):
         split_problems = task.problems(split)
         if not (hasattr(split_problems, "__len__") and hasattr(split_problems, "__getitem__")):

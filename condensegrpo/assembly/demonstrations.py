@@ -30,7 +30,7 @@ from condensegrpo.core.protocols.task import (
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
-from condensegrpo.episodes.randomness import problem_draw, stream_seed
+from condensegrpo.episodes.group import problem_draw, stream_seed
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.samplers.scripted import ScriptedSampler
@@ -126,11 +126,7 @@ class PlayedDemonstrations:
             yield from turns
 
     async def _played(self, problems: Sequence[Problem], seed: int) -> Sequence[Sequence[DemonstratedTurn]]:
-        """The turns of some episodes, none of those that are left out.
-
-        Raises:
-            ConfigError: one of them failed, or more than half had no room.
-        """
+        """The turns of some episodes, none of those that are left out."""
         played = await asyncio.gather(*(self._episode(problem, seed) for problem in problems))
         failed = [episode for episode in played if episode.stop not in (*DONE, *NO_ROOM, Stop.ABORTED)]
         short = [episode for episode in played if episode.stop in NO_ROOM]
@@ -188,9 +184,6 @@ def demonstrations(components: Components, renderer: Renderer, source: str) -> D
 
     Args:
         source: the model that the warm start begins with: where the condenser scores by the policy, it is this one.
-
-    Raises:
-        ConfigError: it has none, or an expert cannot play under the run's condenser.
     """
     check_demonstrations(components)
     task, config = components.task, components.config
@@ -214,11 +207,7 @@ def demonstrations(components: Components, renderer: Renderer, source: str) -> D
 
 
 def check_demonstrations(components: Components) -> None:
-    """Check that a run can warm up. Loads nothing.
-
-    Raises:
-        ConfigError: its task has no demonstrations.
-    """
+    """Check that a run can warm up. Loads nothing."""
     task = components.task
     if not isinstance(task, HasExpert | Demonstrates):
         raise ConfigError(
@@ -227,11 +216,7 @@ def check_demonstrations(components: Components) -> None:
 
 
 def made_turns(task: Demonstrates, seed: int) -> Iterator[Demonstration]:
-    """The turns that a task makes, without end.
-
-    Raises:
-        ConfigError: the task fails.
-    """
+    """The turns that a task makes, without end."""
     with _named(task, "demonstrations"):
         for turn in task.demonstrations(seed):
             if not isinstance(turn, Demonstration):
@@ -241,17 +226,13 @@ def made_turns(task: Demonstrates, seed: int) -> Iterator[Demonstration]:
 
 
 def judged(task: JudgesReplies, turn: Demonstration, reply: str) -> bool | None:
-    """The task's verdict on a sampled reply in the context of a turn; raises as ``made_turns`` does."""
+    """The task's verdict on a sampled reply in the context of a turn."""
     with _named(task, "sound"):
         return task.sound(turn.context, reply)
 
 
 def corpus_of(task: Task) -> tuple[str, ...]:
-    """Texts that hold every word of a task.
-
-    Raises:
-        ConfigError: it has none, or fails.
-    """
+    """Texts that hold every word of a task."""
     if not isinstance(task, HasCorpus):
         raise ConfigError(
             f"making a new model with the task {type(task).__name__}: a tokenizer needs its corpus(), which returns "

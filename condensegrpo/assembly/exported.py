@@ -40,9 +40,6 @@ def open_engine(folder: Path | str, overrides: Sequence[str] = ()) -> Iterator[E
     Args:
         folder: what ``condensegrpo export`` wrote; plug-ins in files may lie in it.
         overrides: ``key=value``, such as ``sampler.name=vllm``.
-
-    Raises:
-        ConfigError: the folder has no such file, or a setting does not work here, such as a tool without its data.
     """
     file = Path(folder) / CONDENSER
     settings = located(sourced(read_yaml(file), str(file)), file)

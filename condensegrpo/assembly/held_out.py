@@ -18,9 +18,6 @@ def check_disjoint(components: Components) -> None:
 
     Training problems are those of the run's steps, or all of the split where dynamic sampling may take any. Of the warm
     start they are the problems of its first ``DEMONSTRATIONS``; a demonstration without a problem is not compared.
-
-    Raises:
-        DataError: names the first problem that is in both, and where.
     """
     config = components.config
     held_out = _held_out(components)
@@ -34,11 +31,7 @@ def check_disjoint(components: Components) -> None:
 
 
 def check_fresh(components: Components, pilot: Components) -> None:
-    """Compare the held-out problems of a study with those that its settings were chosen on, by content.
-
-    Raises:
-        DataError: names the first problem that is in both.
-    """
+    """Compare the held-out problems of a study with those that its settings were chosen on, by content."""
     used, evaluated = _held_out(pilot), _held_out(components)
     if both := next((content for content in evaluated if content in used), None):
         raise DataError(

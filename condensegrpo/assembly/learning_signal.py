@@ -28,12 +28,7 @@ Plugin = TypeVar("Plugin", EstimatorPlugin, LossPlugin)
 
 
 def advantage_estimator(config: RunConfig) -> Estimator:
-    """The estimator of advantages that the configuration names, or the default for its reward, with its options.
-
-    Raises:
-        PluginError: it is unknown, no estimator, or refuses an option.
-        ConfigError: one sample a problem, of which it learns nothing.
-    """
+    """The estimator of advantages that the configuration names, or the default for its reward, with its options."""
     settings, budget = config.algorithm.advantage, config.rollout.limits.max_context_tokens
     low, high = settings.context_anchors or (budget / 16, float(budget))
     plugin = _loaded("estimators", config.estimator, EstimatorPlugin)
@@ -54,12 +49,7 @@ def advantage_estimator(config: RunConfig) -> Estimator:
 
 
 def objective(algorithm: AlgorithmSettings) -> ObjectiveFunction:
-    """What an optimiser step minimises: the loss, its importance correction and its KL term.
-
-    Raises:
-        PluginError: the loss is unknown, no loss, refuses an option, or depends on how rows are packed.
-        ConfigError: the importance correction refuses an option.
-    """
+    """What an optimiser step minimises: the loss, its importance correction and its KL term."""
     plugin = _loaded("losses", algorithm.loss.name, LossPlugin)
     where = f"setting up the loss {algorithm.loss.name!r}"
     _check_arguments(plugin.function, where, COLUMNS[:3], "turn_T and options are keywords")

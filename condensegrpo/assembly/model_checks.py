@@ -1,13 +1,15 @@
 """Checks of a configuration against the tokenizer, chat template and size of its model. Loads no weights."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.coverage import check_coverage
+from condensegrpo.assembly.demonstrations import made_turns
 from condensegrpo.assembly.runtime import renderer_for
 from condensegrpo.assembly.scorers import check_models, names_of
 from condensegrpo.config.load import HELD_OUT, longest_request
@@ -17,26 +19,58 @@ from condensegrpo.core.failures import Failure, message_of
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.condenser import Budget, ChecksRoom
 from condensegrpo.core.protocols.environment import Closes, Environment
-from condensegrpo.core.protocols.task import Split
+from condensegrpo.core.protocols.task import Demonstrates, Split
 from condensegrpo.core.threads import result_in_thread
 from condensegrpo.episodes.boundary import asynchronous, first_messages
-from condensegrpo.episodes.chat_template import first_rendering
+from condensegrpo.episodes.chat_template import first_rendering, tool_text
 from condensegrpo.episodes.prompt import check_pinned
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.model_folder import check_heads, check_vocabulary, configuration, positions, sees
 from condensegrpo.learner.targets import check_targets_of
 from condensegrpo.storage.media import MediaFolder
 
+MOST = 0.03  # of the tokens of a text may be unknown
+READ = 64  # problems of each split, and demonstrations, from the first
+NAMED = 8  # unknown words in the message, the most frequent first
+
+
+def check_coverage(components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:
+    """Check that hardly any token of what the policy reads at first is unknown to its tokenizer.
+
+    Args:
+        pinned: how an episode of the first problem begins.
+    """
+    if not renderer.has_unknown:
+        return
+    for source, text in _texts(components, pinned):
+        tokens, words = renderer.unknown(text)
+        unknown = Counter(words)
+        if unknown.total() > MOST * tokens:
+            new = components.config.model.new is not None
+            cure = "Set model.new.tokenizer=bpe, or add them to corpus() of the task" if new else "Use another model"
+            raise ConfigError(
+                f"checking the tokenizer: it does not know {unknown.total()} of the {tokens} words of {source}, which "
+                f"the policy would read as [UNK]; at most {MOST:.0%} may be unknown. The most frequent are "
+                f"{', '.join(repr(word) for word, _ in unknown.most_common(NAMED))}. {cure}."
+            )
+
+
+def _texts(components: Components, pinned: Sequence[Message]) -> Iterator[tuple[str, str]]:
+    """What the policy reads, by what it is."""
+    yield "system message and question", "\n".join(message.text for message in pinned)
+    if schemas := components.toolbox.template_schemas:
+        yield "the tools that the chat template shows", tool_text(schemas)
+    for split in ("train", "eval"):
+        problems = components.problems(split)[:READ]
+        yield f"the {split} problems", "\n".join(problem.question for problem in problems)
+    if components.config.warm_start.steps and isinstance(components.task, Demonstrates):
+        turns = islice(made_turns(components.task, components.config.seed), READ)
+        texts = (text for turn in turns for text in (*(message.text for message in turn.context), turn.reply))
+        yield "the demonstrations", "\n".join(texts)
+
 
 def check_model(components: Components, source: str) -> None:
-    """Check what a configuration needs of its model's tokenizer, chat template and positions. Loads no weights.
-
-    Raises:
-        ConfigError: the tokenizer has more ids than the model, the chat template fails, is slow or knows no tool
-            results, system message, question and a reply, or a context with its reply, are too long (the message says
-            which key to change), the model has no layers for the adapters, or its heads do not divide over the ranks
-            that share a row, or a vision tower is to train that there is not, or the weights are quantised.
-    """
+    """Check what a configuration needs of its model's tokenizer, chat template and positions. Loads no weights."""
     check_vocabulary(source)
     if quantised := getattr(configuration(source), "quantization_config", None):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else type(quantised).__name__
@@ -62,11 +96,7 @@ def check_model(components: Components, source: str) -> None:
 
 
 def check_prompts(components: Components, renderer: Callable[[Components], Renderer], positions: int | None) -> None:
-    """Check the chat template and the lengths of what a configuration and its evaluations render.
-
-    Raises:
-        ConfigError: as ``check_model``.
-    """
+    """Check the chat template and the lengths of what a configuration and its evaluations render."""
     config, rendering = components.config, renderer(components)
     pinned = rendering.taken_up(_pinned(components, "train"))
     first_rendering(lambda: rendering.prompt(pinned))
@@ -170,11 +200,7 @@ def _check_condenser(components: Components, renderer: Renderer, pinned: Sequenc
 
 
 def check_confidence(config: RunConfig, renderer: Renderer) -> None:
-    """Check that a draft of the answer has room for more than the text that opens it.
-
-    Raises:
-        ConfigError: the opening text alone is as long as a reply may be.
-    """
+    """Check that a draft of the answer has room for more than the text that opens it."""
     settings, most = config.rollout.stop_when_confident, config.rollout.limits.max_output_tokens
     if settings is None:
         return

@@ -61,9 +61,6 @@ def configured(
 
     Args:
         config: also a YAML file, the name of a shipped configuration, or a run folder.
-
-    Raises:
-        ConfigError: as ``named_config`` and ``replaced``.
     """
     forget_edited()  # a call of Python begins: the files of plug-ins may have been edited since the last one
     before = config if isinstance(config, RunConfig) else named_config(os.fspath(config))
@@ -78,9 +75,6 @@ def replaced(config: RunConfig, parts: Parts) -> tuple[list[str], Objects]:
     """The overrides that replace parts of a configuration, and the objects among the parts.
 
     A part replaces its whole section. Evaluation variants that change a replaced section are left out.
-
-    Raises:
-        ConfigError: there is no such part, or a class is in no file that can be imported.
     """
     objects = dict[str, object]()
     changes = dict[str, object]()
@@ -103,11 +97,7 @@ def replaced(config: RunConfig, parts: Parts) -> tuple[list[str], Objects]:
 
 
 def object_or(objects: Objects, plugin: Plugin | TaskSettings, otherwise: Callable[[], object]) -> object:
-    """The object that a section names, or else what is built by its name.
-
-    Raises:
-        ConfigError: the section has options for an object.
-    """
+    """The object that a section names, or else what is built by its name."""
     name, options = plugin.name, plugin.options
     if name not in objects:
         return otherwise()
@@ -120,11 +110,7 @@ def object_or(objects: Objects, plugin: Plugin | TaskSettings, otherwise: Callab
 
 
 def check_objects(config: RunConfig, objects: Objects) -> None:
-    """Check that a run can work with objects: other processes cannot have them.
-
-    Raises:
-        ConfigError: rollout workers are configured, or a sampler that is an object for a warm start.
-    """
+    """Check that a run can work with objects: other processes cannot have them."""
     workers, names = config.rollout.workers, ", ".join(name for name in objects if name != config.sampler.name)
     if names and (workers.ray or workers.processes):
         raise ConfigError(

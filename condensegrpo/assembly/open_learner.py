@@ -43,9 +43,6 @@ def open_learner(
 
     Args:
         media: where the pictures of rows are; None: there are none.
-
-    Raises:
-        ConfigError: as ``load_policy``, ``add_adapters`` and ``open_deepspeed``.
     """
     policy = load_policy(source, dtype=config.model.dtype, attention=config.model.attention)
     if config.model.vision == "frozen":

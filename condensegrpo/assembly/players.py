@@ -17,9 +17,8 @@ from condensegrpo.core.protocols.condenser import any_holds_model
 from condensegrpo.core.protocols.sampler import RepliesToMessages, Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.wording import counted
-from condensegrpo.episodes.collect import OnScored
 from condensegrpo.episodes.group import ProblemGroup
-from condensegrpo.episodes.player import LocalPlayer
+from condensegrpo.episodes.player import LocalPlayer, OnScored
 from condensegrpo.episodes.settings import Workers
 from condensegrpo.episodes.workers.messages import Setup
 from condensegrpo.episodes.workers.pool import WorkerHost, WorkerPool
@@ -48,11 +47,7 @@ def local_player(
     writer: Sampler | None = None,
     model: Callable[[str], VersionedAttention] | None = None,
 ) -> LocalPlayer:
-    """The player of this process; ``writer`` and ``model`` as of ``trajectory_engine``.
-
-    Raises:
-        ConfigError: as ``trajectory_engine``.
-    """
+    """The player of this process; ``writer`` and ``model`` as of ``trajectory_engine``."""
     renderer = renderer_for(components, settings.source, settings.media)
     engine = trajectory_engine(
         components, renderer=renderer, sampler=sampler, temperature=settings.temperature, writer=writer, model=model
@@ -78,9 +73,6 @@ class Players:
             source: the folder or Hub id whose tokenizer and chat template the policy has.
             media: where the pictures of prompts are stored; the sampler reads them there.
             writer: as of ``trajectory_engine``; it is closed with the workers.
-
-        Raises:
-            ConfigError: Ray is configured and not installed.
         """
         self.sampler, self.source, self._media, self._writer = sampler, source, media, writer
         self._pool = WorkerPool(_host(config.rollout.workers), sampler, partial(frozen_model, dtype=config.model.dtype))
@@ -88,7 +80,7 @@ class Players:
         self._known = list[Components]()  # kept, so that no other has the identity of one
 
     def player(self, components: Components, *, temperature: float) -> "SharingPlayer":
-        """A player of some components; raises as ``local_player``."""
+        """A player of some components."""
         self._known.append(components)
         settings = PlayerSettings(
             config=components.config, source=self.source, temperature=temperature, media=self._media
@@ -156,11 +148,7 @@ class SharingPlayer:
         return scored
 
     def counts(self) -> Mapping[str, float]:
-        """What the condensers counted since the last call.
-
-        Raises:
-            RuntimeError: one of a worker failed.
-        """
+        """What the condensers counted since the last call."""
         local, (counted, failed) = self.local.counts(), (self.counted, self.failed)
         self.counted, self.failed = Counter(), []
         if failed:

@@ -56,9 +56,6 @@ def build_plugin(kind: str, name: str, options: Mapping[str, object], supplied: 
         options: from the configuration.
         supplied: arguments that the assembly offers, passed where the signature has a parameter of the name and the
             options do not set it.
-
-    Raises:
-        PluginError: the plug-in cannot be loaded, an option is unknown or missing, or a value is refused.
     """
     factory, where = load(kind, name), _where(kind, name)
     return _called(factory, where, options, _arguments(kind, factory, where, options, supplied))
@@ -67,7 +64,7 @@ def build_plugin(kind: str, name: str, options: Mapping[str, object], supplied: 
 def check_plugin(
     kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object] = NOTHING
 ) -> dict[str, object]:
-    """The validated arguments that ``build_plugin`` would pass; raises as it does, without calling the plug-in.
+    """The validated arguments that ``build_plugin`` would pass, checked without calling the plug-in.
 
     The ``check_options`` of a plug-in that has one is called with the arguments.
     """
@@ -88,9 +85,6 @@ def validated(
         where: begins the message of an error.
         options: from the configuration.
         names: of the parameters that are options.
-
-    Raises:
-        PluginError: an option is unknown or missing, or a value is refused.
     """
     parameters = {name: each for name, each in _signature(function).parameters.items() if name in names}
     return _checked(parameters, where + at_definition(function), options)

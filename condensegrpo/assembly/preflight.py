@@ -53,10 +53,6 @@ def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ..
 
     Returns:
         Estimator, dtype and rollout workers with the reasons for them, and what could not be checked.
-
-    Raises:
-        ConfigError: the run cannot work; the message names the key to change.
-        DataError: a held-out problem is trained on.
     """
     if not resumed:
         _check_folder(components.config)
@@ -68,7 +64,7 @@ def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ..
 
 
 def check_settings(components: Components) -> tuple[str, ...]:
-    """The part of ``check_run`` that does not depend on the machine; raises as it does.
+    """The part of ``check_run`` that does not depend on the machine.
 
     Returns:
         What could not be checked, and what is left out of the training data.
@@ -87,11 +83,7 @@ def _left_out(task: Task) -> Iterable[str]:
 
 
 def made_tokenizer(task: Task, new: NewModel) -> "PreTrainedTokenizerFast":
-    """The tokenizer of a new model, built from the corpus of its task.
-
-    Raises:
-        ConfigError: the task has no corpus, or ``model.new.vocab_size`` is too small for it.
-    """
+    """The tokenizer of a new model, built from the corpus of its task."""
     corpus = corpus_of(task)
     try:
         made = new_tokenizer(corpus, kind=new.tokenizer, vocab_size=new.vocab_size)

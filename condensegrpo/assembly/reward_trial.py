@@ -26,9 +26,6 @@ def try_rewards(components: Components) -> tuple[str, ...]:
 
     Returns:
         Which rewards could not be tried, and why.
-
-    Raises:
-        ConfigError: one returned something that is no reward, such as a number without a name.
     """
     problem = components.problems("train")[0]
     episode = _episode(problem)

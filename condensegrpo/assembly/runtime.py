@@ -29,8 +29,7 @@ from condensegrpo.core.protocols.sampler import (
 )
 from condensegrpo.core.protocols.tracker import Tracker
 from condensegrpo.core.signatures import methods_of, signature_faults
-from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.information import AnswerProbe
+from condensegrpo.episodes.engine import AnswerProbe, Engine
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.model_folder import end_ids, load_tokenizer
 from condensegrpo.learner.settings import LoraSettings
@@ -184,9 +183,6 @@ def trajectory_engine(
     Args:
         writer: the initial policy, for ``rollout.condense.writer=initial``; not used otherwise.
         model: a frozen model of a scorer, by folder or Hub id; by default it is loaded into this process.
-
-    Raises:
-        ConfigError: the sampler cannot measure or capture what the configuration asks for, or there is no writer.
     """
     config, scorer_names = components.config, names_of(components.condenser)
     frozen = config.rollout.condense.writer == "initial"
@@ -217,11 +213,7 @@ def trajectory_engine(
 
 
 def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
-    """Check the sampler's options, and that it can measure replies if the configuration asks for it. Loads no model.
-
-    Raises:
-        ConfigError: it refuses an option, or cannot measure.
-    """
+    """Check the sampler's options, and that it can measure replies if the configuration asks for it. Loads no model."""
     if config.sampler.name in objects:
         _check_object(config, object_or(objects, config.sampler, lambda: None))
         return

@@ -35,9 +35,6 @@ def check_scorers(names: Sequence[str], sampler: object, sampler_name: str) -> N
 
     Args:
         sampler: its class; any other factory is not checked.
-
-    Raises:
-        ConfigError: a protocol is missing; the message names the alternatives.
     """
     for name in names:
         model, _ = parted(name)
@@ -57,10 +54,6 @@ def check_models(names: Sequence[str], source: str, *, pinned: Sequence[Message]
         source: the policy's folder or Hub id.
         pinned: system message and question of some problem.
         tokens: of the longest prompt.
-
-    Raises:
-        ConfigError: a model is missing, its type was not verified, or it has no such layer; or a frozen model has no
-            chat template for a conversation, or too few positions.
     """
     from condensegrpo.attention.capture import check_layers, check_supported  # imports transformers
 
@@ -112,9 +105,6 @@ def open_scorers(
         sampler: holds the policy's weights, and gets the learner's after every step.
         renderer: with the policy's tokenizer.
         model: a frozen model by folder or Hub id.
-
-    Raises:
-        ConfigError: the sampler lacks a protocol that a scorer needs, or a frozen model is missing.
     """
     check_scorers(names, type(sampler), type(sampler).__name__)
     return {name: _opened(name, sampler, renderer, model) for name in names}
@@ -143,11 +133,7 @@ def frozen_model(path: str, dtype: Literal["float32", "bfloat16"]) -> "Transform
 
 
 def frozen_scorers(names: Sequence[str]) -> dict[str, UnitScorer]:
-    """Scorers without a policy: every name is a frozen model, which reads as many tokens at once as it has positions.
-
-    Raises:
-        ConfigError: a name asks for the policy, or its model is missing or cannot be read from.
-    """
+    """Scorers without a policy: each is a frozen model, which reads as many tokens at once as it has positions."""
     for name in names:
         if parted(name)[0] in NEEDED:
             raise ConfigError(

@@ -5,11 +5,7 @@ from condensegrpo.core.errors import ConfigError
 
 
 def check_figures(config: RunConfig) -> None:
-    """Check keys against each other.
-
-    Raises:
-        ConfigError: the first pair that does not fit, with both values.
-    """
+    """Check keys against each other."""
     _check_anchors(config)
     _check_lengths(config)
     _check_trigger(config)
@@ -22,11 +18,7 @@ def check_figures(config: RunConfig) -> None:
 
 
 def check_ranks(config: RunConfig, ranks: int) -> None:
-    """Check that the problems of a step divide over so many ranks, and these into groups that share rows.
-
-    Raises:
-        ConfigError: they do not.
-    """
+    """Check that the problems of a step divide over so many ranks, and these into groups that share rows."""
     problems, sharing = config.train.problems_per_step, config.learner.sequence_parallel
     if problems % ranks:
         raise ConfigError(

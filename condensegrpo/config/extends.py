@@ -67,11 +67,7 @@ def origins(tree: object, key_path: KeyPath = ()) -> Iterator[tuple[KeyPath, str
 
 
 def layered(path: Path, extended_by: tuple[Path, ...] = ()) -> Tree:
-    """The tree of a file on top of the files that it extends, with origins.
-
-    Raises:
-        ConfigError: a file is missing or not YAML, or extends itself.
-    """
+    """The tree of a file on top of the files that it extends, with origins."""
     chain = (*extended_by, path)
     if path.resolve() in [each.resolve() for each in extended_by]:
         raise ConfigError(

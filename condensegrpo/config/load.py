@@ -24,10 +24,6 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     A value is read as YAML: ``train.steps=20``, ``rollout.tools.use=[calculator]``, ``model.new=null``. Paths that are
     relative to another folder are absolute in it, see ``located.py``.
-
-    Raises:
-        ConfigError: no such file, not YAML, a cycle of ``extends``, an unknown key (with its nearest match), a wrong
-            type or range.
     """
     tree = located(_with_origins(layered(path), overrides), path)
     return validate(tree, source=str(path), overrides=overrides)
@@ -79,11 +75,7 @@ def shipped() -> tuple[str, ...]:
 
 
 def named_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration that a CONFIG argument means: a YAML file, the name of a shipped one, or a run folder.
-
-    Raises:
-        ConfigError: as ``load_config`` and ``find_config``.
-    """
+    """The configuration that a CONFIG argument means: a YAML file, the name of a shipped one, or a run folder."""
     stored = Path(name) / STORED
     return load_config(stored if stored.is_file() else find_config(name), overrides)
 
@@ -92,9 +84,6 @@ def config_on(device: Literal["cpu", "gpu"], name: str, overrides: Sequence[str]
     """The configuration that a CONFIG argument means on a machine with such a device.
 
     A dtype that is not set is that device's, and so is what follows from it, such as ``algorithm.importance.cap``.
-
-    Raises:
-        ConfigError: as ``named_config``.
     """
     config = named_config(name, overrides)
     if "dtype" in config.model.model_fields_set:
@@ -127,11 +116,7 @@ def find_config(name: str) -> Path:
 
 
 def validate(tree: Mapping[str, Any], *, source: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The checked configuration of a tree, of which some values are those of ``overrides``.
-
-    Raises:
-        ConfigError: every fault on a line of its own: the key, the value found and the value wanted, and its override.
-    """
+    """The checked configuration of a tree, of which some values are those of ``overrides``."""
     return _with_importance(parse(RunConfig, tree, source=f"the configuration {source}", overrides=overrides))
 
 

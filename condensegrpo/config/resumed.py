@@ -61,11 +61,7 @@ class Change:
 
 
 def allowed_changes(folder: RunFolder, after: RunConfig, *, allow_changes: bool) -> tuple[Change, ...]:
-    """What a configuration changes since a run was last started.
-
-    Raises:
-        ConfigError: it changes a key in ``FIXED``, or one in ``LEARNED`` without permission.
-    """
+    """What a configuration changes since a run was last started."""
     history = _history(folder)
     before = history[-1][1] if history else load_config(folder.config)
     changes = changes_between(before, after)
@@ -123,21 +119,13 @@ def recorded_changes(folder: RunFolder) -> tuple[Change, ...]:
 
 
 def config_at(folder: RunFolder, step: int) -> RunConfig:
-    """The configuration under which a run took a step.
-
-    Raises:
-        ConfigError: it is not valid any more.
-    """
+    """The configuration under which a run took a step."""
     configs = [config for first, config in _history(folder) if first <= step]
     return configs[-1] if configs else load_config(folder.config)
 
 
 def written_at(folder: RunFolder, step: int) -> RunConfig:
-    """As ``config_at``, with the paths of files as they were written, for whoever reads them in another place.
-
-    Raises:
-        ConfigError: it is not valid any more.
-    """
+    """As ``config_at``, with the paths of files as they were written, for whoever reads them in another place."""
     trees = [tree for first, tree in _records(folder) if first <= step]
     return validate(trees[-1], source=str(folder.configurations)) if trees else load_config(folder.config)
 

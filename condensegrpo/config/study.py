@@ -140,11 +140,7 @@ class Study(Section):
         return self.report.baseline or next(iter(self.arms))
 
     def pilot_study(self) -> "Study":
-        """The same arms with the seeds and problems of the pilots; it predicts nothing.
-
-        Raises:
-            ConfigError: the study has no pilots.
-        """
+        """The same arms with the seeds and problems of the pilots; it predicts nothing."""
         if self.pilots is None:
             raise ConfigError(
                 f"running the pilots of the study {self.name}: it has none. Add pilots, or drop --pilots."
@@ -159,11 +155,7 @@ class Study(Section):
         return (self.config, *self.overrides, *self.arms[arm], *identity)
 
     def config_of(self, arm: str, seed: int, out: Path) -> RunConfig:
-        """The configuration of one run.
-
-        Raises:
-            ConfigError: an override is not valid, or ``report.evaluations`` or a prediction names none of this arm's.
-        """
+        """The configuration of one run."""
         path, *overrides = self.run_arguments(arm, seed, out)
         try:
             config = load_config(Path(path), overrides)
@@ -197,11 +189,7 @@ def same_warm_start(one: RunConfig, other: RunConfig) -> bool:
 
 
 def find_study(name: str) -> Path:
-    """The file that a command's STUDY argument means: a path, or the name of a shipped study.
-
-    Raises:
-        ConfigError: there is neither.
-    """
+    """The file that a command's STUDY argument means: a path, or the name of a shipped study."""
     path = Path(name)
     if path.is_file():
         return path
@@ -215,11 +203,7 @@ def find_study(name: str) -> Path:
 
 
 def load_study(path: Path) -> Study:
-    """The study of a file, its ``config`` found: beside the study file, else as a CONFIG argument.
-
-    Raises:
-        ConfigError: no such file, not YAML, an unknown key (with its nearest match), a wrong type or range.
-    """
+    """The study of a file, its ``config`` found: beside the study file, else as a CONFIG argument."""
     study = parse(Study, read_yaml(path), source=f"the study {path}")
     beside = path.parent / study.config
     return study.model_copy(update={"config": str(beside if beside.is_file() else find_config(study.config))})

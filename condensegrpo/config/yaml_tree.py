@@ -216,11 +216,7 @@ def put(tree: Any, path: Sequence[str], value: object) -> None:  # noqa: ANN401 
 
 
 def parse(kind: type[S], tree: object, *, source: str, overrides: Sequence[str] = ()) -> S:
-    """The checked section of a tree, of which some values are those of ``overrides``.
-
-    Raises:
-        ConfigError: every fault on a line of its own: the key, the value found and the value wanted, and its override.
-    """
+    """The checked section of a tree, of which some values are those of ``overrides``."""
     try:
         section = kind.model_validate(tree)
     except ValidationError as error:

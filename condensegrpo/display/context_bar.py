@@ -15,7 +15,7 @@ from rich.text import Text
 
 from condensegrpo.core.trajectory import SpanStatus
 from condensegrpo.display import theme
-from condensegrpo.inspection.context_view import ContextView
+from condensegrpo.inspection.panes import ContextView
 
 BAR_WIDTH = 34  # cells
 STRIP_WIDTH = 40  # cells, at most

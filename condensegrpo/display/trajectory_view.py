@@ -28,8 +28,7 @@ from condensegrpo.core.wording import counted, ranges
 from condensegrpo.display import context_bar, theme
 from condensegrpo.display.tables import verdict
 from condensegrpo.display.theme import excerpt, one_line
-from condensegrpo.inspection.context_view import newest_messages
-from condensegrpo.inspection.panes import TokenView, TurnView
+from condensegrpo.inspection.panes import TokenView, TurnView, newest_messages
 from condensegrpo.inspection.pictures import thumbnail
 from condensegrpo.inspection.records import IndexedTrajectory
 from condensegrpo.storage.media import MediaFolder

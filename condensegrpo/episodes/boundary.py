@@ -105,22 +105,14 @@ class Boundary:
 
 
 async def asynchronous(returned: Awaitable[T], call: str) -> T:
-    """The result of a plug-in's coroutine, from a call such as ``step()``.
-
-    Raises:
-        TypeError: its function is not ``async def``.
-    """
+    """The result of a plug-in's coroutine, from a call such as ``step()``."""
     if not inspect.isawaitable(returned):
         raise TypeError(f"{call} is not asynchronous, it returned {_short(returned)}: define it with async def")
     return await returned
 
 
 def checked_messages(value: object, call: str) -> tuple[Message, ...]:
-    """The messages that a plug-in returned.
-
-    Raises:
-        TypeError: it returned something else.
-    """
+    """The messages that a plug-in returned."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise TypeError(
             f"{call} returned {_short(value)}, wanted a tuple of messages, as in "
@@ -139,11 +131,7 @@ def checked_messages(value: object, call: str) -> tuple[Message, ...]:
 
 
 async def first_messages(environment: Environment) -> tuple[Message, ...]:
-    """How an episode begins.
-
-    Raises:
-        TypeError: what the task returned is no environment, or does not begin with messages.
-    """
+    """How an episode begins."""
     check_environment(environment)
     messages = checked_messages(await asynchronous(environment.start(), "start()"), "start()")
     if not messages:
@@ -152,11 +140,7 @@ async def first_messages(environment: Environment) -> tuple[Message, ...]:
 
 
 def check_environment(value: object) -> None:
-    """Check what a task returned for an environment; signatures once for a class whose methods they are.
-
-    Raises:
-        TypeError: it has no ``start`` or no ``step``, or one of them cannot be called as the protocol says.
-    """
+    """Check what a task returned for an environment; signatures once for a class whose methods they are."""
     if isinstance(value, type):
         raise TypeError(f"environment() returned the class {value.__name__}, wanted an object: {value.__name__}(…)")
     if not all(callable(getattr(value, method, None)) for method in ("start", "step")):
@@ -175,22 +159,14 @@ def check_environment(value: object) -> None:
 
 
 def checked_tools(value: object) -> tuple[EnvironmentTool, ...]:
-    """The tools that an environment offers.
-
-    Raises:
-        TypeError: it returned something else.
-    """
+    """The tools that an environment offers."""
     if not isinstance(value, Sequence) or not all(isinstance(tool, EnvironmentTool) for tool in value):
         raise TypeError(f"tools() returned {_short(value)}, wanted a sequence of EnvironmentTool")
     return tuple(value)
 
 
 def checked_step(value: object) -> Step:
-    """The response of an environment to a reply, with plain tuples and floats.
-
-    Raises:
-        TypeError, ValueError: it is no ``Step``, or holds a wrong value.
-    """
+    """The response of an environment to a reply, with plain tuples and floats."""
     if not isinstance(value, Step):
         raise TypeError(f'step() returned {_short(value)}, wanted a Step, as in return Step(done=True, answer="4")')
     if not isinstance(value.rewritten, Rewritten | None):

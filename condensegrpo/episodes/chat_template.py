@@ -124,12 +124,7 @@ class ChatTemplate:
             ) from error
 
     def _expanded(self, text: str, messages: Sequence[Message], shown: Sequence[MediaPart]) -> str:
-        """A rendering with the expansion of each picture in the place of its placeholder, which no content can write.
-
-        Raises:
-            RolloutError: the template wrote another number of placeholders.
-            DataError: a picture cannot be shown.
-        """
+        """A rendering with each picture expanded in the place of its placeholder, which no content can write."""
         pictures = cast(ExpandsPictures, self._pictures)
         first, *rest = text.split(pictures.placeholder)
         if len(rest) != len(shown):
@@ -205,12 +200,7 @@ class ChatTemplate:
 
 
 def first_rendering(render: Callable[[], T], *, seconds: float = RENDER_SECONDS) -> T:
-    """What ``render`` returns, which renders a few messages before anything is sampled.
-
-    Raises:
-        ConfigError: the chat template fails, or takes more processor time than ``seconds``. Every prompt of every turn
-            is rendered, and in the meantime nothing is sampled.
-    """
+    """What ``render`` returns, which renders a few messages before anything is sampled."""
 
     def timed() -> tuple[T, float] | RolloutError:
         try:

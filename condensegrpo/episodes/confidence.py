@@ -32,9 +32,6 @@ async def drafted(engine: Engine, prompt: Prompt, *, trajectory: str, seed: int,
         trajectory: name of the trajectory of the draft, see ``SamplingParams``.
         seed: of the random stream of the draft.
         replies: of the episode so far.
-
-    Raises:
-        Ended: the sampler failed, took longer than ``turn_seconds`` or aborted the draft.
     """
     settings = engine.confidence
     if settings is None or replies < settings.after_turns:

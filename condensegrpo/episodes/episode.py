@@ -31,9 +31,8 @@ from condensegrpo.episodes.boundary import (
 )
 from condensegrpo.episodes.confidence import Drafted, drafted
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.meter import metered
 from condensegrpo.episodes.prompt import next_prompt
-from condensegrpo.episodes.reaction import Ending, OpenEnvironment, react
+from condensegrpo.episodes.reaction import Ending, OpenEnvironment, metered, react
 from condensegrpo.episodes.sampling import Prompt, Sampled, sample
 from condensegrpo.episodes.writing import Writer, texts_allowed
 

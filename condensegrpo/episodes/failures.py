@@ -60,10 +60,6 @@ class FailureWatch:
 
         Args:
             ranks: of every rank, so that all ranks raise, or none does and no rank waits for another that has left.
-
-        Raises:
-            TooManyFailed: every trajectory failed, of all ranks or of any, or more than ``max_failed`` of them failed
-                in this step and in the step before.
         """
         check_failures(ranks, observer, max_failed=self.max_failed if self._exceeded else 1.0)
         self._exceeded = _together(ranks).exceed(self.max_failed)
@@ -90,9 +86,6 @@ def check_failures(ranks: Sequence[Failures], observer: Observer, *, max_failed:
 
     Args:
         ranks: of every rank.
-
-    Raises:
-        TooManyFailed: every trajectory failed, or more than this fraction of them.
     """
     failures = _together(ranks)
     for kind in failures.kinds:

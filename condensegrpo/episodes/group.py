@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,9 +15,29 @@ from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
-from condensegrpo.episodes.randomness import problem_draw, stream_seed
 
 GARBAGE_THRESHOLDS = (20_000, 50, 100)  # as in ``gc.set_threshold``
+
+
+def stream_seed(run_seed: int, step: int, problem_id: str, sample: int, turn: int) -> int:
+    """The seed of one reply's random stream: 63 bits, the same in every process and on every machine.
+
+    A trajectory then does not depend on who else was in a batch, on the order in which tools return, or on the number
+    of ranks.
+
+    stream_seed(0, 7, "gsm8k-12", 3, 0)   # run 0, step 7, the fourth trajectory of the problem, first turn
+    """
+    # the only free text comes last, so that no two names collide
+    return _bits(f"{run_seed}/{step}/{sample}/{turn}/{problem_id}")
+
+
+def problem_draw(run_seed: int, step: int, problem_id: str) -> float:
+    """A number in [0, 1) that is equal for all trajectories of a problem."""
+    return (_bits(f"{run_seed}/{step}/problem/{problem_id}") >> 10) / 2**53  # 53 bits, so that it never rounds to 1
+
+
+def _bits(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,114 @@
-"""Plays groups of a batch with one set of components: here, in this process; in ``workers/``, in others."""
+"""Roll out and score: problems in, scored trajectories out, each reported as soon as it is scored.
 
+``LocalPlayer`` plays in this process; ``workers/`` play in others."""
+
+import asyncio
+import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
+from condensegrpo.core.failures import Failure
 from condensegrpo.core.protocols.condenser import Counted
 from condensegrpo.core.protocols.environment import Environment
 from condensegrpo.core.protocols.reward import GroupReward, Reward
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.episodes.collect import OnScored, collect
+from condensegrpo.core.threads import awaited_in_thread
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.group import ProblemGroup
+from condensegrpo.episodes.group import ProblemGroup, rollout_group
+from condensegrpo.episodes.scoring import named, score, score_group, with_score
 
+T = TypeVar("T")
+OnScored = Callable[[ScoredTrajectory], None]
+CALLS_AT_A_TIME = min(32, (os.cpu_count() or 1) + 4)  # of the reward, as many as ``asyncio.to_thread`` would run
 COUNT_SECONDS = 10.0  # that a condenser may take to return its counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scorer:
+    """Scores trajectories as they finish: each by itself, or a whole group once it is complete."""
+
+    problems: Mapping[str, Problem]  # by id of the group: two problems of a task may have one id
+    samples: int  # trajectories in a group
+    reward: Reward | GroupReward
+    seconds: float  # that one call of the reward may take
+    on_scored: OnScored
+    groups: dict[str, list[Trajectory]] = field(default_factory=lambda: defaultdict(list))  # finished so far, by id
+    scored: dict[str, ScoredTrajectory] = field(default_factory=dict)  # by id of the trajectory
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CALLS_AT_A_TIME))
+
+    async def add(self, trajectory: Trajectory) -> None:
+        """Score a finished trajectory, or its group if it is the last one of it."""
+        problem = self.problems[trajectory.group_id]
+        if not isinstance(self.reward, GroupReward):
+            outcome = await self._called(partial(score, trajectory, problem, self.reward))
+            self._report(with_score(trajectory, outcome))
+            return
+        group = self.groups[trajectory.group_id]
+        group.append(trajectory)
+        if len(group) == self.samples:
+            group.sort(key=lambda member: member.sample)
+            outcomes = await self._called(partial(score_group, group, problem, self.reward))
+            for index, member in enumerate(group):
+                self._report(with_score(member, outcomes if isinstance(outcomes, Failure) else outcomes[index]))
+
+    async def _called(self, call: Callable[[], T]) -> T | Failure:
+        """The result of a call of the reward: in a thread of its own, a few at a time."""
+        async with self.slots:
+            return await awaited_in_thread(
+                call, name=named(self.reward), seconds=self.seconds, setting="rollout.limits.reward_seconds"
+            )
+
+    def _report(self, scored: ScoredTrajectory) -> None:
+        self.scored[scored.trajectory.id] = scored
+        self.on_scored(scored)
+
+
+async def collect(
+    batch: Sequence[ProblemGroup],
+    *,
+    samples: int,
+    environment: Callable[[Problem], Environment],
+    engine: Engine,
+    reward: Reward | GroupReward,
+    run_seed: int,
+    step: int,
+    on_scored: OnScored,
+) -> tuple[ScoredTrajectory, ...]:
+    """``samples`` scored trajectories of every problem: group by group in the order of the batch.
+
+    Args:
+        batch: of ``rollout.group.problem_groups``, or a share of them.
+        reward: a ``Reward`` scores each trajectory as it finishes; a ``GroupReward`` scores all trajectories of a
+            group, failed ones included, when the last one has finished. It is called in threads, several at a time,
+            so that a slow reward delays no episode. One that raises or takes longer than ``reward_seconds`` ends its
+            trajectory or group as ``reward_error``.
+        on_scored: called with each trajectory once it is scored, in the order in which they finish; with a
+            ``GroupReward`` by groups, in the order of sample numbers, and after an interruption not with the
+            trajectories of unfinished groups.
+        run_seed: names the random streams, together with ``step`` and the group's name.
+    """
+    scorer = _Scorer(
+        problems={group.id: group.problem for group in batch},
+        samples=samples,
+        reward=reward,
+        seconds=engine.limits.reward_seconds,
+        on_scored=on_scored,
+    )
+    groups = await rollout_group(
+        batch,
+        samples=samples,
+        environment=environment,
+        engine=engine,
+        run_seed=run_seed,
+        step=step,
+        on_finish=scorer.add,
+    )
+    return tuple(scorer.scored[trajectory.id] for group in groups for trajectory in group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,11 +37,7 @@ class NextPrompt:
 
 
 def check_pinned(renderer: Renderer, pinned: Sequence[Message], limits: Limits) -> None:
-    """Check that system message and question alone fit the context budget: no condenser may touch them.
-
-    Raises:
-        ContextOverflow: they do not fit, and nothing can be sampled.
-    """
+    """Check that system message and question alone fit the context budget: no condenser may touch them."""
     tokens = renderer.count(pinned)
     if tokens > limits.max_context_tokens:
         raise ContextOverflow(
@@ -73,10 +69,6 @@ async def next_prompt(
         writes: how many texts it may ask for; each adds ``turn_seconds`` to its time limit.
         texts: those that ``write`` has sampled. A used one is a turn, so the prompt after it is always declared.
         rewritten: what the environment made of ``history``, which then has every unit of the episode.
-
-    Raises:
-        ContextOverflow: neither the continued nor the condensed prompt fits.
-        Ended: the condenser, or the sampler while it wrote for the condenser, failed or took too long.
     """
     most = engine.limits.max_context_tokens
     budget = Budget(
@@ -140,12 +132,7 @@ async def _after_rewriting(engine: Engine, raw: History, rewritten: Rewritten, b
 
 
 def request_prompt(engine: Engine, history: History, last: Sampled | None, request: Request) -> Prompt:
-    """The prompt of a condense turn: the last prompt continued by ids if the request shows it and the newest unit.
-
-    Raises:
-        ContextOverflow: it does not fit ``max_context_tokens``.
-        ValueError: the request shows units that are not of the history.
-    """
+    """The prompt of a condense turn: the last prompt continued by ids if the request shows it and the newest unit."""
     newest, shown = history.units[-1], tuple(request.units)
     _check_units(history.units, shown)
     if last is not None and shown == (*last.prompt.units, newest):

@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple, Self
 
 from condensegrpo.core.failures import Failure
-from condensegrpo.core.messages import History, Message, ToolCall
+from condensegrpo.core.messages import History, Message, ToolCall, meter_line
 from condensegrpo.core.protocols.environment import (
     AnswersCalls,
     Environment,
@@ -189,11 +189,7 @@ async def _step(engine: Engine, opened: OpenEnvironment, history: History, reply
 
 
 def _rewards_and_ending(results: Sequence[ToolResult]) -> tuple[Mapping[str, float], Ending | None]:
-    """What the tools of the environment gave besides text: turn rewards are added, the first that is done ends it.
-
-    Raises:
-        Ended: a result holds a wrong value.
-    """
+    """What the tools of the environment gave besides text: turn rewards are added, the first that is done ends it."""
     rewards: dict[str, float] = {}
     with Boundary("the environment"):
         for result in results:
@@ -215,3 +211,27 @@ def _ending(*, done: bool, answer: str | None, outcome: float | None) -> Ending 
     if outcome is not None:
         return Ending(stop=Stop.FINISHED, outcome=outcome)
     return Ending(stop=Stop.FORMAT, detail="the environment could not read a reply and ended the episode")
+
+
+async def metered(engine: Engine, sampled: Sampled, reaction: Reaction, *, turn: int, draw: float) -> Reaction:
+    """A reaction whose last observation ends with the line of the meter, if there is a meter and an observation.
+
+    The line holds the number of the turn, and the used and free tokens. It is never changed, so that later prompts
+    continue by token ids. Used are the tokens of the prompt that would come next, before a condenser rewrites it and
+    without the line itself.
+
+    Args:
+        turn: that sampled the reply.
+        draw: of the problem, see ``next_prompt``.
+    """
+    trigger, observations = engine.trigger, reaction.observations
+    if trigger.meter == "none" or not observations or reaction.ending is not None:
+        return reaction
+    tokens = None
+    if trigger.meter == "tokens":
+        prompt, output = sampled.prompt, sampled.generation.token_ids
+        added = engine.renderer.continuation(prompt.context, reaction.reply, observations, output)
+        used = len(prompt.ids) + len(output) + len(added)
+        tokens = used, trigger.room(engine.limits.max_context_tokens, draw)
+    *before, last = observations
+    return replace(reaction, observations=(*before, last.followed_by(meter_line(turn, tokens))))

@@ -69,10 +69,6 @@ class Renderer:
             render_seconds: of processor time that the first rendering may take.
             tool_format: in which replies call tools, if it is none of the package's.
             pictures: what stands for a picture in a prompt; None: the model sees none.
-
-        Raises:
-            ConfigError: there is no chat template, it fails, takes too long or hides the replies, or no token ends a
-                reply.
         """
         if not tokenizer.chat_template:
             raise ConfigError(
@@ -124,11 +120,7 @@ class Renderer:
             renderer.keep(tokens)
 
     def taken_up(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Messages of an environment or of tools as prompts hold them: the bytes of their pictures are stored.
-
-        Raises:
-            DataError: the bytes of a picture are not those of its hash.
-        """
+        """Messages of an environment or of tools as prompts hold them: the bytes of their pictures are stored."""
         if self.pictures is None:  # then they are refused where they are rendered
             return tuple(messages)
         return tuple(message.stored(self.pictures.media.write) for message in messages)
@@ -249,9 +241,6 @@ class Renderer:
         Args:
             pinned: system message and question of some problem.
             result: of a tool, as the tool format writes it.
-
-        Raises:
-            ConfigError: the chat template refuses the roles, or shows no result.
         """
         called = Message(role="assistant", content="calling")
         marker = next(self._template.unused((*pinned, called, result)))

@@ -75,10 +75,6 @@ async def sample(
         trajectory: name of the trajectory that the reply belongs to, see ``SamplingParams``.
         seed: of the reply's random stream.
         stop_strings: end the reply, in addition to the stop ids of the renderer.
-
-    Raises:
-        Ended: the sampler failed, took longer than ``turn_seconds`` or aborted the reply, or the reply has a token
-            that stands for a picture.
     """
     params = SamplingParams(
         max_tokens=max_tokens,
@@ -107,11 +103,7 @@ async def sample(
 
 
 async def generated(sampler: Sampler, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-    """The reply of a sampler, with plain numbers.
-
-    Raises:
-        TypeError, ValueError: it returned something else.
-    """
+    """The reply of a sampler, with plain numbers."""
     return _checked(await sampler.sample(prompt_ids, params), "sample()", params)
 
 
@@ -167,9 +159,6 @@ def _written(expert: Expert, renderer: Renderer, prompt: Prompt, max_tokens: int
     """What an expert writes, in the tokens that the policy would write it in; aborted where it gives up.
 
     A reply that is too long is cut off, as the policy's would be.
-
-    Raises:
-        SamplerError: a text for a condenser is longer than it may be, or a text has words that the policy cannot write.
     """
     text = expert.reply(prompt.context) if prompt.request is None else expert.write(prompt.request)
     if text is None:

@@ -169,11 +169,7 @@ class Confidence:
 
 
 def check_form(form: str) -> None:
-    """Check that ``{answer}`` is in the form of an answer exactly once.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Check that ``{answer}`` is in the form of an answer exactly once."""
     if form.count(PLACE) != 1:
         raise ValueError(f"found {form!r}, wanted {PLACE} in it exactly once, as in <answer>{PLACE}</answer>")
 

@@ -14,11 +14,7 @@ MAX_DEPTH = 200  # of arrays and objects; how deep Python itself reads and write
 
 
 def loads(text: str) -> object:
-    """The value of a JSON text.
-
-    Raises:
-        ValueError: it is not JSON; the message is one line and says where.
-    """
+    """The value of a JSON text."""
     with _faults_in_one_line(0):
         return _bounded(_DECODER.decode(text))
 
@@ -26,10 +22,7 @@ def loads(text: str) -> object:
 def members(text: str, start: int) -> tuple[dict[str, str], int]:
     """The members of the JSON object that begins at ``start``, their values as written, and where the object ends.
 
-        members('call {"a": [1,  2], "b": "x"} now', 5)  →  ({"a": '[1,  2]', "b": '"x"'}, 29)
-
-    Raises:
-        ValueError: no whole object stands there; the message is one line and counts characters from ``start``.
+    members('call {"a": [1,  2], "b": "x"} now', 5)  →  ({"a": '[1,  2]', "b": '"x"'}, 29)
     """
     with _faults_in_one_line(start):
         return _members(text, start)

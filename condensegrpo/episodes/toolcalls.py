@@ -22,10 +22,10 @@ from condensegrpo.core.plugin_task import result_of_task
 from condensegrpo.core.protocols.tool import EnvironmentTool, Tool, ToolResult
 from condensegrpo.core.threads import awaited_in_thread
 from condensegrpo.core.wording import counted
-from condensegrpo.episodes.codeformat import Code
 from condensegrpo.episodes.settings import ToolLimits
 from condensegrpo.episodes.toolformats import (
     JSON_FORMATS,
+    Code,
     Malformed,
     ToolFormat,
     call_id_of,
@@ -74,9 +74,6 @@ class Toolbox:
             tools: typed functions with a Google docstring, synchronous or asynchronous; or tools of an environment.
             format: how calls are written.
             limits: of the calls.
-
-        Raises:
-            PluginError: a tool has no type hints or no docstring to make a schema of.
         """
         self.format = format
         self._limits = limits
@@ -98,11 +95,7 @@ class Toolbox:
         return () if self.format.instructions(self.schemas) else self.schemas
 
     def with_tools(self, offered: Sequence[EnvironmentTool]) -> "Toolbox":
-        """The toolbox of one episode: these tools, and those that its environment offers.
-
-        Raises:
-            ValueError: two tools have one name.
-        """
+        """The toolbox of one episode: these tools, and those that its environment offers."""
         names = [*self._tools, *(tool.name for tool in offered)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -113,11 +106,7 @@ class Toolbox:
         return toolbox
 
     def with_condenser_tools(self, offered: Sequence[EnvironmentTool]) -> "Toolbox":
-        """The toolbox of a run: these tools, and those of its condenser, which no task explains.
-
-        Raises:
-            ValueError: two tools have one name.
-        """
+        """The toolbox of a run: these tools, and those of its condenser, which no task explains."""
         toolbox = self.with_tools(offered)
         toolbox._of_condenser = frozenset(tool.name for tool in offered)
         return toolbox
@@ -158,9 +147,6 @@ class Toolbox:
         Args:
             text: the reply.
             history: of the episode before it, for the tools of its environment.
-
-        Raises:
-            EnvironmentLost: by a tool of the environment; nothing else that tools do.
         """
         attempts = self.format.parse(text)
         if not attempts:
@@ -320,11 +306,7 @@ def _ran(name: str, call: Callable[[], object]) -> _Outcome:
 
 
 def tool_schema(name: str, tool: Tool) -> dict[str, Any]:
-    """The JSON schema of a typed function with a docstring, as chat templates show it.
-
-    Raises:
-        PluginError: it has no type hints or no docstring to make a schema of.
-    """
+    """The JSON schema of a typed function with a docstring, as chat templates show it."""
     from transformers.utils import get_json_schema  # takes a second to import
 
     try:

@@ -18,11 +18,7 @@ from condensegrpo.episodes.sampling import Sampled, sample
 
 
 def texts_allowed(engine: Engine) -> int:
-    """How many texts the condenser may ask for in one call.
-
-    Raises:
-        Ended: the condenser's property raised.
-    """
+    """How many texts the condenser may ask for in one call."""
     with Boundary(f"the condenser {engine.condenser_name!r}", plugin=engine.condenser):
         return engine.condenser.writes if isinstance(engine.condenser, Writes) else 0
 
@@ -43,11 +39,7 @@ class Writer:
         return partial(self._write, history, last) if self.max_texts else None
 
     def check(self, rejected: Sequence[str]) -> None:
-        """Check that at most one of the texts was not rejected.
-
-        Raises:
-            Ended: it is not clear which text the condenser used.
-        """
+        """Check that at most one of the texts was not rejected."""
         if len(self.attempts) - len(rejected) not in (0, 1):
             raise Ended(
                 Stop.ENVIRONMENT_ERROR,
@@ -56,12 +48,7 @@ class Writer:
             )
 
     async def _write(self, history: History, last: Sampled | None, request: Request) -> Written:
-        """Sample the text of a request.
-
-        Raises:
-            RuntimeError: the condenser asks more often than its ``Writes.writes``.
-            ContextOverflow: the request does not fit the context budget.
-        """
+        """Sample the text of a request."""
         if len(self.attempts) == self.max_texts:
             raise RuntimeError(f"it asks for more texts than the {self.max_texts} that its property writes allows")
         prompt = request_prompt(self._engine, history, last, request)

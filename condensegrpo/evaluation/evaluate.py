@@ -16,8 +16,7 @@ from condensegrpo.episodes.failures import check_failures, failures_of
 from condensegrpo.episodes.group import problem_groups
 from condensegrpo.evaluation.figures import evaluation_of
 from condensegrpo.learner import ranks
-from condensegrpo.storage.background_writer import BackgroundWriter
-from condensegrpo.storage.files import start_file
+from condensegrpo.storage.files import BackgroundWriter, start_file
 from condensegrpo.storage.trajectories import write_trajectory
 
 EVALUATION_STEP = -1  # names the random streams of evaluations apart from those of training

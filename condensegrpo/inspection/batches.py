@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from condensegrpo.core.errors import CondenseError, ConfigError, RunError
 from condensegrpo.core.wording import ranges
-from condensegrpo.storage.credit import Credit, read_credit
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
-from condensegrpo.storage.trajectories import Provenance
+from condensegrpo.storage.trajectories import Credit, Provenance, read_credit
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
@@ -70,9 +69,6 @@ def choose(path: Path, number: int | None, evaluation: str | None = None) -> Pat
         path: a run folder, a folder of evaluations, or a file.
         evaluation: the name of one; None: of a run folder the training batch, if there is any, else held-out or the
             first evaluation.
-
-    Raises:
-        CondenseError: there is no such run, step, evaluation or file.
     """
     if path.is_dir():
         files = tuple(_evaluations(path))
@@ -130,11 +126,7 @@ def credit_file(file: Path) -> Path | None:
 
 
 def credit_of(file: Path) -> dict[str, Credit] | None:
-    """The credit of a training batch by trajectory; None: there is no credit file, as after an evaluation.
-
-    Raises:
-        TrajectoryFileError: the credit file is damaged.
-    """
+    """The credit of a training batch by trajectory; None: there is no credit file, as after an evaluation."""
     credit = credit_file(file)
     return read_credit(credit) if credit is not None and credit.is_file() else None
 

@@ -56,10 +56,6 @@ def parse_where(text: str, known: Collection[str] = tuple(FIELDS)) -> Where:
     Args:
         text: the condition.
         known: the fields that there are: ``FIELDS``, and the parts of the reward.
-
-    Raises:
-        ConfigError: a syntax error, or an unknown field (with its nearest match). The filter itself raises it
-            when it compares text with a number.
     """
     try:
         if len(text) > LONGEST:
@@ -83,11 +79,7 @@ def parse_where(text: str, known: Collection[str] = tuple(FIELDS)) -> Where:
 
 
 def fields_in(where: str | None, sort: str | None, known: Collection[str]) -> tuple[str, ...]:
-    """The known fields that a condition and an order ask for.
-
-    Raises:
-        ConfigError: the condition or the order cannot be read.
-    """
+    """The known fields that a condition and an order ask for."""
     names = set()
     if sort:
         sort_key(sort, known)
@@ -108,11 +100,7 @@ def _field(name: str, known: Collection[str]) -> str:
 
 
 def sort_key(text: str, known: Collection[str] = tuple(FIELDS)) -> Callable[[Fields], tuple[bool, float, str]]:
-    """The key of a ``--sort``: numbers by size, the largest first after a "-"; text by letters; unknown values last.
-
-    Raises:
-        ConfigError: there is no such field.
-    """
+    """The key of a ``--sort``: numbers by size, the largest first after a "-"; text by letters; unknown values last."""
     name, descending = _field(text.removeprefix("-"), known), text.startswith("-")
     _check(name, f"--sort {text!r}", known)
 

@@ -20,13 +20,11 @@ from typing import NamedTuple
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.inspection.batches import TrajectoryBatch, credit_file, is_training, run_of, trajectory_files
-from condensegrpo.inspection.database import COLUMNS, Database, record, restored
+from condensegrpo.inspection.database import COLUMNS, Database, KnownFile, read_new_lines, record, restored
 from condensegrpo.inspection.filters import FIELDS, Value
-from condensegrpo.inspection.new_lines import KnownFile, read_new_lines
 from condensegrpo.inspection.records import Group, IndexedTrajectory, groups, natural
 from condensegrpo.storage.codec import decode
-from condensegrpo.storage.credit import read_credit
-from condensegrpo.storage.trajectories import Provenance, read_trajectory
+from condensegrpo.storage.trajectories import Provenance, read_credit, read_trajectory
 
 BATCH = "name, problem, provenance, count, success, signal"  # columns
 ADVANTAGE = "(SELECT avg(value) FROM json_each(iif(json_valid(advantages), advantages, NULL)))"
@@ -89,10 +87,6 @@ class Index:
         """Read what is new in some files, by default of the whole path, a part at each step of the iteration.
 
         Of a damaged file only the lines before the fault are read; it is raised after all other files were read.
-
-        Raises:
-            TrajectoryFileError: a line is damaged; names file and line.
-            DataError: a file cannot be read.
         """
         chosen = tuple(trajectory_files(self.path) if files is None else files)
         if files is None and self.path.is_dir():
@@ -117,11 +111,7 @@ class Index:
         return tuple(_batch(file, *known[name]) for file, name in names if name in known)
 
     def batch(self, file: Path) -> TrajectoryBatch:
-        """The batch of one file.
-
-        Raises:
-            DataError: the file holds no trajectory.
-        """
+        """The batch of one file."""
         rows = self._database.rows(f"SELECT {BATCH} FROM files WHERE name = ?", self._name(file))
         batch = _batch(file, *rows[0][1:]) if rows else None
         if batch is None or batch.trajectories == 0:
@@ -202,20 +192,11 @@ class Index:
         )
 
     def read(self, record: IndexedTrajectory) -> ScoredTrajectory:
-        """The trajectory of a record, from its file.
-
-        Raises:
-            TrajectoryFileError: its line is damaged.
-            DataError: the file cannot be read.
-        """
+        """The trajectory of a record, from its file."""
         return read_trajectory(record.span.file, self.line(record), record.span.line)[0]
 
     def line(self, record: IndexedTrajectory) -> bytes:
-        """The line of a record, as it is stored.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
+        """The line of a record, as it is stored."""
         span = record.span
         try:
             with span.file.open("rb") as file:

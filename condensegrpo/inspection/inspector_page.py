@@ -13,13 +13,18 @@ from typing import cast
 
 from condensegrpo.core.messages import Message
 from condensegrpo.inspection.batches import TrajectoryBatch, command_of
-from condensegrpo.inspection.context_view import ContextView
 from condensegrpo.inspection.filters import ALIASES
-from condensegrpo.inspection.formula import CreditLine
 from condensegrpo.inspection.history import WordChange, word_changes
 from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.opened import FirstDifference, OpenedTrajectory, TrajectoryReader, first_difference
+from condensegrpo.inspection.opened import (
+    CreditLine,
+    FirstDifference,
+    OpenedTrajectory,
+    TrajectoryReader,
+    first_difference,
+)
 from condensegrpo.inspection.page import page, typed_path
+from condensegrpo.inspection.panes import ContextView
 from condensegrpo.inspection.pictures import media_of, pictures_named
 from condensegrpo.inspection.records import Group, IndexedTrajectory, groups, verdict
 from condensegrpo.inspection.views import READY_VIEWS, select
@@ -100,10 +105,6 @@ def write_inspector(
 
     Args:
         extent: says on the page how many trajectories of how many it holds, and of which steps.
-
-    Raises:
-        TrajectoryFileError: a line is damaged.
-        RunError: the file cannot be written.
     """
     tokens: dict[int, str | None] = {}
     pictures: dict[str, str] = {}

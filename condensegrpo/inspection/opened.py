@@ -7,18 +7,147 @@
 The views are the application on a terminal, the printed text, notebooks, and the HTML page.
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.inspection.batches import TrajectoryBatch
-from condensegrpo.inspection.formula import CreditFormulas, CreditLine
+from condensegrpo.core.wording import counted
+from condensegrpo.inspection.batches import TrajectoryBatch, config_of, credit_of
 from condensegrpo.inspection.history import HistoryPiece, history
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.panes import TokenTexts, TokenView, TurnView, turns
 from condensegrpo.inspection.records import Group, IndexedTrajectory
+from condensegrpo.storage.trajectories import Credit
+
+if TYPE_CHECKING:
+    from condensegrpo.config.schema import RunConfig
+
+Number = TypeVar("Number", float, float | None)
+NOT_TRAINED = {"mask": "masked: its stop trains nothing", "drop": "dropped: no member of its group has an advantage"}
+EXACT = 1e-3  # difference of the terms from the advantage that rounding explains
+
+
+class CreditLine(NamedTuple):
+    """One step from reward to weight."""
+
+    name: str
+    formula: str  # filled in
+    value: str
+
+
+class CreditFormulas:
+    """The steps from reward to weight of the turns of one batch, with the numbers that were recorded.
+
+        score      correct 1   short 0.05                                          1
+        group      8 trajectories, scores 1  0  0  1  0  0  1  0
+        N(R)       R 1   mean 0.375   deviation 0.5175                             +1.207
+        λ·g(p)·E   C 21   u 0.25   g(p) 0.375   E +0.61                            +0.046
+        advantage  efficient: N(R) + λ·g(p)·E                                      +1.253
+        weight     trajectory_constant: 1 / (B·L) = 1 / (96 · 256)                 4.07e-05
+
+    The terms are those that the estimator added up when the credit was given: none is computed here.
+    """
+
+    def __init__(self, batch: TrajectoryBatch) -> None:
+        self._batch = batch
+
+    @cached_property
+    def _config(self) -> "RunConfig | None":
+        """Of the batch. Read when it is needed: the first screen shows no credit."""
+        return config_of(self._batch)
+
+    @cached_property
+    def _credit(self) -> dict[str, Credit]:
+        """Of the batch, by trajectory."""
+        return credit_of(self._batch.file) or {}
+
+    def lines(self, record: IndexedTrajectory, group: Group, turn: TurnView) -> tuple[CreditLine, ...]:
+        """The steps from the reward to the weight of a turn's tokens."""
+        return (
+            *_reward(record, turn),
+            *self._advantage(record, group, turn),
+            *_weight(record, turn, self._config, self._credit.get(record.id)),
+        )
+
+    def _advantage(self, record: IndexedTrajectory, group: Group, turn: TurnView) -> Iterator[CreditLine]:
+        if turn.advantage is None:
+            yield CreditLine("advantage", "the run's credit/ has none of this trajectory", "not known")
+            return
+        recorded = f"{turn.advantage:+.4g}"
+        if record.handling in NOT_TRAINED:
+            yield CreditLine("advantage", NOT_TRAINED[record.handling], recorded)
+            return
+        compared = [sibling.figures.total for sibling in group.siblings if sibling.handling != "mask"]
+        scores = "  ".join(f"{score:.4g}" for score in compared)
+        yield CreditLine("group", f"{counted(len(compared), 'trajectory', 'trajectories')}, scores {scores}", "")
+        credit = self._credit.get(record.id)
+        names, values = [], []
+        for term in credit.terms if credit is not None else ():
+            value = _at(term.values, turn.turn)
+            if value is not None:
+                numbers = "   ".join(f"{name} {_at(each, turn.turn):.4g}" for name, each in term.numbers.items())
+                yield CreditLine(term.name, numbers, f"{value:+.4g}")
+                names.append(term.name)
+                values.append(value)
+        estimator = self._config.estimator if self._config is not None else "advantage"
+        summed = " + ".join(names) or "it returned no terms, which would be shown here"
+        yield CreditLine("advantage", f"{estimator}: {summed}{self._note(values, turn.advantage)}", recorded)
+
+    def _note(self, values: list[float], advantage: float) -> str:
+        """What else became of the sum of the terms."""
+        if self._config is not None and self._config.algorithm.advantage.whiten:
+            return "; whitened afterwards, by mean and deviation of all trained tokens of the step, which no file holds"
+        total = math.fsum(values)
+        exact = not values or math.isclose(total, advantage, rel_tol=EXACT, abs_tol=EXACT)
+        return "" if exact else f"; these give {total:+.4g}"
+
+
+def _at(values: tuple[Number, ...], turn: int) -> Number:
+    """The entry of a turn, of one for all turns or one a turn."""
+    return values[0] if len(values) == 1 else values[turn]
+
+
+def _reward(record: IndexedTrajectory, turn: TurnView) -> Iterator[CreditLine]:
+    parts = "   ".join(f"{name} {value:.4g}" for name, value in record.figures.components.items())
+    yield CreditLine("score", parts, f"{record.figures.total:.4g}")
+    paid = {**turn.turn_rewards} | ({"of the turn": turn.paid} if turn.paid is not None else {})
+    if paid:
+        yield CreditLine("turn reward", "   ".join(f"{name} {value:.4g}" for name, value in paid.items()), "")
+
+
+def _weight(
+    record: IndexedTrajectory, turn: TurnView, config: "RunConfig | None", credit: Credit | None
+) -> Iterator[CreditLine]:
+    if turn.weight is None:
+        return
+    value = f"{turn.weight:.4g} a token" if turn.weight else "0: not trained"
+    if config is None or not turn.weight:
+        yield CreditLine("weight", "", value)
+        return
+    aggregation, length = config.algorithm.aggregation, config.longest_output
+    mode, some = aggregation.mode, credit is not None and 0.0 in credit.weights
+    if aggregation.summary_share is not None or (mode == "trajectory_mean" and some):
+        yield CreditLine("weight", mode, value)  # which the tokens of the whole trajectory do not explain
+        return
+    output = record.figures.output_tokens
+    known = {
+        "trajectory_constant": length,
+        "trajectory_mean": output,
+        "token_mean": 1,
+        "turn_mean": turn.output_tokens,
+    }
+    counted = 1 / (turn.weight * max(known[mode], 1))
+    filled = {
+        "trajectory_constant": f"1 / (B·L) = 1 / ({counted:.4g} trajectories · {length} tokens)",
+        "trajectory_mean": f"1 / (B·N) = 1 / ({counted:.4g} trajectories · {output} tokens of this one)",
+        "token_mean": f"1 / ΣN = 1 / {counted:.4g} tokens of the batch",
+        "turn_mean": f"1 / (ΣK·n) = 1 / ({counted:.4g} turns of the batch · {turn.output_tokens} tokens of this one)",
+    }[mode]
+    yield CreditLine("weight", f"{mode}: {filled}", value)
 
 
 class TrajectoryReader:
@@ -45,10 +174,6 @@ class TrajectoryReader:
             record: which one.
             largest: tokens of the context that stands for the budget if that is not known.
             tokens: whether its turns have their sampled tokens.
-
-        Raises:
-            TrajectoryFileError: its line is damaged.
-            DataError: the file cannot be read.
         """
         scored = self._index.read(record)
         views = turns(
@@ -80,11 +205,7 @@ class OpenedTrajectory:
         return history(self.scored.trajectory, turn, self.turns[turn].context.statuses)
 
     def credit(self, turn: int, group: Group) -> tuple[CreditLine, ...]:
-        """The steps from the reward to the weight of a turn's tokens, in the trajectory's group.
-
-        Raises:
-            CondenseError: the credit file is damaged.
-        """
+        """The steps from the reward to the weight of a turn's tokens, in the trajectory's group."""
         return self.reader.formulas.lines(self.record, group, self.turns[turn])
 
     def prompt(self, turn: int) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from condensegrpo.core.scored_trajectory import TrajectoryFigures
 from condensegrpo.inspection.filters import FIELDS, Fields
-from condensegrpo.storage.credit import Credit
+from condensegrpo.storage.trajectories import Credit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

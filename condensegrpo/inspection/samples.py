@@ -11,11 +11,10 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryFigu
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.core.wording import counted
 from condensegrpo.inspection.batches import credit_of
-from condensegrpo.inspection.context_view import context_views
+from condensegrpo.inspection.panes import context_views
 from condensegrpo.storage.codec import decode
-from condensegrpo.storage.credit import Credit
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import read_trajectory
+from condensegrpo.storage.trajectories import Credit, read_trajectory
 
 MOST_STEPS = 60  # of training, and of evaluations; of more, every second, fourth, eighth …
 MOST_CHARACTERS = 12_000  # of a trajectory; of longer ones, the first turns and the last one

@@ -82,11 +82,7 @@ class Hit(NamedTuple):
 
 
 def ready_view(name: str) -> ReadyView:
-    """The ready view of a name.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The ready view of a name."""
     names = [*(view.name for view in READY_VIEWS), GOT_WORSE]
     if name not in names:
         hint = did_you_mean(name, names).strip() or f"Views: {', '.join(names)}."
@@ -97,11 +93,7 @@ def ready_view(name: str) -> ReadyView:
 def select(
     records: Iterable[IndexedTrajectory], *, where: str | None = None, sort: str | None = None, most: int = MOST
 ) -> Matches:
-    """The trajectories for which a condition holds, at most ``most``, sorted by a field if one is given.
-
-    Raises:
-        ConfigError: the condition or the field cannot be read.
-    """
+    """The trajectories for which a condition holds, at most ``most``, sorted by a field if one is given."""
     pairs = [(record, record.fields) for record in records]
     known = dict.fromkeys(chain(FIELDS, *(fields for _, fields in pairs)))
     kept, count = _matching(pairs, known, where, sort, most)

@@ -25,7 +25,7 @@ from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
-from condensegrpo.episodes.randomness import problem_draw, stream_seed
+from condensegrpo.episodes.group import problem_draw, stream_seed
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.tasks.agent import Agent
 from condensegrpo.tasks.agent_endpoint import chat_runner, close_server, read_body

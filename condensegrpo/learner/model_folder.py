@@ -19,9 +19,8 @@ from condensegrpo.learner.atomic_folder import published_folder
 from condensegrpo.learner.devices import DTYPES
 from condensegrpo.learner.ranks import rank
 from condensegrpo.learner.settings import TREE_KERNELS, Dtype
-from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.files import placeholder_in, write_atomically
 from condensegrpo.storage.hub import hub_fault
-from condensegrpo.storage.placeholder import placeholder_in
 from condensegrpo.vision.processor import family_of
 
 if TYPE_CHECKING:

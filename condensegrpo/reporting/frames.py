@@ -9,7 +9,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import SpanStatus
 from condensegrpo.inspection.records import IndexedTrajectory
-from condensegrpo.storage.credit import Credit
+from condensegrpo.storage.trajectories import Credit
 
 Library = Literal["pandas", "polars"]
 LIBRARIES: tuple[Library, ...] = ("pandas", "polars")

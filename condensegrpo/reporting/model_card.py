@@ -13,8 +13,7 @@ from condensegrpo.core.table import Cell, Table, markdown
 from condensegrpo.evaluation.figures import evaluations_in
 from condensegrpo.learner.model_folder import auto_class, configuration, sees
 from condensegrpo.storage.files import write_atomically
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import sample_trajectories
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from condensegrpo.inspection.samples import SampleReader, SampleSet
 from condensegrpo.reporting.plots import PANELS, SHARES, Diagram, Metrics, Pairs, Series, series, variants
 from condensegrpo.storage.environment import ENVIRONMENT
 from condensegrpo.storage.files import write_atomically
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
 
 MOST_PICTURES = 100  # on a page, of the newest trajectories: 20 kB each for a screen
 MOST_POINTS = 2000  # of a curve; of longer ones every second, third … point and the last

@@ -18,8 +18,7 @@ from condensegrpo.evaluation.figures import evaluations_in, metrics_of
 from condensegrpo.metrics.estimates import Interval, paired_difference
 from condensegrpo.storage.evaluations import correctness, stored_evaluations
 from condensegrpo.storage.files import read_lines
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
 
 DEPTH = 3  # folders below each other in which runs are looked for: a sweep's are in runs/STUDY/
 BARS = "▁▂▃▄▅▆▇█"

@@ -28,8 +28,7 @@ from condensegrpo.evaluation.study import (
 from condensegrpo.metrics.seeds import ENOUGH
 from condensegrpo.reporting.plots import plot_study
 from condensegrpo.storage.files import write_atomically
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 
 SHOWN = ("success", "context_tokens")  # figures with columns of their own

@@ -14,11 +14,7 @@ BfclFolder = Path | zipfile.Path
 
 
 def bfcl_folder(file: str, source: Path | None = None) -> BfclFolder:
-    """The folder that has a file of the benchmark: of the installed package, a folder, or inside a wheel.
-
-    Raises:
-        DataMissing: it is not there.
-    """
+    """The folder that has a file of the benchmark: of the installed package, a folder, or inside a wheel."""
     roots: list[BfclFolder] = []
     if source is None:
         spec = find_spec("bfcl_eval")
@@ -39,11 +35,7 @@ def bfcl_folder(file: str, source: Path | None = None) -> BfclFolder:
 
 
 def bfcl_rows(file: BfclFolder, *columns: str) -> list[dict[str, Any]]:
-    """The rows of a file, each with these columns.
-
-    Raises:
-        DataError: it is damaged or lacks something.
-    """
+    """The rows of a file, each with these columns."""
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
         rows = [json.loads(line) for line in lines if line.strip()]

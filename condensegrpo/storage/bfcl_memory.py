@@ -41,11 +41,7 @@ class MemoryQuestions:
     messages: Mapping[str, tuple[str, ...]]
 
     def of(self, scenarios: Sequence[str]) -> "MemoryQuestions":
-        """The questions of some scenarios.
-
-        Raises:
-            DataError: there is no such scenario.
-        """
+        """The questions of some scenarios."""
         if unknown := [name for name in scenarios if name not in self.messages]:
             raise DataError(f"choosing scenarios: found no {', '.join(unknown)}; there are {', '.join(self.messages)}")
         return MemoryQuestions(
@@ -55,12 +51,7 @@ class MemoryQuestions:
 
 
 def read_memory_questions(source: Path | None = None) -> MemoryQuestions:
-    """The benchmark in a folder, in a wheel of bfcl-eval, or by default in the installed package.
-
-    Raises:
-        DataMissing: it is not there.
-        DataError: a file is damaged or lacks something.
-    """
+    """The benchmark in a folder, in a wheel of bfcl-eval, or by default in the installed package."""
     folder = bfcl_folder(QUESTIONS, source)
     answers = {str(row["id"]): row for row in bfcl_rows(folder / "possible_answer" / QUESTIONS, "id", "ground_truth")}
     messages: dict[str, tuple[str, ...]] = defaultdict(tuple)

@@ -34,11 +34,7 @@ def fields_of(value: object) -> dict[str, object]:
 
 
 def decode(kind: type[T], value: object, path: str = "") -> T:
-    """The value of type ``kind`` (a dataclass or a type that its fields have) that parsed JSON stands for.
-
-    Raises:
-        ValueError: the first fault, named by its path under ``path``, such as ``trajectory.turns[2].logprobs[0]``.
-    """
+    """The value of type ``kind`` (a dataclass or a type that its fields have) that parsed JSON stands for."""
     return cast(T, _decode(kind, value, path))
 
 

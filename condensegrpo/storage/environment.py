@@ -60,9 +60,6 @@ def write_environment(folder: Path, *, plugins: Iterable[Path] = ()) -> str:
 
     Returns:
         The command line, versions and hardware as lines for the log, which keeps those of every start.
-
-    Raises:
-        RunError: the disk is full or the file cannot be written.
     """
     revision = _output("git", "rev-parse", "HEAD")
     gpus = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")

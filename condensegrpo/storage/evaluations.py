@@ -38,11 +38,7 @@ class StoredEvaluation:
 
 
 def destination_of(save: Path | None, run: Path | None, step: int | None) -> Destination:
-    """Where an evaluation is kept: in ``save``, which is created, or else in the run, if the policy's steps are known.
-
-    Raises:
-        RunError: ``save`` exists, or the folder cannot be written.
-    """
+    """Where an evaluation is kept: in ``save``, which is created, or in the run, if the policy's steps are known."""
     if save is not None:
         try:
             save.mkdir(parents=True)
@@ -77,11 +73,7 @@ def kept_if_begun(save: Path | None) -> Iterator[None]:
 
 @contextmanager
 def new_name(run: RunFolder, step: int) -> Iterator[str]:
-    """Reserve ``eval-1``, or the first number that is free in the run; an evaluation that fails frees it again.
-
-    Raises:
-        RunError: the folder cannot be written.
-    """
+    """Reserve ``eval-1``, or the first number that is free in the run; an evaluation that fails frees it again."""
     number = 1
     with writing(run.evaluation_folder):
         run.evaluation(step, "eval-1").parent.mkdir(parents=True, exist_ok=True)
@@ -122,11 +114,7 @@ def _reserved(file: Path, evaluations: Path) -> bool:
 
 
 def store_evaluation(run: RunFolder, step: int, result: Evaluation, command: str) -> Path:
-    """Write the figures of an evaluation beside its trajectories and return the file.
-
-    Raises:
-        RunError: it cannot be written.
-    """
+    """Write the figures of an evaluation beside its trajectories and return the file."""
     stored = StoredEvaluation(
         name=result.name,
         step=step,
@@ -142,11 +130,7 @@ def store_evaluation(run: RunFolder, step: int, result: Evaluation, command: str
 
 
 def stored_evaluations(run: RunFolder) -> tuple[StoredEvaluation, ...]:
-    """The evaluations that ``condensegrpo eval`` stored in a run, by step and number.
-
-    Raises:
-        DataError: a file is damaged.
-    """
+    """The evaluations that ``condensegrpo eval`` stored in a run, by step and number."""
     finished = (file for file in run.evaluation_folder.glob("step_*/*.json") if file.stat().st_size)
     return tuple(
         sorted(map(_read, finished), key=lambda stored: (stored.step, stored.made, len(stored.name), stored.name))
@@ -157,9 +141,6 @@ def correctness(run: RunFolder, step: int, name: str) -> Correct:
     """The correctness of the samples of an evaluation, by problem; nothing if it has no trajectories.
 
     A problem is its id with its question: tasks that make problems from a seed use an id again.
-
-    Raises:
-        DataError: a line is damaged.
     """
     path = run.evaluation_folder / f"step_{step:06d}" / evaluation_file(name)
     by_problem: dict[str, list[float]] = {}

@@ -1,6 +1,8 @@
 """Text files that stay readable whatever interrupts the writer: whole lines appended, whole files replaced.
 
 A process killed while it appends leaves at most a cut-off last line: readers report it, and the next append removes it.
+
+``BackgroundWriter`` writes beside a rollout, so that a slow disk delays no turn. Standard library only.
 """
 
 import errno
@@ -8,15 +10,18 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 from condensegrpo.core.errors import DataError, RunError
 
 TEMPORARY = ".tmp-"  # in the name of what is being written, or was when a process was killed
 REPLACED = f"{TEMPORARY}old-"  # in the name of a folder that stands aside while another takes its place
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+HEAD = 64  # bytes that tell
 
 
 def user_cache() -> Path:
@@ -28,9 +33,6 @@ def append_line(path: Path, line: str) -> None:
     """Append one line and hand it to the system at once.
 
     A cut-off line before it is removed, and so is this line if it cannot be written whole.
-
-    Raises:
-        RunError: the disk is full or the file cannot be written.
     """
     with writing(path), path.open("ab+", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # ranks append to one file: half a line of another rank is not cut off
@@ -46,42 +48,26 @@ def append_line(path: Path, line: str) -> None:
 
 
 def start_file(path: Path) -> None:
-    """Remove a file and make its folder, so that lines can be appended from the first one on.
-
-    Raises:
-        RunError: the disk is full or the folder cannot be written.
-    """
+    """Remove a file and make its folder, so that lines can be appended from the first one on."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, unless it exists.
-
-    Raises:
-        RunError: it cannot be made.
-    """
+    """Make a folder and those above it, unless it exists."""
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that readers, also after a crash, see either the old content or the new.
-
-    Raises:
-        RunError: the disk is full or the file cannot be written.
-    """
+    """Write a file so that readers, also after a crash, see either the old content or the new."""
     with writing(path):
         replace_file(path, content)
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """As ``write_atomically``, for callers that handle errors of the file system themselves.
-
-    Raises:
-        OSError: the disk is full or the file cannot be written.
-    """
+    """As ``write_atomically``, for callers that handle errors of the file system themselves."""
     # machines that share the folder may have processes of one number
     temporary = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}")
     try:
@@ -96,11 +82,7 @@ def replace_file(path: Path, content: str | bytes) -> None:
 
 
 def read_lines(path: Path) -> tuple[list[tuple[int, object]], tuple[str, ...]]:
-    """The JSON values of a file with their line numbers, and what is wrong with a last line that has no newline.
-
-    Raises:
-        DataError: the file cannot be read, or another line is not JSON.
-    """
+    """The JSON values of a file with their line numbers, and what is wrong with a last line that has no newline."""
     try:
         *complete, tail = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -181,3 +163,58 @@ def _write_all(descriptor: int, data: bytes) -> None:
     unwritten = memoryview(data)
     while unwritten:
         unwritten = unwritten[os.write(descriptor, unwritten) :]
+
+
+class BackgroundWriter:
+    """Calls functions that write, in a thread, one after another in the order in which they come.
+
+        with BackgroundWriter() as writer:
+            writer.submit(partial(write_trajectory, file, scored))     # returns at once
+        # everything is written, also if the block was interrupted
+
+    After one that raises, no other is called: the next ``submit``, or the end of the block, raises what it raised.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
+        self._error: Exception | None = None
+
+    def __enter__(self) -> Self:
+        """Return the writer itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait until everything is written."""
+        self._thread.shutdown()
+        if kind is None:
+            self._check()
+
+    def submit(self, write: Callable[[], object]) -> None:
+        """Call a function later, in its turn."""
+        self._check()
+        self._thread.submit(self._call, write)
+
+    def _call(self, write: Callable[[], object]) -> None:
+        try:
+            if self._error is None:
+                write()
+        except Exception as error:  # passed on to the thread that submits
+            self._error = error
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def placeholder_in(path: Path) -> str | None:
+    """What a file holds instead of data, and what to do, as the end of a sentence; None: nothing of that kind.
+
+    b"version https://git-lfs.github.com/spec/v1"  ─▶  "it is a Git LFS pointer, not the data. Fetch it with: …"
+    """
+    with path.open("rb") as file:
+        head = file.read(HEAD)
+    if head.startswith(b"version https://git-lfs"):
+        return "it is a Git LFS pointer, not the data. Fetch it with: git lfs pull"
+    if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        return "it is a web page, not data. The download went wrong: fetch the raw file"
+    return None

@@ -71,9 +71,6 @@ def upload(folder: Path, repository: str, *, public: bool, message: str, endpoin
 
     Args:
         endpoint: of another Hub than ``HF_ENDPOINT`` says.
-
-    Raises:
-        RunError: the Hub cannot be reached or refuses the upload; names the folder, which is complete.
     """
     from huggingface_hub import HfApi
 

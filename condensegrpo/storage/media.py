@@ -19,11 +19,7 @@ class MediaFolder:
     folder: Path
 
     def write(self, part: MediaPart) -> MediaPart:
-        """Store the bytes of a part, unless they are stored; the part without them.
-
-        Raises:
-            DataError: the bytes have another hash.
-        """
+        """Store the bytes of a part, unless they are stored; the part without them."""
         if part.data is None:
             return part
         if hashlib.sha256(part.data).hexdigest() != part.sha256:
@@ -34,11 +30,7 @@ class MediaFolder:
         return replace(part, data=None)
 
     def read(self, sha256: str) -> bytes:
-        """The bytes of a stored picture.
-
-        Raises:
-            DataError: it is not there, or its bytes are others.
-        """
+        """The bytes of a stored picture."""
         file = self.path(sha256)
         try:
             data = file.read_bytes()

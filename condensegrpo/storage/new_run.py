@@ -11,8 +11,7 @@ from pathlib import Path
 
 from condensegrpo.core.errors import RunError
 from condensegrpo.storage.files import TEMPORARY, write_atomically, writing
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
 
 
 @contextmanager
@@ -22,9 +21,6 @@ def new_run(path: Path, configuration: str, *, overwrite: bool) -> Iterator[RunF
     Args:
         configuration: the text of its ``config.yaml``.
         overwrite: replace a run of this name.
-
-    Raises:
-        RunError: the name is taken, the run of this name is in use, or the folder cannot be written.
     """
     with writing(path):
         _make_room(path, overwrite=overwrite)
@@ -41,11 +37,7 @@ def new_run(path: Path, configuration: str, *, overwrite: bool) -> Iterator[RunF
 
 
 def check_run_name(path: Path, *, overwrite: bool) -> None:
-    """Check that a run can have this folder; reads only, so before anything is loaded.
-
-    Raises:
-        RunError: the name is taken, or the folder holds something else.
-    """
+    """Check that a run can have this folder; reads only, so before anything is loaded."""
     run = RunFolder(path)
     files = (file.name for file in path.rglob("*") if file.is_file())
     if not run.config.is_file() and any(name != "lock" and TEMPORARY not in name for name in files):

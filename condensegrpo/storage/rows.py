@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from condensegrpo.core.errors import DataError, DataMissing
+from condensegrpo.storage.files import placeholder_in
 from condensegrpo.storage.hub import hub_fault
-from condensegrpo.storage.placeholder import placeholder_in
 
 Row = dict[str, Any]
 
@@ -30,9 +30,6 @@ def read_rows(source: str, *, split: str, limit: int | None = None) -> list[Row]
             the Hub.
         split: of several of a dataset; of a folder, the files whose names begin with it. A single file is one split.
         limit: rows to give, from the first; None: all.
-
-    Raises:
-        DataError: missing, empty or damaged, or not what its name says.
     """
     path = Path(os.path.expanduser(source))  # that of Path fails for a user who is not known
     if path.is_file():
@@ -107,11 +104,7 @@ def _files_of(folder: Path, split: str) -> list[Path]:
 
 
 def read_file(path: Path) -> list[Row]:
-    """The rows of one JSONL or Parquet file.
-
-    Raises:
-        DataError: damaged, or not what its name says.
-    """
+    """The rows of one JSONL or Parquet file."""
     try:
         instead = placeholder_in(path)
         if instead is not None:

@@ -20,16 +20,24 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from condensegrpo.core.errors import RunError
-from condensegrpo.storage.files import REPLACED, TEMPORARY, is_locked, write_atomically, writing
+from condensegrpo.core.errors import DataError, RunError
+from condensegrpo.storage.codec import decode, dump_line
+from condensegrpo.storage.files import (
+    REPLACED,
+    TEMPORARY,
+    append_line,
+    is_locked,
+    read_lines,
+    write_atomically,
+    writing,
+)
 from condensegrpo.storage.media import MediaFolder
-from condensegrpo.storage.trackers import read_metrics
 
 MANIFEST, LATEST = "manifest.json", "latest"  # of a checkpoint, and of all of them: ``learner/checkpoint.py``
 _STEP_FILE = re.compile(r".*?(\d+)\.jsonl")
@@ -64,11 +72,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """A new run folder; the folder may exist if it is empty.
-
-        Raises:
-            RunError: the folder is not empty or cannot be made.
-        """
+        """A new run folder; the folder may exist if it is empty."""
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
@@ -80,11 +84,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """An existing run folder.
-
-        Raises:
-            RunError: the folder does not exist or holds no run.
-        """
+        """An existing run folder."""
         if not path.is_dir():
             raise RunError(f"opening the run folder {path}: no such folder. {_neighbours(path)}")
         if not (path / "config.yaml").is_file():
@@ -172,11 +172,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for writing. The system releases the lock when the process ends, however it ends.
-
-        Raises:
-            RunError: another process holds it; the message names that process and its host.
-        """
+        """Lock the folder for writing. The system releases the lock when the process ends, however it ends."""
         with writing(self.path):
             file = (self.path / "lock").open("a+", encoding="utf-8")
         with file:  # never unlinked: a second process could then lock a file that a third one cannot see
@@ -217,3 +213,30 @@ def _runs_in(folder: Path) -> list[str]:
     """The names of the runs in a folder, sorted."""
     entries = folder.iterdir() if folder.is_dir() else ()
     return sorted(entry.name for entry in entries if (entry / "config.yaml").is_file())
+
+
+class JsonlTracker:
+    """Appends ``{"step": …, name: value, …}`` to a file, one line a call, handed to the system at once."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = Path(path)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of one step."""
+        append_line(self._path, dump_line({"step": step, **metrics}))
+
+    def close(self) -> None:
+        """Nothing is held between calls."""
+
+
+def read_metrics(path: Path) -> tuple[dict[str, float], ...]:
+    """The lines of a metrics file in order, without a last line that is cut off; none if the file is missing."""
+    if not path.is_file():
+        return ()
+    metrics = []
+    for number, line in read_lines(path)[0]:
+        try:
+            metrics.append(decode(dict[str, float], line))
+        except ValueError as error:
+            raise DataError(f"reading {path}, line {number}: {error}. Remove the line.") from error
+    return tuple(metrics)

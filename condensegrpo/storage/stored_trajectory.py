@@ -6,18 +6,23 @@
 
 A run ``[first, end]`` stands for the messages from ``first`` up to, not including, ``end``. Prompt 1 is prompt 0,
 output 0 and what was added: 5 6 7 8 9. A prompt that was rewritten has ``copied_ids`` instead: its parts, which copy
-prompt 0 and output 0, see ``copied_ids.py``. Each turn costs what is new in it, in a line and in what is read from it.
+prompt 0 and output 0, see ``copied_parts``. Each turn costs what is new in it, in a line and in what is read from it.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 from condensegrpo.core.messages import Message
 from condensegrpo.core.shared_sequence import SharedSequence, packed_ids, shared_ids
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.storage import copied_ids
 from condensegrpo.storage.codec import decode, fields_of
 
 Run = list[int]
+LEAST = 8  # consecutive ids that are worth a copy
+BYTES = array("I").itemsize  # of an id
+BETWEEN = 64  # matches of the same bytes that begin within an id, after which a copy is not looked for any further
+
+Part = list[int]
 
 
 class _Messages:
@@ -76,7 +81,7 @@ def stored(trajectory: Trajectory) -> dict[str, object]:
             ids: dict[str, object] = {"added_ids": added}
         elif last is not None:
             earlier = packed_ids(last.prompt_ids) + packed_ids(last.output_ids)
-            ids = {"copied_ids": copied_ids.copied_parts(turn.prompt_ids, earlier)}
+            ids = {"copied_ids": copied_parts(turn.prompt_ids, earlier)}
         else:
             ids = {"prompt_ids": tuple(turn.prompt_ids)}
         turns.append(ids | {name: value for name, value in fields_of(turn).items() if name != "prompt_ids"} | changed)
@@ -85,11 +90,7 @@ def stored(trajectory: Trajectory) -> dict[str, object]:
 
 
 def restore(trajectory: dict[str, object]) -> None:
-    """Replace what ``stored`` changed by values of a ``Turn``, in parsed JSON; what else is damaged stays so.
-
-    Raises:
-        ValueError: a run or an id is damaged; names its path.
-    """
+    """Replace what ``stored`` changed by values of a ``Turn``, in parsed JSON; what else is damaged stays so."""
     if "messages" not in trajectory:
         raise ValueError("trajectory: Trajectory misses messages")
     messages = list(decode(tuple[Message, ...], trajectory.pop("messages"), "trajectory.messages"))
@@ -142,7 +143,7 @@ def _restore_ids(turn: dict[str, object], last: SharedSequence[int] | None, path
     try:
         if key == "copied_ids":
             parts = decode(tuple[tuple[int, ...], ...], stored, f"{path}.{key}")
-            prompt = shared_ids(copied_ids.ids_of_parts(parts, before))
+            prompt = shared_ids(ids_of_parts(parts, before))
         else:
             ids = decode(tuple[int, ...], stored, f"{path}.{key}")
             prompt = before.extended(ids) if key == "added_ids" else shared_ids(ids)
@@ -150,3 +151,64 @@ def _restore_ids(turn: dict[str, object], last: SharedSequence[int] | None, path
         return prompt.extended(output)
     except OverflowError as error:
         raise ValueError(f"{path}.{key}: wanted token ids, found a number that is none ({error})") from error
+
+
+def copied_parts(ids: Sequence[int], earlier: Sequence[int]) -> list[Part]:
+    """The parts that make up some ids: copies of earlier ids with new ones between them.
+
+        earlier  5 6 7 8 9 10 11 12     ids  5 6 7 99 9 10 11 12     ─▶     [0, 3, 99] [4, 8]
+
+    A part ``[first, end, new, …]`` stands for the earlier ids from ``first`` up to, not including, ``end``, and new
+    ones after them.
+    """
+    packed, known = packed_ids(ids), packed_ids(earlier)
+    target, source = packed.tobytes(), known.tobytes()
+    result, done, at = [[0, 0]], 0, 0  # the first ``done`` ids have parts
+    while at + LEAST <= len(packed):
+        first = _index(target[at * BYTES : (at + LEAST) * BYTES], source, likely=result[-1][1])
+        if first is None:
+            at += LEAST
+            continue
+        while at > done and first > 0 and packed[at - 1] == known[first - 1]:
+            at, first = at - 1, first - 1
+        length = _common(target[at * BYTES :], source[first * BYTES :])
+        result[-1] += packed[done:at]
+        result.append([first, first + length])
+        done = at = at + length
+    result[-1] += packed[done:]
+    return [part for part in result if part != [0, 0]]
+
+
+def ids_of_parts(stored: Iterable[Sequence[int]], earlier: Sequence[int]) -> "array[int]":
+    """The ids that parts stand for."""
+    known, ids = packed_ids(earlier), array("I")
+    for part in stored:
+        if len(part) < 2 or not 0 <= part[0] <= part[1] <= len(known):
+            raise ValueError(f"wanted parts [first, end, new, …] of {len(known)} earlier ids, found {part!r:.60}")
+        ids += known[part[0] : part[1]]
+        ids.extend(part[2:])
+    return ids
+
+
+def _index(ids: bytes, source: bytes, *, likely: int) -> int | None:
+    """Where some ids are in the source: at the likely index if they are there; None if they are not."""
+    if source.startswith(ids, likely * BYTES):
+        return likely
+    at = source.find(ids)
+    for _ in range(BETWEEN):
+        if at < 0 or not at % BYTES:
+            break
+        at = source.find(ids, at + 1)
+    return None if at % BYTES else at // BYTES  # −1 is between ids, too
+
+
+def _common(first: bytes, second: bytes) -> int:
+    """With how many equal ids two sequences begin."""
+    equal, most = 0, min(len(first), len(second)) // BYTES
+    while equal < most:
+        middle = (equal + most + 1) // 2
+        if first[equal * BYTES : middle * BYTES] == second[equal * BYTES : middle * BYTES]:
+            equal = middle
+        else:
+            most = middle - 1
+    return equal

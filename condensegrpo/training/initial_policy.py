@@ -32,7 +32,7 @@ from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Task
 from condensegrpo.core.trajectory import SamplingParams
-from condensegrpo.episodes.randomness import stream_seed
+from condensegrpo.episodes.group import stream_seed
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.sampling import generated
 from condensegrpo.learner import checkpoint, ranks

@@ -39,7 +39,7 @@ from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.weights import adapters, gathered_weights
 from condensegrpo.metrics.credit import Credited, credit_metrics
 from condensegrpo.metrics.trajectories import multi_turn, summarise
-from condensegrpo.storage.credit import Credit, CreditTerm, write_credit
+from condensegrpo.storage.trajectories import Credit, CreditTerm, write_credit
 from condensegrpo.training.rollout import StepBatch, staleness_of
 
 T = TypeVar("T")

@@ -46,7 +46,7 @@ from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.group import ProblemGroup, problem_groups
 from condensegrpo.learner import ranks
 from condensegrpo.learner.weights import all_gathered
-from condensegrpo.storage.background_writer import BackgroundWriter
+from condensegrpo.storage.files import BackgroundWriter
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import write_trajectory
 

@@ -28,8 +28,7 @@ from condensegrpo.learner.atomic_folder import remove_leftover, temporary_folder
 from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.files import append_line, read_lines
 from condensegrpo.storage.new_run import check_run_name
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
 
 
 class RunState(StrEnum):

@@ -22,8 +22,7 @@ from condensegrpo.episodes.toolcalls import shortened
 from condensegrpo.evaluation.figures import evaluation_metrics
 from condensegrpo.reporting.run_report import ReportTracker
 from condensegrpo.storage.files import write_atomically
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import JsonlTracker
+from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
 from condensegrpo.storage.trajectories import sample_trajectories
 from condensegrpo.trackers.background import BackgroundTracker
 

@@ -42,8 +42,7 @@ from condensegrpo.learner.model_folder import save_tokenizer
 from condensegrpo.learner.training_state import at_schedule, on_device
 from condensegrpo.planning.plan import config_on_devices
 from condensegrpo.storage.environment import edited_plugins, write_environment
-from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trackers import read_metrics
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.training.agreement import check_agreement
 from condensegrpo.training.checkpoints import CheckpointSaver, resume
 from condensegrpo.training.hints import SignalWatch, SummaryWatch, TurnRewardWatch

@@ -18,8 +18,8 @@ from condensegrpo.core.protocols.sampler import Attends, Measures, Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.boundary import Ended, guarded
-from condensegrpo.episodes.collect import OnScored
 from condensegrpo.episodes.group import ProblemGroup
+from condensegrpo.episodes.player import OnScored
 from condensegrpo.episodes.sampling import generated
 from condensegrpo.episodes.scoring import with_score
 from condensegrpo.episodes.workers.messages import PLAIN_DATA, Answer, Play, PlayReport, SamplerRequest, Setup, Withdraw
@@ -51,11 +51,7 @@ class WorkerHost(Protocol):
     """Starts workers: as processes of this machine, or elsewhere."""
 
     def start(self, number: int) -> Sequence[WorkerHandle]:
-        """Start some workers; fewer of them where the others need long. It may wait, and is called in a thread.
-
-        Raises:
-            RolloutError: they cannot be started.
-        """
+        """Start some workers; fewer of them where the others need long. It may wait, and is called in a thread."""
 
     def close(self) -> None:
         """End all workers. May be called twice."""
@@ -95,9 +91,6 @@ class WorkerPool:
 
         Returns:
             The trajectories in the order of the batch, and the reports of the workers that did not end.
-
-        Raises:
-            RolloutError: the workers cannot be started or set up, or a problem cannot be sent to them.
         """
         scored: dict[str, ScoredTrajectory] = {}
 

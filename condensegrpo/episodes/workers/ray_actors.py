@@ -86,9 +86,6 @@ class RayHost:
 
         Args:
             opener: a function as ``module:name``, called in each actor; returns what opens players there.
-
-        Raises:
-            ConfigError: Ray is not installed, or there is no such cluster.
         """
         check_ray_installed()
         import ray
@@ -110,9 +107,6 @@ class RayHost:
 
         Later calls replace workers that were lost, perhaps with their machine. Actors that find no free CPU soon stay
         requested: a later call returns them if the cluster has room by then.
-
-        Raises:
-            RolloutError: the cluster has no room for the first ones, or one cannot be set up.
         """
         actor = self._ray.remote(num_cpus=1)(_Actor)
         added = [actor.remote(self._opener, sys.path) for _ in range(number - len(self._waiting))]

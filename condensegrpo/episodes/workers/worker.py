@@ -63,31 +63,19 @@ class RemoteSampler:
     version: int = 0  # when the play began; of a frozen model it never changes
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """One reply of the rank's sampler.
-
-        Raises:
-            Ended: the sampler failed; with its own failure, so that place and traceback are of the rank.
-        """
+        """One reply of the rank's sampler."""
         answer = await self.requests.answer(self.model, "sample", shared_ids(prompt_ids), params)
         if isinstance(answer, Failure):
             raise Ended.by(answer, Stop.SAMPLER_ERROR)
         return cast(Generation, answer)
 
     async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
-        """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1.
-
-        Raises:
-            SamplerError: the sampler failed.
-        """
+        """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1."""
         answer = await self.requests.answer(self.model, "measure", tuple(prompt_ids), tuple(output_ids))
         return cast(Sequence[float], _checked(answer))
 
     async def attend(self, query: AttentionQuery) -> TokenAttention:
-        """The attention of one query.
-
-        Raises:
-            SamplerError: the sampler failed.
-        """
+        """The attention of one query."""
         return cast(TokenAttention, _checked(await self.requests.answer(self.model, "attend", query)))
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
@@ -155,10 +143,6 @@ class Worker:
             self._playing = None
 
     def _send(self, message: object) -> None:
-        """Send a message, unless it comes from an abandoned plug-in after its play: the rank does not read it.
-
-        Raises:
-            Exception: it cannot be pickled.
-        """
+        """Send a message, unless it comes from an abandoned plug-in after its play: the rank does not read it."""
         if self._playing is not None:
             self._send_pickle(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
