@@ -94,7 +94,8 @@ def write_card(run: RunFolder, target: Path, step: int, *, part: Part, name: str
     evaluation = evaluation_table(read_metrics(run.metrics), step)
     of_step = [row for row in evaluation.rows if row[1] == step]
     base = base_model(config)
-    trained = _configuration(target if part == "model" else next(run.checkpoints.glob("*/model"), target))
+    model = target if part == "model" else next(run.checkpoints.glob("*/model"), target)
+    trained = configuration(str(model)) if (model / "config.json").is_file() else None
     changes = [str(change) for change in recorded_changes(run) if change.learned and change.first_step <= step]
     kind = "image-text-to-text" if trained and sees(trained) else "text-generation"
     text = CARD.format(
@@ -109,11 +110,6 @@ def write_card(run: RunFolder, target: Path, step: int, *, part: Part, name: str
         licence=_licence_text(base, licence),
     )
     write_atomically(target / "README.md", f"---\n{_metadata(config, of_step, part, name, licence, kind)}\n---\n{text}")
-
-
-def _configuration(model: Path) -> "PretrainedConfig | None":
-    """Of the model in a folder; None: it is not there."""
-    return configuration(str(model)) if (model / "config.json").is_file() else None
 
 
 def evaluation_table(metrics: Sequence[Mapping[str, float]], step: int) -> Table:

@@ -101,24 +101,17 @@ def series(metrics: Metrics, key: str) -> Series:
     known = {line["step"]: line[key] for line in metrics if key in line and "step" in line}
     if not known:
         return Series((), ())
-    evaluation = next((each for each in _evaluations_of(key) if any(each in line for line in metrics)), None)
-    logged = {line["step"] for line in metrics if "step" in line and _is_of(line, evaluation)}
+    prefix, *names = key.split("/")
+    marks = (f"eval/{names[0]}/success", "eval/success") if prefix == "eval" and names else ()
+    mark = next((each for each in marks if any(each in line for line in metrics)), None)
+    if mark is not None:  # every line of that evaluation has it
+        lines = [line for line in metrics if mark in line]
+    else:
+        lines = [line for line in metrics if any(name != "step" and not name.startswith("eval/") for name in line)]
+    logged = {line["step"] for line in lines if "step" in line}
     first, last = min(known), max(known)
     steps = tuple(sorted({step for step in logged if first < step < last} | known.keys()))
     return Series(steps, tuple(known.get(step, math.nan) for step in steps))
-
-
-def _evaluations_of(key: str) -> tuple[str, ...]:
-    """The metrics of which one is in every line of the evaluation that a metric may be of; none: it is of training."""
-    prefix, *names = key.split("/")
-    return tuple(f"{each}/success" for each in (f"eval/{names[0]}", "eval")) if prefix == "eval" and names else ()
-
-
-def _is_of(line: Mapping[str, float], evaluation: str | None) -> bool:
-    """Whether a line is of an evaluation, by the metric that it always has, or of the training."""
-    if evaluation is not None:
-        return evaluation in line
-    return any(name != "step" and not name.startswith("eval/") for name in line)
 
 
 def variants(metrics: Metrics) -> tuple[str, ...]:

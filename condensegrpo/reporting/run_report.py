@@ -114,12 +114,15 @@ def run_report(run: RunFolder, reader: SampleReader) -> RunReport:
     curves: dict[str, tuple[int, tuple[float | None, ...]]] = {}
     for key in sorted({key for line in metrics for key in line} - {"step"}):
         steps, values = _thinned(series(metrics, key))
-        curves[key] = grids.setdefault(steps, len(grids)), tuple(map(_rounded, values))
+        rounded = (float(f"{value:.6g}") if math.isfinite(value) else None for value in values)  # JSON has no NaN
+        curves[key] = grids.setdefault(steps, len(grids)), tuple(rounded)
     samples = reader.read()
     newest = (text for each in reversed(samples) for sample in each.trajectories for text in sample.texts)
+    last, planned = round(max(line["step"] for line in metrics)), dict(configuration).get("train.steps")
+    written = datetime.now().astimezone().isoformat(" ", "minutes")
     return RunReport(
         name=run.path.resolve().name,
-        state=_state(metrics, dict(configuration).get("train.steps")),
+        state=f"{counted(last, 'step')}{f' of {planned}' if planned else ''}, written {written}",
         folder=shlex.quote(str(typed_path(run.path))),
         grids=tuple(grids),
         curves=curves,
@@ -152,17 +155,6 @@ def _thinned(line: Series) -> Series:
     last = len(line.steps) - 1
     kept = [index for index in range(len(line.steps)) if (last - index) % stride == 0]
     return Series(*(tuple(column[index] for index in kept) for column in line))
-
-
-def _rounded(value: float) -> float | None:
-    """Six significant digits; None for what JSON has no number for."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def _state(metrics: Metrics, steps: str | None) -> str:
-    last = round(max(line["step"] for line in metrics))
-    written = datetime.now().astimezone().isoformat(" ", "minutes")
-    return f"{counted(last, 'step')}{f' of {steps}' if steps else ''}, written {written}"
 
 
 def _names(measured: Collection[str], varied: Sequence[str]) -> set[str]:

@@ -188,7 +188,10 @@ def warm_start(
     """
     tokenizer, stop_ids, beside = load_tokenizer(source), end_ids(source), processor_files(source)
     newest = checkpoint.latest(_checkpoints(target))
-    first, done = (1, 0) if newest is None else _progress(newest)
+    first, done = 1, 0  # round and steps of it
+    if newest is not None:
+        state = json.loads((newest / checkpoint.STATE).read_text(encoding="utf-8"))
+        first, done = int(state["round"]), int(state["step"])
     skipped = ((first - 1) * settings.steps + done) * settings.turns_per_step
     turns = demonstrations.turns(probe.seed, skipped=skipped)
     source = source if first == 1 else str(_round_folder(target, first - 1))
@@ -216,20 +219,20 @@ def warm_start(
         finally:
             close_deepspeed(learner)
         newest, done = None, 0
-        if settings.probe_target is None or _passes(probe, source, settings.probe_target, observer):
+        if settings.probe_target is None:
+            break
+        result = ranks.from_first(probe.run(source, observer))
+        observer.say(
+            f"warm start: {result.sound:.1%} of {result.judged} single turns are sound "
+            f"(target: {settings.probe_target:.0%})"
+        )
+        if result.sound >= settings.probe_target:
             break
     else:
         observer.say(f"the warm start ends after {settings.max_rounds} rounds (warm_start.max_rounds); training starts")
     if ranks.rank() == 0:
         Path(source).rename(target)
     discard_progress(target)
-
-
-def _passes(probe: Probe, model: str, target: float, observer: Observer) -> bool:
-    """Whether the policy of a model folder passes the probe, by the verdict of the first rank."""
-    result = ranks.from_first(probe.run(model, observer))
-    observer.say(f"warm start: {result.sound:.1%} of {result.judged} single turns are sound (target: {target:.0%})")
-    return result.sound >= target
 
 
 def discard_progress(target: Path) -> None:
@@ -266,12 +269,6 @@ class _Saver:
         checkpoint.prune(self._folder, keep=1)
         ended = time.monotonic()
         self._due = ended + max(SAVE_SECONDS, SAVE_EVERY * (ended - began))
-
-
-def _progress(newest: Path) -> tuple[int, int]:
-    """The round that a checkpoint was saved in, and the steps of it that were taken."""
-    state = json.loads((newest / checkpoint.STATE).read_text(encoding="utf-8"))
-    return int(state["round"]), int(state["step"])
 
 
 def _checkpoints(target: Path) -> Path:
