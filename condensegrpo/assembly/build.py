@@ -26,7 +26,7 @@ from condensegrpo.config.load import evaluations
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols.condenser import Condenser, Counted
+from condensegrpo.core.protocols.condenser import Counted
 from condensegrpo.episodes.workers.ray_actors import check_ray_installed
 
 BUILT_FROM: Mapping[str, Callable[[RunConfig], object]] = {  # the settings of each part that evaluations may share
@@ -92,10 +92,14 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
         objects: plug-ins that were given as objects, by the names that the configuration has for them.
     """
     check_figures(config)
-    shared = _shared_parts(base, config)
+    shared: dict[str, Any] = {}  # the parts of ``base`` that would be built from the same settings, by name
+    if base is not None:
+        shared = {name: getattr(base, name) for name, part in BUILT_FROM.items() if part(base.config) == part(config)}
     sandbox = shared["sandbox"] if "sandbox" in shared else build_sandbox(config)
     task = shared["task"] if "task" in shared else build_task(config, objects)
-    condenser = _condenser(config, base, objects)
+    condenser = build_condenser(config.condenser, objects)
+    if base is not None and condenser is base.condenser and isinstance(condenser, Counted):
+        condenser = deepcopy(condenser)  # of one object that counts, every evaluation has a copy with its own counts
     return Components(
         config=config,
         task=task,
@@ -108,19 +112,3 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
         estimator=shared["estimator"] if "estimator" in shared else advantage_estimator(config),
         objective=shared["objective"] if "objective" in shared else objective(config.algorithm),
     )
-
-
-def _shared_parts(base: Components | None, config: RunConfig) -> Mapping[str, Any]:
-    """The parts of ``base`` that a configuration would build from the same settings, by name."""
-    if base is None:
-        return {}
-    return {
-        name: getattr(base, name) for name, settings in BUILT_FROM.items() if settings(base.config) == settings(config)
-    }
-
-
-def _condenser(config: RunConfig, base: Components | None, objects: Objects) -> Condenser:
-    """The condenser; of one object that counts every evaluation has a copy, whose counts are its own."""
-    condenser = build_condenser(config.condenser, objects)
-    shared = base is not None and condenser is base.condenser and isinstance(condenser, Counted)
-    return deepcopy(condenser) if shared else condenser

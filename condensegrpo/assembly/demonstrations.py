@@ -139,25 +139,31 @@ class PlayedDemonstrations:
                 f"{episode.detail}. {remedy}, or set warm_start.steps=0."
             )
         return [
-            _demonstrated(problem, episode) if episode.stop in DONE else ()
+            [
+                DemonstratedTurn(
+                    prompt_ids=turn.prompt_ids,
+                    reply_ids=turn.output_ids,
+                    shown=Demonstration(context=tuple(turn.context), reply=turn.reply.text, problem=problem),
+                    media=turn.media,
+                )
+                for turn in (episode.turns if episode.stop in DONE else ())
+            ]
             for problem, episode in zip(problems, played, strict=True)
         ]
 
     async def _episode(self, problem: Problem, seed: int) -> Trajectory:
+        """An episode at the context budget of a step that is drawn, see ``Engine.at_step``."""
+        schedule, drawn = self.engine.trigger.schedule, random.Random(f"budget {seed} {problem.id}")
+        step = drawn.choice((-1, drawn.randrange(schedule[-1][0] + 1))) if schedule else 0
         return await run_episode(
             problem,
             environment=self.task.environment,
-            engine=replace(self.engine.at_step(self._step(problem, seed)), expert=self.expert(problem)),
+            engine=replace(self.engine.at_step(step), expert=self.expert(problem)),
             group_id=problem.id,
             sample=0,
             seed=partial(stream_seed, seed, 0, problem.id, 0),
             draw=problem_draw(seed, 0, problem.id),
         )
-
-    def _step(self, problem: Problem, seed: int) -> int:
-        """The step whose context budget a problem is played at, see ``Engine.at_step``."""
-        schedule, drawn = self.engine.trigger.schedule, random.Random(f"budget {seed} {problem.id}")
-        return drawn.choice((-1, drawn.randrange(schedule[-1][0] + 1))) if schedule else 0
 
     @property
     def _playing(self) -> str:
@@ -165,18 +171,6 @@ class PlayedDemonstrations:
 
 
 Demonstrations = MadeDemonstrations | PlayedDemonstrations  # where the turns of a warm start come from
-
-
-def _demonstrated(problem: Problem, episode: Trajectory) -> Sequence[DemonstratedTurn]:
-    return [
-        DemonstratedTurn(
-            prompt_ids=turn.prompt_ids,
-            reply_ids=turn.output_ids,
-            shown=Demonstration(context=tuple(turn.context), reply=turn.reply.text, problem=problem),
-            media=turn.media,
-        )
-        for turn in episode.turns
-    ]
 
 
 def demonstrations(components: Components, renderer: Renderer, source: str) -> Demonstrations:

@@ -90,7 +90,15 @@ def replaced(config: RunConfig, parts: Parts) -> tuple[list[str], Objects]:
         else:
             changes[SECTIONS[part]] = _section(part, given, objects)
     variants = config.evaluate.variants
-    kept = {name: each for name, each in variants.items() if not any(_changes(line, changes) for line in each)}
+    kept = {
+        name: each
+        for name, each in variants.items()
+        if not any(
+            f"{key}.".startswith(f"{section}.") or section.startswith(f"{key}.")
+            for key in (line.partition("=")[0] for line in each)
+            for section in changes
+        )
+    }
     if kept != variants:
         changes["evaluate.variants"] = kept
     return [f"{key}={json.dumps(value, default=str)}" for key, value in changes.items()], objects
@@ -151,12 +159,6 @@ def _import_path(part: str, given: type) -> str:
             f"object: {part}={given.__name__}(…)."
         )
     return f"{Path(file).resolve()}:{given.__name__}"
-
-
-def _changes(override: str, changes: Mapping[str, object]) -> bool:
-    """Whether an override changes one of some sections."""
-    key = override.partition("=")[0]
-    return any(f"{key}.".startswith(f"{section}.") or section.startswith(f"{key}.") for section in changes)
 
 
 def described_objects(objects: Objects) -> tuple[str, ...]:

@@ -146,11 +146,14 @@ def _checked(
         hint: ends the message where one is missing.
     """
     visible = [name for name in parameters if name not in offered]
+    defaults = {
+        name: "" if (each := parameters[name]).default is each.empty else f"={each.default!r}" for name in visible
+    }
     for option in options:
         if option not in parameters and not open_ended:
             raise PluginError(
                 f"{where}: it has no option {option!r}. {did_you_mean(option, visible)}"
-                f"Its options are: {', '.join(_shown(parameters[name]) for name in visible) or 'none'}."
+                f"Its options are: {', '.join(name + default for name, default in defaults.items()) or 'none'}."
             )
     given = {**offered, **options}
     missing = [name for name, each in parameters.items() if each.default is each.empty and name not in given]
@@ -169,10 +172,6 @@ def _signature(factory: Callable[..., object]) -> inspect.Signature:
         return inspect.signature(factory, eval_str=True)
     except Exception:  # an annotation names what exists for type checkers only: it stays a text, and takes anything
         return inspect.signature(factory)
-
-
-def _shown(parameter: inspect.Parameter) -> str:
-    return parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"
 
 
 def _validated(value: object, annotation: object, where: str) -> object:

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,13 +54,22 @@ def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ..
     Returns:
         Estimator, dtype and rollout workers with the reasons for them, and what could not be checked.
     """
+    config, name = components.config, components.config.sampler.name
     if not resumed:
-        _check_folder(components.config)
-    _check_sampler(components)
-    _check_attention(components.config)
+        _check_folder(config)
+    sampler = components.objects[name] if name in components.objects else load("samplers", name)
+    if isinstance(sampler, ChecksTraining):
+        with plugin_code(f"calling check_training of the sampler {name}", ConfigError):
+            try:
+                sampler.check_training()
+            except ValueError as error:
+                raise ConfigError(f"checking sampler.name: found {name}, {error}.") from error
+    if config.model.attention != "auto":
+        from condensegrpo.learner.attention_kernels import check_attention  # imports transformers' attention
+
+        check_attention(config.model.attention, config.model.dtype)
     unchecked = check_settings(components)
-    config = components.config
-    return (_estimator(components), _dtype(config), described_workers(components), *unchecked)
+    return (*_choices(components), described_workers(components), *unchecked)
 
 
 def check_settings(components: Components) -> tuple[str, ...]:
@@ -69,17 +78,22 @@ def check_settings(components: Components) -> tuple[str, ...]:
     Returns:
         What could not be checked, and what is left out of the training data.
     """
-    _check_reward(components)
-    _check_batch(components)
+    config, condenser, task = components.config, components.condenser, components.task
+    _check_learning(components)
     _check_variants(components)
-    _check_writer(components)
+    writes = isinstance(condenser, Writes) and condenser.writes > 0
+    if config.rollout.condense.writer == "initial" and not writes:
+        raise ConfigError(
+            f"checking rollout.condense.writer: found initial, and the condenser {config.condenser.name} asks for no "
+            f"text. Set condenser.name=summary or compact, or the writer to policy."
+        )
     check_disjoint(components)
-    return (*_check_policy(components), *_left_out(components.task))
-
-
-def _left_out(task: Task) -> Iterable[str]:
+    notes = list(_check_policy(components))
     if isinstance(task, LeavesOut) and task.left_out:
-        yield f"{counted(task.left_out, 'training problem')} left out: the evaluation data has the same question"
+        notes.append(
+            f"{counted(task.left_out, 'training problem')} left out: the evaluation data has the same question"
+        )
+    return tuple(notes)
 
 
 def made_tokenizer(task: Task, new: NewModel) -> "PreTrainedTokenizerFast":
@@ -92,12 +106,17 @@ def made_tokenizer(task: Task, new: NewModel) -> "PreTrainedTokenizerFast":
     return made if new.pictures is None else seeing_tokenizer(made)
 
 
-def _estimator(components: Components) -> str:
+def _choices(components: Components) -> tuple[str, str]:
+    """Estimator and dtype, with the reasons for them."""
     config = components.config
     chosen = config.algorithm.advantage.estimator is not None
     why = "set by algorithm.advantage.estimator" if chosen else f"the default where reward.name is {config.reward.name}"
     total = components.estimator.plugin.learns_from == "score" and config.reward.name != "correct"
-    return f"estimator {config.estimator}: {why}{'; its score is the total of the reward' if total else ''}"
+    dtype_why = "set by model.dtype" if "dtype" in config.model.model_fields_set else "the default on this machine"
+    return (
+        f"estimator {config.estimator}: {why}{'; its score is the total of the reward' if total else ''}",
+        f"model and learner compute in {config.model.dtype}: {dtype_why}",
+    )
 
 
 def _check_folder(config: RunConfig) -> None:
@@ -114,25 +133,8 @@ def _check_folder(config: RunConfig) -> None:
         )
 
 
-def _dtype(config: RunConfig) -> str:
-    why = "set by model.dtype" if "dtype" in config.model.model_fields_set else "the default on this machine"
-    return f"model and learner compute in {config.model.dtype}: {why}"
-
-
-def _check_sampler(components: Components) -> None:
-    """Check that the sampler can be given the learner's weights."""
-    name = components.config.sampler.name
-    sampler = components.objects[name] if name in components.objects else load("samplers", name)
-    if isinstance(sampler, ChecksTraining):
-        with plugin_code(f"calling check_training of the sampler {name}", ConfigError):
-            try:
-                sampler.check_training()
-            except ValueError as error:
-                raise ConfigError(f"checking sampler.name: found {name}, {error}.") from error
-
-
-def _check_reward(components: Components) -> None:
-    """Check that the estimator can learn from all parts of a weighted sum."""
+def _check_learning(components: Components) -> None:
+    """Check that the estimator can learn from all parts of a weighted sum, and that a step has something to train."""
     config, reward = components.config, components.reward
     parts = reward.parts if isinstance(reward, SumsParts) else ()
     paying_turns = [part.name for part in parts if isinstance(part.reward, TurnReward)]
@@ -149,12 +151,7 @@ def _check_reward(components: Components) -> None:
             f"weights in reward.options.parts sum to {weight:g}. Set algorithm.advantage.estimator=grpo, or lower the "
             f"weights to a sum of 1."
         )
-
-
-def _check_batch(components: Components) -> None:
-    """Check that a step has problems to sample and trajectories to train."""
-    config, size = components.config, len(components.problems("train"))
-    count = config.train.problems_per_step
+    size, count = len(components.problems("train")), config.train.problems_per_step
     if config.train.steps and count > size:
         raise ConfigError(
             f"checking train.problems_per_step: found {count}, and the task has "
@@ -189,25 +186,6 @@ def _check_variants(components: Components) -> None:
                     f"checking evaluate.variants.{name}: it changes {section}, which an evaluation takes from the run. "
                     f"Remove that override; for another {section} start another run, or use condensegrpo eval."
                 )
-
-
-def _check_writer(components: Components) -> None:
-    """Check that the condenser asks for texts if the initial policy is to write them."""
-    condenser, config = components.condenser, components.config
-    writes = isinstance(condenser, Writes) and condenser.writes > 0
-    if config.rollout.condense.writer == "initial" and not writes:
-        raise ConfigError(
-            f"checking rollout.condense.writer: found initial, and the condenser {config.condenser.name} asks for no "
-            f"text. Set condenser.name=summary or compact, or the writer to policy."
-        )
-
-
-def _check_attention(config: RunConfig) -> None:
-    """Check that the kernel of the learner's attention can run on this machine."""
-    if config.model.attention != "auto":
-        from condensegrpo.learner.attention_kernels import check_attention  # imports transformers' attention
-
-        check_attention(config.model.attention, config.model.dtype)
 
 
 def _check_policy(components: Components) -> Iterator[str]:

@@ -215,7 +215,10 @@ def trajectory_engine(
 def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
     """Check the sampler's options, and that it can measure replies if the configuration asks for it. Loads no model."""
     if config.sampler.name in objects:
-        _check_object(config, object_or(objects, config.sampler, lambda: None))
+        given = object_or(objects, config.sampler, lambda: None)
+        _check_methods(config.sampler.name, given)
+        if config.rollout.answer_form is not None and not isinstance(given, Measures):
+            raise _cannot_measure(config)
         return
     name, lora = config.sampler.name, config.model.lora
     if lora is not None and lora.sampler == "native" and config.model.sampled_lora is None:
@@ -240,12 +243,6 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
             f"setting up rollout.stop_when_confident: the sampler {name} knows no probability of a draft. Set it "
             f"to null."
         )
-
-
-def _check_object(config: RunConfig, sampler: object) -> None:
-    _check_methods(config.sampler.name, sampler)
-    if config.rollout.answer_form is not None and not isinstance(sampler, Measures):
-        raise _cannot_measure(config)
 
 
 def _check_methods(name: str, sampler: object) -> None:

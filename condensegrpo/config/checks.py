@@ -6,15 +6,16 @@ from condensegrpo.core.errors import ConfigError
 
 def check_figures(config: RunConfig) -> None:
     """Check keys against each other."""
-    _check_anchors(config)
+    anchors = config.algorithm.advantage.context_anchors
+    if anchors is not None and not 0 < anchors[0] < anchors[1]:
+        raise ConfigError(
+            f"checking algorithm.advantage.context_anchors: found {list(anchors)}, wanted two numbers of "
+            f"tokens, the first above 0 and the second above the first: the context without cost, and with full cost."
+        )
     _check_lengths(config)
-    _check_trigger(config)
-    _check_writer(config)
-    _check_offload(config)
-    _check_compiling(config)
-    _check_staleness(config)
-    _check_information(config)
-    _check_whole_distribution(config)
+    _check_condensing(config)
+    _check_learner(config)
+    _check_sampling(config)
 
 
 def check_ranks(config: RunConfig, ranks: int) -> None:
@@ -29,15 +30,6 @@ def check_ranks(config: RunConfig, ranks: int) -> None:
         raise ConfigError(
             f"checking learner.sequence_parallel: found {sharing}, which does not divide the number of ranks, {ranks}. "
             f"Start a multiple of {sharing} ranks, or set a divisor of {ranks}."
-        )
-
-
-def _check_anchors(config: RunConfig) -> None:
-    anchors = config.algorithm.advantage.context_anchors
-    if anchors is not None and not 0 < anchors[0] < anchors[1]:
-        raise ConfigError(
-            f"checking algorithm.advantage.context_anchors: found {list(anchors)}, wanted two numbers of "
-            f"tokens, the first above 0 and the second above the first: the context without cost, and with full cost."
         )
 
 
@@ -65,7 +57,7 @@ def _check_lengths(config: RunConfig) -> None:
         )
 
 
-def _check_trigger(config: RunConfig) -> None:
+def _check_condensing(config: RunConfig) -> None:
     rollout = config.rollout
     figures = (
         ("rollout.condense.share", rollout.condense.share, 1.0),
@@ -82,12 +74,9 @@ def _check_trigger(config: RunConfig) -> None:
             f"checking rollout.condense.to: found {rollout.condense.to}, above rollout.condense.share="
             f"{rollout.condense.share}; a condensed prompt would be condensed again at once. Lower it."
         )
-
-
-def _check_writer(config: RunConfig) -> None:
-    """What the initial policy writes never trains, and the initial policy is a copy in this process."""
-    if config.rollout.condense.writer == "policy":
+    if rollout.condense.writer == "policy":
         return
+    # texts of the initial policy never train, and the initial policy is a copy in this process
     aggregation, workers = config.algorithm.aggregation, config.rollout.workers
     faults = (
         (
@@ -108,7 +97,7 @@ def _check_writer(config: RunConfig) -> None:
             raise ConfigError(f"checking rollout.condense.writer=initial: found {found}, or set the writer to policy.")
 
 
-def _check_offload(config: RunConfig) -> None:
+def _check_learner(config: RunConfig) -> None:
     stage, offload = config.learner.zero_stage, config.learner.offload.training
     least = {"none": 0, "optimiser": 1, "optimiser_and_weights": 3}[offload]
     if stage < least:
@@ -139,9 +128,6 @@ def _check_offload(config: RunConfig) -> None:
             f"sampler then samples while the learner works, and both need the GPU at once. Set "
             f"learner.offload.rollouts=false, or rollout.staleness=0."
         )
-
-
-def _check_compiling(config: RunConfig) -> None:
     if config.learner.compile_layers is True and config.learner.zero_stage == 3:
         raise ConfigError(
             "checking learner.compile_layers: found on, and learner.zero_stage is 3, which gathers weights inside of "
@@ -149,8 +135,8 @@ def _check_compiling(config: RunConfig) -> None:
         )
 
 
-def _check_staleness(config: RunConfig) -> None:
-    """Trajectories of an older policy are weighted by how likely the one that learns was to make them."""
+def _check_sampling(config: RunConfig) -> None:
+    """Check the trajectories' probabilities: corrected if the policy is older, measured, of the whole distribution."""
     staleness = config.rollout.staleness
     engine = config.sampler.options.get("engine")
     if staleness and isinstance(engine, dict) and engine.get("tensor_parallel_size", 1) != 1:
@@ -165,10 +151,6 @@ def _check_staleness(config: RunConfig) -> None:
             f"is then sampled by an older policy than the one that learns from it, and that must be corrected. Set "
             f"algorithm.importance.cap=2 (or another bound of at least 1), or rollout.staleness=0."
         )
-
-
-def _check_information(config: RunConfig) -> None:
-    """A reward for what contexts know of the answer needs it measured."""
     parts = config.reward.options.get("parts", ())
     names = [part.get("name") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
     if "answer_information" in names and config.rollout.answer_form is None:
@@ -177,10 +159,6 @@ def _check_information(config: RunConfig) -> None:
             "rollout.answer_form is null, so that nothing is measured. Set it to the way an answer is written, such as "
             "'<answer>{answer}</answer>'."
         )
-
-
-def _check_whole_distribution(config: RunConfig) -> None:
-    """No sampler may cut unlikely tokens off."""
     for option, default in (("top_p", 1), ("top_k", 0), ("min_p", 0)):
         value = config.sampler.options.get(option, default)
         if value != default:
