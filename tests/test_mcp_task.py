@@ -27,9 +27,9 @@ from waiting import eventually
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import EnvironmentLost, PluginError
 from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.integrations.child_process import ChildProcess
 from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool
 from condensegrpo.integrations.mcp_client import IDLE_SECONDS, HttpConnection, ProcessConnection, messages_of
+from condensegrpo.integrations.servers import ChildProcess
 from condensegrpo.storage.run_folder import read_metrics
 
 pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="the package mcp is not installed")

@@ -29,8 +29,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
-from condensegrpo.integrations.textworld import TextWorld
-from condensegrpo.integrations.textworld_games import ANSWERS, Game, walkthrough
+from condensegrpo.integrations.textworld import ANSWERS, Game, TextWorld, walkthrough
 from condensegrpo.storage.run_folder import read_metrics
 
 pytestmark = [  # nothing is imported while tests are collected, in every process

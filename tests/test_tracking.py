@@ -21,8 +21,7 @@ from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.packages import check_installed
-from condensegrpo.core.protocols.tracker import LogsTables, RunStart, StartedRun, StartsRun, Tracker
-from condensegrpo.core.table import Table
+from condensegrpo.core.protocols.tracker import LogsTables, RunStart, StartedRun, StartsRun, Table, Tracker
 from condensegrpo.storage.files import start_file
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder, read_metrics
 from condensegrpo.storage.trajectories import write_trajectory

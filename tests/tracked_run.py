@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from condensegrpo.assembly.plugins import build_plugin
-from condensegrpo.core.protocols.tracker import RunStart
-from condensegrpo.core.table import Table
+from condensegrpo.core.protocols.tracker import RunStart, Table
 
 CONFIG = {
     "seed": 3,

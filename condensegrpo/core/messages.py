@@ -3,7 +3,7 @@
 import hashlib
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Literal, Self
@@ -90,7 +90,9 @@ class Message:
     @property
     def words(self) -> str:
         """The text without its media."""
-        return self.content if isinstance(self.content, str) else "".join(_words(self.content))
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -288,10 +290,6 @@ def flatten(pinned: Sequence[Message], units: Sequence[Unit]) -> tuple[Message, 
         messages.append(unit.reply)
         messages += unit.results
     return tuple(messages)
-
-
-def _words(parts: Sequence[Part]) -> Iterator[str]:
-    return (part.text for part in parts if isinstance(part, TextPart))
 
 
 _turn = attrgetter("turn")

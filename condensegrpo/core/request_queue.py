@@ -53,10 +53,6 @@ Driver = Callable[[Sequence[QueuedRequest[Q, R]]], Outcomes[Q, R]]
 Failure = Callable[[Exception, int], Exception]  # an error and the number of requests that fail by it ─▶ their error
 
 
-def _unchanged(error: Exception, requests: int) -> Exception:
-    return error
-
-
 @dataclass(eq=False, kw_only=True)
 class RequestQueue(Generic[Q, R]):
     """The requests of any number of event loops. The driver gets them in the order in which they came.
@@ -69,7 +65,7 @@ class RequestQueue(Generic[Q, R]):
 
     drive: Driver[Q, R]
     worker: Executor | DaemonThread  # of one thread; queues may share it: their calls take turns
-    failure: Failure = _unchanged  # of an error that concerns all requests under way
+    failure: Failure = lambda error, requests: error  # of an error that concerns all requests under way
     most: int = sys.maxsize  # requests under way at once; further ones wait
     settle: bool = False  # whether a call waits until no further request arrives: for drivers that compute batches
     call_seconds: float | None = None  # without a call that begins or ends for longer, requests fail; None: no limit

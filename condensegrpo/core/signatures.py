@@ -88,7 +88,11 @@ def _fault(method: Callable[..., Any], specified: Callable[..., Any]) -> str:
     if inspect.iscoroutinefunction(specified):
         returned = str(signature.return_annotation)
         passes_on = any(each.kind is each.VAR_POSITIONAL for each in outermost.parameters.values())  # to a coroutine?
-        if not passes_on and not _asynchronous(method) and not any(word in returned for word in AWAITABLE):
+        wrapped = inspect.unwrap(_function(method))
+        asynchronous = (
+            _gives_coroutine(method) or _gives_coroutine(wrapped) or any(map(returned.__contains__, AWAITABLE))
+        )
+        if not passes_on and not asynchronous:
             return "() is not asynchronous: define it with async def, or annotate it as -> Awaitable[…]"
     elif _gives_coroutine(method):  # but not of what it wraps, which it may run to its end
         return "() is asynchronous: define it with def"
@@ -109,11 +113,6 @@ def _binds(signature: inspect.Signature, names: Sequence[str], keywords: Sequenc
     except TypeError:
         return False
     return True
-
-
-def _asynchronous(method: Callable[..., Any]) -> bool:
-    """Whether a call may give a coroutine: it does, or what it wraps does."""
-    return _gives_coroutine(method) or _gives_coroutine(inspect.unwrap(_function(method)))
 
 
 def _gives_coroutine(method: Callable[..., Any]) -> bool:

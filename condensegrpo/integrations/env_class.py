@@ -67,7 +67,10 @@ class ClassEpisode:
     async def start(self) -> tuple[Message, ...]:
         """The row's prompt, with what ``reset`` returns at the end of its last message."""
         self._object = await self._thread.call(self._task.make)
-        observation = await self._called("reset", **_accepted(self._object.reset, self._row))
+        accepted = inspect.signature(self._object.reset).parameters  # of the columns, those that reset takes
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
+        row = {name: value for name, value in self._row.items() if takes_all or name in accepted}
+        observation = await self._called("reset", **row)
         if not isinstance(observation, str | None):
             raise TypeError(f"reset() returned {observation!r:.80}, wanted text or None")
         return self._task.first_messages(self._row, observation or "")
@@ -111,13 +114,6 @@ class ClassEpisode:
         if inspect.iscoroutinefunction(function):
             return await function(**arguments)
         return await self._thread.call(function, **arguments)
-
-
-def _accepted(reset: Callable[..., object], row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The columns of a row that ``reset`` has parameters for; all of them if it takes any."""
-    parameters = inspect.signature(reset).parameters
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return {name: value for name, value in row.items() if takes_all or name in parameters}
 
 
 @cache

@@ -23,9 +23,8 @@ from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
-from condensegrpo.integrations.child_process import ChildProcess
 from condensegrpo.integrations.mcp_client import VERSION, Connection, HttpConnection, Json, ProcessConnection, Refused
-from condensegrpo.integrations.server_address import ServerAddress, check_servers
+from condensegrpo.integrations.servers import ChildProcess, ServerAddress, check_servers
 from condensegrpo.tasks.jsonl import Jsonl
 
 CLIENT = {"name": "condensegrpo", "version": "1"}

@@ -22,7 +22,7 @@ import aiohttp
 
 from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import EnvironmentLost
-from condensegrpo.integrations.child_process import CHUNK, END_SECONDS, SHOWN, ChildProcess
+from condensegrpo.integrations.servers import CHUNK, END_SECONDS, SHOWN, ChildProcess
 
 VERSION = "2025-06-18"
 MAX_BYTES = 16 * 2**20  # of one message; a longer one is read to its end and refused

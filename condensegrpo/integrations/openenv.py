@@ -31,7 +31,7 @@ from condensegrpo.integrations.mcp_client import Json, Refused
 from condensegrpo.integrations.openenv_client import InvalidAction
 from condensegrpo.integrations.openenv_pool import EpisodeSession, OpenEnvServer, SessionPool
 from condensegrpo.integrations.reset_rows import ResetRows
-from condensegrpo.integrations.server_address import check_servers
+from condensegrpo.integrations.servers import check_servers
 from condensegrpo.tasks.answers import read_answer
 from condensegrpo.tasks.drawn import DrawnProblems
 from condensegrpo.vision.image_files import from_base64, part_of_file

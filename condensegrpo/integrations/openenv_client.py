@@ -18,8 +18,8 @@ import aiohttp
 
 from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import EnvironmentLost
-from condensegrpo.integrations.child_process import END_SECONDS, SHOWN
 from condensegrpo.integrations.mcp_client import TOO_LONG, Json, Refused, give_up
+from condensegrpo.integrations.servers import END_SECONDS, SHOWN
 
 FULL = "CAPACITY_REACHED"
 ENDS = {FULL, "FACTORY_ERROR", "SESSION_ERROR"}  # errors after which the server ends a session
@@ -106,7 +106,9 @@ class Session:
             message = json.loads(text if isinstance(text, str) else "null")
             data = message["data"]
             if message["type"] == "error":
-                self._refuse(data.get("code"), redacted(f"{data['message']}{_details(data)}")[:SHOWN])
+                errors = data.get("errors") or ()  # what is wrong with which part of the action
+                details = "".join(f"; {'.'.join(map(str, error['loc']))}: {error['msg']}" for error in errors)
+                self._refuse(data.get("code"), redacted(f"{data['message']}{details}")[:SHOWN])
                 return
             observation, reward, done = dict(data["observation"]), data["reward"], bool(data["done"])
             if reward is not None and not self.done:
@@ -125,9 +127,3 @@ class Session:
         answer = self._waiting.popleft()
         if not answer.done():
             answer.set_exception((InvalidAction if code == INVALID else Refused)(fault))
-
-
-def _details(data: Json) -> str:
-    """What is wrong with which part of an action."""
-    errors = data.get("errors") or ()
-    return "".join(f"; {'.'.join(map(str, error['loc']))}: {error['msg']}" for error in errors)

@@ -23,10 +23,9 @@ from condensegrpo.core import process_guard
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import EnvironmentLost
-from condensegrpo.integrations.child_process import END_SECONDS, ChildProcess
 from condensegrpo.integrations.mcp_client import MAX_BYTES, Json, Refused, messages_of
 from condensegrpo.integrations.openenv_client import EXPECTED, NotReady, ServerFull, Session
-from condensegrpo.integrations.server_address import ServerAddress
+from condensegrpo.integrations.servers import END_SECONDS, ChildProcess, ServerAddress
 
 T = TypeVar("T")
 LOOPBACK = "127.0.0.1"

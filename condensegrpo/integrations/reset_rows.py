@@ -1,20 +1,94 @@
-"""Rows of a data set as problems: their columns are the arguments of an environment's ``reset``."""
+"""Rows of a data set as problems: their columns are the arguments of an environment's ``reset``.
+
+Their prompts are texts or chat messages, as data sets and tasks of other libraries hold them.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from annotated_types import Ge, Gt, Lt
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AliasChoices, AliasPath, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.messages import Message
+from condensegrpo.core.messages import Message, Role, ToolCall
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.integrations.chat import Texts, messages
 from condensegrpo.storage.rows import Row, read_rows, require_columns
 from condensegrpo.tasks.answers import AnswerStyle
 from condensegrpo.tasks.splits import SHARE, Splits, SplitTask, split
+
+ROLES = {"developer": "system", "function": "tool", **{role: role for role in get_args(Role)}}
+NAME = AliasChoices(AliasPath("function", "name"), "name")  # of a call: OpenAI, verifiers
+ARGUMENTS = AliasChoices(AliasPath("function", "arguments"), "arguments")
+PARSED = BeforeValidator(lambda call: json.loads(call) if isinstance(call, str) else call)  # a call as a text of JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedCall:
+    """A tool call."""
+
+    id: str | None = None
+    name: Annotated[str, Field(validation_alias=NAME)] = ""
+    arguments: Annotated[str | dict[str, Any], Field(validation_alias=ARGUMENTS)] = ""
+
+    @property
+    def call(self) -> ToolCall:
+        """The call as the trajectory has it."""
+        given = self.arguments
+        arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        return ToolCall(id=self.id or "", name=self.name, arguments=arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedPart:
+    """A part of a message."""
+
+    type: str
+    text: str = ""
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedMessage:
+    """A chat message."""
+
+    role: str
+    content: str | tuple[LoggedPart, ...] | None = None
+    reasoning_content: str | None = None
+    tool_calls: tuple[Annotated[LoggedCall | None, PARSED], ...] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+Texts = str | tuple[LoggedMessage, ...]  # a text, or chat messages
+
+
+def messages(logged: Texts, role: Role) -> tuple[Message, ...]:
+    """The messages of a data set; a text by itself is a message of ``role``."""
+    return (Message(role=role, content=logged),) if isinstance(logged, str) else tuple(map(_message, logged))
+
+
+def _message(logged: LoggedMessage) -> Message:
+    calls = tuple(call.call for call in logged.tool_calls or () if call is not None)
+    role: Any = ROLES.get(logged.role, "user")
+    thought = f"<think>{logged.reasoning_content}</think>" if logged.reasoning_content else ""
+    content = "\n".join(map(_part, logged.content)) if isinstance(logged.content, tuple) else logged.content
+    written = (f'<tool_call>{{"name": "{call.name}", "arguments": {call.arguments}}}</tool_call>' for call in calls)
+    return Message(
+        role=role,
+        content="\n".join(part for part in (thought, content, *written) if part),
+        tool_calls=calls,
+        tool_call_id=logged.tool_call_id,
+        name=logged.name,
+    )
+
+
+def _part(part: LoggedPart) -> str:
+    if part.type == "reasoning":
+        return f"<think>{part.reasoning}</think>"
+    return part.text if part.type == "text" else f"[{part.type}]"
+
 
 _PROMPT: TypeAdapter[Texts] = TypeAdapter(Texts)
 
@@ -40,7 +114,8 @@ class ResetRows(SplitTask):
         held_out = None
         if self.eval_data is not None:
             held_out = self._read(read_rows(self.eval_data, split="test"), "test", self.eval_data)
-        return split(train, held_out, source=data, share=self.eval_share).mapped(self._posed)
+        splits = split(train, held_out, source=data, share=self.eval_share)
+        return splits.mapped(lambda row: replace(row, question=self.first_messages(row.data)[-1].text))
 
     def first_messages(self, row: Mapping[str, Any], observation: str = "") -> tuple[Message, ...]:
         """The first messages of an episode, at least one: the row's prompt, and after it what ``reset`` returned."""
@@ -67,6 +142,3 @@ class ResetRows(SplitTask):
             )
             for number, row in enumerate(rows)
         ]
-
-    def _posed(self, problem: Problem) -> Problem:
-        return replace(problem, question=self.first_messages(problem.data)[-1].text)

@@ -27,10 +27,10 @@ from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.episodes.toolformats import JSON_FORMATS
-from condensegrpo.integrations.chat import Texts, messages
 from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool, offered_tool, text_of
 from condensegrpo.integrations.mcp_client import Json, Refused
-from condensegrpo.integrations.server_address import check_servers
+from condensegrpo.integrations.reset_rows import Texts, messages
+from condensegrpo.integrations.servers import check_servers
 from condensegrpo.tasks.answers import read_answer
 from condensegrpo.tasks.splits import SHARE, SplitTask, split
 
@@ -77,7 +77,9 @@ class Verifiers(SplitTask):
             except (EnvironmentLost, Refused) as error:
                 self._end()
                 raise PluginError(redacted(f"setting up the task verifiers with {self.taskset}: {error}")) from error
-        self._splits = split(train, held_out, source=self.taskset, share=self.eval_share).mapped(_posed)
+        self._splits = split(train, held_out, source=self.taskset, share=self.eval_share).mapped(
+            lambda problem: replace(problem, question=_prompt(problem)[-1].text)
+        )
 
     def environment(self, problem: Problem) -> "TasksetEpisode":
         """A fresh episode."""
@@ -183,7 +185,3 @@ def _prompt(problem: Problem) -> tuple[Message, ...]:
     system = task.get("system_prompt")
     prompt = messages(_PROMPT.validate_python(task["prompt"]), "user")
     return (Message(role="system", content=system), *prompt) if system else prompt
-
-
-def _posed(problem: Problem) -> Problem:
-    return replace(problem, question=_prompt(problem)[-1].text)

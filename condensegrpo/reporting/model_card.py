@@ -9,7 +9,7 @@ from condensegrpo.assembly.exported import CONDENSER, exported_settings
 from condensegrpo.config.resumed import config_at, recorded_changes, written_at
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import dump
-from condensegrpo.core.table import Cell, Table, markdown
+from condensegrpo.core.protocols.tracker import Cell, Table, markdown
 from condensegrpo.evaluation.figures import evaluations_in
 from condensegrpo.learner.model_folder import auto_class, configuration, sees
 from condensegrpo.storage.files import write_atomically

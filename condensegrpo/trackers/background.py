@@ -10,8 +10,7 @@ from queue import SimpleQueue
 
 from condensegrpo.core.credentials import redacted
 from condensegrpo.core.failures import message_of
-from condensegrpo.core.protocols.tracker import LogsTables, RunStart, StartedRun, StartsRun, Tracker
-from condensegrpo.core.table import Table
+from condensegrpo.core.protocols.tracker import LogsTables, RunStart, StartedRun, StartsRun, Table, Tracker
 from condensegrpo.core.threads import DaemonThread
 from condensegrpo.core.wording import counted
 

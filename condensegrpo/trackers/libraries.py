@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 from condensegrpo.core.credentials import has_credentials
 from condensegrpo.core.packages import check_installed
-from condensegrpo.core.protocols.tracker import RunStart, StartedRun
-from condensegrpo.core.table import Table, markdown
+from condensegrpo.core.protocols.tracker import RunStart, StartedRun, Table, markdown
 
 PARAMETERS = 100  # in one request
 PARAMETER_CHARACTERS = 500  # of a value, the limit of servers before MLflow 2.10

@@ -14,9 +14,8 @@ from condensegrpo.core.credentials import without_credentials
 from condensegrpo.core.errors import RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols.tracker import RunStart, StartedRun
+from condensegrpo.core.protocols.tracker import RunStart, StartedRun, Table
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.table import Table
 from condensegrpo.core.trajectory import Trajectory, Turn
 from condensegrpo.episodes.toolcalls import shortened
 from condensegrpo.evaluation.figures import evaluation_metrics
