@@ -17,7 +17,7 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.samplers import decoding
 from condensegrpo.samplers.decoding import SUPPORTED, BatchRow, ContinuousBatch, supports
-from condensegrpo.samplers.slots import Slots
+from condensegrpo.samplers.packed_attention import Slots
 from condensegrpo.samplers.transformers import TransformersSampler
 
 VOCABULARY = 83

@@ -21,7 +21,7 @@ from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.learner import devices
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.samplers.vllm.engine import VllmEngine, check_ranks
-from condensegrpo.samplers.vllm.engine_driver import EngineDriver, in_new_thread
+from condensegrpo.samplers.vllm.sampler import EngineDriver, in_new_thread
 from condensegrpo.samplers.vllm.tensor_parallel import Command, LockstepEngine
 
 REPLY = Generation(token_ids=(7,), logprobs=(-0.5,), finish=Finish.LENGTH)

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
-from condensegrpo.samplers.packed_attention import NAME, Chunk, Pass
+from condensegrpo.samplers.packed_attention import NAME, Chunk, Pass, Slots
 from condensegrpo.samplers.picking import Decode, DrawnReply, extend, finishes
 from condensegrpo.samplers.seeing import SeenPrompt, Sight
-from condensegrpo.samplers.slots import Slots
 
 PASS_TOKENS = 4096  # of prompts in one pass; longer ones take several
 SHARED = 16  # tokens of an equal prompt from which on a reply waits for them; a pass more costs more than fewer tokens

@@ -19,8 +19,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
-from condensegrpo.samplers.packed_attention import ROWS
-from condensegrpo.samplers.slots import up
+from condensegrpo.samplers.packed_attention import ROWS, up
 
 Decode = Callable[[list[list[int]]], list[str]]  # rows of token ids → their texts, special tokens included
 R = TypeVar("R", bound="DrawnReply")
