@@ -29,11 +29,6 @@ def temporary_name(folder: Path, token: int) -> Path:
     return folder.with_name(f"{folder.name}{TEMPORARY}{token}")
 
 
-def is_leftover(path: Path) -> bool:
-    """Whether an interrupted write left this path behind."""
-    return TEMPORARY in path.name
-
-
 def remove_leftover(folder: Path) -> None:
     """Remove a folder left by an earlier process with the same id; process ids repeat in containers."""
     try:

@@ -32,7 +32,6 @@ from condensegrpo.learner import devices
 from condensegrpo.learner.atomic_folder import (
     HashedFiles,
     InMemory,
-    is_leftover,
     publish,
     published_folder,
     remove_leftover,
@@ -265,7 +264,7 @@ def prune(folder: Path, keep: int) -> None:
     newest = _pointed_to(folder)
     end = existing.index(newest) + 1 if newest in existing else None
     kept = existing if end is None else existing[max(0, end - max(keep, 1)) : end]
-    leftovers = [path for path in folder.iterdir() if is_leftover(path)]
+    leftovers = [path for path in folder.iterdir() if TEMPORARY in path.name]
     for path in (*(step for step in existing if step not in kept and not is_locked(step / MANIFEST)), *leftovers):
         try:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -179,7 +179,12 @@ class VllmEngine:
     def _checked(self, output: Any) -> Generation | SamplerError:  # noqa: ANN401  vLLM's classes are untyped
         rendered = self._rendered.pop(output.request_id, None)
         fault = None if rendered is None else mismatch(rendered, output.prompt_token_ids)
-        return fault or _result(output)
+        if fault is not None:
+            return fault
+        if output.prompt_logprobs is not None:
+            return _generation(output.prompt_token_ids[1:], output.prompt_logprobs.logprobs, Finish.STOP)
+        reply = output.outputs[0]
+        return _generation(reply.token_ids, reply.logprobs.logprobs, FINISHES.get(reply.finish_reason, Finish.ABORT))
 
     def load(self, named_tensors: NamedTensors) -> None:
         """Load weights under their Hugging Face names, or the adapters alone, and drop every cached key and value."""
@@ -306,14 +311,6 @@ def usage_context(*, on_gpu: bool) -> Any:  # noqa: ANN401  vLLM's classes are u
     from vllm.usage.usage_lib import UsageContext
 
     return UsageContext.LLM_CLASS if on_gpu else UsageContext.ENGINE_CONTEXT
-
-
-def _result(output: Any) -> Generation | SamplerError:  # noqa: ANN401  vLLM's classes are untyped
-    if output.prompt_logprobs is not None:
-        read = output.prompt_token_ids[1:]
-        return _generation(read, output.prompt_logprobs.logprobs, Finish.STOP)
-    reply = output.outputs[0]
-    return _generation(reply.token_ids, reply.logprobs.logprobs, FINISHES.get(reply.finish_reason, Finish.ABORT))
 
 
 def _generation(token_ids: Sequence[int], logprobs: Sequence[float], finish: Finish) -> Generation | SamplerError:

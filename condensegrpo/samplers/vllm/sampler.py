@@ -67,7 +67,14 @@ class EngineDriver:
         self._names = map(str, count())
         self._requests: dict[str, _Request] = {}  # in the engine, by their names there
         self._closed = False
-        self._queue = RequestQueue(drive=self._step, worker=thread, failure=_failure, call_seconds=STUCK_SECONDS)
+        self._queue = RequestQueue(
+            drive=self._step,
+            worker=thread,
+            failure=lambda error, requests: SamplerError(
+                f"stepping vLLM with {requests} requests under way: {type(error).__name__}: {error}"
+            ),
+            call_seconds=STUCK_SECONDS,
+        )
 
     async def submit(self, prompt_ids: Sequence[int], params: SamplingParams | None) -> Generation:
         """The reply to a prompt; without ``params`` the log-probabilities of the prompt itself.
@@ -151,10 +158,6 @@ def _begin(use_device: Callable[[], None]) -> None:
     use_device()
     # OpenMP keeps a number of threads per thread, and vLLM reads this thread's first
     torch.set_num_threads(torch.get_num_threads())
-
-
-def _failure(error: Exception, requests: int) -> SamplerError:
-    return SamplerError(f"stepping vLLM with {requests} requests under way: {type(error).__name__}: {error}")
 
 
 @contextmanager
