@@ -229,21 +229,19 @@ async def _started(
     environment: Callable[[Problem], Environment], problem: Problem, engine: Engine, record: _Record
 ) -> tuple[OpenEnvironment, tuple[Message, ...]]:
     """The environment and its first messages."""
+
+    async def start() -> tuple[OpenEnvironment, tuple[Message, ...]]:
+        episode = record.environment = environment(problem)  # closed even if it has no start() or step()
+        pinned = engine.renderer.taken_up(await first_messages(episode))
+        return OpenEnvironment.of(episode), pinned
+
     return await guarded(
-        partial(_start, environment, problem, engine, record),
+        start,
         who="starting the environment",
         turn_seconds=engine.limits.turn_seconds,
         seconds=engine.limits.turn_seconds,
         plugin=environment,
     )
-
-
-async def _start(
-    environment: Callable[[Problem], Environment], problem: Problem, engine: Engine, record: _Record
-) -> tuple[OpenEnvironment, tuple[Message, ...]]:
-    episode = record.environment = environment(problem)  # closed even if it has no start() or step()
-    pinned = engine.renderer.taken_up(await first_messages(episode))
-    return OpenEnvironment.of(episode), pinned
 
 
 async def _offering(engine: Engine, opened: OpenEnvironment) -> Engine:

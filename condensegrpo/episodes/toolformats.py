@@ -69,23 +69,17 @@ def check_format(form: ToolFormat) -> None:
     instructions = form.instructions([tool.schema])
     stops = form.stop_strings
     text_shown = isinstance(shown, Message) and isinstance(shown.content, str) and shown.role in ("tool", "user")
+    texts = isinstance(stops, tuple | list) and all(isinstance(stop, str) and stop != "" for stop in stops)
+    read = isinstance(calls, tuple | list) and all(isinstance(call, ToolCall | Malformed) for call in calls)
     for member, returned, right, wanted in (
         ("opening", form.opening, isinstance(form.opening, str), "a text"),
-        ("stop_strings", stops, isinstance(stops, tuple | list) and all(map(_is_text, stops)), "a tuple of texts"),
-        ("parse()", calls, isinstance(calls, tuple | list) and all(map(_is_call, calls)), "ToolCalls or Malformed"),
+        ("stop_strings", stops, texts, "a tuple of texts"),
+        ("parse()", calls, read, "ToolCalls or Malformed"),
         ("result()", shown, text_shown, "a Message of role tool or user, with a text"),
         ("instructions()", instructions, isinstance(instructions, str), "a text"),
     ):
         if not right:
             raise TypeError(f"{member} is {returned!r:.80}, wanted {wanted}")
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _is_call(value: object) -> bool:
-    return isinstance(value, ToolCall | Malformed)
 
 
 class _JsonCalls:

@@ -197,10 +197,10 @@ def _file_of(run: RunFolder, number: int | None) -> Path:
     if number is not None and number not in steps:
         raise RunError(f"reading {run.path}: step {number} has no trajectories. There are steps {ranges(steps)}.")
     if number is None:  # a step that is being written, or that a full disk ended, may have no line yet
-        number = next((step for step in reversed(steps) if _has_line(run.trajectories(step))), steps[-1])
+        number = steps[-1]
+        for step in reversed(steps):
+            with run.trajectories(step).open("rb") as lines:
+                if next(lines, b"").endswith(b"\n"):
+                    number = step
+                    break
     return run.trajectories(number)
-
-
-def _has_line(file: Path) -> bool:
-    with file.open("rb") as lines:
-        return next(lines, b"").endswith(b"\n")

@@ -126,7 +126,9 @@ def _term(node: ast.expr, text: str) -> Term:
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return lambda _: -number
         case ast.Compare(left=left, ops=ops, comparators=rights):
-            sides, comparisons = [_term(side, text) for side in (left, *rights)], [_comparison(op, text) for op in ops]
+            if any(type(op) not in COMPARISONS for op in ops):
+                raise _refusal(text, "it can compare with == != < <= > >= in and not in")
+            sides, comparisons = [_term(side, text) for side in (left, *rights)], [COMPARISONS[type(op)] for op in ops]
             return lambda fields: all(
                 compare(*pair)
                 for compare, pair in zip(comparisons, pairwise([side(fields) for side in sides]), strict=True)
@@ -141,12 +143,6 @@ def _term(node: ast.expr, text: str) -> Term:
             terms = [_term(item, text) for item in items]
             return lambda fields: tuple(term(fields) for term in terms)
     raise _refusal(text, f"{ast.unparse(node)!r} is not part of this language")
-
-
-def _comparison(op: ast.cmpop, text: str) -> Comparison:
-    if type(op) not in COMPARISONS:
-        raise _refusal(text, "it can compare with == != < <= > >= in and not in")
-    return COMPARISONS[type(op)]
 
 
 def _ordered(compare: Callable[[Any, Any], bool]) -> Comparison:

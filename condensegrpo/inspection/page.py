@@ -24,7 +24,10 @@ def page(title: str, data: object, *, styles: tuple[str, ...], scripts: tuple[st
         styles: files of the package, such as ``inspection/page.css``, joined in their order.
         scripts: likewise.
     """
-    style, script = (_joined(names) for names in (styles, scripts))
+    folder = files("condensegrpo")
+    style, script = (
+        "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names) for names in (styles, scripts)
+    )
     policy = (
         f"default-src 'none'; script-src {_source(script)}; style-src {_source(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -41,11 +44,6 @@ def page(title: str, data: object, *, styles: tuple[str, ...], scripts: tuple[st
 <script>{script}</script>
 </body></html>
 """
-
-
-def _joined(names: tuple[str, ...]) -> str:
-    folder = files("condensegrpo")
-    return "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
 
 
 def typed_path(path: Path) -> Path:

@@ -113,23 +113,21 @@ def groups(every: Sequence[IndexedTrajectory]) -> tuple[Group, ...]:
     by_group: dict[str, list[IndexedTrajectory]] = {}
     for record in every:
         by_group.setdefault(record.figures.group_id, []).append(record)
-    return tuple(
-        Group(
-            id=name,
-            problem=members[0].figures.problem_id,
-            question=members[0].question,
-            ground_truth=members[0].ground_truth,
-            signal=_has_signal(members),
-            siblings=tuple(members),
+    found = []
+    for name, members in by_group.items():
+        # scores do not tell whether there is a signal: an estimator may compare contexts where scores are equal
+        known = [member.advantages for member in members if member.advantages is not None]
+        found.append(
+            Group(
+                id=name,
+                problem=members[0].figures.problem_id,
+                question=members[0].question,
+                ground_truth=members[0].ground_truth,
+                signal=any(advantage != 0 for advantages in known for advantage in advantages) if known else None,
+                siblings=tuple(members),
+            )
         )
-        for name, members in by_group.items()
-    )
-
-
-def _has_signal(members: Sequence[IndexedTrajectory]) -> bool | None:
-    """Whether an advantage is not 0. Scores do not tell: an estimator may compare contexts where scores are equal."""
-    known = [member.advantages for member in members if member.advantages is not None]
-    return any(advantage != 0 for advantages in known for advantage in advantages) if known else None
+    return tuple(found)
 
 
 def verdict(figures: TrajectoryFigures) -> tuple[str, str]:

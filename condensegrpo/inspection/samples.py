@@ -108,7 +108,10 @@ def spread(items: Sequence[T], most: int) -> tuple[T, ...]:
 
 def _samples(run: RunFolder, file: Path) -> SampleSet | None:
     """The samples of a file; None: it holds no whole trajectory."""
-    candidates = sorted(_candidates(file), key=lambda candidate: _numbers(candidate.figures.id))
+    candidates = sorted(
+        _candidates(file),
+        key=lambda candidate: tuple(int(part) for part in candidate.figures.id.split("/") if part.isdecimal()),
+    )
     if not candidates:
         return None
     step = int("".join(filter(str.isdecimal, file.stem if file.parent == run.trajectory_folder else file.parent.name)))
@@ -163,10 +166,6 @@ def _candidate(line: bytes) -> _Candidate | None:
         return _Candidate(decode(TrajectoryFigures, figures), line)
     except ValueError:
         return None
-
-
-def _numbers(name: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in name.split("/") if part.isdecimal())
 
 
 def _sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> SampleTrajectory:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -65,7 +66,11 @@ def write_environment(folder: Path, *, plugins: Iterable[Path] = ()) -> str:
     gpus = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     start = started_in(folder)
     folder_of_paths = start if start is not None and start.is_dir() else Path.cwd()
-    command, packages = redacted(shlex.join(sys.argv)), {name: _version(name) for name in PACKAGES}
+    command = redacted(shlex.join(sys.argv))
+    packages: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
     environment = {
         "started": datetime.now().astimezone().isoformat(" ", "seconds"),
         "host": socket.gethostname(),
@@ -93,13 +98,6 @@ def write_environment(folder: Path, *, plugins: Iterable[Path] = ()) -> str:
 
 def _sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _processor() -> str | None:

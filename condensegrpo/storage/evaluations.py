@@ -131,10 +131,14 @@ def store_evaluation(run: RunFolder, step: int, result: Evaluation, command: str
 
 def stored_evaluations(run: RunFolder) -> tuple[StoredEvaluation, ...]:
     """The evaluations that ``condensegrpo eval`` stored in a run, by step and number."""
-    finished = (file for file in run.evaluation_folder.glob("step_*/*.json") if file.stat().st_size)
-    return tuple(
-        sorted(map(_read, finished), key=lambda stored: (stored.step, stored.made, len(stored.name), stored.name))
-    )
+    found = []
+    for path in run.evaluation_folder.glob("step_*/*.json"):
+        if path.stat().st_size:
+            try:
+                found.append(decode(StoredEvaluation, json.loads(path.read_text(encoding="utf-8"))))
+            except (OSError, ValueError) as error:
+                raise DataError(f"reading {path}: {error}. Remove the file, or evaluate again.") from error
+    return tuple(sorted(found, key=lambda stored: (stored.step, stored.made, len(stored.name), stored.name)))
 
 
 def correctness(run: RunFolder, step: int, name: str) -> Correct:
@@ -151,10 +155,3 @@ def correctness(run: RunFolder, step: int, name: str) -> Correct:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"reading {path}, line {number}: it is no scored trajectory. Remove the line.") from error
     return by_problem
-
-
-def _read(path: Path) -> StoredEvaluation:
-    try:
-        return decode(StoredEvaluation, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise DataError(f"reading {path}: {error}. Remove the file, or evaluate again.") from error
