@@ -35,7 +35,7 @@ if find_spec("bfcl_eval") is None and FOLDER.is_dir():
     sys.path.append(str(FOLDER))
 pytest.importorskip("bfcl_eval", reason="bfcl-eval is not installed: make others")
 
-PAGE = (ROOT / "docs" / "how-to" / "connect-environments.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "connect-bfcl.md").read_text(encoding="utf-8")
 CONTRADICTS = "multi_turn_miss_func_49"  # its ground truth calls tail two messages before tail is added
 MISTYPED = {f"multi_turn_{category}_173" for category in CATEGORIES}  # close_ticket(ticket_id='ticket_001')
 Calls = Sequence[Sequence[tuple[str, dict[str, Any]]]]  # name and arguments, by message of the user

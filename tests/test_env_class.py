@@ -17,7 +17,7 @@ from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.integrations.env_class import EnvClass
 
-PAGE = (ROOT / "docs" / "how-to" / "connect-environments.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "connect-env-class.md").read_text(encoding="utf-8")
 
 
 class Counter:
@@ -124,8 +124,7 @@ def test_faults_are_named_before_a_run(tmp_path: Path) -> None:
 
 def test_the_example_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
     """The replies are scripted: the second guess opens one of the two safes."""
-    section = PAGE.split("## A TRL-style environment class")[1]
-    blocks = re.findall(r"```\w+\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
+    blocks = re.findall(r"```\w+\n(.*?)```", PAGE, re.DOTALL)
     for name, block in zip(("vault.py", "codes.jsonl", "held_out.jsonl", "vault.yaml"), blocks, strict=True):
         (tmp_path / name).write_text(block, encoding="utf-8")
     trained = train_on_replies(tmp_path, "vault", [call("guess", code="000"), call("guess", code="042"), "lost"])

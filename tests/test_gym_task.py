@@ -22,7 +22,7 @@ from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.integrations.gym import Gym
 
-PAGE = (ROOT / "docs" / "how-to" / "connect-environments.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "connect-gym.md").read_text(encoding="utf-8")
 
 
 class Echo:

@@ -210,7 +210,7 @@ def test_the_commands_of_the_docs_write_the_scripts_that_they_show(
     (tmp_path / "my.yaml").write_text(settings)
     monkeypatch.chdir(tmp_path)
     commands = re.findall(r"^condensegrpo (launch .*)", text.replace("\\\n", " "), re.MULTILINE)
-    assert len(commands) == {"launch.md": 3, "first-gpu-run.md": 1}[page]
+    assert len(commands) == {"launch.md": 2, "first-gpu-run.md": 1}[page]
     for command in commands:
         launch(*(word for word in shlex.split(command)[1:] if word != "--submit"))
     for name, shown in re.findall(r'```bash title="([^"]*)"\n(.*?)```', text, re.DOTALL):

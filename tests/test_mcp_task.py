@@ -33,7 +33,7 @@ from condensegrpo.integrations.servers import ChildProcess
 from condensegrpo.storage.run_folder import read_metrics
 
 pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="the package mcp is not installed")
-PAGE = (ROOT / "docs" / "how-to" / "connect-environments.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "connect-mcp.md").read_text(encoding="utf-8")
 SERVER = '''
 import asyncio, os, sys
 from mcp.server.mcpserver import Image, MCPServer
@@ -485,8 +485,7 @@ def test_names_that_collide_and_wrong_options_are_refused(tmp_path: Path, addres
 
 def test_the_example_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
     """The replies are scripted: the answer is right for one of the two questions."""
-    section = PAGE.split("## The tools of MCP servers")[1]
-    blocks = re.findall(r"```\w+\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
+    blocks = re.findall(r"```\w+\n(.*?)```", PAGE.split("\n## ")[0], re.DOTALL)
     for name, block in zip(("shop.py", "questions.jsonl", "held_out.jsonl", "shop.yaml"), blocks, strict=True):
         (tmp_path / name).write_text(block.replace("command: python ", f"command: {sys.executable} "))
     replies = ['<tool>{"name": "price", "args": {"item": "lamp"}}</tool>', "<answer>25</answer>"]
@@ -495,10 +494,8 @@ def test_the_example_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
 
 
 def test_the_example_with_a_tiny_model_trains_without_one_on_the_disk(tmp_path: Path) -> None:
-    for title in ("The tools of MCP servers", "Try it with a tiny model"):
-        section = PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
-        for name, block in re.findall(r"```\w+\n# (\S+)\n(.*?)```", section, re.DOTALL):
-            (tmp_path / name).write_text(block.replace("command: python ", f"command: {sys.executable} "))
+    for name, block in re.findall(r"```\w+\n# (\S+)\n(.*?)```", PAGE, re.DOTALL):
+        (tmp_path / name).write_text(block.replace("command: python ", f"command: {sys.executable} "))
     (tmp_path / "questions.jsonl").write_text('{"question": "What does a lamp cost?", "answer": "25"}\n')
     (tmp_path / "held_out.jsonl").write_text('{"question": "What does a desk cost?", "answer": "90"}\n')
     smaller = ("train={steps: 1, problems_per_step: 1, samples_per_problem: 2, eval_every: 0}", "warm_start.steps=40")

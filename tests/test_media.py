@@ -133,8 +133,8 @@ def test_a_picture_for_a_text_model_is_a_clear_error() -> None:
 
 def test_the_example_of_the_guide_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "how-to" / "show-pictures.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    page = (ROOT / "docs" / "how-to" / "train-with-pictures.md").read_text(encoding="utf-8")
+    (block,) = (block for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "MediaFolder" in block)
     names: dict[str, Any] = {}
     exec(block, names)
     (shown,) = re.findall(r"message\.text  # '(.*?)'", block)

@@ -34,7 +34,7 @@ from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.integrations.openenv import _takes_text
 
 PYTHON = Path(sys.prefix) / "others" / "openenv" / "bin" / "python"
-PAGE = (ROOT / "docs" / "how-to" / "connect-environments.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "connect-openenv.md").read_text(encoding="utf-8")
 SERVER = '''
 import asyncio, os, sys, time
 import uvicorn
@@ -651,8 +651,7 @@ def test_seeds_of_the_splits_are_disjoint() -> None:
 @pytest.mark.parametrize("style", ["words", "shop"])
 def test_the_examples_of_the_page_train_and_evaluate(tmp_path: Path, script: str, style: str) -> None:
     """The replies are scripted: right for one of two words, and worth 0.5 in the shop."""
-    section = PAGE.split("## Environments of OpenEnv servers")[1]
-    blocks = re.findall(r"```\w+\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
+    blocks = re.findall(r"```\w+\n(.*?)```", PAGE, re.DOTALL)
     names = ("mirror.py", "words.jsonl", "held_out.jsonl", "mirror.yaml")
     for name, block in zip(names, blocks, strict=True):
         (tmp_path / name).write_text(block.replace("uvicorn mirror", f"{PYTHON.parent}/uvicorn mirror"))

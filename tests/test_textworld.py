@@ -38,7 +38,7 @@ pytestmark = [  # nothing is imported while tests are collected, in every proces
     ),
     pytest.mark.filterwarnings("ignore:Game .* is not fully supported"),  # as textworld does when imported
 ]
-PAGE = (ROOT / "docs" / "how-to" / "connect-environments.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "connect-textworld.md").read_text(encoding="utf-8")
 SMALL = {"recipe": 1, "take": 1, "go": 1, "cook": True}
 
 

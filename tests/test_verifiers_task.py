@@ -28,7 +28,7 @@ HOME = Path(sys.prefix) / "others" / "verifiers"
 PYTHON = str(HOME / "bin" / "python")
 pytestmark = pytest.mark.skipif(not HOME.exists(), reason="verifiers is not installed: make others")
 PROGRAM = ROOT / "condensegrpo" / "integrations" / "verifiers_server.py"
-PAGE = (ROOT / "docs" / "how-to" / "connect-environments.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "connect-verifiers.md").read_text(encoding="utf-8")
 SHOP = '''
 import asyncio, os, sys
 
@@ -399,8 +399,7 @@ def test_a_process_that_dies_ends_the_trajectories_that_use_it(shop: Any) -> Non
 
 def test_the_example_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
     """The replies are scripted: the answer is right for one of the two questions."""
-    section = PAGE.split("## A taskset of verifiers")[1].split("\n## ")[0]
-    blocks = re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
+    blocks = re.findall(r"```\w+\n(.*?)```", PAGE, re.DOTALL)
     for name, block in zip(("prices.py", "prices.yaml"), blocks, strict=True):
         (tmp_path / name).write_text(block)
     replies = ['<tool>{"name": "shop_price", "args": {"item": "lamp"}}</tool>', "25"]

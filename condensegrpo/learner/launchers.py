@@ -12,11 +12,11 @@ FIRST_PORT, PORTS = 20_000, 10_000  # of MASTER_PORT; below the ports that Linux
 EVALUATING = "evaluating"
 EVALUATE_ALONE = (
     "an evaluation is one. Start it without torchrun, deepspeed or srun; several GPUs sample for it through servers "
-    "(docs/how-to/sample-from-servers.md)"
+    "(docs/how-to/sample-with-vllm.md)"
 )
 LAUNCH = (
     "Launch with torchrun, deepspeed or srun, one process per device; for one process leave the launcher out. See "
-    "docs/how-to/train-on-several-devices.md"
+    "docs/how-to/first-gpu-run.md"
 )
 
 

@@ -53,7 +53,7 @@ class ServerClient(HttpClient):
             token,
             key_advice=f"Set {TOKEN_VARIABLE} to the server's token.",
             route_advice="Wanted a server that `condensegrpo serve` started, or one with its flags "
-            "(docs/how-to/sample-from-servers.md).",
+            "(docs/how-to/sample-with-vllm.md).",
         )
 
     async def healthy(self) -> bool:
