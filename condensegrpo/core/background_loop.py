@@ -51,11 +51,7 @@ class BackgroundLoop:
         self.close()
 
     def submit(self, work: Coroutine[object, object, T]) -> Future[T]:
-        """Start ``work`` and return at once. Cancelling the future cancels the work.
-
-        Raises:
-            RuntimeError: the loop was closed.
-        """
+        """Start ``work`` and return at once. Cancelling the future cancels the work."""
         if self._closed:
             work.close()
             raise RuntimeError(f"starting a coroutine: the background loop {self._name!r} was closed")

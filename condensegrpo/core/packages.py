@@ -9,9 +9,6 @@ def check_installed(package: str, *, extra: str, instead: str) -> None:
     Args:
         extra: of condensegrpo, which installs the package.
         instead: what the user can do without it.
-
-    Raises:
-        ValueError: it is not installed; says what to install.
     """
     if find_spec(package) is None:
         raise ValueError(

@@ -205,11 +205,7 @@ class _Workers:
     strikes: Counter[str] = field(default_factory=Counter)  # abandoned steps since a task ended, by plug-in
 
     def run(self, step: Callable[[], object], limit: "_Limit") -> object:
-        """What a step returns or raises.
-
-        Raises:
-            Blocked: it did neither within its limit.
-        """
+        """What a step returns or raises."""
         if not self.idle and (refused := too_many_abandoned()):
             raise Blocked(refused)
         worker = self.idle.pop() if self.idle else DaemonThread("plug-ins")

@@ -41,11 +41,7 @@ def _entry_points(path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]
 
 
 def load(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names
-    """The object that a plug-in's name stands for: a class or function, not yet called.
-
-    Raises:
-        PluginError: no such plug-in (the message names the nearest), or it cannot be imported.
-    """
+    """The object that a plug-in's name stands for: a class or function, not yet called."""
     if name.startswith(OBJECT):
         key = "rollout.tools.use" if kind == "tools" else f"{kind.removesuffix('s')}.name"
         raise PluginError(
@@ -79,9 +75,6 @@ def load_object(kind: str, name: str) -> Any:  # noqa: ANN401  whatever the name
 
     Args:
         kind: of the object, in the plural, for the errors.
-
-    Raises:
-        PluginError: there is neither, it has no such name, or it cannot be imported.
     """
     path_text, _, attribute = name.rpartition(":")
     path = Path(os.path.expanduser(path_text)).resolve()  # not Path.expanduser, which fails at an unknown user

@@ -86,12 +86,7 @@ class RequestQueue(Generic[Q, R]):
             return sum(not request.abandoned() for request in (*self._waiting, *self._under_way))
 
     async def submit(self, value: Q) -> R:
-        """The reply to a request. Cancelling a caller affects no other request.
-
-        Raises:
-            Exception: the driver's error for this request; or the ``failure`` of an error that the driver raised, of a
-                call that hangs, or of a worker that was shut down.
-        """
+        """The reply to a request. Cancelling a caller affects no other request."""
         loop = asyncio.get_running_loop()
         request: QueuedRequest[Q, R] = QueuedRequest(value=value, reply=loop.create_future())
         with self._state:
@@ -111,11 +106,7 @@ class RequestQueue(Generic[Q, R]):
 
     @contextlib.contextmanager
     def paused(self, seconds: float | None = None) -> Iterator[None]:
-        """Wait until the driver has no request; requests that come meanwhile wait until the end of the block.
-
-        Raises:
-            TimeoutError: it has requests after that many seconds.
-        """
+        """Wait until the driver has no request; requests that come meanwhile wait until the end of the block."""
         with self._state:
             if not self._state.wait_for(lambda: not self._running, seconds):
                 raise TimeoutError(f"waiting for {len(self._under_way)} requests took longer than {seconds} seconds")

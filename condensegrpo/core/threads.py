@@ -59,11 +59,7 @@ class DaemonThread:
         return max(0, self._calls.qsize() - self._closed)
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Make a call after those that wait; returns at once. The future holds any exception, also ``SystemExit``.
-
-        Raises:
-            RuntimeError: the thread was closed.
-        """
+        """Make a call after those that wait; returns at once. The future holds any exception, also ``SystemExit``."""
         future: Future[T] = Future()
         self._put(partial(_complete, future, call))
         return future
@@ -72,10 +68,6 @@ class DaemonThread:
         """What a call returns or raises, made after those that wait: for two thirds of the cost of a future.
 
         The time limit is counted in checks, since a process that was stopped has not exceeded it.
-
-        Raises:
-            TimeoutError: it does neither in time; it goes on.
-            RuntimeError: the thread was closed.
         """
         outcomes = SimpleQueue[tuple[T, None] | tuple[None, BaseException]]()
         self._put(partial(_answer, outcomes, call))

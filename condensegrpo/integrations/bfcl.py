@@ -70,11 +70,7 @@ class Simulators:
             return f"Error: {name}: {error}"
 
     def read(self, source: str) -> tuple[str, dict[str, Any]]:
-        """Name and arguments of a call as the ground truth writes it: ``sort('log.txt')``, ``ls(a=True)``.
-
-        Raises:
-            ValueError: it is no call of a documented function with constants.
-        """
+        """Name and arguments of a call as the ground truth writes it: ``sort('log.txt')``, ``ls(a=True)``."""
         call = ast.parse(source, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id not in self._functions:
             raise ValueError(f"reading the ground truth {source!r}: it is no call of a documented function")
@@ -85,11 +81,7 @@ class Simulators:
 
 
 def check_value(value: object, schema: Mapping[str, Any], name: str) -> None:
-    """Check a value from JSON against a schema.
-
-    Raises:
-        ValueError: it does not fit, or is a number beyond ``LARGEST`` or ``LARGEST_OF``.
-    """
+    """Check a value from JSON against a schema."""
     kind = schema["type"]
     if not isinstance(value, KINDS[kind]) or isinstance(value, bool) != (kind == "boolean"):
         raise ValueError(f"{name} is {value!r:.80}, wanted a value of type {kind}")
@@ -139,12 +131,7 @@ Documents = Mapping[str, Sequence[EnvironmentTool]]  # the functions of each cla
 
 @dataclass(kw_only=True, eq=False)
 class Bfcl(SplitTask):
-    """The task ``bfcl``: 200 scenarios in each of four categories. No scenario is in both splits.
-
-    Raises:
-        DataMissing: the package is not installed.
-        DataError: its data is damaged, or all scenarios are held out.
-    """
+    """The task ``bfcl``: 200 scenarios in each of four categories. No scenario is in both splits."""
 
     categories: tuple[Category, ...] = CATEGORIES
     eval_share: Annotated[float, Gt(0), Lt(1)] = 0.3  # of the scenarios, held out by the hash of their number

@@ -34,12 +34,7 @@ NO_TOOLS = ("reset", "get_reward", "close")
 
 @dataclass(kw_only=True, eq=False)
 class EnvClass(ResetRows):
-    """The task ``env_class``. A row is a problem, and its columns are the arguments of ``reset``.
-
-    Raises:
-        DataError: as ``ResetRows.read_splits``.
-        PluginError: the class cannot be imported, has no ``reset``, or a method lacks type hints or a docstring.
-    """
+    """The task ``env_class``. A row is a problem, and its columns are the arguments of ``reset``."""
 
     factory: str | Callable[..., Any]  # path/to/file.py:Class, package.module:Class, or the class itself
     data: str  # training rows, see ``rows.read_rows``
@@ -118,11 +113,7 @@ class ClassEpisode:
 
 @cache
 def _tools_of(kind: type) -> Mapping[str, Mapping[str, Any]]:
-    """The schemas of a class's public methods by name.
-
-    Raises:
-        PluginError: a method lacks type hints or a docstring, or there is no ``reset``.
-    """
+    """The schemas of a class's public methods by name."""
     if not callable(getattr(kind, "reset", None)):
         raise PluginError(f"setting up the environment class {kind.__name__}: it has no reset(){at_definition(kind)}.")
     methods = inspect.getmembers(kind, inspect.isfunction)

@@ -39,12 +39,7 @@ _resetting = threading.Lock()
 
 @dataclass(kw_only=True, eq=False)
 class Gym:
-    """The task ``gym``. No seed is in both splits.
-
-    Raises:
-        PluginError: ``make`` cannot be imported.
-        ValueError: gymnasium is not installed.
-    """
+    """The task ``gym``. No seed is in both splits."""
 
     make: str | Callable[..., Any] = DEFAULT  # package:function or path/to/file.py:Name; or from Python itself
     id: str = ""  # its first argument; empty: none

@@ -50,12 +50,7 @@ class OpenServer:
 
 @dataclass(kw_only=True, eq=False)
 class Mcp(Jsonl):
-    """The task ``mcp``: the questions of the task ``jsonl``, and tools of servers.
-
-    Raises:
-        DataError: as ``Jsonl``.
-        ValueError: there is no server, or an environment variable that a server names is not set.
-    """
+    """The task ``mcp``: the questions of the task ``jsonl``, and tools of servers."""
 
     servers: Mapping[str, McpServer]  # by a name for messages
     per: Literal["run", "episode"] = "run"  # what a server is opened for; for the run: once in every rollout process
@@ -88,12 +83,7 @@ class ServerPool:
         self._closing = set[asyncio.Task[None]]()  # under way; no cancellation interrupts them
 
     async def open(self, servers: dict[str, OpenServer], *, shared: bool) -> None:
-        """Put the servers into a dictionary by name: opened now, or ``shared`` by all episodes since one was lost.
-
-        Raises:
-            EnvironmentLost: a server cannot be started or reached, or does not answer in time.
-            ValueError: what it says of its tools cannot be used.
-        """
+        """Put the servers into a dictionary by name: opened now, or ``shared`` by all episodes since one was lost."""
         await self._loop.call(self._open_shared(servers) if shared else self._open_all(servers))
 
     async def call(self, server: OpenServer, tool: str, arguments: Mapping[str, Any]) -> Json:
@@ -196,11 +186,7 @@ class McpEpisode:
         return await self._questions.start()
 
     def tools(self) -> Sequence[EnvironmentTool]:
-        """The tools of all servers.
-
-        Raises:
-            ValueError: two have one name.
-        """
+        """The tools of all servers."""
         owners, offered = dict[str, str](), list[EnvironmentTool]()
         for name, opened in self._opened.items():
             for tool in opened.tools:

@@ -49,12 +49,7 @@ class ProcessConnection:
         self._reader = asyncio.create_task(self._listen())
 
     async def request(self, method: str, parameters: Json) -> Json:
-        """The result of a request.
-
-        Raises:
-            Refused: the answer is an error, too long or none of this protocol.
-            EnvironmentLost: the server is gone.
-        """
+        """The result of a request."""
         number = next(_NUMBERS)
         answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
@@ -212,11 +207,7 @@ async def lines_of(
 
 
 async def messages_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """The messages of a response: one of JSON, or those of a stream of events.
-
-    Raises:
-        Refused: it is longer than ``MAX_BYTES``, or something else.
-    """
+    """The messages of a response: one of JSON, or those of a stream of events."""
     events, data, size = response.content_type == "text/event-stream", list[bytes](), 0
     async for line, whole in lines_of(response.content):
         size += len(line)

@@ -43,12 +43,7 @@ MAX_CHARS = 100_000  # of an observation; of a longer one the policy reads its b
 
 @dataclass(kw_only=True, eq=False)
 class OpenEnv(ResetRows):
-    """The task ``openenv``. No row and no seed is in both splits.
-
-    Raises:
-        DataError: as ``ResetRows.read_splits``.
-        ValueError: there is no server, or an environment variable that a server names is not set.
-    """
+    """The task ``openenv``. No row and no seed is in both splits."""
 
     servers: Mapping[str, OpenEnvServer]  # by a name for messages; episodes are spread over them
     data: str | None = None  # training rows, see ``rows.read_rows``; None: problems are seeds
@@ -98,9 +93,6 @@ class OpenEnv(ResetRows):
         Args:
             server: its name, for messages.
             actions: the schema of its actions.
-
-        Raises:
-            ValueError: the options do not say which.
         """
         fields = actions["properties"].keys() - {METADATA}
         unknown = [name for name in self.action or {} if name not in actions["properties"]]
@@ -120,11 +112,7 @@ class OpenEnv(ResetRows):
         return str(required[0])
 
     def text_of_observation(self, observation: Json) -> str:
-        """What the policy reads of an observation: one text as it is, anything else as JSON.
-
-        Raises:
-            ValueError: a field of ``show`` is missing.
-        """
+        """What the policy reads of an observation: one text as it is, anything else as JSON."""
         if missing := [name for name in self.show if name not in observation]:
             raise ValueError(
                 f"task.options.show names {missing[0]!r}, the observation has the fields {', '.join(observation)}"
@@ -135,11 +123,7 @@ class OpenEnv(ResetRows):
         return shortened(_as_text(only) if shown else "", MAX_CHARS)
 
     def pictures_of_observation(self, observation: Json) -> tuple[MediaPart, ...]:
-        """What the policy sees of an observation: of each field of ``pictures`` that has a value, its picture.
-
-        Raises:
-            EnvironmentLost: a value is no picture.
-        """
+        """What the policy sees of an observation: of each field of ``pictures`` that has a value, its picture."""
         try:
             return tuple(_picture(observation[name], name) for name in self.pictures if observation.get(name))
         except (DataError, ValueError) as error:  # no fault of the policy, which would read another error of a tool

@@ -52,13 +52,7 @@ class Session:
         self._reader = asyncio.create_task(self._listen())  # always there: it also answers the server's pings
 
     async def request(self, kind: str, data: Json) -> Json:
-        """The observation that follows from a ``reset`` or ``step``.
-
-        Raises:
-            InvalidAction: the action is none of the environment's.
-            Refused: the environment raised an error.
-            EnvironmentLost: the session cannot be used any longer; ``NotReady`` if another one may.
-        """
+        """The observation that follows from a ``reset`` or ``step``."""
         if self._lost is not None:
             raise type(self._lost)(str(self._lost))
         answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
@@ -97,11 +91,7 @@ class Session:
                     answer.set_exception(type(lost)(str(lost)))
 
     def _take(self, text: object) -> None:
-        """Take the answer to the request that waits longest.
-
-        Raises:
-            EnvironmentLost: it ends the session, or is no message of this protocol.
-        """
+        """Take the answer to the request that waits longest."""
         try:
             message = json.loads(text if isinstance(text, str) else "null")
             data = message["data"]

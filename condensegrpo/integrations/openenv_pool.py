@@ -81,11 +81,7 @@ class RunningServer:
         self._free.release()
 
     async def opened(self) -> Session:
-        """A new session.
-
-        Raises:
-            EnvironmentLost: there is none; ``NotReady`` if another attempt may succeed.
-        """
+        """A new session."""
         with self._reached():
             async with asyncio.timeout(self._seconds):
                 async with self._preparing:
@@ -227,10 +223,6 @@ class EpisodeSession:
 
         Returns:
             The first observation.
-
-        Raises:
-            EnvironmentLost: no attempt succeeded in time, or none can.
-            Refused: the environment raised an error.
         """
         async with self._starting:
             began, delay, jitter = 0.0, FIRST_DELAY, random.Random()  # not the generator of the process

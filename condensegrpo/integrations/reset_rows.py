@@ -105,11 +105,7 @@ class ResetRows(SplitTask):
     max_examples: Annotated[int, Ge(1)] | None = None  # training rows to read, from the first
 
     def read_splits(self, data: str) -> Splits:
-        """The problems of both splits, in the order of the files.
-
-        Raises:
-            DataError: as ``rows.read_rows``; a column is missing, or a prompt is neither text nor chat messages.
-        """
+        """The problems of both splits, in the order of the files."""
         train = self._read(read_rows(data, split="train", limit=self.max_examples), "train", data)
         held_out = None
         if self.eval_data is not None:

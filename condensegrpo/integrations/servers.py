@@ -52,11 +52,7 @@ class ServerAddress:
 
 
 def check_servers(servers: Mapping[str, ServerAddress]) -> None:
-    """Check what an option ``servers`` holds by name.
-
-    Raises:
-        ValueError: there is no server, or an environment variable that a server names is not set.
-    """
+    """Check what an option ``servers`` holds by name."""
     if not servers:
         raise ValueError("there is no server: name one in task.options.servers")
     for name, server in servers.items():
@@ -95,9 +91,6 @@ class ChildProcess:
             name: of the server, for messages.
             variables: of its environment, besides ``INHERITED``.
             folder: that it runs in; None: the current one.
-
-        Raises:
-            EnvironmentLost: it cannot be started.
         """
         pipe = asyncio.subprocess.PIPE
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}

@@ -54,11 +54,7 @@ _starting = threading.Lock()
 
 
 def given_games(pattern: str) -> Sequence[Path]:
-    """The files of a pattern.
-
-    Raises:
-        DataMissing: there is none, or the ``.json`` beside a game is missing.
-    """
+    """The files of a pattern."""
     files = sorted({Path(name).resolve() for name in glob(os.path.expanduser(pattern), recursive=True)})
     for file in files or [Path(pattern)]:
         if not file.with_suffix(".json").is_file():
@@ -76,9 +72,6 @@ def made_games(game: str, arguments: Arguments | None, seeds: range, folder: str
         game: one of ``DEFAULTS``.
         arguments: of ``tw-make``; None: the defaults.
         folder: where they are kept; None: in the user's cache.
-
-    Raises:
-        ConfigError: a game cannot be made.
     """
     from tqdm import tqdm
 
@@ -206,11 +199,7 @@ RECIPE = re.compile(r"Ingredients:.*?prepare meal", re.DOTALL)
 
 @dataclass(kw_only=True, eq=False)
 class TextWorld:
-    """The task ``textworld``. No seed, and no file, is in both splits.
-
-    Raises:
-        ValueError: textworld is not installed.
-    """
+    """The task ``textworld``. No seed, and no file, is in both splits."""
 
     game: Literal["cooking", "treasure_hunter", "coin_collector"] = "cooking"
     arguments: Arguments | None = None  # of ``tw-make tw-GAME``, such as {level: 5}; None: those of DEFAULTS
@@ -231,12 +220,7 @@ class TextWorld:
             raise ConfigError("setting up the task textworld: wanted both of task.data and task.eval_data, or neither.")
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """The games of a split; those that were never made are made, some seconds each.
-
-        Raises:
-            ConfigError: a game cannot be made, or is in both splits.
-            DataMissing: no file has the pattern, or the ``.json`` beside a game is missing.
-        """
+        """The games of a split; those that were never made are made, some seconds each."""
         return [
             Problem(id=f"{split}-{file.stem}", question=goal(file), data={"file": str(file)})
             for file in self._files(split)
@@ -247,11 +231,7 @@ class TextWorld:
         return TextWorldEpisode(self, problem.data["file"])
 
     def expert(self, problem: Problem) -> "Walkthrough":
-        """The player of a game's walkthrough.
-
-        Raises:
-            DataError: the game has none.
-        """
+        """The player of a game's walkthrough."""
         commands = walkthrough(Path(problem.data["file"]))
         if not commands:
             raise DataError(

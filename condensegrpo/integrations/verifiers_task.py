@@ -41,13 +41,7 @@ _EPISODES = itertools.count()
 
 @dataclass(kw_only=True, eq=False)
 class Verifiers(SplitTask):
-    """The task ``verifiers``. Without ``eval_config`` a share of the tasks is held out by their hash.
-
-    Raises:
-        PluginError: the taskset cannot be loaded, or it needs what there is not.
-        DataError: no task is left to train on.
-        ValueError: verifiers is not installed, or an environment variable of ``variables`` is not set.
-    """
+    """The task ``verifiers``. Without ``eval_config`` a share of the tasks is held out by their hash."""
 
     taskset: str  # id of an installed package, as vf-eval takes it; package.module:Class or path/to/file.py:Class
     config: Mapping[str, Any] | None = None  # keys of its config
@@ -131,11 +125,7 @@ class TasksetEpisode:
         self._history = history
 
     async def step(self, reply: Message) -> Step:
-        """The end: the answer, and what the rewards of the taskset give.
-
-        Raises:
-            RuntimeError: one of them raised.
-        """
+        """The end: the answer, and what the rewards of the taskset give."""
         said = [message for unit in self._history.units for message in self._said(unit.turn, unit.reply, unit.results)]
         said += self._said(len(said), reply, ())
         try:
