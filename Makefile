@@ -16,7 +16,7 @@ quickstart: install
 # Trains the policy of the reading task, then holds it against each condenser under equal budgets, in some minutes
 # (docs/how-to/compare-condensers.md).
 compare: install
-	$(BIN)/condensegrpo train configs/memory.yaml --continue
+	$(BIN)/condensegrpo train studies/configs/memory.yaml --continue
 	$(BIN)/condensegrpo eval runs/memory --out runs/memory/compare --budgets 32,56,80 \
 		--compare "full, last_k keep_last=18, truncate, random_drop, observation_mask, attention"
 
@@ -96,8 +96,9 @@ lint: install
 
 # The package-dir mapping of pyproject.toml is invisible to mypy: it reads a folder of symbolic links laid out as installed.
 typecheck: install
-	rm -rf .typecheck && mkdir -p .typecheck/condensegrpo
+	rm -rf .typecheck && mkdir -p .typecheck/condensegrpo/studies
 	cd .typecheck/condensegrpo && ln -s ../../condensegrpo/* ../../condensers ../../rewards ../../cli ../../configs .
+	cd .typecheck/condensegrpo/studies && ln -s ../../../studies/lab ../../../studies/tasks ../../../studies/__init__.py .
 	cd .typecheck && $(abspath $(BIN))/python -m mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache
 
 # The site of docs/ in site/; a dead link, a missing anchor or a page outside the navigation fails.
@@ -109,12 +110,14 @@ docs: install
 PARALLEL ?= 2
 seeds: install
 	OMP_NUM_THREADS=1 $(BIN)/condensegrpo sweep studies/quickstart.yaml --parallel $(PARALLEL)
+	$(BIN)/python -m condensegrpo.studies.lab results studies/quickstart.yaml
 
 # Those of SmolLM2 need `condensegrpo model fetch smollm2`, the data that docs/results/pretrained.md names, and a GPU or days.
 STUDIES := $(wildcard studies/s*.yaml)
 studies-smollm2: STUDIES := $(patsubst %,studies/%.yaml,a_notes b_start b_passages c_start c_memory)
 studies studies-smollm2: install
-	for study in $(STUDIES); do OMP_NUM_THREADS=1 $(BIN)/condensegrpo sweep $$study --parallel $(PARALLEL) || exit 1; done
+	for study in $(STUDIES); do OMP_NUM_THREADS=1 $(BIN)/condensegrpo sweep $$study --parallel $(PARALLEL) && \
+		$(BIN)/python -m condensegrpo.studies.lab results $$study || exit 1; done
 
 # The comparison of methods, whose arms share their warm starts; it continues where it was stopped.
 methods: install

@@ -25,7 +25,7 @@ from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from tables import show
 
@@ -37,22 +37,18 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import History, Message, Unit, flatten
 from condensegrpo.core.protocols.condenser import Budget, Condenser, Count, Writes
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.evaluation.comparison import Contender
+from condensegrpo.evaluation.figures import Contender
 from condensegrpo.learner.model_folder import end_ids, load_tokenizer
 from condensegrpo.metrics.estimates import Interval, paired_difference, success_interval
-from condensegrpo.storage.bfcl_memory import (
-    Match,
-    MemoryQuestion,
-    MemoryQuestions,
-    contains_answer,
-    read_memory_questions,
-)
+from condensegrpo.rewards.matches import contains_answer
+from condensegrpo.studies.tasks.bfcl_memory import MemoryQuestion, MemoryQuestions, read_memory_questions
 
 if TYPE_CHECKING:
     import bm25s
 
 CONDENSERS = "full, truncate, last_k keep_last=8, observation_mask keep=1000, random_drop, anchors, anchors share=0.5"
 SHARE = re.compile(r"\d+/[1-9]\d*|\d*\.?\d+")
+Match = Literal["words", "substring"]  # of ``contains_answer``
 BASELINE = "newest"  # what every other row is compared with
 DRAWS = 8  # random orders for each question
 Order = Callable[[History], Sequence[int]]  # positions of the units, the first to keep first

@@ -31,7 +31,7 @@ from condensegrpo.display import theme
 from condensegrpo.display.console import loading
 from condensegrpo.display.tables import show_folding, table
 from condensegrpo.display.theme import neutral
-from condensegrpo.evaluation.comparison import Comparison, ContenderFigures
+from condensegrpo.evaluation.figures import Comparison, ContenderFigures
 from condensegrpo.evaluation.policy import in_use, model_of, run_of_policy
 from condensegrpo.learner.launchers import check_alone
 from condensegrpo.storage.evaluations import destination_of, kept_if_begun
@@ -137,7 +137,7 @@ def evaluate(
         return
     with in_use(model), loading("torch, transformers and the model", quiet=as_json, debug=debug) as display:
         from condensegrpo.assembly.build import build
-        from condensegrpo.evaluation.stored import evaluate_policy
+        from condensegrpo.evaluation.evaluate import evaluate_policy
         from condensegrpo.learner.model_folder import trained_steps
 
         result = evaluate_policy(
@@ -238,9 +238,8 @@ def _compare(
     except OSError as error:
         raise RunError(f"creating {out} for the comparison: {error.strerror}. Give another --out.") from error
     with loading("torch, transformers and the model", quiet=quiet, debug=debug) as display:
-        from condensegrpo.evaluation.compare import check_contenders, contenders
-        from condensegrpo.evaluation.compare import compare as run_comparison
-        from condensegrpo.evaluation.stored import opened_policy
+        from condensegrpo.evaluation.evaluate import check_contenders, contenders, opened_policy
+        from condensegrpo.evaluation.evaluate import compare as run_comparison
         from condensegrpo.learner.model_folder import save_tokenizer, trained_steps
         from condensegrpo.reporting.plots import plot_comparison
 

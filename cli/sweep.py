@@ -22,7 +22,7 @@ from condensegrpo.core.wording import counted
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
 from condensegrpo.learner.launchers import check_alone
-from condensegrpo.storage.files import make_folder
+from condensegrpo.storage.files import make_folder, write_atomically
 from condensegrpo.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 60.0  # between two status lines where there is no terminal
+SUMMARY = "summary.md"  # the table of the finished runs
 TAIL = 3  # lines of the log of a failed run that are shown
 KILLED = (
     "was killed by signal 9, as the kernel does where memory is short: lower --parallel or "
@@ -44,23 +45,18 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option(help="Folder of runs and results; by default runs/ and the name of the study.")
     ] = None,
-    pilots: Annotated[
-        bool, typer.Option("--pilots", help="Run the arms with the seeds and held-out problems of the study's pilots.")
-    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, list the runs and how long they will take, run none.")
     ] = False,
 ) -> None:
-    """Run a study, arms × seeds of ordinary runs, and write its results; call it again to continue.
+    """Run a study, arms × seeds of ordinary runs, and write a table of its results; call it again to continue.
 
     Example: condensegrpo sweep studies/s1_summaries.yaml --parallel 2
     """
     check_alone(os.environ)
     from condensegrpo.config.study import find_study, load_study
 
-    chosen = load_study(find_study(study))
-    chosen = chosen.pilot_study() if pilots else chosen
-    run_sweep(chosen, out, parallel=parallel, dry_run=dry_run, launch=start_process)
+    run_sweep(load_study(find_study(study)), out, parallel=parallel, dry_run=dry_run, launch=start_process)
 
 
 def run_sweep(study: "Study", out: Path | None, *, parallel: int, launch: "Launch", dry_run: bool = False) -> None:
@@ -79,7 +75,7 @@ def run_sweep(study: "Study", out: Path | None, *, parallel: int, launch: "Launc
     with waiting_for(title) as display:
         unchecked = [run for run in runs if planned.states[run.name] is not RunState.FINISHED]
         display.phase(title, len(unchecked))
-        check_runs(display.counted(unchecked), study)
+        check_runs(display.counted(unchecked))
     edited = {run.name: files for run in runs if (files := edited_plugins(run.folder.path))}
     for file in sorted({file for files in edited.values() for file in files}):
         names = ", ".join(name for name, files in edited.items() if file in files)
@@ -93,7 +89,7 @@ def run_sweep(study: "Study", out: Path | None, *, parallel: int, launch: "Launc
     with RunFolder(folder).locked(), outlived_streams(lambda why: None):  # its runs have logs, and results are files
         console = theme.console(sys.stderr)
         unfinished = _run(planned, study, stop, SweepProgress(planned, log, console, parallel))
-        _finish(planned, study, folder, console, unfinished=unfinished)
+        _finish(planned, folder, console, unfinished=unfinished)
 
 
 def start_process(run: "StudyRun") -> "RunProcess":
@@ -198,20 +194,20 @@ def _run(sweep: "Sweep", study: "Study", stop: StopRequest, progress: SweepProgr
     return stop.exit_code if stopping else 1
 
 
-def _finish(sweep: "Sweep", study: "Study", folder: Path, console: Console, *, unfinished: int) -> None:
+def _finish(sweep: "Sweep", folder: Path, console: Console, *, unfinished: int) -> None:
     """Write the results of the finished runs, name the failed ones, and say how to continue.
 
     Args:
         unfinished: the exit code if a run is not finished.
     """
-    from condensegrpo.reporting.study_results import RESULTS, markdown, write_results
-    from condensegrpo.training.sweep import RunState
+    from condensegrpo.training.sweep import RunState, results_table
 
     finished = [run for run in sweep.runs if sweep.states[run.name] is RunState.FINISHED]
     if finished:
-        figures = write_results(study, [run.config for run in finished], [run.arm for run in finished], folder)
-        typer.echo(markdown(figures))
-        console.print(f"folder {folder}: {', '.join(RESULTS)}", soft_wrap=True)
+        table = results_table(finished)
+        typer.echo(table)
+        write_atomically(folder / SUMMARY, f"{table}\n")
+        console.print(f"folder {folder}: {SUMMARY}", soft_wrap=True)
     errors = {RunState.FAILED: "failed", RunState.KILLED: KILLED}
     for run in sweep.runs:
         if error := errors.get(sweep.states[run.name]):

@@ -213,7 +213,7 @@ def rollout(
     from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
     from condensegrpo.episodes.failures import check_failures, failures_of
     from condensegrpo.episodes.group import problem_groups
-    from condensegrpo.evaluation.stored import opened_policy
+    from condensegrpo.evaluation.evaluate import opened_policy
     from condensegrpo.learner.model_folder import trained_steps
     from condensegrpo.storage.media import MediaFolder
     from condensegrpo.storage.trajectories import write_trajectory
@@ -282,8 +282,8 @@ def evaluate(
         TooManyFailed: more than ``train.max_failed`` of the trajectories failed.
         RunError: the folder cannot be written.
     """
+    from condensegrpo.evaluation.evaluate import evaluate_policy
     from condensegrpo.evaluation.policy import run_of_policy
-    from condensegrpo.evaluation.stored import evaluate_policy
     from condensegrpo.learner.launchers import check_alone
 
     check_alone(os.environ)

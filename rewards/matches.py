@@ -1,7 +1,7 @@
 """How an answer is compared with the ground truth: one function per match, by its name in the options of rewards."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 from condensegrpo.core.protocols.task import Problem
@@ -9,7 +9,6 @@ from condensegrpo.rewards.mathematics import equal
 from condensegrpo.sandbox.grade import grade_now
 from condensegrpo.sandbox.result import CallOutcome
 from condensegrpo.sandbox.sandbox import Sandbox
-from condensegrpo.storage.bfcl_memory import contains_answer
 
 Match = Literal["exact", "number", "last_number", "alias", "contains", "words", "math", "tests"]
 
@@ -19,6 +18,8 @@ _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 _NUMBERS = re.compile(r"(?<![\w.])[+-]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])[+-]?\$?\.\d+")
 _DENOMINATOR = re.compile(r" ?/ ?(\d+)(?!\d|\.\d| ?/)")  # behind a number: the date 12/25/2024 has none behind 12
 _TOLERANCE = 1e-6
+_PLACEHOLDER = re.compile(r"\[(?:\d+ )?turns? [^\[\]]* omitted[^\[\]]*\]")  # its numbers are no answers
+_IGNORED = str.maketrans("'", '"', ",./-_*^()")  # as BFCL's own checker
 MAX_CODE = 100_000  # characters of an answer's code; longer code fails
 _FENCED = re.compile(r"^[ \t]*```(?:python|py)?[ \t\r]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 
@@ -121,6 +122,20 @@ _RIGHT: Mapping[Match, Callable[[str, Problem], bool]] = {
     "words": lambda answer, problem: contains_answer(filter(str.strip, _truths(problem, "words")), answer),
     "math": lambda answer, problem: equal(answer, _truths(problem, "math")[0]),
 }
+
+
+def contains_answer(answers: Iterable[str], text: str, match: Literal["words", "substring"] = "words") -> bool:
+    """Whether one of the answers is in a text, whatever its case and punctuation.
+
+    ``words`` asks for whole words, as BFCL's own checker; ``substring`` finds 35 in 135 too. Placeholders do not count.
+    """
+    plain = _plain(_PLACEHOLDER.sub(" ", text))
+    edge = r"\b" if match == "words" else ""
+    return any(re.search(f"{edge}{re.escape(_plain(answer))}{edge}", plain) for answer in answers)
+
+
+def _plain(text: str) -> str:
+    return text.translate(_IGNORED).lower()
 
 
 def _near(value: float | None, expected: float) -> bool:

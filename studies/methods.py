@@ -27,7 +27,6 @@ from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.assembly.runtime import open_sampler, renderer_for
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.resumed import store_configuration
-from condensegrpo.config.study import Study, load_study
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.protocols.task import Demonstration
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
@@ -36,6 +35,7 @@ from condensegrpo.metrics.trajectories import fetches
 from condensegrpo.storage.evaluations import stored_evaluations
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.studies.lab.study import LabStudy, load_lab_study
 from condensegrpo.training.initial_policy import Probe, base_policy, warm_start
 from condensegrpo.training.run_setup import prepare_run
 from condensegrpo.training.sweep import StudyRun, runs_of
@@ -147,7 +147,7 @@ def train_until(run: StudyRun, tokens: int | None) -> None:
         api.evaluate(run.folder.path, observer=Silent())
 
 
-def main(study: Study, out: Path, tokens: int | None = None) -> None:
+def main(study: LabStudy, out: Path, tokens: int | None = None) -> None:
     """Run what is not finished."""
     for seed in study.seeds:
         runs = [run for run in runs_of(study, out) if run.seed == seed]
@@ -170,7 +170,7 @@ def record(out: Path, name: str, began: float) -> None:
     print(time.strftime("%H:%M:%S"), line, flush=True)
 
 
-def collected(study: Study, out: Path, tokens: int | None = None) -> dict[str, Any]:
+def collected(study: LabStudy, out: Path, tokens: int | None = None) -> dict[str, Any]:
     """The figures of every finished run by arm and seed, and the names of the others."""
     lines = [json.loads(line) for line in (out / "cpu.jsonl").read_text(encoding="utf-8").splitlines()]
     seconds = {
@@ -239,7 +239,7 @@ if __name__ == "__main__":
     parser.add_argument("--collect", type=Path, metavar="FILE", help="run nothing: write the figures of finished runs")
     parser.add_argument("--tokens", type=int, help="that end a run, also for --collect; default: its steps do")
     given = parser.parse_args()
-    chosen = load_study(given.study)
+    chosen = load_lab_study(given.study)
     chosen = chosen.pilot_study() if given.pilots else chosen
     out = Path("runs") / chosen.name
     if given.collect is None:

@@ -1,6 +1,6 @@
 """The tasks of the study ``methods``: the same problems and the same expert, whose decisions are those of a method.
 
-    reads    the built-in task ``facts``: what is asked for stands on an early page, and the answer is due at the end
+    reads    the task ``facts``: what is asked for stands on an early page, and the answer is due at the end
     coins    TextWorld's coin collector: a walk through rooms, for which the newest room and the last step are enough
 
 An expert sees what the policy would see. It acts by the same rule under every method, and also
@@ -30,7 +30,7 @@ from condensegrpo.core.protocols.task import Problem
 from condensegrpo.episodes.toolformats import Malformed, parsed_calls
 from condensegrpo.integrations.gym import action_in
 from condensegrpo.integrations.textworld import TextWorld
-from condensegrpo.tasks.facts import KEYS, REPORT, FactsTask
+from condensegrpo.studies.tasks.facts import KEYS, REPORT, FactsTask
 
 Method = Literal["none", "state", "prune", "budget", "fold", "compact", "memory"]
 AFTER = 3  # pages or rooms in view before a decision

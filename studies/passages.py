@@ -29,12 +29,12 @@ from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.trajectory import Generation, SamplingParams, Trajectory
 from condensegrpo.learner.devices import DtypeName
 from condensegrpo.learner.model_folder import load_tokenizer
+from condensegrpo.rewards.matches import contains_answer
 from condensegrpo.rewards.outcome import Correct
 from condensegrpo.samplers.transformers import TransformersSampler
-from condensegrpo.storage.bfcl_memory import contains_answer
 from condensegrpo.storage.rows import Row, read_rows
-from condensegrpo.tasks.bfcl_memory import BfclMemory
-from condensegrpo.tasks.notes import NotesEnvironment
+from condensegrpo.studies.tasks.bfcl_memory import BfclMemory
+from condensegrpo.studies.tasks.notes import NotesEnvironment
 from condensegrpo.tasks.splits import Splits, fold, is_held_out
 
 PINNED = (
@@ -57,11 +57,7 @@ def episode(question: str, texts: Sequence[str]) -> NotesEnvironment:
 
 @dataclass(kw_only=True, eq=False)
 class NqPassages:
-    """Questions of NQ-open. One passage of an episode has the answer; the others are those of other questions.
-
-    Raises:
-        DataError: what ``rows.read_rows`` raises, a row of another schema, or no problem in a split.
-    """
+    """Questions of NQ-open. One passage of an episode has the answer; the others are those of other questions."""
 
     data: str  # rows with question, answers and ctxs, the first of which has an answer
     passages: Annotated[int, Ge(1)] = 2  # of an episode
@@ -158,11 +154,7 @@ def _best(question: str, texts: Sequence[str]) -> str:
 
 @dataclass(kw_only=True, eq=False)
 class MemoryScenarios(BfclMemory):
-    """BFCL's memory questions, split by scenario: no message of a held-out problem is trained on.
-
-    Raises:
-        DataError: what ``BfclMemory`` raises, or no problem in a split.
-    """
+    """BFCL's memory questions, split by scenario: no message of a held-out problem is trained on."""
 
     held_out: Scenario
 

@@ -1,11 +1,11 @@
-"""A turn reward for the built-in task ``stories``, which knows what a single reply should say.
+"""A turn reward for the task ``stories``, which knows what a single reply should say.
 
 {name: studies/sound_replies.py:SoundReplies} among the parts of a weighted sum
 """
 
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.tasks.stories import Stories
+from condensegrpo.studies.tasks.stories import Stories
 
 
 class SoundReplies:

@@ -19,7 +19,6 @@ import condensegrpo.cli.inspect
 import condensegrpo.cli.runs
 import condensegrpo.cli.train
 import condensegrpo.condensers.whole_units
-import condensegrpo.evaluation.study
 import condensegrpo.planning.remedies
 import condensegrpo.reporting.plots
 import condensegrpo.reporting.run_report

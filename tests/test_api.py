@@ -26,7 +26,7 @@ from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.evaluations import stored_evaluations
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
 from condensegrpo.storage.trajectories import Credit, write_credit, write_trajectory
-from condensegrpo.tasks.answer_environment import AnswerEnvironment
+from condensegrpo.tasks.answers import AnswerEnvironment
 
 REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<answer> 6 </answer>"]
 

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from command import ROOT
 from memory_questions import write_memory_questions
 from playing_experts import turns
 
@@ -13,7 +14,7 @@ from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.rewards.matches import Matcher
-from condensegrpo.tasks.bfcl_memory import LAST_MESSAGE, BfclMemory, _excerpt
+from condensegrpo.studies.tasks.bfcl_memory import LAST_MESSAGE, BfclMemory, _excerpt
 
 SAID = {
     "home": [[f"In room {place} stands a {thing}." for place, thing in enumerate(("sofa", "lamp", "desk", "vase"))]]
@@ -95,4 +96,4 @@ def test_an_answer_is_right_if_it_contains_a_listed_one_as_whole_words(answer: s
 
 def test_data_that_is_no_benchmark_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"has no BFCL_v4_memory\.json"):
-        build_plugin("tasks", "bfcl_memory", {"data": str(tmp_path)})
+        build_plugin("tasks", f"{ROOT}/studies/tasks/bfcl_memory.py:BfclMemory", {"data": str(tmp_path)})

@@ -155,7 +155,7 @@ def test_variants_which_eval_does_not_play_need_no_data(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(
         "model: {path: no/such-model}\n"
-        "task: {name: facts}\n"
+        "task: {name: ledger}\n"
         "evaluate: {variants: {other: ['task={name: jsonl, data: gone.jsonl}']}}\n"
     )
     shown = run("eval", "no/such-model", str(file)).stderr

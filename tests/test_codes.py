@@ -7,8 +7,7 @@ import pytest
 
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import Demonstrates
-from condensegrpo.tasks.codes import Codes, _call
-from condensegrpo.tools.code_book import code_book
+from condensegrpo.studies.tasks.codes import Codes, _call, code_book
 
 
 def test_which_codes_are_held_out_says_nothing_about_their_digits() -> None:

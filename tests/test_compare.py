@@ -16,21 +16,21 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.evaluation.compare import contender_config, contenders
-from condensegrpo.evaluation.comparison import (
+from condensegrpo.evaluation.evaluate import contender_config, contenders
+from condensegrpo.evaluation.figures import (
     Contender,
     ContenderFigures,
     ContenderResult,
     comparison,
     contender_result,
+    evaluation_of,
 )
-from condensegrpo.evaluation.figures import evaluation_of
 from condensegrpo.reporting.plots import plot_comparison
 from condensegrpo.storage.trajectories import read_trajectories
 
 
 def config(**sections: object) -> RunConfig:
-    return validate({"model": {"new": {}}, "task": {"name": "facts"}, **sections}, source="the test")
+    return validate({"model": {"new": {}}, "task": {"name": "ledger"}, **sections}, source="the test")
 
 
 # --- who takes part -------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of no steps: a model that babbles."""
     folder = tmp_path_factory.mktemp("runs")
     succeed(
-        "train", "configs/memory.yaml", f"runs_dir={folder}", "warm_start.steps=0", "train.steps=0",
+        "train", "studies/configs/memory.yaml", f"runs_dir={folder}", "warm_start.steps=0", "train.steps=0",
         "evaluate.problems=6", "task.options={pages: 6, facts: 2, asked: 1}",
     )  # fmt: skip
     return folder / "memory"

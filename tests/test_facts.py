@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 import pytest
+from command import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from talk import agent, engine, ignore
@@ -20,7 +21,7 @@ from condensegrpo.core.protocols.task import Demonstrates, Problem
 from condensegrpo.core.trajectory import Stop, Trajectory
 from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.episodes.settings import Trigger
-from condensegrpo.tasks.facts import KEYS, NOISE, FactsTask
+from condensegrpo.studies.tasks.facts import KEYS, NOISE, FactsTask
 
 FOUR_PAGES = Problem(
     id="by hand",
@@ -196,8 +197,8 @@ def test_the_task_scales_in_pages_facts_and_noise() -> None:
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, object], found: str) -> None:
-    with pytest.raises(PluginError, match=f"setting up the task 'facts'.*{found}"):
-        build_plugin("tasks", "facts", options)
+    with pytest.raises(PluginError, match=f"setting up the task '.*FactsTask'.*{found}"):
+        build_plugin("tasks", f"{ROOT}/studies/tasks/facts.py:FactsTask", options)
 
 
 # --- demonstrations -------------------------------------------------------------------------------------------------

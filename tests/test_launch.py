@@ -178,8 +178,10 @@ def test_what_is_not_on_this_machine_is_named_and_left_to_the_nodes(tmp_path: Pa
     search = "rollout.tools.use=[{name: search, options: {corpus: /on/the/nodes.jsonl}}]"
     out = launch("slurm", "quickstart", search, "--gpus", 0, "--out", tmp_path / "search.sbatch")
     assert "not checked on this machine: opening the search corpus /on/the/nodes.jsonl: there is no such file" in out
-    questions = "task={name: bfcl_memory, data: /on/the/nodes.whl, options: {}}"
-    out = launch("slurm", "bfcl_memory_smollm2", questions, "--gpus", 0, "--out", tmp_path / "memory.sbatch")
+    questions = "task={name: 'studies/tasks/bfcl_memory.py:BfclMemory', data: /on/the/nodes.whl, options: {}}"
+    out = launch(
+        "slurm", "studies/configs/bfcl_memory_smollm2.yaml", questions, "--gpus", 0, "--out", tmp_path / "memory.sbatch"
+    )
     assert "not checked on this machine: reading BFCL's data: /on/the/nodes.whl has no" in out
 
 

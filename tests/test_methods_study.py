@@ -14,14 +14,14 @@ from condensegrpo.assembly.build import build
 from condensegrpo.assembly.demonstrations import demonstrations
 from condensegrpo.assembly.preflight import made_tokenizer
 from condensegrpo.assembly.runtime import renderer_with
-from condensegrpo.config.study import Study, load_study
 from condensegrpo.core.plugins import load
 from condensegrpo.display.console import quiet_libraries
 from condensegrpo.episodes.toolformats import Malformed
 from condensegrpo.storage.run_folder import read_metrics
+from condensegrpo.studies.lab.study import LabStudy, load_lab_study
 
 PAGE = ROOT / "docs/results/methods.md"
-STUDY = load_study(ROOT / "studies/methods_reads.yaml")
+STUDY = load_lab_study(ROOT / "studies/methods_reads.yaml")
 DECIDED = {  # what the expert calls beside its actions
     "selfcompact": {"compact"},
     "memact": {"prune"},
@@ -45,7 +45,7 @@ def test_the_page_has_the_tables_of_the_committed_results(script: ModuleType) ->
 
 def test_every_run_of_a_study_is_in_its_results_or_named_as_not_finished(script: ModuleType) -> None:
     for path in script.RESULTS.glob("*.json"):
-        results, study = script.results_of(path.stem), load_study(ROOT / f"studies/{path.stem}.yaml")
+        results, study = script.results_of(path.stem), load_lab_study(ROOT / f"studies/{path.stem}.yaml")
         finished = [f"{arm}-seed{seed}" for arm, by_seed in results["arms"].items() for seed in by_seed]
         planned = [f"{arm}-seed{seed}" for arm in study.arms for seed in study.seeds]
         assert sorted(finished + results["not_finished"]) == sorted(planned)
@@ -111,7 +111,7 @@ def test_the_arms_of_a_seed_start_from_one_policy_and_end_by_their_tokens(tmp_pa
         assert {"success", "calls", "lost_facts"} <= figures["before"].keys() & figures["after"].keys()
 
 
-def played(study: Study, arm: str, folder: Path) -> tuple[set[str], list[tuple[str, str | None]]]:
+def played(study: LabStudy, arm: str, folder: Path) -> tuple[set[str], list[tuple[str, str | None]]]:
     """The tools that the expert calls, and its answers with the right ones."""
     config = study.config_of(arm, 0, folder)
     components = build(config)

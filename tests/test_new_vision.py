@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from command import ROOT
 from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerFast
 
 import condensegrpo as cg
@@ -16,7 +17,7 @@ from condensegrpo.learner.settings import NewModel, NewPictures
 from condensegrpo.reporting.model_card import write_card
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.tasks.screens import Screens
+from condensegrpo.studies.tasks.screens import Screens
 from condensegrpo.vision.features import picture_features
 from condensegrpo.vision.processor import load_picture_processor
 
@@ -106,7 +107,10 @@ def test_a_run_learns_from_pictures_and_notes(tmp_path: Path) -> None:
             },
             "vision": "train",
         },
-        "task": {"name": "screens", "options": {"apps": 1, "grid": 6, "cell": 8, "scrolled": 0}},
+        "task": {
+            "name": f"{ROOT}/studies/tasks/screens.py:Screens",
+            "options": {"apps": 1, "grid": 6, "cell": 8, "scrolled": 0},
+        },
         "condenser": {"name": "image_mask", "options": {"keep": 1}},
         "rollout": {"limits": {"max_turns": 6, "max_context_tokens": 300, "max_output_tokens": 10}},
         "algorithm": {"advantage": {"estimator": "grpo"}},

@@ -4,14 +4,15 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from command import ROOT
 from playing_experts import turns
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.messages import Message
+from condensegrpo.studies.tasks.notes import CHATTER, INSTRUCTION, Notes
 from condensegrpo.tasks.drawn import is_eval_content
-from condensegrpo.tasks.notes import CHATTER, INSTRUCTION, Notes
 
 MIRA, JON, ASKED = "Mira's locker is number 42.", "Jon's table is number 17.", "Which number is Mira's locker?"
 
@@ -120,4 +121,4 @@ def test_chatter_stands_around_a_fact_and_changes_no_problem() -> None:
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, int], words: str) -> None:
     with pytest.raises(Exception, match=words):
-        build_plugin("tasks", "notes", options)
+        build_plugin("tasks", f"{ROOT}/studies/tasks/notes.py:Notes", options)

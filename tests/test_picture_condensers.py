@@ -24,7 +24,7 @@ from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Limits
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.media import MediaFolder
-from condensegrpo.tasks.screens import Screens
+from condensegrpo.studies.tasks.screens import Screens
 from condensegrpo.vision.processor import PictureProcessor, load_picture_processor
 
 PICTURE_TOKENS = 200

@@ -68,7 +68,7 @@ def seen() -> ScoredTrajectory:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = RunFolder.create(tmp_path_factory.mktemp("runs") / "demo")
-    folder.config.write_text("name: demo\nmodel: {new: {}}\ntask: {name: screens}\n")
+    folder.config.write_text("name: demo\nmodel: {new: {}}\ntask: {name: ledger}\n")
     for part in (RED, BLUE, BROKEN):
         folder.media.write(part)
     known = Provenance(

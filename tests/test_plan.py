@@ -603,8 +603,6 @@ TINY = {
     "quickstart": "262,592",
     "quickstart_full": "262,592",
     "quickstart_outcome": "262,592",
-    "memory": "262,528",
-    "memory_full": "262,528",
 }
 
 

@@ -8,12 +8,12 @@ import pytest
 from builders import scored, trajectory, turn
 
 from condensegrpo.config.load import find_config, load_config
-from condensegrpo.config.study import Prediction
-from condensegrpo.evaluation.predictions import Figure, PredictionOutcome, Verdict, outcome
-from condensegrpo.evaluation.study import SeedOutcome, StudyFigures, evaluation_figures
-from condensegrpo.reporting.study_results import _outcome, markdown
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import write_trajectory
+from condensegrpo.studies.lab.figures import SeedOutcome, StudyFigures, evaluation_figures
+from condensegrpo.studies.lab.predictions import Figure, PredictionOutcome, Verdict, outcome
+from condensegrpo.studies.lab.results import _outcome, markdown
+from condensegrpo.studies.lab.study import Prediction
 
 
 def column(*values: float, seeds: tuple[int, ...] | None = None) -> Figure:

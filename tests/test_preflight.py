@@ -237,7 +237,7 @@ def test_a_reward_that_the_estimator_cannot_learn_from_is_refused() -> None:
             "making a new model with the task Jsonl: a tokenizer needs its corpus(), which returns",
         ),
         (
-            ["model.new.vocab_size=64", "task={name: facts}", "condenser={name: full}"],
+            ["model.new.vocab_size=64", "task={name: studies/tasks/facts.py:FactsTask}", "condenser={name: full}"],
             "checking model.new: making",
         ),
         (["rollout.condense.to=0.01"], "checking rollout.condense.to: found 0.01, which leaves a condensed prompt"),
@@ -411,7 +411,7 @@ CALCULATOR = ("rollout.tools.use=[calculator]", "rollout.limits.max_context_toke
 MISSING_WORDS = """
 from dataclasses import replace
 from condensegrpo.core.messages import Message
-from condensegrpo.tasks.facts import FactsTask
+from condensegrpo.studies.tasks.facts import FactsTask
 from condensegrpo.tasks.ledger import Ledger
 
 class Chatty(FactsTask):

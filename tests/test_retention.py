@@ -12,7 +12,8 @@ from rich.console import Console
 
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.display.tables import show_folding, table
-from condensegrpo.storage.bfcl_memory import contains_answer, read_memory_questions
+from condensegrpo.rewards.matches import contains_answer
+from condensegrpo.studies.tasks.bfcl_memory import read_memory_questions
 
 SAID = {  # in the order of conversations; four words each, so that half the budget holds two of four messages
     "travel": [["My home is Lisbon.", "The train leaves 09:40."], ["We packed 135 books.", "Nothing else to say."]],

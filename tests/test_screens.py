@@ -11,8 +11,7 @@ from condensegrpo.core.messages import History, MediaPart, Message, Unit
 from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.tasks.screen_pictures import drawn
-from condensegrpo.tasks.screens import APPS, INSTRUCTION, NO_ACTION, Desktop, Screens
+from condensegrpo.studies.tasks.screens import APPS, INSTRUCTION, NO_ACTION, Desktop, Screens, drawn
 
 TASK = Screens(apps=2, grid=8, cell=10, scrolled=0.5, eval_problems=16)
 

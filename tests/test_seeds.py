@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from condensegrpo.metrics.seeds import (
+from condensegrpo.studies.lab.intervals import (
     difference_interval,
     interquartile_mean,
     mean_interval,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import ROOT
 from playing_experts import turns
 from talk import agent, engine, play_all
 
@@ -18,8 +19,8 @@ from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.settings import Trigger
+from condensegrpo.studies.tasks.stories import Stories
 from condensegrpo.tasks.drawn import is_eval_content
-from condensegrpo.tasks.stories import Stories
 
 QUESTION = "where are Mira and Jon ?"
 FIRST = "Ada entered the attic . Mira reached the garden ."
@@ -156,7 +157,7 @@ def test_the_corpus_has_every_word_of_the_task(tmp_path: Path) -> None:
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, int], words: str) -> None:
     with pytest.raises(Exception, match=words):
-        build_plugin("tasks", "stories", options)
+        build_plugin("tasks", f"{ROOT}/studies/tasks/stories.py:Stories", options)
 
 
 # --- summaries that the condenser requests ---------------------------------------------------------------------------

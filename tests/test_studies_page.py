@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 from command import ROOT
 
-from condensegrpo.config.study import load_study
-from condensegrpo.metrics.seeds import ENOUGH
+from condensegrpo.studies.lab.intervals import ENOUGH
+from condensegrpo.studies.lab.study import load_lab_study, write_pilots
 from condensegrpo.training.sweep import check_runs, runs_of
 
 PAGES = [ROOT / f"docs/results/{page}.md" for page in ("studies", "pictures", "pretrained")]
@@ -82,7 +82,8 @@ def test_the_page_has_the_simulated_coverage() -> None:
 def test_the_study_of_the_guide_is_valid_and_its_pilots_have_other_problems(tmp_path: Path) -> None:
     (example,) = re.findall(r"```yaml\n(name: my_study\n.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "my_study.yaml").write_text(example)
-    study = load_study(tmp_path / "my_study.yaml")
+    study = load_lab_study(tmp_path / "my_study.yaml")
     assert len(study.seeds) >= ENOUGH
     runs = runs_of(study, tmp_path)
-    check_runs(runs[:1], study)
+    check_runs(runs[:1])
+    assert write_pilots(study, tmp_path / "pilots").is_file()

@@ -12,18 +12,18 @@ from test_docs_paths import schema
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.held_out import check_disjoint, check_fresh
+from condensegrpo.assembly.held_out import check_disjoint
 from condensegrpo.cli.sweep import run_sweep
 from condensegrpo.config.load import load_config
-from condensegrpo.config.study import Study, find_study, load_study
+from condensegrpo.config.study import find_study, load_study
 from condensegrpo.core.errors import ConfigError, DataError, RunError
 from condensegrpo.core.protocols.task import Demonstration
+from condensegrpo.studies.lab.study import LabStudy, check_fresh, load_lab_study, write_pilots
 from condensegrpo.training.sweep import (
     RunState,
     StudyRun,
     Sweep,
     SweepLog,
-    check_runs,
     run_seconds,
     runs_of,
     seconds_left,
@@ -40,7 +40,7 @@ def study(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_run_of_a_shipped_study_has_a_valid_configuration(path: Path, tmp_path: Path) -> None:
-    shipped = load_study(path)
+    shipped = load_lab_study(path)
     runs = runs_of(shipped.model_copy(update={"seeds": shipped.seeds[:1]}), tmp_path)
     assert [run.arm for run in runs] == list(shipped.arms)
 
@@ -67,7 +67,7 @@ def test_a_shipped_study_finds_its_files_from_any_folder(
 
 def test_the_page_of_the_keys_of_a_study_is_up_to_date() -> None:
     page = (ROOT / "docs/reference/studies.md").read_text(encoding="utf-8")
-    assert schema().filled(page, Study) == page
+    assert schema().filled(page, LabStudy) == page
 
 
 def test_the_runs_of_a_study_take_turns_over_the_arms(tmp_path: Path) -> None:
@@ -133,14 +133,14 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_its_name(tmp_path: Path) 
 )
 def test_a_wrong_study_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){message}"):
-        runs_of(load_study(study(tmp_path, text)), tmp_path)
+        runs_of(load_lab_study(study(tmp_path, text)), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("config", "overrides"),
     [
         ("configs/quickstart.yaml", []),
-        ("configs/memory.yaml", []),
+        ("studies/configs/memory.yaml", []),
         ("studies/configs/stories.yaml", ["task.options.eval_problems=32"]),
         ("studies/configs/story_summaries.yaml", ["task.options.eval_problems=32"]),
     ],
@@ -161,11 +161,13 @@ def test_a_held_out_problem_that_is_trained_on_is_named() -> None:
 
 def test_the_held_out_problems_of_pilots_are_not_those_of_the_study(tmp_path: Path) -> None:
     text = "seeds: [0]\narms: {a: []}\noverrides: [evaluate.problems=8, evaluate.skip=8]\npilots: "
-    same = load_study(study(tmp_path, f"{text}{{seeds: [1], overrides: [evaluate.skip=9]}}"))
+    same = load_lab_study(study(tmp_path, f"{text}{{seeds: [1], overrides: [evaluate.skip=9]}}"))
     with pytest.raises(DataError, match=r"of the evaluation held-out of the study is .* of its pilots"):
-        check_runs(runs_of(same, tmp_path), same)
-    other = load_study(study(tmp_path, f"{text}{{seeds: [1], overrides: [evaluate.skip=0]}}"))
-    check_runs(runs_of(other, tmp_path), other)
+        write_pilots(same, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    other = load_lab_study(study(tmp_path, f"{text}{{seeds: [1], overrides: [evaluate.skip=0]}}"))
+    (run,) = runs_of(load_study(write_pilots(other, tmp_path / "out")), tmp_path)
+    assert (run.seed, run.config.evaluate.skip) == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from condensegrpo.config.resumed import store_configuration
 from condensegrpo.config.study import load_study
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.studies.lab.results import write_results
+from condensegrpo.studies.lab.study import load_lab_study, write_pilots
 from condensegrpo.training.sweep import adopt_warm_start, runs_of
 
 STUDY = """
@@ -54,6 +56,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished(study: Path) -> Path:
     out = study.parent / "uninterrupted"
     end(start_sweep(study, out, parallel=1), 0)
+    write_results(load_lab_study(study), out)
     return out
 
 
@@ -70,7 +73,21 @@ def appears(path: Path, process: BaseProcess) -> None:
         time.sleep(0.01)
 
 
-def test_a_sweep_writes_a_table_a_plot_and_figures_of_every_arm(finished: Path) -> None:
+def test_a_sweep_writes_a_table_of_success_and_context_by_arm_and_evaluation(finished: Path) -> None:
+    head, _, *rows = (finished / "summary.md").read_text().splitlines()
+    assert head == "| arm | evaluation | seeds | success [95 %] | largest context, tokens [95 %] |"
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    names = [(arm, evaluation) for arm in ("outcome", "efficient") for evaluation in ("held-out", "K=9")]
+    assert [(arm, evaluation, seeds) for arm, evaluation, seeds, *_ in cells] == [(*each, "2") for each in names]
+    arms = json.loads((finished / "results.json").read_text())["evaluations"][0]["arms"]
+    assert float(cells[0][3].split()[0]) == pytest.approx(arms[0]["success"][0], abs=1e-3)
+    tokens = arms[0]["by_seed"]["context_tokens"]
+    half = 12.706 * abs(tokens["0"] - tokens["1"]) / 2  # t(1) times the standard error of two values
+    mean, low, high = (float(part.strip("[],")) for part in cells[0][4].split())
+    assert (mean - low, high - mean) == pytest.approx((half, half), abs=0.11)
+
+
+def test_the_results_of_a_study_are_a_table_a_plot_and_figures_of_every_arm(finished: Path) -> None:
     results = json.loads((finished / "results.json").read_text())
     assert [evaluation["name"] for evaluation in results["evaluations"]] == ["held-out", "K=9"]
     for evaluation in results["evaluations"]:
@@ -142,6 +159,8 @@ def test_a_killed_sweep_takes_its_runs_with_it_and_continues_to_the_same_results
     assert not (out / "efficient-seed0/report.png").exists()
 
     end(start_sweep(study, out, parallel=2), 0)
+    write_results(load_lab_study(study), out)
+    assert (out / "summary.md").read_bytes() == (finished / "summary.md").read_bytes()
     assert (out / "results.json").read_bytes() == (finished / "results.json").read_bytes()
     assert (out / "results.md").read_bytes() == (finished / "results.md").read_bytes()
     assert all(sampled(out / name, 2) == sampled(finished / name, 2) for name in RUNS)
@@ -190,7 +209,8 @@ def test_a_plug_in_that_was_edited_since_is_named_with_its_runs(finished: Path, 
 
 
 def test_pilots_have_the_arms_of_the_study_and_other_seeds(study: Path, tmp_path: Path) -> None:
-    listed = succeed("sweep", str(study), "--pilots", "--out", str(tmp_path), "--dry-run")
+    file = write_pilots(load_lab_study(study), tmp_path / "pilots")
+    listed = succeed("sweep", str(file), "--out", str(tmp_path), "--dry-run")
     assert [line.split()[0] for line in listed.splitlines()[:-1]] == ["outcome-seed7", "efficient-seed7"]
     assert "evaluate.skip=4" in listed
 

@@ -20,7 +20,7 @@ def check_disjoint(components: Components) -> None:
     start they are the problems of its first ``DEMONSTRATIONS``; a demonstration without a problem is not compared.
     """
     config = components.config
-    held_out = _held_out(components)
+    held_out = evaluated_problems(components)
     for source, problem in (*_trained(components), *_demonstrated(components)):
         if (evaluated := held_out.get(_content(problem))) is not None:
             raise DataError(
@@ -30,17 +30,7 @@ def check_disjoint(components: Components) -> None:
             )
 
 
-def check_fresh(components: Components, pilot: Components) -> None:
-    """Compare the held-out problems of a study with those that its settings were chosen on, by content."""
-    used, evaluated = _held_out(pilot), _held_out(components)
-    if both := next((content for content in evaluated if content in used), None):
-        raise DataError(
-            f"checking the pilots: {evaluated[both]} of the study is {used[both]} of its pilots: "
-            f"{both[0][:80]!r}. Give pilots.overrides other held-out problems, such as another evaluate.skip."
-        )
-
-
-def _held_out(components: Components) -> dict[Content, str]:
+def evaluated_problems(components: Components) -> dict[Content, str]:
     """The held-out problems of all evaluations: content → where it is."""
     named: dict[Content, str] = {}
     for name, part in components.evaluations.items():

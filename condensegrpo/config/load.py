@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from condensegrpo.config.extends import OVERRIDE, layered, shipped_file, shipped_files, shipped_name, sourced
 from condensegrpo.config.extends import origins as origins_of
-from condensegrpo.config.located import located
+from condensegrpo.config.located import SHIPPED, located
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import KeyPath, apply_overrides, dump, dump_commented, parse
 from condensegrpo.core.errors import ConfigError
@@ -94,7 +94,8 @@ def config_on(device: Literal["cpu", "gpu"], name: str, overrides: Sequence[str]
 def find_config(name: str) -> Path:
     """The file that a command's CONFIG argument means: a path, or the name of a shipped configuration.
 
-    ``configs/quickstart.yaml`` works from an installed wheel as it does in a checkout, and so does ``methods/mem1``.
+    ``configs/quickstart.yaml`` works from an installed wheel as it does in a checkout, and so do ``methods/mem1`` and
+    ``studies/configs/memory.yaml``.
     """
     path = Path(name)
     if path.is_file():
@@ -107,6 +108,8 @@ def find_config(name: str) -> Path:
     shipped_as = path.as_posix().removeprefix("configs/")
     if inside := shipped_file(shipped_as):
         return inside
+    if path.parts[:1] == ("studies",) and (SHIPPED / path).is_file():
+        return SHIPPED / path
     fault = f"it is a folder without {STORED}, so not that of a run" if path.is_dir() else "there is no such file"
     raise ConfigError(
         f"reading the configuration {name}: {fault}. "

@@ -131,7 +131,9 @@ def _import_file(path: Path) -> ModuleType:
         raise PluginError(f"importing {path}: {failure_of('', error)}") from error
     for name in set(sys.modules) - before:
         file = getattr(sys.modules[name], "__file__", None)
-        if file and "site-packages" not in file and any(Path(file).is_relative_to(folder) for folder in _loaded):
+        if not file or "site-packages" in file or name.startswith("condensegrpo."):
+            continue
+        if any(Path(file).is_relative_to(folder) for folder in _loaded):
             _files[name] = file, _written(file)
     return module
 

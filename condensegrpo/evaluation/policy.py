@@ -20,11 +20,7 @@ def run_of_policy(policy: str) -> Path | None:
 
 
 def model_of(policy: str) -> str:
-    """The model folder or Hub id of a policy.
-
-    Raises:
-        RunError: the run has no checkpoint yet, or no longer has that one.
-    """
+    """The model folder or Hub id of a policy."""
     path = Path(policy)
     if (path / MANIFEST).is_file():
         return str(path / "model")
@@ -54,11 +50,7 @@ def initial_of(model: str, config: RunConfig) -> str:
 
 @contextmanager
 def in_use(model: str) -> Iterator[None]:
-    """Keep the checkpoint of a model folder from being pruned by its run. Nothing to do for any other model.
-
-    Raises:
-        RunError: its run has removed it already.
-    """
+    """Keep the checkpoint of a model folder from being pruned by its run. Nothing to do for any other model."""
     checkpoint = Path(model).parent
     with ExitStack() as locks:
         if checkpoint.parent.name == "checkpoints":

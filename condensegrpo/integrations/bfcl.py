@@ -25,7 +25,7 @@ from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.episodes.toolformats import parsed_arguments, quoted
 from condensegrpo.storage.bfcl import PACKAGE, bfcl_folder, bfcl_rows
-from condensegrpo.tasks.answer_environment import pinned_messages
+from condensegrpo.tasks.answers import pinned_messages
 from condensegrpo.tasks.splits import SplitTask, is_held_out, split
 
 KINDS = {"string": str, "integer": int, "number": int | float, "boolean": bool, "array": list, "object": dict}

@@ -26,7 +26,7 @@ from condensegrpo.core.plugins import load_object
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.integrations.episode_thread import EpisodeThread
-from condensegrpo.tasks.answer_environment import pinned_messages
+from condensegrpo.tasks.answers import pinned_messages
 from condensegrpo.tasks.drawn import DrawnProblems
 from condensegrpo.vision.image_files import as_png
 

@@ -37,7 +37,7 @@ from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.integrations.episode_thread import EpisodeThread
 from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, SYSTEM, action_in
 from condensegrpo.storage.files import user_cache
-from condensegrpo.tasks.answer_environment import pinned_messages
+from condensegrpo.tasks.answers import pinned_messages
 
 Arguments = Mapping[str, bool | int | str]  # of tw-make by name; true sets a flag, false leaves it out
 DEFAULTS: Mapping[str, Arguments] = {

@@ -1,4 +1,4 @@
-"""The curves of a run, and the pictures of runs, comparisons and studies, in one palette."""
+"""The curves of a run, and the pictures of runs and comparisons, in one palette."""
 
 import math
 from collections import defaultdict
@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.resumed import Change
 from condensegrpo.core.errors import RunError
-from condensegrpo.evaluation.comparison import Comparison, ContenderFigures
-from condensegrpo.evaluation.figures import evaluations_in
-from condensegrpo.evaluation.study import StudyFigures
+from condensegrpo.evaluation.figures import Comparison, ContenderFigures, evaluations_in
 from condensegrpo.metrics.estimates import Interval
 from condensegrpo.reporting.runs import RunComparison
 
@@ -131,7 +129,7 @@ def plot_comparison(comparison: Comparison, stem: Path) -> tuple[Path, ...]:
             success = [point.success for point in points]
             peaks, sums = [point.peak_tokens for point in points], [point.prompt_tokens for point in points]
             for panel, tokens in zip(panels, (peaks, sums), strict=True):
-                _points(panel, tokens, success, label=label, **arm_style(index))
+                success_points(panel, tokens, success, label=label, **arm_style(index))
         panels[0].set_ylabel("success, 95 % interval")
         panels[0].set_xlabel("largest context, tokens")
         panels[1].set_xlabel("sum of all contexts, tokens")
@@ -176,62 +174,7 @@ def plot_runs(compared: RunComparison, curves: Sequence[tuple[str, str]], file: 
         save_picture(figure, file)
 
 
-def plot_study(figures: StudyFigures, stem: Path) -> tuple[Path, ...]:
-    """Write ``<stem>.png`` and ``<stem>.svg``; intervals are 95 % over seeds and problems, bands over seeds."""
-    with canvas(14, 4.2) as figure:
-        curves, lengths, frontier = figure.subplots(1, 3, sharey=True)
-        _curves(curves, figures)
-        _by_evaluation(lengths, figures)
-        _frontier(frontier, figures)
-        for axes in (curves, lengths, frontier):
-            axes.set_ylim(-0.03, 1.03)
-            axes.grid(alpha=0.3)
-        curves.set_ylabel("success on held-out problems")
-        figure.legend(*lengths.get_legend_handles_labels(), loc="outside right upper")
-        figure.suptitle(figures.study, fontsize=10)
-        return save_figure(figure, stem)
-
-
-def _style(figures: StudyFigures, arm: str) -> dict[str, Any]:
-    """How an arm is drawn, the same in all diagrams."""
-    return arm_style([curve.arm for curve in figures.curves].index(arm))
-
-
-def _curves(axes: "Axes", figures: StudyFigures) -> None:
-    for curve in figures.curves:
-        steps, style = [point.step for point in curve.points], _style(figures, curve.arm)
-        axes.plot(steps, [point.success.mean for point in curve.points], markersize=4, label=curve.arm, **style)
-        low, high = ([getattr(point.success, end) for point in curve.points] for end in ("low", "high"))
-        axes.fill_between(steps, low, high, color=style["color"], alpha=0.15, linewidth=0)
-    axes.set_xlabel("optimiser steps; bands: 95 % over seeds")
-
-
-def _by_evaluation(axes: "Axes", figures: StudyFigures) -> None:
-    """A line per arm over the evaluations, slightly apart."""
-    names = [evaluation.name for evaluation in figures.evaluations]
-    for number, curve in enumerate(figures.curves):
-        points = [
-            (at, arm.success)
-            for at, evaluation in enumerate(figures.evaluations)
-            for arm in evaluation.arms
-            if arm.arm == curve.arm
-        ]
-        shift = 0.04 * (number - (len(figures.curves) - 1) / 2)
-        ticks, intervals = [at + shift for at, _ in points], [interval for _, interval in points]
-        _points(axes, ticks, intervals, linewidth=1, label=curve.arm, **_style(figures, curve.arm))
-    axes.set_xticks(range(len(names)), names)
-    axes.set_xlabel("evaluation; bars: 95 % over seeds and problems")
-
-
-def _frontier(axes: "Axes", figures: StudyFigures) -> None:
-    for arm in figures.evaluations[0].arms:
-        context, style = bars([arm.context]), _style(figures, arm.arm)
-        _points(axes, [arm.context.mean], [arm.success], xerr=context, markersize=6, **style)
-    axes.set_xlim(left=0)
-    axes.set_xlabel(f"largest context, tokens ({figures.evaluations[0].name})")
-
-
-def _points(axes: "Axes", at: Sequence[float], success: Sequence[Interval], **style: Any) -> None:  # noqa: ANN401  matplotlib's
+def success_points(axes: "Axes", at: Sequence[float], success: Sequence[Interval], **style: Any) -> None:  # noqa: ANN401  matplotlib's
     """Means, with their intervals as bars."""
     means = [interval.mean for interval in success]
     axes.errorbar(at, means, yerr=bars(success), capsize=3, **{"markersize": 5, **style})

@@ -42,6 +42,7 @@ from condensegrpo.tasks.splits import SHARE
 PROBLEM = "problem.json"
 LIMITS = SandboxLimits(seconds=600, memory_mib=8192, processes=256, disk_mib=1024, files=100_000)
 Command = tuple[str, ...]
+_remove_leftovers = cache(folders.remove_leftovers)  # of episodes that were killed, once a process
 
 
 def _completed(value: Any) -> Any:  # noqa: ANN401  limits, or what is not valid
@@ -67,12 +68,7 @@ def _check_function(function: AgentFunction) -> None:
 
 @dataclass(kw_only=True, eq=False)
 class Agent:
-    """The task ``agent``.
-
-    Raises:
-        DataError: what the task ``jsonl`` raises for the data.
-        ValueError: the folder or a variable does not exist.
-    """
+    """The task ``agent``."""
 
     # a command, in which {question} and {id} are replaced, or a function of the problem, the URL and the key
     program: Command | AgentFunction
@@ -139,11 +135,7 @@ class AgentEpisode:
     _finish: Finish = field(default=Finish.STOP, init=False)  # of the next reply
 
     async def start(self) -> tuple[Message, ...]:
-        """The messages of the first request.
-
-        Raises:
-            RuntimeError: the agent ended without one.
-        """
+        """The messages of the first request."""
         self._conversation = Conversation(self.task.tool_format)
         self._inbox = await AgentEndpoint.opened(self.task.requests)
         self._running = asyncio.create_task(self._run(self._inbox))
@@ -332,12 +324,6 @@ class AgentEpisode:
         hidden = {"answer", "aliases", self.task.answer}
         data = {name: value for name, value in self.problem.data.items() if name not in hidden}
         return {"id": self.problem.id, "question": self.problem.question, "data": data}
-
-
-@cache
-def _remove_leftovers() -> None:
-    """Remove the folders of episodes that were killed, once a process."""
-    folders.remove_leftovers()
 
 
 def _cleared(name: str, work: Path) -> bool:

@@ -55,11 +55,7 @@ class Inbox:
         return text
 
     async def reply_to(self, http: web.Request) -> tuple[ChatRequest, ChatReply]:
-        """A request and what the policy replies to it.
-
-        Raises:
-            RequestRefused: the request cannot be answered, there were too many, or the episode ended.
-        """
+        """A request and what the policy replies to it."""
         self._left -= 1
         self._open += 1
         try:

@@ -37,9 +37,6 @@ async def run_program(
 
     Returns:
         Its exit status, or −signal.
-
-    Raises:
-        ProgramFailed: it could not be started; ``LimitExceeded``: it exceeded a limit.
     """
     files = {"folder": str(folder), "stdout": f"{log}.out", "stderr": f"{log}.err"}
     request = {"command": list(command), "limits": asdict(limits), **files}

@@ -63,11 +63,7 @@ class ChatRequest:
 
 
 def read_request(body: str) -> ChatRequest:
-    """The request of a body.
-
-    Raises:
-        RequestRefused: it is none, or it wants what cannot be trained; ``param`` names the field.
-    """
+    """The request of a body."""
     try:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:

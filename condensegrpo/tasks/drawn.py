@@ -63,9 +63,6 @@ def drawn_problems(
         seeds: of the two.
         described: what is drawn, for the error.
         cure: what the user can do about the error.
-
-    Raises:
-        ValueError: so many different problems for the evaluation were not found.
     """
 
     def problem_of(index: int) -> Problem:

@@ -24,8 +24,7 @@ from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.episodes.toolformats import JSON_FORMATS, Native, Tagged
 from condensegrpo.storage.rows import read_rows, require_columns, require_texts
-from condensegrpo.tasks.answer_environment import QuestionTask
-from condensegrpo.tasks.answers import AnswerStyle, is_call_or_answer
+from condensegrpo.tasks.answers import AnswerStyle, QuestionTask, is_call_or_answer
 from condensegrpo.tasks.splits import split
 from condensegrpo.tools.calculator import calculator
 
@@ -58,9 +57,6 @@ class Gsm8k(QuestionTask):
     """The task ``gsm8k``. Training questions that are in the evaluation data are left out; ``left_out`` counts them.
 
     Rows have ``question`` and ``answer``. The expert calls the calculator; in the format ``code`` it gives up.
-
-    Raises:
-        DataError: what ``rows.read_rows`` raises, a missing column, an answer without ``####``, or no problem left.
     """
 
     data: str  # training rows, see ``rows.read_rows``; ``openai/gsm8k:main`` on a machine with a hub

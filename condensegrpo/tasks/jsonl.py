@@ -12,8 +12,7 @@ from annotated_types import Ge, Gt, Lt
 from condensegrpo.core.errors import DataError, DataMissing
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.storage.rows import Row, read_file, read_rows, require_columns, require_texts, require_unique
-from condensegrpo.tasks.answer_environment import QuestionTask
-from condensegrpo.tasks.answers import AnswerStyle
+from condensegrpo.tasks.answers import AnswerStyle, QuestionTask
 from condensegrpo.tasks.splits import SHARE, Splits, split
 
 SYSTEM = "Answer the question. Think first, then end with <answer>your answer</answer>."
@@ -25,9 +24,6 @@ class Jsonl(QuestionTask):
 
     Without ``eval_data`` a share of the questions is held out by their hash; with it, training questions that are in
     the evaluation data too are left out (``left_out`` counts them).
-
-    Raises:
-        DataError: what ``rows.read_rows`` raises, a missing column, an id that occurs twice, or no problem left.
     """
 
     data: str  # training rows, see ``rows.read_rows``
@@ -80,9 +76,6 @@ def _with_answers(source: str, splits: Splits) -> Splits:
 
     Args:
         source: one JSON object of id → answer, or JSON lines with ``id`` and ``answer``.
-
-    Raises:
-        DataError: the file is missing or damaged, an id occurs twice, or a problem has no answer in it.
     """
     truths = _read_truths(source)
     held_out = {problem.id for problem in splits.held_out}

@@ -64,11 +64,7 @@ class Ledger:
             raise ValueError(f"min_ops={self.min_ops} and max_ops={self.max_ops}: wanted min_ops <= max_ops")
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """Training problems are made when asked for; the evaluation problems are a list.
-
-        Raises:
-            ValueError: so many different evaluation problems do not exist.
-        """
+        """Training problems are made when asked for; the evaluation problems are a list."""
         if split == "train":
             return DrawnProblems(size=self.train_problems, draw=self._training_problem)
         shares = [len(range(at, self.eval_problems, len(self._lengths))) for at in range(len(self._lengths))]

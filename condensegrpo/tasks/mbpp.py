@@ -15,8 +15,7 @@ from annotated_types import Ge
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.storage.rows import Row, read_rows, require_columns, require_texts, require_unique
-from condensegrpo.tasks.answer_environment import QuestionTask
-from condensegrpo.tasks.answers import AnswerStyle
+from condensegrpo.tasks.answers import AnswerStyle, QuestionTask
 from condensegrpo.tasks.splits import split
 
 SYSTEM = (
@@ -32,9 +31,6 @@ class Mbpp(QuestionTask):
     """The task ``mbpp``. Training descriptions that are in the evaluation data too are left out.
 
     Rows have ``task_id``, ``text`` (or ``prompt``), ``code`` and ``test_list``.
-
-    Raises:
-        DataError: what ``rows.read_rows`` raises, a missing column, or no problem in a split.
     """
 
     data: str  # one file of all tasks, which is split by ``task_id``; or training rows, if there is ``eval_data``

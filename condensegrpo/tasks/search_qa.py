@@ -16,8 +16,7 @@ from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.episodes.toolformats import Tagged
 from condensegrpo.storage.rows import Row, read_rows, require_columns, require_texts
-from condensegrpo.tasks.answer_environment import QuestionTask
-from condensegrpo.tasks.answers import AnswerStyle, is_call_or_answer
+from condensegrpo.tasks.answers import AnswerStyle, QuestionTask, is_call_or_answer
 from condensegrpo.tasks.splits import SHARE, split
 
 SYSTEM = (
@@ -37,9 +36,6 @@ class SearchQa(QuestionTask):
     A reply without a call and without an answer gets a reminder and counts as a turn. Without ``eval_data`` a share of
     the questions is held out by their hash. Training questions that are in the evaluation data too are left out;
     ``left_out`` counts them.
-
-    Raises:
-        DataError: what ``rows.read_rows`` raises, a row of another schema, or no problem left.
     """
 
     data: str  # training rows, see ``rows.read_rows``; ``mandarjoshi/trivia_qa:rc.wikipedia`` on a machine with a hub

@@ -53,9 +53,6 @@ def split(
         identity: what makes two problems of one question the same; it may take long.
         held_out: the evaluation problems; None: those of ``train`` whose hash falls into ``share``.
         source: where the training problems are from, for the error.
-
-    Raises:
-        DataError: no training problem is left.
     """
     if held_out is None:
         named = [(problem, is_held_out(identity(problem), share=share)) for problem in train]

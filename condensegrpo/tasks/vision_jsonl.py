@@ -22,12 +22,7 @@ MARK = "<image>"
 
 @dataclass(kw_only=True, eq=False)
 class VisionJsonl(Jsonl):
-    """The task ``vision_jsonl``. The pictures of a row come before its question, or where it has ``<image>``.
-
-    Raises:
-        DataError: what ``Jsonl`` raises; a row without pictures, with a value that is none, or with other marks than
-            pictures. Whether the bytes of a file are a picture turns out in its episode, which ends with the reason.
-    """
+    """The task ``vision_jsonl``. The pictures of a row come before its question, or where it has ``<image>``."""
 
     pictures: str = "pictures"  # column of one picture or a list: paths beside the data file, base64, data URIs
 
@@ -56,21 +51,13 @@ class VisionJsonl(Jsonl):
         return " ".join((problem.question, *digests))
 
     def _question(self, problem: Problem) -> tuple[Part, ...]:
-        """The question with its pictures.
-
-        Raises:
-            DataError: a picture cannot be read, or is of no known format.
-        """
+        """The question with its pictures."""
         doing = f"reading the pictures of problem {problem.id}"
         return _marked(problem.question, [_part(value, doing) for value in problem.data[self.pictures]])
 
 
 def _located(value: object, folder: Path, doing: str) -> bytes | Path:
-    """The bytes of a picture that a row holds, or the file that it names.
-
-    Raises:
-        DataError: it is neither; ``DataMissing``: there is no such file.
-    """
+    """The bytes of a picture that a row holds, or the file that it names."""
     if isinstance(value, Mapping):  # as the library datasets gives pictures
         value = value.get("bytes") or value.get("path")
     if isinstance(value, bytes):

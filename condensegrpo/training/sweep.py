@@ -13,18 +13,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Protocol
 
 from condensegrpo.assembly.build import build
-from condensegrpo.assembly.held_out import check_fresh
 from condensegrpo.assembly.preflight import check_run
 from condensegrpo.config.load import load_config
-from condensegrpo.config.resumed import Change, change_table, changes_between, store_configuration
+from condensegrpo.config.resumed import change_table, changes_between, store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.study import Study, run_name, same_warm_start
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.evaluation.figures import evaluations_in
 from condensegrpo.learner.atomic_folder import remove_leftover, temporary_folder
+from condensegrpo.metrics.estimates import Interval
 from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.files import append_line, read_lines
 from condensegrpo.storage.new_run import check_run_name
@@ -99,12 +100,7 @@ Launch = Callable[[StudyRun], RunProcess]
 
 
 def runs_of(study: Study, out: Path) -> tuple[StudyRun, ...]:
-    """All runs of a study: the first seed of every arm first, so that an unfinished sweep compares all arms.
-
-    Raises:
-        ConfigError: a configuration is not valid, or the folder of a run holds one of another configuration.
-        RunError: the folder of a run holds something else.
-    """
+    """All runs of a study: the first seed of every arm first, so that an unfinished sweep compares all arms."""
     runs = tuple(
         StudyRun(
             arm=arm,
@@ -118,7 +114,10 @@ def runs_of(study: Study, out: Path) -> tuple[StudyRun, ...]:
     for run in runs:
         if not run.folder.config.is_file():
             check_run_name(run.folder.path, overwrite=False)
-        elif changes := _changes(load_config(run.folder.config), run.config):
+            continue
+        before = load_config(run.folder.config)
+        # a folder can be moved
+        if changes := [each for each in changes_between(before, run.config) if each.key != "runs_dir"]:
             raise ConfigError(
                 f"continuing the study {study.name}: {run.folder.path} was started with another configuration:\n"
                 f"{change_table(changes)}\nUndo the change, remove that folder, or give --out another folder."
@@ -126,25 +125,10 @@ def runs_of(study: Study, out: Path) -> tuple[StudyRun, ...]:
     return runs
 
 
-def _changes(before: RunConfig, after: RunConfig) -> list[Change]:
-    """What differs, except for where the run is written: a folder can be moved."""
-    return [change for change in changes_between(before, after) if change.key != "runs_dir"]
-
-
-def check_runs(runs: Iterable[StudyRun], study: Study) -> None:
-    """Check every run as ``train`` does, before any of them starts, and that no pilot had its held-out problems.
-
-    Raises:
-        DataError: a problem of an evaluation is one of the pilots'; otherwise as ``check_run``.
-    """
-    pilots = study.pilot_study() if study.pilots else None
-    compared = set[str]()
+def check_runs(runs: Iterable[StudyRun]) -> None:
+    """Check every run as ``train`` does, before any of them starts."""
     for run in runs:
-        components = build(run.config)
-        check_run(components, resumed=run.folder.config.is_file())
-        if pilots is not None and run.arm not in compared:
-            check_fresh(components, build(pilots.config_of(run.arm, pilots.seeds[0], Path(run.config.runs_dir))))
-            compared.add(run.arm)
+        check_run(build(run.config), resumed=run.folder.config.is_file())
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +223,29 @@ def seconds_left(sweep: Sweep, each: Mapping[str, float], parallel: int) -> floa
     open_runs = [run for run in sweep.runs if sweep.states[run.name] not in ended]
     left = [each[run.arm] * (1 - run.step / max(run.config.train.steps, 1)) for run in open_runs]
     return max(sum(left) / parallel, max(left, default=0.0))
+
+
+def results_table(runs: Sequence[StudyRun]) -> str:
+    """Success and context of finished runs after training, by arm and evaluation, as a table in Markdown.
+
+    Intervals are t intervals over seeds, 95 %.
+    """
+    lines = ["| arm | evaluation | seeds | success [95 %] | largest context, tokens [95 %] |", "|---|---|---|---|---|"]
+    for arm in dict.fromkeys(run.arm for run in runs):
+        last = [run.evaluated[-1] for run in runs if run.arm == arm]
+        for name, prefix in evaluations_in(last[0]).items():
+            success = _over_seeds([line[f"{prefix}/success"] for line in last])
+            context = _over_seeds([line[f"{prefix}/context_tokens"] for line in last])
+            lines.append(f"| {arm} | {name} | {len(last)} | {success:.3f} | {context:.1f} |")
+    return "\n".join(lines)
+
+
+def _over_seeds(values: Sequence[float]) -> Interval:
+    """The mean of one number for each seed; one seed has no width."""
+    from scipy.special import stdtrit
+
+    reach = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return Interval(fmean(values), fmean(values) - reach, fmean(values) + reach)
 
 
 def _state(run: StudyRun) -> RunState:

@@ -23,10 +23,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.config.study import Study
+from condensegrpo.studies.lab.study import LabStudy
 
 REFERENCE = Path(__file__).parents[1] / "reference"
-PAGES: Mapping[str, type] = {"configuration.md": RunConfig, "studies.md": Study}
+PAGES: Mapping[str, type] = {"configuration.md": RunConfig, "studies.md": LabStudy}
 FIRST = "## Top level\n"
 
 

@@ -14,7 +14,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from condensegrpo.metrics.estimates import Interval
-from condensegrpo.metrics.seeds import difference_interval, mean_interval, new_seed_interval
+from condensegrpo.studies.lab.intervals import difference_interval, mean_interval, new_seed_interval
 
 SEEDS = (2, 3, 5, 10, 20)
 PROBLEMS = 128

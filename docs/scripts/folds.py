@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from condensegrpo.core.wording import counted
-from condensegrpo.metrics.seeds import mean_interval
+from condensegrpo.studies.lab.intervals import mean_interval
 
 UNTRAINED = "_zero"
 

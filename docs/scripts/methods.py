@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from condensegrpo.config.study import load_study
-from condensegrpo.evaluation.predictions import Figure, outcome
-from condensegrpo.metrics.seeds import Matrix, difference_interval, mean_interval
 from condensegrpo.reporting.plots import arm_style, bars, canvas
-from condensegrpo.reporting.study_results import predictions_table
+from condensegrpo.studies.lab.intervals import Matrix, difference_interval, mean_interval
+from condensegrpo.studies.lab.predictions import Figure, outcome
+from condensegrpo.studies.lab.results import predictions_table
+from condensegrpo.studies.lab.study import load_lab_study
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs/results/methods"
@@ -52,7 +52,7 @@ def results_of(name: str) -> Json:
 
 def tables(name: str) -> str:
     """Predicted and found; then a row for each arm."""
-    results, study = results_of(name), load_study(ROOT / f"studies/{name}.yaml")
+    results, study = results_of(name), load_lab_study(ROOT / f"studies/{name}.yaml")
     predicted = [
         outcome(
             claim,

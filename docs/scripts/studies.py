@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from condensegrpo.config.study import Prediction, load_study
-from condensegrpo.evaluation.predictions import Figure, PredictionOutcome, outcome
 from condensegrpo.metrics.estimates import Interval
-from condensegrpo.metrics.seeds import mean_interval
-from condensegrpo.reporting.study_results import predictions_table
+from condensegrpo.studies.lab.intervals import mean_interval
+from condensegrpo.studies.lab.predictions import Figure, PredictionOutcome, outcome
+from condensegrpo.studies.lab.results import predictions_table
+from condensegrpo.studies.lab.study import Prediction, load_lab_study
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs/results/studies"
@@ -80,7 +80,7 @@ def predictions_of(results: Json, name: str) -> tuple[PredictionOutcome, ...]:
         same = claim.arm == claim.minus or (claim.arm, claim.minus) in paired
         return outcome(claim, ours, theirs or None, paired=same)
 
-    return tuple(map(found, load_study(ROOT / f"studies/{name}.yaml").predictions))
+    return tuple(map(found, load_lab_study(ROOT / f"studies/{name}.yaml").predictions))
 
 
 def _figure(results: Json, evaluation: str, arm: str, figure: str) -> Figure | None:

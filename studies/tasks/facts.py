@@ -1,4 +1,4 @@
-"""The built-in reading task: facts that are asked for arrive early, distractors follow. Needs no download.
+"""The reading task: facts that are asked for arrive early, distractors follow. Needs no download.
 
 One episode with 4 pages, 2 facts and 1 of them asked for (user and tool on the left, replies on the right):
 

@@ -10,9 +10,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from condensegrpo.config.study import Prediction
 from condensegrpo.metrics.estimates import Interval
-from condensegrpo.metrics.seeds import Matrix, difference_interval, mean_interval
+from condensegrpo.studies.lab.intervals import Matrix, difference_interval, mean_interval
+from condensegrpo.studies.lab.study import Prediction
 
 
 class Verdict(StrEnum):

@@ -10,11 +10,14 @@ from statistics import fmean, median
 
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.config.study import Prediction, Study, same_warm_start
+from condensegrpo.config.study import same_warm_start
+from condensegrpo.core.errors import RunError
 from condensegrpo.core.wording import counted
 from condensegrpo.evaluation.figures import metrics_of
-from condensegrpo.evaluation.predictions import PredictionOutcome, outcome
-from condensegrpo.evaluation.study import (
+from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
+from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.studies.lab.figures import (
     ArmComparison,
     ArmFigures,
     EvaluationFigures,
@@ -25,32 +28,35 @@ from condensegrpo.evaluation.study import (
     figure_of,
     learning_curve,
 )
-from condensegrpo.metrics.seeds import ENOUGH
-from condensegrpo.reporting.plots import plot_study
-from condensegrpo.storage.files import write_atomically
-from condensegrpo.storage.run_folder import RunFolder, read_metrics
-from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.studies.lab.intervals import ENOUGH
+from condensegrpo.studies.lab.plots import plot_study
+from condensegrpo.studies.lab.predictions import PredictionOutcome, outcome
+from condensegrpo.studies.lab.study import LabStudy, Prediction
+from condensegrpo.training.sweep import runs_of
 
 SHOWN = ("success", "context_tokens")  # figures with columns of their own
 RESULTS = ("results.json", "results.md", "results.png", "results.svg")
 
 
-def write_results(study: Study, runs: Sequence[RunConfig], arms: Sequence[str], out: Path) -> StudyFigures:
-    """Write the results of the finished runs of a study into a folder.
-
-    Args:
-        runs: their configurations, at least one.
-        arms: the arm of each.
-    """
-    figures = study_figures(study, runs, arms)
+def write_results(study: LabStudy, out: Path) -> StudyFigures:
+    """Write the results of the finished runs of a study into the folder of its runs."""
+    finished = [run for run in runs_of(study, out) if run.finished]
+    if not finished:
+        raise RunError(f"writing the results of {study.name}: {out} has no finished run. Run condensegrpo sweep first.")
+    figures = study_figures(study, [run.config for run in finished], [run.arm for run in finished])
     write_atomically(out / RESULTS[0], f"{json.dumps(asdict(figures), indent=2)}\n")
     write_atomically(out / RESULTS[1], markdown(figures))
     plot_study(figures, out / Path(RESULTS[2]).stem)
     return figures
 
 
-def study_figures(study: Study, runs: Sequence[RunConfig], arms: Sequence[str]) -> StudyFigures:
-    """The figures of finished runs; arguments as of ``write_results``."""
+def study_figures(study: LabStudy, runs: Sequence[RunConfig], arms: Sequence[str]) -> StudyFigures:
+    """The figures of finished runs.
+
+    Args:
+        runs: their configurations, at least one.
+        arms: the arm of each.
+    """
     by_arm: dict[str, list[RunConfig]] = {arm: [] for arm in study.arms if arm in arms}
     for arm, config in zip(arms, runs, strict=True):
         by_arm[arm].append(config)

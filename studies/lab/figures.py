@@ -1,6 +1,6 @@
 """The figures of a study: arms × seeds, each evaluated on the same held-out problems. Pure functions.
 
-Intervals are those of ``metrics.seeds``, 95 %, over seeds and problems.
+Intervals are those of ``intervals.py``, 95 %, over seeds and problems.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -9,10 +9,8 @@ from statistics import fmean
 
 import numpy as np
 
-from condensegrpo.config.study import FIGURES
-from condensegrpo.evaluation.predictions import Figure, PredictionOutcome
 from condensegrpo.metrics.estimates import Interval
-from condensegrpo.metrics.seeds import (
+from condensegrpo.studies.lab.intervals import (
     Matrix,
     difference_interval,
     interquartile_mean,
@@ -20,6 +18,8 @@ from condensegrpo.metrics.seeds import (
     new_seed_interval,
     probability_of_improvement,
 )
+from condensegrpo.studies.lab.predictions import Figure, PredictionOutcome
+from condensegrpo.studies.lab.study import FIGURES
 
 BySeed = Mapping[str, Mapping[str, float]]  # figure → seed → value
 
@@ -200,11 +200,7 @@ def learning_curve(arm: str, courses: Mapping[int, Mapping[int, float]], *, reac
 
 
 def _matrix(values: Sequence[Mapping[str, float]]) -> Matrix:
-    """Runs × problems, the problems in sorted order.
-
-    Raises:
-        ValueError: two runs do not have the same problems.
-    """
+    """Runs × problems, the problems in sorted order."""
     problems = sorted(values[0])
     if any(other.keys() != values[0].keys() for other in values):
         raise ValueError("the runs of an arm were evaluated on different problems")

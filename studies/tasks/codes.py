@@ -1,4 +1,4 @@
-"""The built-in tool task: codes whose digits only the tool ``code_book`` knows. Needs no download.
+"""The tool task: codes whose digits only the tool ``code_book`` knows. Needs no download.
 
     red gold snow                                                       the question
     ─▶  <tool> {"name": "code_book", "args": {"query": " red gold snow "}} </tool>
@@ -9,6 +9,7 @@ A digit follows from nothing in the code, so that a policy without the tool is r
 is not yet a habit: of the demonstrations a few call it, most guess.
 """
 
+import hashlib
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,21 +21,36 @@ from annotated_types import Ge, Le
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import Demonstration, Problem, Split
 from condensegrpo.episodes.toolformats import Tagged
-from condensegrpo.tasks.answer_environment import AnswerEnvironment, pinned_messages
-from condensegrpo.tasks.answers import is_call_or_answer
+from condensegrpo.tasks.answers import AnswerEnvironment, is_call_or_answer, pinned_messages
 from condensegrpo.tasks.drawn import is_eval_content
-from condensegrpo.tools.code_book import code_book
 
 WORDS = ("red", "blue", "green", "black", "white", "gold", "pink", "grey", "boat", "cave", "dust", "farm")
 LENGTH = 3  # words of a code: 12³ codes, of which one in eight is held out
-TOOL = code_book.__name__
+TOOL = "code_book"
 SYSTEM = "<tool> or <answer>"  # it names the format, so that the schema of the tool is not added to every prompt
 TAGGED = Tagged()
 
 
+def code_book(query: str) -> str:
+    """Looks up the digit of a code.
+
+    Args:
+        query: The words of the code, such as "red gold snow".
+
+    Returns:
+        One digit.
+    """
+    words = query.split()
+    if not words:
+        raise ValueError("found no word, wanted those of a code, such as 'red gold snow'")
+    # a hash of its own: the task's split is decided by a hash of the same text, and must say nothing about the digit
+    digest = hashlib.blake2b(" ".join(words).encode(), digest_size=8, person=b"code_book").digest()
+    return str(int.from_bytes(digest, "big") % 10)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codes:
-    """The task ``codes``, for ``rollout.tools.use=[code_book]`` in the format ``tagged``."""
+    """The task ``codes``, for ``rollout.tools.use=[studies/tasks/codes.py:code_book]`` in the format ``tagged``."""
 
     calling: Annotated[float, Ge(0), Le(1)] = 0.2  # share of the demonstrated first turns that call the tool
     reading: Annotated[float, Ge(0), Le(1)] = 0.8  # share of the demonstrated answers that are the tool's result

@@ -11,24 +11,34 @@ Under the condenser ``last_k(keep_last=1)`` a turn sees the question, its previo
 The messages of an episode are a few neighbours of the scenario, with the message that has the answer among them. A
 question whose answer is in no single message is left out. ``reward.options.match=words`` checks an answer as the
 benchmark does: it is right if it contains a listed one.
+
+The data are of BFCL v4 (Apache-2.0), in the wheel of the package bfcl-eval, which need not be installed:
+
+    BFCL_v4_memory.json                         a question a line: id, scenario, question
+    possible_answer/BFCL_v4_memory.json         its answers, by id
+    memory_prereq_conversation/memory_*.json    the user's messages of a scenario, a conversation a line
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Lt
 
+from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.storage.bfcl_memory import MemoryQuestion, contains_answer, read_memory_questions
+from condensegrpo.rewards.matches import contains_answer
+from condensegrpo.storage.bfcl import PACKAGE, bfcl_folder, bfcl_rows
+from condensegrpo.studies.tasks.notes import NotesEnvironment
 from condensegrpo.tasks.answers import read_answer
-from condensegrpo.tasks.notes import NotesEnvironment
 from condensegrpo.tasks.splits import SplitTask, split
 
+QUESTIONS = "BFCL_v4_memory.json"
 SYSTEM = (
     "You will get messages of a user, one at a time. You see only your last reply: note what answers the question, and "
     "repeat your notes in every reply."
@@ -38,13 +48,62 @@ NOTED, NOTHING = "Notes: ", "none"
 EXCERPT = 12  # words around an answer in a note of the expert
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryQuestion:
+    """A question about what a user said."""
+
+    id: str
+    scenario: str
+    question: str
+    answers: tuple[str, ...]  # spellings of the answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryQuestions:
+    """The questions, and the user's messages of each scenario, in order."""
+
+    questions: tuple[MemoryQuestion, ...]
+    messages: Mapping[str, tuple[str, ...]]
+
+    def of(self, scenarios: Sequence[str]) -> "MemoryQuestions":
+        """The questions of some scenarios."""
+        if unknown := [name for name in scenarios if name not in self.messages]:
+            raise DataError(f"choosing scenarios: found no {', '.join(unknown)}; there are {', '.join(self.messages)}")
+        return MemoryQuestions(
+            questions=tuple(each for each in self.questions if each.scenario in scenarios),
+            messages={name: self.messages[name] for name in scenarios},
+        )
+
+
+def read_memory_questions(source: Path | None = None) -> MemoryQuestions:
+    """The benchmark in a folder, in a wheel of bfcl-eval, or by default in the installed package."""
+    folder = bfcl_folder(QUESTIONS, source)
+    answers = {str(row["id"]): row for row in bfcl_rows(folder / "possible_answer" / QUESTIONS, "id", "ground_truth")}
+    messages: dict[str, tuple[str, ...]] = defaultdict(tuple)
+    files = (file for file in (folder / "memory_prereq_conversation").iterdir() if file.name.endswith(".json"))
+    for file in sorted(files, key=lambda file: file.name):
+        for row in bfcl_rows(file, "scenario", "question"):
+            messages[row["scenario"]] += tuple(message["content"] for turn in row["question"] for message in turn)
+    rows = bfcl_rows(folder / QUESTIONS, "id", "scenario", "question")
+    for row in rows:
+        if row["id"] not in answers or row["scenario"] not in messages:
+            lacking = "answer" if row["id"] not in answers else f"conversation of the scenario {row['scenario']!r}"
+            raise DataError(f"reading the memory questions in {folder}: {row['id']} has no {lacking}. Fetch {PACKAGE}")
+    questions = tuple(
+        MemoryQuestion(
+            id=row["id"],
+            scenario=row["scenario"],
+            question=row["question"][0][-1]["content"],
+            answers=tuple(map(str, answers[row["id"]]["ground_truth"])),
+        )
+        for row in rows
+    )
+    return MemoryQuestions(questions=questions, messages=dict(messages))
+
+
 @dataclass(kw_only=True, eq=False)
 class BfclMemory(SplitTask):
-    """The task ``bfcl_memory``. No question is in both splits, but both ask about the same five conversations.
-
-    Raises:
-        DataError: the data is not there or damaged, or all questions are held out.
-    """
+    """The task ``bfcl_memory``. No question is in both splits, but both ask about the same five conversations."""
 
     data: str | None = None  # a wheel of bfcl-eval, or the folder of its data; None: the installed package
     messages: Annotated[int, Ge(1)] = 4  # of the user, in an episode

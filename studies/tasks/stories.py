@@ -1,4 +1,4 @@
-"""The built-in story task: where people are after a text that arrives in chunks. English words, needs no download.
+"""The story task: where people are after a text that arrives in chunks. English words, needs no download.
 
 One episode with 2 chunks of 2 sentences and a question about 2 people (user on the left, replies on the right):
 
@@ -35,8 +35,8 @@ from annotated_types import Ge, Le
 from condensegrpo.core.messages import Message, Summary
 from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.studies.tasks.notes import NotesEnvironment
 from condensegrpo.tasks.drawn import Tags, drawn_problems, ends_with_request
-from condensegrpo.tasks.notes import NotesEnvironment
 
 NAMES = ("Mira", "Jon", "Ada", "Omar", "Lena", "Theo", "Ruth", "Kofi")  # a question lists them in this order
 PLACES = ("attic", "cellar", "garden", "garage", "kitchen", "library", "office", "stable")

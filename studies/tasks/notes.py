@@ -1,4 +1,4 @@
-"""The built-in note-taking task, in English: facts arrive one a message, and a question about one of them comes last.
+"""The note-taking task, in English: facts arrive one a message, and a question about one of them comes last.
 
 One episode with 2 facts (user messages on the left, replies on the right):
 

@@ -1,4 +1,4 @@
-"""The built-in task ``screens``: a small desktop, seen in pictures only, drawn with Pillow. It needs no download.
+"""The task ``screens``: a small desktop, seen in pictures only, drawn with Pillow. It needs no download.
 
 One episode with two apps (what a picture shows on the left, replies on the right):
 
@@ -16,11 +16,13 @@ pictures needs notes, which are any text before the action. Icons, field and but
 no layout of the evaluation is in training.
 """
 
+import io
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Le
 
@@ -29,8 +31,13 @@ from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.tasks.drawn import drawn_problems
-from condensegrpo.tasks.screen_pictures import Cell, Symbol, drawn
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Cell = tuple[int, int]  # column and row, from 0 at the top left
+Symbol = tuple[str, str, str]  # its text, and the colours of the text and of the paper behind it
+PAPER, LINE = "#eaeded", "#ccd1d1"
 APPS = ("mail", "files", "clock", "notes", "shop", "games")
 COLOURS = ("#c0392b", "#2471a3", "#1e8449", "#b9770e", "#7d3c98", "#117864")  # of the apps
 DARK, LIGHT = "#1c2833", "#fdfefe"
@@ -260,3 +267,43 @@ def _centre(index: int, cell: int) -> int:
 def _layout(problem: Problem) -> str:
     """What decides whether a problem is held out."""
     return str(sorted(problem.data["layout"].items()))
+
+
+@lru_cache(maxsize=512)
+def drawn(grid: int, cell: int, symbols: tuple[tuple[Cell, Symbol], ...]) -> bytes:
+    """A picture of ``grid`` × ``grid`` cells as a PNG file.
+
+    Args:
+        cell: pixels of a cell's side.
+        symbols: what cells show; the others are empty.
+    """
+    picture = _empty(grid, cell).copy()
+    for (column, row), symbol in symbols:
+        picture.paste(_tile(cell, symbol), (column * cell, row * cell))
+    file = io.BytesIO()
+    picture.save(file, format="PNG")
+    return file.getvalue()
+
+
+@lru_cache(maxsize=8)
+def _empty(grid: int, cell: int) -> "Image":
+    from PIL import Image, ImageDraw  # here: runs of other tasks do not need it
+
+    side = grid * cell
+    picture = Image.new("RGB", (side, side), PAPER)
+    draw = ImageDraw.Draw(picture)
+    for line in range(0, side, cell):
+        draw.line([(line, 0), (line, side)], fill=LINE)
+        draw.line([(0, line), (side, line)], fill=LINE)
+    return picture
+
+
+@lru_cache(maxsize=512)
+def _tile(cell: int, symbol: Symbol) -> "Image":
+    from PIL import Image, ImageDraw, ImageFont
+
+    text, ink, paper = symbol
+    tile = Image.new("RGB", (cell, cell), paper)
+    font = ImageFont.load_default(size=cell * (1.3 if len(text) == 1 else 0.7))
+    ImageDraw.Draw(tile).text((cell / 2, cell / 2), text, fill=ink, font=font, anchor="mm")
+    return tile

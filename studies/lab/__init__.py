@@ -1,0 +1,1 @@
+"""Statistics of studies: predictions, intervals over seeds and problems, tables and pictures."""
