@@ -28,8 +28,7 @@ from condensegrpo.episodes.toolcalls import shortened
 from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, action_in, picture_of
 from condensegrpo.integrations.mcp import is_tool, offered_tool, text_of
 from condensegrpo.integrations.mcp_client import Json, Refused
-from condensegrpo.integrations.openenv_client import InvalidAction
-from condensegrpo.integrations.openenv_pool import EpisodeSession, OpenEnvServer, SessionPool
+from condensegrpo.integrations.openenv_pool import EpisodeSession, InvalidAction, OpenEnvServer, SessionPool
 from condensegrpo.integrations.reset_rows import ResetRows
 from condensegrpo.integrations.servers import check_servers
 from condensegrpo.tasks.answers import read_answer

@@ -15,6 +15,12 @@ from pydantic import ConfigDict
 from condensegrpo.core.credentials import has_credentials, redacted, treat_as_credentials
 from condensegrpo.core.errors import EnvironmentLost
 
+CHUNK = 2**16
+SHOWN = 300  # characters of a server's stderr in a message: with the rest of it they fit into that of a failure
+END_SECONDS = 2.0  # in which a process ends by itself after its stdin was closed, and again after SIGTERM
+READ_SECONDS = 0.5  # in which the stderr of a process that ended has been read; a child of it may keep it open
+INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")  # variables that every command gets
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAddress:
@@ -60,13 +66,6 @@ def check_servers(servers: Mapping[str, ServerAddress]) -> None:
             server.variables(), server.filled_headers()
         except (KeyError, ValueError) as error:
             raise ValueError(f"the server {name} names an environment variable that is not set: {error}") from error
-
-
-CHUNK = 2**16
-SHOWN = 300  # characters of a server's stderr in a message: with the rest of it they fit into that of a failure
-END_SECONDS = 2.0  # in which a process ends by itself after its stdin was closed, and again after SIGTERM
-READ_SECONDS = 0.5  # in which the stderr of a process that ended has been read; a child of it may keep it open
-INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")  # variables that every command gets
 
 
 class ChildProcess:
