@@ -62,7 +62,7 @@ class LocalModel:
             )
 
     async def write(self, text: str) -> Written:
-        """The model's reply to a text."""
+        """The model's reply to a text; a SummaryRefused if it cannot write one."""
         try:
             return await self._queue.submit(text)
         except (OSError, ValueError, RuntimeError, TemplateError) as error:  # out of memory is a RuntimeError

@@ -67,7 +67,7 @@ def summary_plan(history: History, budget: Budget, *, keep_last: int, room: int,
 
 
 def finished_text(written: Written) -> str:
-    """A text without the thinking before it."""
+    """A text without the thinking before it; a SummaryRefused if it was cut off or is empty."""
     if written.finish is not Finish.STOP:
         raise SummaryRefused("it was cut off by its length")
     text = written.text.rpartition("</think>")[2].strip()
@@ -77,7 +77,10 @@ def finished_text(written: Written) -> str:
 
 
 def usable(written: Written, plan: SummaryPlan, history: History, budget: Budget) -> Summary:
-    """The summary in a text, without the thinking before it. Special tokens in it are text."""
+    """The summary in a text, without the thinking before it. Special tokens in it are text.
+
+    A text that was cut off, is empty, is not shorter than what it replaces, or does not fit, is a SummaryRefused.
+    """
     text = finished_text(written)
     before = budget.count(flatten(history.pinned, plan.view))
     covered = before - budget.count(flatten(history.pinned, plan.kept))

@@ -57,7 +57,7 @@ class Endpoint:
         """Check nothing: an endpoint may start later than the run."""
 
     async def write(self, text: str) -> Written:
-        """The model's reply to a text."""
+        """The model's reply to a text; a SummaryRefused if the endpoint gives none in time."""
         slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
         async with slots:
             try:

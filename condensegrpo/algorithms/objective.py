@@ -55,7 +55,7 @@ ObjectiveFunction = Callable[[Tensor, PackedBatch], ObjectiveValue]
 class PerToken:
     """An objective in which a token's loss and statistics depend on no other token's log-probability or column.
 
-        It may be applied to some tokens of a micro-batch at a time, which the learner's head does to save a pass
+    It may be applied to some tokens of a micro-batch at a time, which the learner's head does to save a pass
     (``learner/head.py``). That promise cannot be checked: an objective that looks at turns, as ``gspo`` and importance
     weights of whole turns do, must not be wrapped in it.
     """
