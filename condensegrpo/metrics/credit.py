@@ -128,7 +128,8 @@ def _weight_by_turns(learn: Sequence[Credited]) -> dict[str, float]:
     for row in learn:
         if row.advantages:
             weights[(len(row.advantages) - 1).bit_length()].append(row.token_weight)
-    every, shares = [row.token_weight for row in learn], {}
+    every = [row.token_weight for row in learn]
+    shares: dict[str, float] = {}
     for power in sorted(weights):
         low, high = (1 << power) // 2 + 1, 1 << power
         shares[f"weight/turns_{high if low >= high else f'{low}_{high}'}"] = _part(weights[power], every)
