@@ -199,7 +199,8 @@ def slurm(
 
 def script(job: Job, machines: Machines, *, options: Sequence[str], setup: Sequence[str]) -> str:
     """The batch script; ``options`` are further ones of sbatch, without their dashes."""
-    server = _server(job)
+    sampled = job.config.sampler.options if job.config.sampler.name == "vllm_server" else {}
+    server = TypeAdapter(ServerSettings).validate_python(sampled.get("server", {}))
     if machines.server_nodes:
         job = _on_server_nodes(job, server)
     elif machines.server_gpus:
@@ -228,11 +229,6 @@ def script(job: Job, machines: Machines, *, options: Sequence[str], setup: Seque
     )
     checked, train = template("slurm.sh.txt").split("# train\n")
     return f"{head}{counts}\n{checked}{template('slurm_servers.sh.txt')}\n{train}"
-
-
-def _server(job: Job) -> ServerSettings:
-    options = job.config.sampler.options if job.config.sampler.name == "vllm_server" else {}
-    return TypeAdapter(ServerSettings).validate_python(options.get("server", {}))
 
 
 def _sampler(job: Job) -> tuple[str, ...]:

@@ -44,8 +44,8 @@ class StopRequest:
         """Handle both signals.
 
         Args:
-            doing: what ends before the run saves.
-            announce: called in the handler with what will be done; returns whether it shows that.
+            doing: the work that the run finishes before it saves.
+            announce: called in the handler with a notice; returns whether it shows the notice.
         """
         self._doing, self._announce = doing, announce
         self._signal: int | None = None
@@ -77,7 +77,7 @@ class StopRequest:
 
 
 def exit_immediately(number: int, frame: FrameType | None) -> None:
-    """Exit without waiting for a sampler's thread, as an ordinary exit would; what is unfinished is undone."""
+    """Undo unfinished work and exit; an ordinary exit would wait for the thread of a sampler."""
     _write(b"\ninterrupted\n")
     undo_all()
     os._exit(128 + number)
@@ -117,7 +117,7 @@ def _write(text: bytes) -> None:
 
 
 def open_streams() -> None:
-    """Have both streams, and letters that a terminal lacks become question marks."""
+    """Replace closed streams, and letters that a terminal lacks by question marks."""
     for name in STREAMS:
         if (stream := getattr(sys, name)) is None:  # the shell closed it
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  open as long as the process
@@ -126,7 +126,7 @@ def open_streams() -> None:
 
 
 def refused_output() -> OSError | None:
-    """Why the standard output takes nothing more, if that is so; what its buffer holds is lost then."""
+    """The error of a standard output that takes nothing more, whose buffer is lost then; None if it works."""
     try:
         os.write(sys.stdout.fileno(), b"\n")  # nothing less than a byte is refused
     except OSError as error:
@@ -137,7 +137,7 @@ def refused_output() -> OSError | None:
 
 @contextmanager
 def outlived_streams(report: Callable[[str], object]) -> Iterator[None]:
-    """A stream that takes nothing more is sent nowhere, which is reported, and the run goes on.
+    """Let a run outlive its streams: one that takes nothing more is sent nowhere, and that is reported.
 
     A pipe without a reader still ends the command.
     """

@@ -1,8 +1,7 @@
 """``condensegrpo inspect`` on a terminal: the layout, and what the keys do.
 
-Lists on the left, siblings and turns in the middle, the tabs of one turn on the right. ``Selection`` knows what is
-shown; ``rows`` and ``tabs`` draw it; indexing and searching run in threads and show what they found through the event
-loop.
+Lists on the left, siblings and turns in the middle, the tabs of one turn on the right. ``Selection`` holds the state;
+``rows`` and ``tabs`` draw it; indexing and searching run in threads and show their results through the event loop.
 """
 
 import time
@@ -238,7 +237,7 @@ class InspectorApp(App[None]):
         self.draw()
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
-        """Show what was chosen by the arrow keys or the mouse."""
+        """Show the row that the arrow keys or the mouse chose."""
         row, group = event.option_index, self.selection.group
         match event.option_list.id:
             case "list" if self.listed is not None:
@@ -318,7 +317,7 @@ class InspectorApp(App[None]):
         self.find(lambda: rows.worse(self.selection.index, self._so_far))
 
     def action_export(self) -> None:
-        """Write what is shown as a page for somebody else."""
+        """Write the listed trajectories as a page for somebody else."""
         self.notify("writing a page")
         self.export()
 
@@ -355,7 +354,7 @@ class InspectorApp(App[None]):
             self.find_where(Listing(view.title, view.where, view.sort, ("--view", view.name)))
 
     def action_search(self) -> None:
-        """Ask what to search for."""
+        """Open the input of a search."""
         field = self.query_one("#search", Input)
         if not field.display:  # else it has a condition to correct
             field.display, field.value = True, ""
@@ -379,7 +378,7 @@ class InspectorApp(App[None]):
 
     @work(thread=True, exclusive=True, group="search")
     def find(self, search_for: Callable[[], Listed]) -> None:
-        """List what a function finds, unless another search began meanwhile."""
+        """List the result of a function, unless another search began meanwhile."""
         try:
             listed = search_for()
         except CondenseError as error:
@@ -408,7 +407,7 @@ class InspectorApp(App[None]):
 
     @work(thread=True, exclusive=True, group="export")
     def export(self) -> None:
-        """Write a page of what is listed and of the open group."""
+        """Write a page of the listed trajectories and of the open group."""
         from condensegrpo.cli.inspect_page import write_selection
 
         try:
@@ -421,7 +420,7 @@ class InspectorApp(App[None]):
 
     @work(thread=True, exclusive=True, group="index")
     def index_all(self, first: Listing | Literal["worse"] | None = None) -> None:
-        """Index what is new in the whole run, say how far it is, and then list what is to be shown ``first``."""
+        """Index the new lines of the whole run, show the progress, and then list ``first``."""
         worker, due = get_current_worker(), time.monotonic() + NOTE_SECONDS
         try:
             for progress in self.selection.index.extend():
@@ -442,7 +441,7 @@ class InspectorApp(App[None]):
         return ", so far" if self.note.startswith(INDEXING) else ""
 
     def _noted(self, note: str) -> None:
-        """Show what is indexed, and how far the index is; of a live run that is followed, its newest step."""
+        """Show the batches and the progress of the index; of a live run that is followed, its newest step."""
         self.note = note
         self._read_batches()
         shown = [batch for batch in self.batches if batch.file == self.selection.file]
@@ -455,7 +454,7 @@ class InspectorApp(App[None]):
         self._go(lambda: self.selection.go_to(newest.file), "", opened.record if same and opened else None)
 
     def _poll(self) -> None:
-        """Look for what a live run wrote since."""
+        """Look for new lines of a live run."""
         if self.live and not any(worker.group == "index" and worker.is_running for worker in self.workers):
             self.index_all()
 
@@ -473,9 +472,6 @@ def run(
     Args:
         choice: names the trajectory of the file to begin with, or its group.
         first: what is listed first; None: the groups.
-
-    Raises:
-        CondenseError: the file holds nothing or is damaged, there is no such trajectory, or a condition cannot be read.
     """
     selection, record = Selection(index, file), None
     if choice.is_named:

@@ -34,7 +34,7 @@ WORST = 200  # problems that are listed
 
 
 class RowList(OptionList):
-    """A list whose selected row is drawn in one colour: those of its words would not stand out from the background."""
+    """A list whose selected row is drawn in one colour: the colours of its words would not stand out."""
 
     DEFAULT_CSS = """
     RowList { border: none; background: $background; text-wrap: nowrap; text-overflow: ellipsis; }
@@ -67,7 +67,7 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
 
 
 def top_line(batch: TrajectoryBatch, batches: Sequence[TrajectoryBatch], sparks: int, *, note: str) -> Text:
-    """What is shown, and success and groups without signal over the steps in ``sparks`` cells."""
+    """The batch that is shown, and success and groups without signal over the steps in ``sparks`` cells."""
     name = "training" if batch.evaluation is None else f"evaluation {one_line(batch.evaluation, 40)}"
     step = "" if batch.number is None else f" · step {batch.number}"
     text = Text.assemble(
@@ -154,11 +154,7 @@ class Listed(NamedTuple):
 
 
 def matching(index: Index, listing: Listing, so_far: str) -> Listed:
-    """The trajectories for which a condition holds; ``so_far`` is said of those that the index knows.
-
-    Raises:
-        CondenseError: the condition cannot be read, or a file.
-    """
+    """The trajectories for which a condition holds; ``so_far`` follows their number while the index grows."""
     batch = None if listing.file is None else index.batch(listing.file)
     matches = views.find(index, batch, where=listing.where, sort=listing.sort)
     more = f", the first {views.MOST:,}" if matches.total > views.MOST else ""
@@ -187,7 +183,7 @@ def visits(index: Index, problem: str) -> Listed:
 
 
 def hits(query: str, found: Sequence[views.Hit], more: str) -> Listed:
-    """What a search found; ``more`` is said of how many."""
+    """The hits of a search; ``more`` follows their number."""
     drawn = [
         match_row(hit.record, hit.excerpt if hit.turn is None else f"turn {hit.turn}: {hit.excerpt}") for hit in found
     ]

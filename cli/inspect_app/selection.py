@@ -1,4 +1,4 @@
-"""What the application shows at the moment: a batch, a group, a trajectory and a turn. Knows nothing of the screen."""
+"""The state of the application: a batch, a group, a trajectory and a turn. Knows nothing of the screen."""
 
 import shlex
 import time
@@ -30,7 +30,7 @@ class Listing(NamedTuple):
 
 @dataclass(slots=True)
 class Selection:
-    """What of a run is shown, moved by the keys."""
+    """The part of a run that is shown, moved by the keys."""
 
     index: Index
     file: Path
@@ -53,11 +53,7 @@ class Selection:
         return tuple(file for file in every if not is_training(file) and file.name == self.file.name)
 
     def go_to(self, file: Path) -> bool:
-        """Show the first groups of a batch, as far as it was read within a moment; True.
-
-        Raises:
-            CondenseError: it holds nothing, or is damaged.
-        """
+        """Show the first groups of a batch, as far as it was read within a moment; True."""
         began = time.monotonic()
         try:
             for _ in self.index.extend([file]):
@@ -100,11 +96,7 @@ class Selection:
         return self.go_to((near or same)[-1])
 
     def show(self, record: IndexedTrajectory, turn: int = 0) -> OpenedTrajectory:
-        """Open a trajectory at a turn.
-
-        Raises:
-            CondenseError: its line is damaged.
-        """
+        """Open a trajectory at a turn."""
         if self.opened is None or self.opened.record != record:
             self.group = self.index.group(record)
             self.opened = self.read(record, self.group)
@@ -112,11 +104,7 @@ class Selection:
         return self.opened
 
     def read(self, record: IndexedTrajectory, group: Group) -> OpenedTrajectory:
-        """Read a trajectory, without showing it.
-
-        Raises:
-            CondenseError: its line is damaged.
-        """
+        """Read a trajectory, without showing it."""
         file = record.span.file
         if file not in self._readers:
             batch = self.batch if file == self.batch.file else self.index.batch(file)

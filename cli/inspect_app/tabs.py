@@ -100,11 +100,7 @@ LONGEST = 2000  # characters of the fields
 
 
 def tab_content(tab: str, selection: Selection, opened: OpenedTrajectory, *, ids: bool) -> RenderableType:
-    """What a tab shows of the turn that is selected; ``ids``: the reply with the ids of its tokens.
-
-    Raises:
-        CondenseError: a file was removed or replaced meanwhile.
-    """
+    """The content of a tab for the selected turn; ``ids``: the reply with the ids of its tokens."""
     turn = selection.turn
     if not opened.turns:
         return Text(neutral(opened.scored.trajectory.detail) or "no turn was sampled")
@@ -121,7 +117,7 @@ def tab_content(tab: str, selection: Selection, opened: OpenedTrajectory, *, ids
 
 
 def shown(opened: OpenedTrajectory, turn: int) -> RenderableType:
-    """Exactly what the policy was given: tokens as text, or messages where there is no tokenizer, and its pictures."""
+    """The exact prompt of the policy: tokens as text, or messages where there is no tokenizer, and its pictures."""
     view, prompt = opened.turns[turn], opened.prompt(turn)
     media = media_of(opened.batch.file)
     pictures = [TerminalPicture(media, sha256) for sha256 in opened.scored.trajectory.turns[turn].media]
@@ -134,7 +130,7 @@ def shown(opened: OpenedTrajectory, turn: int) -> RenderableType:
 
 
 def full(opened: OpenedTrajectory, turn: int) -> RenderableType:
-    """The whole history before the turn, with what was dropped and rewritten in its place."""
+    """The whole history before the turn, with dropped and rewritten messages in their places."""
     legend = Text.assemble((f"{_unseen(turn, opened.turns[turn].context.statuses)}\n", "bold"))
     declared = next((view.condensation for view in opened.turns[turn::-1] if view.condensation is not None), None)
     if declared is not None:
@@ -145,7 +141,7 @@ def full(opened: OpenedTrajectory, turn: int) -> RenderableType:
 
 
 def _unseen(turn: int, statuses: Mapping[int, SpanStatus]) -> str:
-    """What a turn did not see of the turns before it, in a sentence."""
+    """The earlier turns that a turn did not see, in a sentence."""
     parts = [
         f"{'turn' if len(units) == 1 else 'turns'} {ranges(units)} {status}"
         for status in (SpanStatus.DROPPED, SpanStatus.REWRITTEN)
