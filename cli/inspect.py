@@ -231,7 +231,7 @@ class View:
 
     @property
     def information(self) -> tuple[str, ...]:
-        """How condensations changed the information about the answer, a sentence each."""
+        """A sentence for each condensation that changed the information about the answer."""
         return tuple(map(description, changes(self.opened.scored.trajectory)))
 
 

@@ -41,12 +41,12 @@ class Choice:
 
     @property
     def given(self) -> bool:
-        """Whether any option was given."""
+        """True if any option was given."""
         return any((self.group, self.trajectory, self.where, self.sort))
 
     @property
     def is_named(self) -> bool:
-        """Whether a group or a trajectory is named."""
+        """True if a group or a trajectory is named."""
         return bool(self.group or self.trajectory)
 
     def within(self, view: views.ReadyView | None) -> "Choice":
@@ -166,7 +166,7 @@ def _spread(chosen: Batches, most: int) -> Batches:
 
 
 def _extent(taken: Batches, every: Sequence[TrajectoryBatch]) -> str:
-    """How many trajectories of how many, and of which steps: ``8 of 24 trajectories: steps 1–2; held-out after 2``."""
+    """The number of trajectories, and their steps: ``8 of 24 trajectories: steps 1–2; held-out after 2``."""
     of = sum(batch.trajectories for batch in every)
     numbers: dict[str | None, list[int]] = {}
     for batch, _ in taken:

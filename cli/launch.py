@@ -316,7 +316,7 @@ def sagemaker(
 
 
 def _request(name: str, address: str, seconds: int, *, spot: bool) -> dict[str, object]:
-    """Where the job reads and writes, and how long; the time is appended to the name when it is submitted."""
+    """Input, output and time limit of the job; the time is appended to its name when it is submitted."""
     code = {"S3DataType": "S3Prefix", "S3Uri": f"{address}/code/"}
     return {
         "TrainingJobName": cloud_name(name)[:LONGEST_NAME].rstrip("-"),

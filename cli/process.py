@@ -53,13 +53,13 @@ class StopRequest:
         handle_first(self._handle)
 
     def requested(self) -> bool:
-        """Whether a signal requested a stop."""
+        """True once a signal has requested a stop."""
         self._polled = True
         return self._signal is not None
 
     @property
     def exit_code(self) -> int:
-        """Of a process that stopped as requested: 143 after SIGTERM; else, also if another rank got a signal, 130."""
+        """The exit code after a requested stop: 143 after SIGTERM, else 130, also if another rank got the signal."""
         return 128 + (self._signal or signal.SIGINT)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

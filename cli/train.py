@@ -44,7 +44,7 @@ MEASURES = (
 
 
 class Output(StrEnum):
-    """What a training run prints."""
+    """The output of a training run."""
 
     CONSOLE = "console"
     QUIET = "quiet"  # errors alone

@@ -135,7 +135,7 @@ class InspectorApp(App[None]):
         self.set_interval(POLL_SECONDS, self._poll)
         self.index_all(self._first)
 
-    # what is shown
+    # the lists and the tabs
 
     def show_groups(self, record: IndexedTrajectory | None = None, turn: int = 0) -> None:
         """List the groups of the batch, and show a trajectory of one."""
@@ -230,7 +230,7 @@ class InspectorApp(App[None]):
     def _complain(self, error: CondenseError) -> None:
         self.notify(fault(error), severity="error", markup=False)
 
-    # what the keys and the mouse do
+    # keys and the mouse
 
     def on_tabbed_content_tab_activated(self) -> None:
         """Draw the tab that was opened."""
@@ -370,7 +370,7 @@ class InspectorApp(App[None]):
         elif query:
             self.find_text(query)
 
-    # what runs in threads
+    # threads
 
     def find_where(self, listing: Listing) -> None:
         """List the trajectories for which a condition holds."""

@@ -22,7 +22,7 @@ STRIP_WIDTH = 40  # cells, at most
 
 
 class Mark(NamedTuple):
-    """How a part is drawn; the shapes alone tell the parts apart."""
+    """The drawing of a part; the shapes alone tell the parts apart."""
 
     glyph: str
     style: str

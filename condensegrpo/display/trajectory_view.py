@@ -71,7 +71,7 @@ def heading(sibling: IndexedTrajectory, detail: str, *, full: bool) -> Text:
 
 
 def _handled(sibling: IndexedTrajectory) -> str:
-    """Why it does not train normally; empty if it does, or if that is not known."""
+    """The reason for which it does not train normally; empty if it does, or if that is not known."""
     stop = sibling.figures.stop
     match sibling.handling:
         case "mask":
@@ -269,7 +269,7 @@ def token_grid(turn: TurnView, scale: float) -> Glosses:
 
 
 class PictureProtocol(StrEnum):
-    """How a terminal is sent a PNG file."""
+    """A protocol that sends a PNG file to a terminal."""
 
     KITTY = "kitty"  # https://sw.kovidgoyal.net/kitty/graphics-protocol/
     ITERM = "iterm"  # https://iterm2.com/documentation-images.html
