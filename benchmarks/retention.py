@@ -39,7 +39,7 @@ from condensegrpo.core.protocols.condenser import Budget, Condenser, Count, Writ
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.evaluation.figures import Contender
 from condensegrpo.learner.model_folder import end_ids, load_tokenizer
-from condensegrpo.metrics.estimates import Interval, paired_difference, success_interval
+from condensegrpo.metrics.intervals import Interval, paired_difference, success_interval
 from condensegrpo.rewards.matches import contains_answer
 from condensegrpo.studies.tasks.bfcl_memory import MemoryQuestion, MemoryQuestions, read_memory_questions
 

@@ -11,7 +11,7 @@ from statistics import fmean
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryFigures, mean_curve
-from condensegrpo.metrics.estimates import Interval, paired_difference, pass_at_k, success_interval
+from condensegrpo.metrics.intervals import Interval, paired_difference, pass_at_k, success_interval
 from condensegrpo.metrics.trajectories import Fetches, fetches, summarise
 
 

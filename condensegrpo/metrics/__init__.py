@@ -1,4 +1,4 @@
 """The figures that are logged about trajectories and credit.
 
-It imports ``core`` and ``algorithms``. Start with ``trajectories.py``; ``estimates.py`` has the statistics.
+It imports ``core`` and ``algorithms``. Start with ``trajectories.py``; ``intervals.py`` has the statistics.
 """

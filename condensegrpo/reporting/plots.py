@@ -13,7 +13,7 @@ from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.resumed import Change
 from condensegrpo.core.errors import RunError
 from condensegrpo.evaluation.figures import Comparison, ContenderFigures, evaluations_in
-from condensegrpo.metrics.estimates import Interval
+from condensegrpo.metrics.intervals import Interval
 from condensegrpo.reporting.runs import RunComparison
 
 if TYPE_CHECKING:

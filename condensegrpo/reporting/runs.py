@@ -15,7 +15,7 @@ from condensegrpo.config.load import load_config
 from condensegrpo.config.yaml_tree import leaves
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.evaluation.figures import evaluations_in, metrics_of
-from condensegrpo.metrics.estimates import Interval, paired_difference
+from condensegrpo.metrics.intervals import Interval, paired_difference
 from condensegrpo.storage.evaluations import correctness, stored_evaluations
 from condensegrpo.storage.files import read_lines
 from condensegrpo.storage.run_folder import RunFolder, read_metrics

@@ -25,7 +25,7 @@ from condensegrpo.config.study import Study, run_name, same_warm_start
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.evaluation.figures import evaluations_in
 from condensegrpo.learner.atomic_folder import remove_leftover, temporary_folder
-from condensegrpo.metrics.estimates import Interval
+from condensegrpo.metrics.intervals import Interval
 from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.files import append_line, read_lines
 from condensegrpo.storage.new_run import check_run_name

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from condensegrpo.metrics.estimates import Interval
+from condensegrpo.metrics.intervals import Interval
 from condensegrpo.studies.lab.intervals import difference_interval, mean_interval, new_seed_interval
 
 SEEDS = (2, 3, 5, 10, 20)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from condensegrpo.metrics.estimates import Interval
+from condensegrpo.metrics.intervals import Interval
 from condensegrpo.studies.lab.intervals import mean_interval
 from condensegrpo.studies.lab.predictions import Figure, PredictionOutcome, outcome
 from condensegrpo.studies.lab.results import predictions_table

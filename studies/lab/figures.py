@@ -9,7 +9,7 @@ from statistics import fmean
 
 import numpy as np
 
-from condensegrpo.metrics.estimates import Interval
+from condensegrpo.metrics.intervals import Interval
 from condensegrpo.studies.lab.intervals import (
     Matrix,
     difference_interval,

@@ -11,7 +11,7 @@ sum of both arms' variances elsewhere (Welch); the difficulty of a problem cance
 seed is that of a further row on these problems, mean ± t(S−1)·√(v_S·(1 + 1/S)). docs/how-to/studies.md has how often
 the intervals contain the truth: with fewer than ``ENOUGH`` seeds none of them can know of a collapse that is rare.
 
-Where all values are equal, or an arm has one seed, the interval of a success is that of ``metrics.estimates``, with
+Where all values are equal, or an arm has one seed, the interval of a success is that of ``metrics.intervals``, with
 each problem as one cluster: Wilson's, or Newcombe's for a difference.
 
 Legend: _S seeds, _P problems.
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from condensegrpo.metrics.estimates import Interval, Values, paired_difference, success_interval
+from condensegrpo.metrics.intervals import Interval, Values, paired_difference, success_interval
 
 Matrix = NDArray[np.float64]  # (S, P), a mean over the samples of a problem
 ENOUGH = 10  # seeds

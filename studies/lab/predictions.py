@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from condensegrpo.metrics.estimates import Interval
+from condensegrpo.metrics.intervals import Interval
 from condensegrpo.studies.lab.intervals import Matrix, difference_interval, mean_interval
 from condensegrpo.studies.lab.study import Prediction
 

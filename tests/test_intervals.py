@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.metrics.estimates import paired_difference, pass_at_k, success_interval
+from condensegrpo.metrics.intervals import paired_difference, pass_at_k, success_interval
 
 
 @pytest.mark.parametrize("samples", range(1, 8))

@@ -1,4 +1,4 @@
-"""Estimates of a policy's success from samples: pass@k, and means with 95 % confidence intervals. Pure functions.
+"""Intervals of a success rate: means of samples with 95 % confidence, differences of two, and pass@k. Pure functions.
 
 Samples of one problem resemble each other, so a problem is one cluster: n samples of G problems tell as much as n_eff
 independent samples, G <= n_eff <= n. The intervals are Wilson's for n_eff samples, which keep a width where every
