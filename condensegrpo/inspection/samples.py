@@ -8,7 +8,6 @@ from typing import NamedTuple, TypeVar
 
 from condensegrpo.core.errors import TrajectoryFileError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryFigures
-from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.core.wording import counted
 from condensegrpo.inspection.batches import credit_of
 from condensegrpo.inspection.panes import context_views
@@ -176,22 +175,18 @@ def _sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> Sam
         used += len(turn.reply) + sum(len(text) for text in turn.observations)
         if used <= MOST_CHARACTERS or turn is turns[-1]:
             shown.append(turn)
+    question = _known(trajectory.question)
+    # what stands for the pictures of the first prompt
+    pictures = [part.text for turn in trajectory.turns[:1] for message in turn.context for part in message.media]
     return SampleTrajectory(
         chosen=reason,
         figures=scored.figures,
         detail=_short(trajectory.detail),
-        question=_with_pictures(trajectory),
+        question=" ".join([question or "", *pictures]) if pictures else question,
         ground_truth=_known(trajectory.ground_truth),
         answer=_known(trajectory.answer),
         turns=tuple(shown),
     )
-
-
-def _with_pictures(trajectory: Trajectory) -> str | None:
-    """The question, shortened, and after it what stands for the pictures that the first prompt shows."""
-    shown = [part.text for turn in trajectory.turns[:1] for message in turn.context for part in message.media]
-    question = _known(trajectory.question)
-    return " ".join([question or "", *shown]) if shown else question
 
 
 def _turns(scored: ScoredTrajectory, credit: Credit | None) -> Iterator[SampleTurn]:

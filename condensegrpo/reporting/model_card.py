@@ -98,6 +98,7 @@ def write_card(run: RunFolder, target: Path, step: int, *, part: Part, name: str
     trained = configuration(str(model)) if (model / "config.json").is_file() else None
     changes = [str(change) for change in recorded_changes(run) if change.learned and change.first_step <= step]
     kind = "image-text-to-text" if trained and sees(trained) else "text-generation"
+    terms = f"The licence of the base model {base} applies" if base else "Not stated"
     text = CARD.format(
         name=name,
         steps=step,
@@ -107,7 +108,7 @@ def write_card(run: RunFolder, target: Path, step: int, *, part: Part, name: str
         evaluation=(markdown(evaluation) if evaluation.rows else "")
         + ("" if of_step else "\nThe policy of this step was not evaluated.\n"),
         use=_adapter_use(config, base, trained) if part == "adapter" else MODEL_USE.format_map(_example(run, step)),
-        licence=_licence_text(base, licence),
+        licence=f"{terms}. Set the field `license` at the top of this file." if licence is None else f"{licence}.",
     )
     write_atomically(target / "README.md", f"---\n{_metadata(config, of_step, part, name, licence, kind)}\n---\n{text}")
 
@@ -204,10 +205,3 @@ def _metadata(
         "model-index": [{"name": name, "results": results}] if results else None,
     }
     return dump({key: value for key, value in tree.items() if value is not None}).rstrip()
-
-
-def _licence_text(base: str | None, licence: str | None) -> str:
-    if licence is not None:
-        return f"{licence}."
-    source = f"The licence of the base model {base} applies" if base else "Not stated"
-    return f"{source}. Set the field `license` at the top of this file."

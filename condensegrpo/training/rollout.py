@@ -320,18 +320,18 @@ class RolloutPrefetcher:
         self._running[step] = self._loop.submit(self._in_turn(self._rollout.first_round(step), on_scored))
 
     def _complete(self, step: int) -> None:
+        def run_round(extra: Round) -> Scored:
+            self._observer.phase(f"step {extra.step}: sampling more problems", self._rollout.size(extra))
+            return self._loop.submit(self._in_turn(extra, self._observer.advance)).result()
+
         if step in self._running:
             self._complete_batches[step] = complete_batch(
                 self._running.pop(step).result(),
                 self._rollout.first_round(step),
                 rollout=self._rollout,
                 batch_filter=self._filter,
-                run_round=self._run_round,
+                run_round=run_round,
             )
-
-    def _run_round(self, extra: Round) -> Scored:
-        self._observer.phase(f"step {extra.step}: sampling more problems", self._rollout.size(extra))
-        return self._loop.submit(self._in_turn(extra, self._observer.advance)).result()
 
     async def _in_turn(self, batch: Round, on_scored: Callable[[], None]) -> Scored:
         """Roll out a batch when most of the one before it is scored."""

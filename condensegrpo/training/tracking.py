@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import starmap
 from pathlib import Path
 
 from condensegrpo.assembly.runtime import open_trackers
@@ -16,7 +15,6 @@ from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.tracker import RunStart, StartedRun, Table
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Trajectory, Turn
 from condensegrpo.episodes.toolcalls import shortened
 from condensegrpo.evaluation.figures import evaluation_metrics
 from condensegrpo.reporting.run_report import ReportTracker
@@ -111,6 +109,16 @@ def trajectory_table(file: Path) -> Table:
 
 def _row(scored: ScoredTrajectory) -> tuple[str | int | float | None, ...]:
     trajectory, figures = scored.trajectory, scored.figures
+    contexts, condensed = [], []  # what every turn saw, with its reply; a line for each condensation
+    for number, turn in enumerate(trajectory.turns):
+        messages = "\n".join(f"{message.role}: {message.text}" for message in (*turn.context, turn.reply))
+        contexts.append(f"turn {number} ({len(turn.prompt_ids)} tokens)\n{messages}")
+        if declared := turn.condensation:  # turn 2, last_k: 55 → 31 tokens; turns 0–1 dropped (24 tokens)
+            spans = "; ".join(
+                f"turns {span.first}–{span.last} {span.status} ({span.tokens} tokens)" for span in declared.spans
+            )
+            tokens = f"{declared.tokens_before} → {declared.tokens_after} tokens"
+            condensed.append(f"turn {number}, {declared.condenser}: {tokens}; {spans}")
     return (
         figures.id,
         trajectory.question,
@@ -121,25 +129,6 @@ def _row(scored: ScoredTrajectory) -> tuple[str | int | float | None, ...]:
         figures.stop.value,
         figures.turns,
         figures.context_tokens,
-        shortened("\n\n".join(starmap(_context, enumerate(trajectory.turns))), CHARACTERS),
-        shortened("\n".join(_spans(trajectory)), CHARACTERS),
+        shortened("\n\n".join(contexts), CHARACTERS),
+        shortened("\n".join(condensed), CHARACTERS),
     )
-
-
-def _context(number: int, turn: Turn) -> str:
-    """The messages that a turn saw, and its reply."""
-    messages = "\n".join(f"{message.role}: {message.text}" for message in (*turn.context, turn.reply))
-    return f"turn {number} ({len(turn.prompt_ids)} tokens)\n{messages}"
-
-
-def _spans(trajectory: Trajectory) -> list[str]:
-    """``turn 2, last_k: 55 → 31 tokens; turns 0–1 dropped (24 tokens)``, a line for each condensation."""
-    lines = []
-    for number, turn in enumerate(trajectory.turns):
-        if declared := turn.condensation:
-            spans = "; ".join(
-                f"turns {span.first}–{span.last} {span.status} ({span.tokens} tokens)" for span in declared.spans
-            )
-            tokens = f"{declared.tokens_before} → {declared.tokens_after} tokens"
-            lines.append(f"turn {number}, {declared.condenser}: {tokens}; {spans}")
-    return lines
