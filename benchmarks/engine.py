@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from meter import Meter
 from rollout_world import WORDS, World, play
 from tables import show
 
@@ -51,7 +52,6 @@ from condensegrpo.episodes.settings import Limits, ToolLimits
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.episodes.toolformats import Native
 from condensegrpo.learner.new_model import new_tokenizer
-from condensegrpo.planning.measured import Meter
 from condensegrpo.storage.trajectories import write_trajectory
 
 REPLY, ANSWER = 32, 8  # words

@@ -3,11 +3,12 @@
     python benchmarks/plan.py [--only NAME ...]
 
 Every case is a process of its own (one a rank under torchrun) with a model made on the spot, the real DeepSpeed learner
-and, where the case samples, the real transformers sampler: load, sample, two optimiser steps, sampler update, save.
+and, where the case samples, the real transformers sampler: load, sample, two optimiser steps, sample again.
 
-Measured is what planning/measured.py says. Before that each process runs a tiny model through the same code, so that
-libraries which load on first use are not counted. glibc keeps freed blocks that are smaller than a
-threshold, which it raises to 32 MB by itself; MALLOC_MMAP_THRESHOLD_ pins it, so that freed tensors go back at once.
+Measured is a peak above the first state of the process (benchmarks/meter.py). Before that each process runs a tiny
+model through the same code, so that libraries which load on first use are not counted. glibc keeps freed blocks that
+are smaller than a threshold, which it raises to 32 MB by itself; MALLOC_MMAP_THRESHOLD_ pins it, so that freed tensors
+go back at once.
 """
 
 import argparse
@@ -22,23 +23,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from meter import Meter
 
+from condensegrpo.assembly.learning_signal import objective
 from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import validate, vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.protocols.sampler import Sampler
-from condensegrpo.core.trajectory import SamplingParams
-from condensegrpo.learner import checkpoint
-from condensegrpo.learner.engine import close_deepspeed
-from condensegrpo.learner.model_folder import configuration, in_main_memory, write_policy
-from condensegrpo.learner.new_model import new_tokenizer
-from condensegrpo.learner.weights import gathered_weights
+from condensegrpo.core.trajectory import SamplingParams, Segment, TrainedTurn
+from condensegrpo.learner.engine import (
+    DeepSpeedEngine,
+    against_base,
+    against_copy,
+    close_deepspeed,
+    measure_logprobs,
+    open_reference,
+    optimizer_step,
+)
+from condensegrpo.learner.micro_batches import pack_rows
+from condensegrpo.learner.model_folder import configuration
 from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.measured import Meter, learn, longest_row, rows_of_step
-from condensegrpo.planning.plan import Plan, plan
-from condensegrpo.planning.sampling import COLOCATED
-from condensegrpo.planning.zero import Device
+from condensegrpo.planning.plan import COLOCATED, Device, Plan, plan
 
 MIB = 1 << 20
 SECONDS = 600  # of a case
@@ -110,41 +116,59 @@ def write_model(folder: Path, kind: str, sizes: dict[str, int | bool], dtype: to
 # --- one run, in a process of its own
 
 
-def measure_run(config: RunConfig, source: str, folder: Path) -> dict[str, int]:
-    """Load, sample, learn twice and publish as a training run does; the peak of each phase in bytes, of this rank.
+def measure_run(config: RunConfig, source: str) -> dict[str, int]:
+    """Load, sample, learn twice and sample as a training run does; the peak of each phase in bytes, of this rank.
 
     Every rank must call it.
 
     Args:
-        source: folder of the model; its weights are moved by two steps.
-        folder: where checkpoint and policy are written.
+        source: folder of the model.
     """
     meter = Meter()
     sampler = open_sampler(config, source) if config.sampler.name == COLOCATED else None
     learner = open_learner(config, source, config.learner.optimiser, lora=config.model.lora, total_steps=2)
     meter.ends("loading")
     vocabulary = configuration(source).vocab_size
-    if sampler is not None:
-        asyncio.run(_sample(sampler, config, vocabulary))
-        meter.ends("rolling out")
-    learn(config, source, learner, [longest_row(config, vocabulary)] * rows_of_step(config))
-    meter.ends("learning")
-    if sampler is not None:
-        asyncio.run(_sample(sampler, config, vocabulary))
-        meter.ends("rolling out")
-        sampler.update_weights(gathered_weights(learner), 1)
-    checkpoint.save(learner, folder / "checkpoints", step=1, state={})
-    write_policy(
-        folder / "policy",
-        learner.module.policy.config,
-        in_main_memory(gathered_weights(learner)),
-        tokenizer=new_tokenizer(["any"], kind="words", vocab_size=64),
-    )
-    meter.ends("publishing")
+    for phase in ("sampling", "learning", "sampling"):
+        if phase == "learning":
+            _learn(config, source, learner, [_longest_row(config, vocabulary)] * _rows_of_step(config))
+        elif sampler is not None:
+            asyncio.run(_sample(sampler, config, vocabulary))
+        meter.ends(phase)
     close_deepspeed(learner)
     if sampler is not None:
         sampler.close()
     return meter.peaks
+
+
+def _learn(config: RunConfig, source: str, learner: DeepSpeedEngine, rows: Sequence[Segment]) -> None:
+    """Two optimiser steps, with the reference and the old log-probabilities that a run needs."""
+    algorithm, model = config.algorithm, config.model
+    batches = pack_rows(rows, max_tokens=config.learner.tokens_per_micro_batch, share=False)
+    if algorithm.kl.coefficient and model.lora is not None:
+        batches = against_base(learner, batches, 1.0)
+    elif algorithm.kl.coefficient:
+        reference = open_reference(source, dtype=model.dtype, attention=model.attention, device=learner.device)
+        batches = against_copy(reference, learner.device, batches, 1.0)
+    if algorithm.importance.cap and algorithm.updates_per_batch > 1:
+        measure_logprobs(learner, batches)
+    for _ in range(2):
+        optimizer_step(learner, batches, objective(algorithm))
+
+
+def _rows_of_step(config: RunConfig) -> int:
+    """As many as this rank has trajectories in a step."""
+    from condensegrpo.learner import ranks
+
+    return config.train.problems_per_step // ranks.world_size() * config.train.samples_per_problem
+
+
+def _longest_row(config: RunConfig, vocabulary: int) -> Segment:
+    """A full context and a full output."""
+    context, outputs = config.rollout.limits.max_context_tokens, config.rollout.limits.max_output_tokens
+    turn = TrainedTurn(turn=0, start=context, logprobs=(-1.0,) * outputs, advantage=1.0, weight=1e-3)
+    token_ids = tuple(index % vocabulary for index in range(context + outputs))
+    return Segment(token_ids=token_ids, turns=(turn,), trajectory="row", first_turn=0)
 
 
 async def _sample(sampler: Sampler, config: RunConfig, vocabulary: int) -> None:
@@ -156,7 +180,7 @@ async def _sample(sampler: Sampler, config: RunConfig, vocabulary: int) -> None:
                 prompt[: len(prompt) - (seed == 0)],  # one is shorter: real prompts are padded to the longest
                 SamplingParams(max_tokens=limits.max_output_tokens, temperature=1.0, seed=seed),
             )
-            for seed in range(max(config.evaluate.problems, rows_of_step(config)))
+            for seed in range(max(config.evaluate.problems, _rows_of_step(config)))
         )
     )
 
@@ -168,8 +192,8 @@ def child(case: Case, folder: Path) -> None:
     torch.set_num_threads(1)
     ranks.join()
     few = ("rollout.limits.max_context_tokens=12", "rollout.limits.max_output_tokens=4", "evaluate.problems=4")
-    measure_run(vary(configured(case, folder / "tiny"), few), str(folder / "tiny"), folder / "first")
-    peaks = measure_run(configured(case, folder / "model"), str(folder / "model"), folder / "second")
+    measure_run(vary(configured(case, folder / "tiny"), few), str(folder / "tiny"))
+    peaks = measure_run(configured(case, folder / "model"), str(folder / "model"))
     if ranks.rank() == 0:
         print("PEAKS " + json.dumps(peaks), flush=True)
     ranks.leave()
@@ -197,16 +221,15 @@ def measured(case: Case, folder: Path) -> dict[str, float]:
 
 def line(name: str, predicted: Plan, peaks: dict[str, float]) -> str:
     """A row of the table."""
-    peak, most = predicted.peak, max(peaks.values())
-    phases = ", ".join(
-        f"{phase.name} {phase.bytes / MIB:.0f} / {peaks[phase.name] / MIB:.0f}"
+    most, run = max(peaks.values()), predicted.run
+    others = ", ".join(
+        f"{phase} {predicted.total(phase) / MIB:.0f} / {peaks[phase] / MIB:.0f}"
         for phase in predicted.phases
-        if phase.name in peaks and phase is not peak
+        if phase in peaks and phase != predicted.peak
     )
-    parameters = predicted.run.weights.trainable
     return (
-        f"| {name} | {parameters / 1e6:.0f} M | {predicted.run.batch.tokens} | {peak.name}: {peak.moment} | "
-        f"{peak.bytes / MIB:.0f} | {most / MIB:.0f} | {peak.bytes / most - 1:+.1%} | {phases} |"
+        f"| {name} | {run.trainable / 1e6:.0f} M | {run.batch.tokens} | {predicted.peak} | "
+        f"{predicted.bytes / MIB:.0f} | {most / MIB:.0f} | {predicted.bytes / most - 1:+.1%} | {others} |"
     )
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
+from meter import Meter
 from passes import Budget, ModelSize, Prepare, Step
 from torch import nn
 
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.devices import DTYPES
-from condensegrpo.planning.measured import Meter
 
 Clock = Literal["cpu", "wall"]
 

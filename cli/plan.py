@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -16,7 +15,7 @@ from condensegrpo.display import theme
 
 if TYPE_CHECKING:
     from condensegrpo.planning import remedies
-    from condensegrpo.planning.plan import Phase, Plan
+    from condensegrpo.planning.plan import Plan
 
 GIB, MIB = 1 << 30, 1 << 20
 UNITS = {"MB": 10**6, "GB": 10**9, "MIB": MIB, "GIB": GIB, "M": MIB, "G": GIB}
@@ -41,7 +40,7 @@ def plan(
 
     Example: condensegrpo plan gsm8k model.new=null model.path=Qwen/Qwen2.5-0.5B-Instruct --device-memory 24GiB
     """
-    room = None if device_memory is None else _bytes(device_memory)
+    room = None if device_memory is None else parse_size(device_memory)
     from condensegrpo.display.console import loading
 
     with loading("torch and transformers") as display:
@@ -71,7 +70,7 @@ def plan(
         raise typer.Exit(1)
 
 
-def _bytes(text: str) -> int:
+def parse_size(text: str) -> int:
     """A size in bytes: ``24GiB``, ``80 GB``, ``512MiB``; ``24G`` is ``24GiB``."""
     size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if size is None or size[2].upper() not in UNITS or float(size[1]) <= 0:
@@ -86,26 +85,34 @@ def _size(size: int) -> str:
 
 
 def _show(predicted: "Plan") -> None:
-    run, config, console = predicted.run, predicted.run.config, theme.console()
+    run, config, console, peak = predicted.run, predicted.run.config, theme.console(), predicted.peak
     where = config.model.path or "a new model"
     console.print(
         f"{where} ({run.model.kind}): {run.model.parameters:,} parameters, {config.model.dtype}, ZeRO "
         f"{config.learner.zero_stage} on {run.ranks} × {run.device}\n",
         style="bold",
     )
-    console.print(_table(predicted))
-    peak = predicted.peak
-    largest = max(peak.parts, key=lambda part: part.bytes)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style=theme.DIM)
+    table.add_column("")
+    for name in predicted.phases:
+        table.add_column(Text(name, theme.HEAD if name == peak else theme.DIM), justify="right")
+    for part in dict.fromkeys(part for parts in predicted.phases.values() for part in parts):
+        sizes = [parts.get(part, 0) for parts in predicted.phases.values()]
+        if any(sizes):
+            table.add_row(part, *(_size(size) if size else "" for size in sizes))
+    totals = (Text(_size(predicted.total(name)), theme.HEAD if name == peak else "bold") for name in predicted.phases)
+    table.add_row(Text("total", "bold"), *totals)
+    console.print(table)
+    parts, tokens = predicted.phases[peak], predicted.tokens
+    largest = max(parts, key=lambda part: parts[part])
+    each = counted(tokens.micro_batches, "micro-batch", "micro-batches")
     console.print(
-        f"\npeak      {_size(peak.bytes)} on each device, when {peak.name} ({peak.moment}); "
-        f"largest part: {largest.name}, {_size(largest.bytes)}"
-    )
-    tokens, each = predicted.tokens, counted(predicted.tokens.micro_batches, "micro-batch", "micro-batches")
-    console.print(
+        f"\npeak      {_size(predicted.bytes)} on each device, when {peak}; largest part: {largest}, "
+        f"{_size(parts[largest])}\n"
         f"a step    at most {tokens.step:,} tokens, {tokens.trained:,} of them trained, over all ranks; "
         f"{each} of at most {run.batch.tokens:,} tokens on each\n"
         f"sampling  at most {predicted.requests:,} requests at a time\n"
-        f"the run   {tokens.optimiser_steps:,} optimiser steps"
+        f"the run   {config.train.steps * config.algorithm.updates_per_batch:,} optimiser steps"
     )
     if run.checkpointed:
         console.print(f"backward  computes {run.checkpointed} of {run.model.decoder.layers} decoder layers again")
@@ -113,32 +120,11 @@ def _show(predicted: "Plan") -> None:
         console.print(f"note      {note}", style=theme.WARN)
 
 
-def _table(predicted: "Plan") -> Table:
-    """Parts in rows, phases in columns, the largest phase marked."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style=theme.DIM)
-    table.add_column("")
-    peak = predicted.peak
-    for phase in predicted.phases:
-        head = Text(f"{phase.name}\n", theme.HEAD if phase is peak else theme.DIM)
-        table.add_column(head.append(phase.moment, theme.DIM), justify="right")
-    sizes = [_sizes(phase) for phase in predicted.phases]
-    for name in dict.fromkeys(name for parts in sizes for name in parts):
-        table.add_row(name, *(_size(parts[name]) if name in parts else "" for parts in sizes))
-    totals = (Text(_size(phase.bytes), theme.HEAD if phase is peak else "bold") for phase in predicted.phases)
-    table.add_row(Text("total", "bold"), *totals)
-    return table
-
-
-def _sizes(phase: "Phase") -> dict[str, int]:
-    """The parts that are not empty, in bytes."""
-    return {part.name: part.bytes for part in phase.parts if part.bytes}
-
-
 def _verdict(predicted: "Plan", room: int, change: "tuple[remedies.Overrides, Plan] | None") -> None:
     from condensegrpo.planning.plan import USABLE
-    from condensegrpo.planning.remedies import advice
+    from condensegrpo.planning.remedies import advice, lines
 
-    console, needed = theme.console(), predicted.peak.bytes
+    console, needed = theme.console(), predicted.bytes
     usable = f"{_size(int(USABLE * room))} ({_size(room)} less {1 - USABLE:.0%} for CUDA, NCCL and unused reserves)"
     if predicted.fits(room):
         console.print(f"\nfits      {_size(needed)} of {usable}", style=theme.GOOD)
@@ -156,30 +142,37 @@ def _verdict(predicted: "Plan", room: int, change: "tuple[remedies.Overrides, Pl
     overrides, changed = change
     ranks = changed.run.ranks
     where = "" if ranks == predicted.run.ranks else f" on {ranks} devices (--ranks {ranks})"
-    console.print(f"→ it would fit{where}, with {_size(changed.peak.bytes)}:", style=theme.BAD)
-    typer.echo(f"  {' '.join(overrides)}")  # on one line, to be copied
+    console.print(f"→ it would fit{where}, with {_size(changed.bytes)}:", style=theme.BAD)
+    typer.echo(f"  {' '.join(lines(overrides))}")  # on one line, to be copied
 
 
 def _as_json(
     predicted: "Plan", room: int | None, change: "tuple[remedies.Overrides, Plan] | None"
 ) -> dict[str, object]:
+    from condensegrpo.planning.remedies import lines
+
     run = predicted.run
     return {
         "version": 1,
-        "model": {"kind": run.model.kind, "parameters": run.model.parameters, **asdict(run.weights)},
+        "model": {"kind": run.model.kind, "parameters": run.model.parameters, "trainable": run.trainable},
         "device": run.device,
         "ranks": run.ranks,
         "phases": [
-            {"name": phase.name, "moment": phase.moment, "bytes": phase.bytes, "parts": _sizes(phase)}
-            for phase in predicted.phases
+            {
+                "name": name,
+                "bytes": predicted.total(name),
+                "parts": {part: size for part, size in parts.items() if size},
+            }
+            for name, parts in predicted.phases.items()
         ],
-        "peak": {"phase": predicted.peak.name, "bytes": predicted.peak.bytes},
-        "tokens": asdict(predicted.tokens),
-        "micro_batch": asdict(run.batch),
+        "peak": {"phase": predicted.peak, "bytes": predicted.bytes},
+        "checkpointed_layers": run.checkpointed,
+        "tokens": predicted.tokens._asdict(),
+        "micro_batch": run.batch._asdict(),
         "requests": predicted.requests,
         "notes": predicted.notes,
         "device_memory": room,
         "fits": room is None or predicted.fits(room),
         "refusal": predicted.refusal,
-        "remedy": None if change is None else {"overrides": change[0], "ranks": change[1].run.ranks},
+        "remedy": None if change is None else {"overrides": lines(change[0]), "ranks": change[1].run.ranks},
     }

@@ -49,7 +49,7 @@ PLUG_INS = {"condensers", "rewards", "tasks", "tools", "integrations", "studies"
 SANDBOX_USERS = {  # beside plug-ins
     "condensegrpo.assembly.parts",
     "condensegrpo.assembly.components",
-    "condensegrpo.cli.doctor_machine",
+    "condensegrpo.cli.doctor",
     "condensegrpo.config.schema",  # the limits are a section
 }
 PLUG_IN_LOADERS = {  # beside the assembly

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import inf
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,8 +23,6 @@ from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.algorithms.prefix_tree import tree
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.preflight import check_run
-from condensegrpo.cli.doctor_machine import Level
-from condensegrpo.cli.doctor_trials import try_attention
 from condensegrpo.config.load import named_config
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.learner.attention_kernels import (
@@ -54,7 +51,6 @@ from condensegrpo.learner.tree_kernels import (
     gathered_keys,
     intervals,
 )
-from condensegrpo.storage.run_folder import RunFolder
 
 EXAMPLE = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 6]]
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=9)  # much is shared
@@ -383,14 +379,6 @@ def test_a_kernel_that_does_not_exist_or_cannot_run_here_is_refused_with_those_t
 def test_a_dry_run_refuses_a_kernel_that_cannot_run() -> None:
     with pytest.raises(ConfigError, match=r"model\.attention: found flash; it runs on a GPU"):
         check_run(build(named_config("quickstart", ["model.attention=flash"])))
-
-
-def test_doctor_warns_of_kernels_that_cannot_run_unless_the_run_wants_them(tmp_path: Path) -> None:
-    config = named_config("quickstart", ["model.attention=flex", "model.dtype=bfloat16"])
-    flexible, flashing = try_attention(config, RunFolder.create(tmp_path / "run"))
-    assert (flexible.level, flexible.area) == (Level.PROBLEM, "attention, flex")
-    assert flexible.cure == "set model.attention=auto, which takes another kernel"
-    assert (flashing.level, flashing.found) == (Level.WARNING, "it runs on a GPU, and torch finds none")
 
 
 def test_dropout_is_left_to_sdpa() -> None:

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
-from math import ceil
 from pathlib import Path
 
 import pytest
@@ -13,27 +12,23 @@ import typer
 from builders import write_tokenizer
 from typer.testing import CliRunner, Result
 
-from condensegrpo.cli import doctor_machine
 from condensegrpo.cli.doctor import (
-    config_findings,
-    data_findings,
-    doctor,
-    memory_finding,
-    print_findings,
-)
-from condensegrpo.cli.doctor_machine import (
     GIB,
+    INSTALL,
     Finding,
     Level,
     compiler_findings,
+    config_findings,
     device_findings,
     disk_finding,
+    doctor,
     free_memory,
-    memory_findings,
+    memory_finding,
     ok,
     package_findings,
+    print_findings,
     problem,
-    python_findings,
+    python_finding,
     sandbox_finding,
     thread_finding,
     usable_cores,
@@ -45,8 +40,8 @@ from condensegrpo.core.errors import PluginError
 from condensegrpo.core.plugins import KINDS, installed, load
 from condensegrpo.display.theme import console
 from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.plan import USABLE, plan
-from condensegrpo.planning.remedies import remedy
+from condensegrpo.planning.plan import plan
+from condensegrpo.planning.remedies import lines, remedy
 from condensegrpo.sandbox import probing
 
 CONFIG = """
@@ -80,13 +75,13 @@ def config_with(tmp_path: Path, text: str) -> str:
 
 
 def test_this_environment_is_well() -> None:
-    assert levels(python_findings()) == {"Python": Level.OK}
+    assert python_finding().level is Level.OK
     assert set(levels(device_findings())) >= {"devices"}
     assert levels(device_findings())["devices"] is Level.OK
 
 
 def test_a_package_is_held_against_its_pin() -> None:
-    findings = package_findings(["rich>=13", "typer==0.0.1", "no-such-package-xyz>=1", "vllm; extra == 'vllm'"])
+    findings = [*package_findings(["rich>=13", "typer==0.0.1", "no-such-package-xyz>=1", "vllm; extra == 'vllm'"])]
     assert levels(findings) == {"rich": Level.OK, "typer": Level.PROBLEM, "no-such-package-xyz": Level.PROBLEM}
     assert cure(findings, "typer") == "pip install 'typer==0.0.1'"
     assert "required >=1" in findings[2].found
@@ -95,12 +90,11 @@ def test_a_package_is_held_against_its_pin() -> None:
 def test_free_memory_is_in_bytes() -> None:
     free = free_memory()
     assert 0 < free < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert [finding.area for finding in memory_findings()] == ["memory"]
 
 
 def test_a_missing_compiler_is_a_warning_with_its_cure() -> None:
     code = """
-from condensegrpo.cli.doctor_machine import compiler_findings
+from condensegrpo.cli.doctor import compiler_findings
 print([(finding.area, finding.level.value, finding.cure) for finding in compiler_findings()])
 """
     done = subprocess.run(
@@ -141,22 +135,16 @@ def test_models_in_the_hub_cache_are_found_and_others_not_when_offline(tmp_path:
     (cached / "blobs/5678").write_text("{}")
     (cached / "snapshots/1234/config.json").symlink_to("../../blobs/5678")
     code = """
-from condensegrpo.cli.doctor_machine import hub_finding
 from condensegrpo.cli.doctor import _hub_model
-print(hub_finding().found)
 for name in ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/other"):
     print(_hub_model(name).level, _hub_model(name).found)
 """
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines() == [
-        f"1 model in {tmp_path}; HF_HUB_OFFLINE is set: nothing is downloaded",
         "ok Qwen/Qwen2.5-0.5B-Instruct is in the Hub cache",
         f"problem Qwen/other is not in {tmp_path}, and HF_HUB_OFFLINE is set",
     ]
-    environment["HF_HUB_CACHE"] = str(tmp_path / "none")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.startswith("0 models in ")
 
 
 # --- a configuration
@@ -183,33 +171,10 @@ def test_a_plugin_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_missing_data_is_a_problem(tmp_path: Path) -> None:
-    findings = config_findings(
-        config_with(tmp_path, CONFIG), [f"task.data={tmp_path}/none.jsonl", f"task.eval_data={tmp_path}"]
-    )
-    assert levels(findings)["task.data"] is Level.PROBLEM
-    assert levels(findings)["task.eval_data"] is Level.OK
-
-
-def test_a_pattern_of_games_and_the_folder_in_which_a_run_makes_them_are_no_problem(tmp_path: Path) -> None:
-    (tmp_path / "one.z8").touch()
-    games = ["task.name=textworld", f"task.data={tmp_path}/*.z8", f"task.eval_data={tmp_path}/held_out/*.z8"]
-    config = load_config(Path(config_with(tmp_path, CONFIG)), [*games, f"task.options.folder={tmp_path}/made"])
-    assert levels([*data_findings(config)]) == {"task.data": Level.OK, "task.eval_data": Level.PROBLEM}
-
-
-def test_a_dataset_of_the_hub_may_be_in_the_cache_of_a_machine_that_is_offline(tmp_path: Path) -> None:
-    code = """
-import sys
-from pathlib import Path
-from condensegrpo.cli.doctor import data_findings
-from condensegrpo.config.load import load_config
-for finding in data_findings(load_config(Path(sys.argv[1]), ["task.data=openai/gsm8k:main"])):
-    print(finding.level, finding.found)
-"""
-    command = [sys.executable, "-c", code, config_with(tmp_path, CONFIG)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout == "warning openai/gsm8k:main is not a file on this machine, and HF_HUB_OFFLINE is set\n"
+    missing = tmp_path / "none.jsonl"
+    findings = config_findings(config_with(tmp_path, CONFIG), ["task.name=jsonl", f"task.data={missing}"])
+    assert levels(findings)["data"] is Level.PROBLEM
+    assert str(missing) in next(one.found for one in findings if one.area == "data")
 
 
 def folder_findings(tmp_path: Path) -> list[Finding]:
@@ -255,21 +220,22 @@ def test_a_model_that_is_nowhere_is_a_problem(tmp_path: Path) -> None:
     assert levels(config_findings(path, ["model.path=models/my model"]))["model"] is Level.PROBLEM  # no id of the Hub
 
 
-def test_a_run_that_a_change_makes_fit_is_given_the_change(tmp_path: Path) -> None:
-    """It is the change that ``condensegrpo plan`` finds; two GPUs are planned with two ranks."""
+def test_a_prediction_above_the_free_memory_is_a_note_while_the_states_fit(tmp_path: Path) -> None:
+    """The prediction is for rows and replies as long as they may be. Two GPUs are planned with two ranks."""
     policy = tmp_path / "policy"
     write_tokenizer(policy)
     write_config(policy, hidden_size=1024, intermediate_size=4096, num_hidden_layers=24)  # 0.4 G parameters
     text = f"name: demo\nmodel: {{path: {policy}}}\ntask: {{name: ledger}}\n"
     config = load_config(Path(config_with(tmp_path, text)), [])
-    architecture_of = architecture(config.model)
-    needed = plan(config, architecture_of, ranks=2, device="gpu", memory=GIB).peak.bytes
-    needed = ceil(needed / USABLE)
-    assert memory_finding(config, (needed, 2 * needed), 0).level is Level.OK
-    tight = memory_finding(config, (needed - 1, 2 * needed), 0)
-    change = remedy(plan(config, architecture_of, ranks=2, device="gpu", memory=needed - 1), needed - 1)
+    planned = plan(config, architecture(config.model), ranks=2, device="gpu", memory=GIB)
+    assert planned.states < planned.bytes
+    note = memory_finding(config, (planned.states, planned.bytes), 0)
+    assert note.level is Level.OK
+    assert "if all rows and replies are as long as they may be" in note.found
+    tight = memory_finding(config, (planned.states - 1, planned.bytes), 0)
+    change = remedy(planned, planned.states - 1)
     assert change is not None
-    assert (tight.level, tight.cure) == (Level.PROBLEM, " ".join(change[0]))
+    assert (tight.level, tight.cure) == (Level.PROBLEM, " ".join(lines(change[0])))
 
 
 def test_ranks_that_do_not_divide_the_problems_of_a_step_are_a_problem(tmp_path: Path) -> None:
@@ -279,12 +245,11 @@ def test_ranks_that_do_not_divide_the_problems_of_a_step_are_a_problem(tmp_path:
 
 def test_what_tools_read_and_need_is_looked_for(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
-    tools = f"rollout.tools.use=[{{name: search, options: {{corpus: {corpus}}}}}]"
+    tools = f"rollout.tools.use=[{{name: search, options: {{corpus: {corpus}, cache: {tmp_path}/cache}}}}]"
     path = config_with(tmp_path, CONFIG)
-    assert levels(config_findings(path, [tools]))["rollout.tools.use.0.options.corpus"] is Level.PROBLEM
+    assert any(str(corpus) in each.found for each in config_findings(path, [tools]) if each.level is Level.PROBLEM)
     corpus.write_text('{"title": "a", "text": "b"}\n')
-    found = levels(config_findings(path, [tools.replace("corpus:", f"cache: {tmp_path}/cache, corpus:")]))
-    assert found["rollout.tools.use.0.options.corpus"] is Level.OK
+    assert levels(config_findings(path, [tools]))["plug-ins"] is Level.OK
     lucene = config_findings(path, [f"rollout.tools.use=[{{name: search_lucene, options: {{index: {tmp_path}}}}}]"])
     assert "pyserini and a Java" in next(each.found for each in lucene if each.area == "plug-ins")
 
@@ -349,7 +314,7 @@ def test_the_exit_code_is_1_iff_there_is_a_problem(tmp_path: Path) -> None:
     assert ill.exit_code == 1
     last = json.loads(ill.stdout)["findings"][-1]
     assert (last["area"], last["level"]) == ("configuration", "problem")
-    assert doctor_machine.INSTALL.startswith("pip install")
+    assert INSTALL.startswith("pip install")
 
 
 # --- plugins

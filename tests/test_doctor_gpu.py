@@ -10,10 +10,10 @@ from command import succeed, succeed_on_two_ranks
 from needs_vllm import needs_vllm
 from typer.testing import CliRunner
 
-from condensegrpo.cli import doctor_trials
+from condensegrpo.cli import doctor_gpu
 from condensegrpo.cli.app import app
-from condensegrpo.cli.doctor_machine import Finding, Level
-from condensegrpo.cli.doctor_trials import run_trial, try_all
+from condensegrpo.cli.doctor import Finding, Level
+from condensegrpo.cli.doctor_gpu import run_trial
 
 TINY = ("quickstart", "learner.tokens_per_micro_batch=512", "train.problems_per_step=2", "train.samples_per_problem=2")
 
@@ -28,7 +28,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def tried(name: str, *arguments: str, folder: Path, ranks: int = 1) -> list[Finding]:
     """The findings of a trial in forks, where ``run_trial`` starts new interpreters."""
     file = folder / "findings.json"
-    (succeed if ranks == 1 else succeed_on_two_ranks)(name, str(file), *arguments, program=doctor_trials.main)
+    (succeed if ranks == 1 else succeed_on_two_ranks)(name, str(file), *arguments, program=doctor_gpu.main)
     return [Finding(**{**one, "level": Level(one["level"])}) for one in json.loads(file.read_text())]
 
 
@@ -44,31 +44,17 @@ def test_a_check_on_all_devices_is_a_rank_on_each_and_the_first_reports(module: 
         "import json, os, sys\nfinding = {'area': 'ranks', 'level': 'ok', 'found': os.environ['WORLD_SIZE']}\n"
         "os.environ['RANK'] == '0' and open(sys.argv[2], 'w').write(json.dumps([finding]))"
     )
-    (finding,) = run_trial("ranks", (), ranks=2, module="faulty_check")
+    (finding,) = run_trial("learner", (), ranks=2, module="faulty_check")
     assert (finding.level, finding.found) == (Level.OK, "2")
 
 
-def test_two_ranks_add_up(tmp_path: Path) -> None:
-    (finding,) = tried("ranks", *TINY, folder=tmp_path, ranks=2)
-    assert finding.level is Level.OK
-    assert finding.found.startswith("2 ranks add up 64 MiB over gloo: ")
-
-
-@pytest.mark.parametrize(("ranks", "said"), [(1, "steps on 1 rank in"), (2, "steps on 2 ranks in")])
-def test_a_step_of_the_learner_on_all_devices_is_measured_against_the_plan(
-    ranks: int, said: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("ranks", "said"), [(1, "a step on 1 rank in"), (2, "a step on 2 ranks in")])
+def test_a_step_of_the_learner_on_all_devices(ranks: int, said: str, tmp_path: Path) -> None:
     """Ranks that share rows do so if there are enough of them."""
     sharing = ("learner.sequence_parallel=2", "learner.zero_stage=3")
     (finding,) = tried("learner", *TINY, *sharing, folder=tmp_path, ranks=ranks)
-    assert finding.level is not Level.PROBLEM, finding
+    assert finding.level is Level.OK, finding
     assert said in finding.found
-    assert "planned" in finding.found
-
-
-def test_without_a_configuration_the_device_multiplies_in_bfloat16(tmp_path: Path) -> None:
-    (finding,) = tried("device", folder=tmp_path)
-    assert (finding.level, finding.found) == (Level.OK, "bfloat16 works on cpu")
 
 
 @pytest.mark.parametrize(
@@ -93,16 +79,8 @@ def test_the_sampler_is_held_against_the_learner_before_and_after_a_step(
     ] * 2
 
 
-@needs_vllm
-def test_a_server_gets_the_weights_of_a_step(tmp_path: Path) -> None:
-    findings = tried("transfer", *TINY, folder=tmp_path)
-    assert [finding.level for finding in findings] == [Level.OK] * 4, findings
-    assert {finding.area for finding in findings} == {"server, weights=folder"}  # NCCL needs GPUs
-
-
 def test_what_a_configuration_lacks_is_a_problem_and_no_traceback(tmp_path: Path) -> None:
-    """It is found where files are downloaded, which has no time limit."""
-    (finding,) = tried("files", "quickstart", "model.new=null", "model.path=./nowhere", folder=tmp_path)
+    (finding,) = tried("learner", "quickstart", "model.new=null", "model.path=./nowhere", folder=tmp_path)
     assert finding.level is Level.PROBLEM
     assert "nowhere" in finding.found
     assert "Traceback" not in finding.found
@@ -110,9 +88,9 @@ def test_what_a_configuration_lacks_is_a_problem_and_no_traceback(tmp_path: Path
 
 def test_a_check_that_hangs_is_ended_with_all_its_processes(module: Path) -> None:
     module.write_text("import subprocess, time; subprocess.Popen(['sleep', '98765']); time.sleep(98765)")
-    (finding,) = run_trial("transfer", (), ranks=1, seconds=1.0, module="faulty_check")
+    (finding,) = run_trial("sampler", (), ranks=1, seconds=1.0, module="faulty_check")
     assert finding.found == "no answer after 1 s"
-    assert finding.cure.startswith("NCCL_DEBUG=INFO")
+    assert finding.cure.startswith("run it alone")
     left = [process for process in psutil.process_iter(["cmdline"]) if "98765" in (process.info["cmdline"] or ())]
     assert not psutil.wait_procs(left, timeout=240)[1]  # one that was killed is seen until it is reaped
 
@@ -122,12 +100,3 @@ def test_a_check_that_dies_says_how_and_what_it_printed_last(module: Path) -> No
     (finding,) = run_trial("learner", (), ranks=1, module="faulty_check")
     assert finding.level is Level.PROBLEM
     assert finding.found == "the check ended with code -11: CUDA error"
-
-
-def test_what_needs_two_devices_is_not_tried_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("condensegrpo.cli.doctor_trials.run_trial", lambda name, arguments, ranks: [])
-    findings = try_all(1, None, ())
-    assert {finding.area: finding.found for finding in findings} == {
-        "ranks": "not tried: it needs two devices",
-        "transfer": "not tried: it needs two devices",
-    }

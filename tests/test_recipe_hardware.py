@@ -12,9 +12,8 @@ from condensegrpo.config.checks import check_figures
 from condensegrpo.config.load import config_on, find_config, shipped, vary
 from condensegrpo.config.schema import ModelSettings, RunConfig
 from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.plan import Plan, plan
-from condensegrpo.planning.remedies import remedy
-from condensegrpo.planning.zero import Device
+from condensegrpo.planning.plan import Device, Plan, plan
+from condensegrpo.planning.remedies import lines, remedy
 
 GIB = 1 << 30
 HEADER = re.compile(r"^# Hardware: (?:(\d+) × (\d+) GiB GPU|CPU with (\d+) GiB)(?: with (.+))?$", re.MULTILINE)
@@ -82,14 +81,16 @@ CARD = Hardware(1, "gpu", 80 * GIB, ())
 def test_adapters_of_qwen3_8b_by_hand(models: Path) -> None:
     """16·36·(q 8192 + k 5120 + v 5120 + o 8192 + 3·(4096 + 12288)) adapters beside 8,190,735,360 frozen weights.
 
-    In bfloat16: base and adapters of 2 bytes; masters, two moments and summed gradients of the adapters of 4 each.
+    In bfloat16: base and adapters of 2 bytes; masters, two moments and summed gradients of the adapters of 4 each, and
+    fresh ones of 2.
     """
     _, found = planned("gsm8k", LORA, models, CARD)
     adapters = 16 * 36 * (8192 + 5120 + 5120 + 8192 + 3 * 16384)
-    assert (found.run.weights.trainable, found.run.weights.frozen) == (adapters, 8_190_735_360)
-    held = {part.name: part.bytes for part in found.phases[2].parts}
+    assert (found.run.trainable, found.run.weights) == (adapters, 8_190_735_360 + adapters)
+    held = found.phases["learning"]
     assert held["weights"] == 2 * (8_190_735_360 + adapters)
-    assert held["fp32 masters"] == held["gradients, summed"] == 4 * adapters
+    assert held["fp32 masters"] == 4 * adapters
+    assert held["gradients"] == (4 + 2) * adapters
     assert held["Adam's moments"] == 8 * adapters
 
 
@@ -100,10 +101,10 @@ def test_a_fitting_setting_for_qwen3_8b_is_found_as_overrides(more: tuple[str, .
     change = remedy(found, CARD.memory)
     assert change is not None
     overrides, after = change
-    assert (after.run.ranks, after.peak.bytes <= CARD.memory) == (1, True)
-    again = vary(config, overrides)  # as a person pastes them behind the command
+    assert (after.run.ranks, after.bytes <= CARD.memory) == (1, True)
+    again = vary(config, lines(overrides))  # as a person pastes them behind the command
     check_figures(again)
-    assert plan(again, found.run.model, ranks=1, device="gpu", memory=CARD.memory).peak == after.peak
+    assert plan(again, found.run.model, ranks=1, device="gpu", memory=CARD.memory).phases == after.phases
 
 
 def test_qwen3_8b_with_lora_and_vllm_fits_one_card_with_defaults(models: Path) -> None:

@@ -4,7 +4,7 @@
 many layers must do so on a GPU; the others save their second pass. A device keeps until backward, for S tokens (with
 sequence parallelism: those of this rank):
 
-    off   in every layer what autograd saves there (``planning/formulas.py``, ``layer_bytes``)
+    off   in every layer what autograd saves there (``planning/plan.py``, ``layer_bytes``)
     on    in every layer its input, S·H numbers in the precision of the weights; and during backward what autograd saves
           in one layer, since layers are computed again one after another
 

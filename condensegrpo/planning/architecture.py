@@ -1,7 +1,6 @@
 """The size of a model from its configuration. The model is built on torch's meta device: no weights, no memory."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -14,28 +13,54 @@ from condensegrpo.learner.model_folder import auto_class, configuration, sees
 from condensegrpo.learner.new_model import new_config
 from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.learner.vision_tower import tower
-from condensegrpo.planning.formulas import Decoder, Tower
 
-# gated layers with RMS norms, as in ``formulas.layer_bytes``; of models that see: their decoders
+# gated layers with RMS norms, which the plan's activations are those of; of models that see: their decoders
 LAYERS_KNOWN = (
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "qwen2_5_vl",
-    "qwen3_vl",
-    "smolvlm",
-    "idefics3",
-    "llava_onevision",
+    *("llama", "mistral", "qwen2", "qwen3"),
+    *("qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3", "llava_onevision"),
 )
 
 
-class Adapters(NamedTuple):
-    """The adapters of ``model.lora``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """The sizes of a decoder of gated layers with RMS norms: Llama, Mistral, Qwen2, Qwen3 and their like."""
 
-    parameters: int  # elements of all A and B
-    width: int  # their ranks together
-    layers: int  # how many linear layers have one
+    hidden: int  # H
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    ffn: int  # F
+    vocabulary: int  # V
+    normed_heads: bool  # queries and keys have norms, as in Qwen3
+    tied: bool  # the LM head is the embedding
+
+    @property
+    def queries(self) -> int:
+        """Q, the width of all queries of a token."""
+        return self.heads * self.head_size
+
+    @property
+    def keys(self) -> int:
+        """K, the width of all keys of a token."""
+        return self.kv_heads * self.head_size
+
+    @property
+    def embedding(self) -> int:
+        """Elements of the embedding, V·H."""
+        return self.vocabulary * self.hidden
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tower:
+    """The sizes of a vision tower with its projector."""
+
+    hidden: int
+    layers: int
+    ffn: int
+    parameters: int
+    patches: int  # of a token of a picture
+    pixels: int  # numbers of a patch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +70,14 @@ class Architecture:
     kind: str  # transformers' model_type
     decoder: Decoder
     parameters: int  # elements, a tied one once
-    adapters: Adapters | None  # beside these
+    adapters: int | None  # elements of model.lora's A and B; None: all weights train
+    adapters_width: int  # ranks of all adapters together
     tower: Tower | None  # None: a model of text
-    plain: str | None  # why the learner lays rows side by side or in a line; None: it computes along tree paths
+    computes_trees: bool  # else the learner takes plain rows
 
     @property
     def known(self) -> bool:
-        """Whether its layers are those that the formulas for activations are made of."""
+        """Whether its layers are those that the plan counts."""
         return self.kind in LAYERS_KNOWN
 
 
@@ -69,29 +95,28 @@ def architecture(model: ModelSettings) -> Architecture:
     text = config.get_text_config()
     try:
         with torch.device("meta"):
-            empty = auto_class(config).from_config(config)
-        heads, adapters = text.num_attention_heads, None
-        if model.lora is not None:
-            adapted, rank = adapted_layers(empty, model.lora.targets, model.vision), model.lora.rank
-            elements = rank * sum(layer.in_features + layer.out_features for layer in adapted)
-            adapters = Adapters(parameters=elements, width=rank * len(adapted), layers=len(adapted))
+            policy = auto_class(config).from_config(config)
+        heads, lora = text.num_attention_heads, model.lora
+        adapted = [] if lora is None else adapted_layers(policy, lora.targets, model.vision)
+        rank = 0 if lora is None else lora.rank
         return Architecture(
             kind=config.model_type,
             decoder=Decoder(
                 hidden=text.hidden_size,
                 layers=text.num_hidden_layers,
                 heads=heads,
-                kv_heads=_number(text, "num_key_value_heads") or heads,
-                head_size=_number(text, "head_dim") or text.hidden_size // heads,
-                ffn=_number(text, "intermediate_size") or 4 * text.hidden_size,
+                kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+                head_size=getattr(text, "head_dim", None) or text.hidden_size // heads,
+                ffn=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
                 vocabulary=text.vocab_size,
-                normed_heads=any(name.endswith("q_norm.weight") for name, _ in empty.named_parameters()),
-                tied=empty.get_output_embeddings().weight is empty.get_input_embeddings().weight,
+                normed_heads=any(name.endswith("q_norm.weight") for name, _ in policy.named_parameters()),
+                tied=policy.get_output_embeddings().weight is policy.get_input_embeddings().weight,
             ),
-            parameters=sum(tensor.numel() for tensor in empty.parameters()),
-            adapters=adapters,
-            tower=_tower(config, empty) if sees(config) else None,
-            plain=why_no_trees(text.to_dict(), model.attention),
+            parameters=sum(tensor.numel() for tensor in policy.parameters()),
+            adapters=rank * sum(layer.in_features + layer.out_features for layer in adapted) or None,
+            adapters_width=rank * len(adapted),
+            tower=_tower(config, policy) if sees(config) else None,
+            computes_trees=why_no_trees(text.to_dict(), model.attention) is None,
         )
     except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ZeroDivisionError) as error:
         raise ConfigError(
@@ -104,20 +129,13 @@ def architecture(model: ModelSettings) -> Architecture:
 def _tower(config: PretrainedConfig, policy: PreTrainedModel) -> Tower:
     """The sizes of a vision tower; families name them differently."""
     vision = config.vision_config
-    side = _number(vision, "spatial_merge_size") or _number(config, "scale_factor") or 1
-    channels = _number(vision, "num_channels") or _number(vision, "in_channels") or 3
+    side = getattr(vision, "spatial_merge_size", None) or getattr(config, "scale_factor", None) or 1
+    channels = getattr(vision, "num_channels", None) or getattr(vision, "in_channels", None) or 3
     return Tower(
         hidden=vision.hidden_size,
-        layers=_number(vision, "depth") or vision.num_hidden_layers,
-        heads=_number(vision, "num_heads") or vision.num_attention_heads,
+        layers=getattr(vision, "depth", None) or vision.num_hidden_layers,
         ffn=vision.intermediate_size,
         parameters=sum(tensor.numel() for _, tensor in tower(policy)),
         patches=side**2,
-        pixels=channels * (_number(vision, "temporal_patch_size") or 1) * vision.patch_size**2,
+        pixels=channels * (getattr(vision, "temporal_patch_size", None) or 1) * vision.patch_size**2,
     )
-
-
-def _number(text: PretrainedConfig, name: str) -> int | None:
-    """A size that not every configuration has; some have it without a value."""
-    size: int | None = getattr(text, name, None)
-    return size

@@ -1,11 +1,10 @@
 """The mildest change of the configuration with which a plan fits, found by planning with each candidate.
 
 While a plan does not fit, the first candidate in ``_candidates`` that lowers its peak is taken, so that changes that
-cost little come first. What turns out not to be needed is taken back, and batches grow again as far as they fit.
+cost little come first. Overrides that turn out not to be needed are taken back.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from condensegrpo.config.checks import check_figures
 from condensegrpo.config.load import vary
@@ -13,10 +12,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.devices import device_memory
 from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.formulas import MicroBatch
-from condensegrpo.planning.plan import Plan, config_on_devices, plan
-from condensegrpo.planning.sampling import COLOCATED, VLLM
-from condensegrpo.planning.zero import Device
+from condensegrpo.planning.plan import COLOCATED, VLLM, Device, Plan, config_on_devices, plan
 from condensegrpo.samplers.vllm.settings import ranks_a_copy
 
 MOST_RANKS = 64
@@ -25,54 +21,30 @@ TOKENS, REQUESTS = "learner.tokens_per_micro_batch", "sampler.options.max_batch"
 SHARE = "sampler.options.engine.gpu_memory_utilization"
 SHARING = "sampler.options.engine.tensor_parallel_size"
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1)  # of a GPU, for vLLM
-Overrides = tuple[str, ...]  # of the configuration
+Overrides = dict[str, str]  # key of the configuration → value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
-    """Overrides of a configuration, and the plan with them."""
-
-    overrides: dict[str, str]  # key → value
-    planned: Plan
-
-    @property
-    def sizes(self) -> tuple[MicroBatch, int]:
-        """Its batches: a micro-batch of the learner, and the requests of the sampler."""
-        return self.planned.run.batch, self.planned.requests
-
-    def with_(self, start: RunConfig, overrides: dict[str, str]) -> "Changed | None":
-        """The same with these overrides of ``start`` instead; None: they contradict the rest of it."""
-        try:
-            config = vary(start, lines(overrides))
-            check_figures(config)
-            run = self.planned.run
-            planned = plan(config, run.model, ranks=run.ranks, device=run.device, memory=run.memory)
-        except ConfigError:
-            return None
-        return Changed(overrides=overrides, planned=planned)
-
-
-def lines(overrides: dict[str, str]) -> Overrides:
-    """As they stand on a command line."""
+def lines(overrides: Overrides) -> tuple[str, ...]:
+    """Overrides as they stand on a command line."""
     return tuple(f"{key}={value}" for key, value in overrides.items())
 
 
 def advice(planned: Plan, change: tuple[Overrides, Plan] | None) -> str:
-    """What to change, in words: the overrides of a remedy, and where there is none, what the run does not do yet."""
+    """The overrides of a remedy in words; where there is none, larger changes that the run does not make yet."""
     if change is None:
         lora = "" if planned.run.config.model.lora else "model.lora, "
         return f"use a smaller model, {lora}a larger device, or lower rollout.limits.max_context_tokens"
     overrides, ranks = change[0], change[1].run.ranks
     where = "" if ranks == planned.run.ranks else f" on {ranks} devices (--ranks {ranks})"
-    return f"{' '.join(overrides)}{where}"
+    return f"{' '.join(lines(overrides))}{where}"
 
 
 def advice_for_learner(config: RunConfig, *, ranks: int, device: Device) -> str:
-    """What to change where the learner needed more memory than there was: the plan predicted too little for it."""
+    """Advice where the learner needed more memory than there was: the plan predicted too little for it."""
     on_devices = config_on_devices(config, ranks=ranks, memory=device_memory())
     alone = vary(on_devices, ("sampler={name: scripted}",))  # its memory is not the learner's
     planned = plan(alone, architecture(config.model), ranks=ranks, device=device)
-    return advice(planned, remedy(planned, planned.peak.bytes))
+    return advice(planned, remedy(planned, planned.bytes))
 
 
 def remedy(planned: Plan, room: int) -> tuple[Overrides, Plan] | None:
@@ -84,39 +56,57 @@ def remedy(planned: Plan, room: int) -> tuple[Overrides, Plan] | None:
     while ranks <= max(MOST_RANKS, run.ranks):
         if run.config.train.problems_per_step % ranks == 0:
             overrides = {} if ranks == run.ranks else {"learner.zero_stage": "3"}
-            varied = vary(run.config, lines(overrides))
-            start = plan(varied, run.model, ranks=ranks, device=run.device, memory=run.memory)
-            fitting = _fitting(run.config, Changed(overrides=overrides, planned=start), room)
+            start = plan(
+                vary(run.config, lines(overrides)), run.model, ranks=ranks, device=run.device, memory=run.memory
+            )
+            fitting = _fitting(run.config, overrides, start, room)
             if fitting is not None:
-                return lines(fitting.overrides), fitting.planned
+                return fitting
         ranks = max(2, 2 * ranks)
     return None
 
 
-def _fitting(config: RunConfig, start: Changed, room: int) -> Changed | None:
-    """Candidates on top of each other until the plan fits, then as few of them as do."""
-    current = start
-    while not current.planned.fits(room):
-        better = next(_better(config, current), None)
+def _fitting(config: RunConfig, overrides: Overrides, planned: Plan, room: int) -> tuple[Overrides, Plan] | None:
+    """Candidates on top of each other until the plan fits, then as few of them as do, the most drastic taken back."""
+    start = overrides
+    while not planned.fits(room):
+        better = next(_better(config, overrides, planned), None)
         if better is None:
             return None
-        current = better
-    return _grown(config, _needed(config, start, current, room), room)
-
-
-def _better(config: RunConfig, current: Changed) -> Iterator[Changed]:
-    """The candidates that start where the current plan would not, or lower the phase that is its peak."""
-    peak = current.planned.peak
-    for override in _candidates(current.planned):
-        changed = current.with_(config, current.overrides | override)
-        if changed is None or changed.planned.refusal is not None:
+        overrides, planned = better
+    for key in [key for _ in overrides for key in reversed(overrides)]:  # again: one may have needed another
+        offloads = any(other.startswith("learner.offload.") for other in overrides)
+        if key in start or key not in overrides or (key == "learner.zero_stage" and offloads):  # which need the stage
             continue
-        same_phase = next(phase for phase in changed.planned.phases if phase.name == peak.name)
-        if current.planned.refusal is not None or same_phase.bytes < peak.bytes:
-            yield changed
+        fewer = {other: value for other, value in overrides.items() if other != key}
+        changed = _replanned(config, fewer, planned)
+        if changed is not None and changed.fits(room):
+            overrides, planned = fewer, changed
+    return overrides, planned
 
 
-def _candidates(planned: Plan) -> list[dict[str, str]]:
+def _replanned(config: RunConfig, overrides: Overrides, planned: Plan) -> Plan | None:
+    """The plan with these overrides; None: they contradict the rest of the configuration."""
+    run = planned.run
+    try:
+        varied = vary(config, lines(overrides))
+        check_figures(varied)
+        return plan(varied, run.model, ranks=run.ranks, device=run.device, memory=run.memory)
+    except ConfigError:
+        return None
+
+
+def _better(config: RunConfig, overrides: Overrides, planned: Plan) -> Iterator[tuple[Overrides, Plan]]:
+    """The candidates that start where the current plan would not, or lower the phase that is its peak."""
+    for candidate in _candidates(planned):
+        changed = _replanned(config, overrides | candidate, planned)
+        if changed is None or changed.refusal is not None:
+            continue
+        if planned.refusal is not None or changed.total(planned.peak) < planned.bytes:
+            yield overrides | candidate, changed
+
+
+def _candidates(planned: Plan) -> list[Overrides]:
     """Changes of what a run takes and not of what it learns, from mild to drastic; bfloat16 rounds.
 
     The last ones share vLLM's copy of the model among ranks, move to main memory the reference, then the optimiser's
@@ -133,7 +123,7 @@ def _candidates(planned: Plan) -> list[dict[str, str]]:
     stage = {"learner.zero_stage": str(max(learner.zero_stage, 2))}  # DeepSpeed's bfloat16 below it moves nothing
     offload, rollouts = "learner.offload.training", "learner.offload.rollouts"
     halved = {TOKENS: str(max(row, tokens // 2))}
-    table: list[tuple[object, dict[str, str]]] = [  # whether it applies, overrides
+    table: list[tuple[object, Overrides]] = [  # whether it applies, overrides
         *((vllm and planned.refusal is not None, {SHARE: str(share)}) for share in reversed(SHARES)),
         (tokens > max(row, LARGE_BATCH), {TOKENS: str(max(row, LARGE_BATCH, tokens // 2))}),
         (row < tokens <= LARGE_BATCH // 2, halved),  # it is small already
@@ -152,28 +142,3 @@ def _candidates(planned: Plan) -> list[dict[str, str]]:
         (gpu and heads_divide and run.ranks % ranks == 0, {"learner.sequence_parallel": str(ranks)}),
     ]
     return [overrides for applies, overrides in table if applies]
-
-
-def _needed(config: RunConfig, start: Changed, current: Changed, room: int) -> Changed:
-    """Without the overrides that it fits without, the most drastic ones first."""
-    before = current
-    for key in reversed(current.overrides):
-        offloads = any(other.startswith("learner.offload.") for other in current.overrides)
-        if key in start.overrides or (key == "learner.zero_stage" and offloads):  # which need the stage
-            continue
-        fewer = {other: value for other, value in current.overrides.items() if other != key}
-        changed = current.with_(config, fewer)
-        if changed is not None and changed.planned.fits(room):
-            current = changed
-    return current if current is before else _needed(config, start, current, room)  # one may have needed another
-
-
-def _grown(config: RunConfig, current: Changed, room: int) -> Changed:
-    """With batches as large as they still fit."""
-    for key in (TOKENS, REQUESTS):
-        while key in current.overrides:
-            changed = current.with_(config, current.overrides | {key: str(2 * int(current.overrides[key]))})
-            if changed is None or not changed.planned.fits(room) or changed.sizes == current.sizes:
-                break
-            current = changed
-    return current

@@ -84,8 +84,8 @@ class PreparedRun:
 
         from condensegrpo.learner import ranks  # DeepSpeed takes seconds to import
         from condensegrpo.learner.devices import expand_segments
+        from condensegrpo.planning.plan import VLLM
         from condensegrpo.planning.remedies import advice_for_learner
-        from condensegrpo.planning.sampling import VLLM
         from condensegrpo.training.train import train
 
         resume_collections()

@@ -71,14 +71,14 @@ def write_files(page: str, folder: Path) -> None:
 def table(folder: Path) -> Iterator[str]:
     """The lines of the table of ``RUNS``: the tensors of each phase, in GiB."""
     size_of: Callable[[ModelSettings], Architecture] = cache(architecture)
-    yield "| model | GPUs | keys | loading | sampling | learning | publishing | layers computed again | fits |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "| model | GPUs | keys | loading | sampling | learning | layers computed again | fits |"
+    yield "|---|---|---|---|---|---|---|---|"
     for size, ranks, memory, keys in RUNS:
         path = folder / "Qwen" / f"Qwen2.5-{size}B-Instruct"
         config = config_on("gpu", str(folder / "my.yaml"), [f"model.path={path}", *keys.split()])
         check_figures(config)
         planned = plan(config, size_of(config.model), ranks=ranks, device="gpu", memory=memory * GIB)
-        phases = " | ".join(f"{phase.bytes / GIB:.1f}" for phase in planned.phases)
+        phases = " | ".join(f"{planned.total(phase) / GIB:.1f}" for phase in planned.phases)
         written = " ".join(f"`{key}`" for key in keys.split()) or "none"
         again = f"{planned.run.checkpointed} of {planned.run.model.decoder.layers}"
         fits = "yes" if planned.fits(memory * GIB) else "no"
