@@ -199,11 +199,8 @@ def _type_of(key: Key, parent: str) -> str:
 
 
 def _meaning_of(key: Key) -> str:
-    """What a key means and its bounds; a section without an attribute docstring has its class's first sentence."""
+    """What a key means and its bounds; what a section is for stands below its heading."""
     about = key.about
-    for kind in _inside(key.annotation):
-        if not about and is_section(kind):
-            about = (inspect.getdoc(kind) or "").partition("\n\n")[0]
     text = " ".join(about.split()).replace("``", "`").replace("|", "\\|")
     text = "`".join(part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(text.split("`")))
     return f"{text} {', '.join(dict.fromkeys(filter(None, map(range_of, key.bounds))))}".strip()
