@@ -42,16 +42,11 @@ RUNS = (  # billions of parameters, GPUs, GiB of each, keys beside those of ``my
     ("1.5", 1, 24, "learner.zero_stage=2 learner.offload.training=optimiser"),
     ("1.5", 1, 24, "model.lora={}"),
     ("1.5", 1, 80, ""),
-    ("1.5", 1, 80, "model.lora={}"),
-    ("1.5", 8, 80, "learner.zero_stage=2"),
-    ("7", 1, 24, f"{ENGINE}.gpu_memory_utilization=0.7 {OFFLOADED}"),
     ("7", 1, 24, f"{ENGINE}.gpu_memory_utilization=0.7 {OFFLOADED} model.lora={{}}"),
     ("7", 1, 80, "learner.zero_stage=2 learner.offload.training=optimiser"),
     ("7", 1, 80, "model.lora={}"),
     ("7", 8, 80, "learner.zero_stage=2"),
-    ("7", 8, 80, "model.lora={}"),
     ("32", 1, 80, f"{ENGINE}.gpu_memory_utilization=0.9 {OFFLOADED} model.lora={{}}"),
-    ("32", 8, 80, f"{ENGINE}.tensor_parallel_size=4 {OFFLOADED}"),
     ("32", 8, 80, f"{ENGINE}.tensor_parallel_size=8 learner.zero_stage=3 model.lora={{}}"),
 )
 
