@@ -1,4 +1,4 @@
-"""The sampler on a real vLLM server: exact before and after updates, and after the server was killed."""
+"""The sampler on a real vLLM server: exact before and after updates; its end if the server is killed."""
 
 import asyncio
 import json
@@ -20,6 +20,7 @@ from served import LONG, ROOM, change, gap, save_model, together
 from transformers import PreTrainedModel
 
 from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.learner.checkpoint import FORMAT, Manifest, export_checkpoint
 from condensegrpo.learner.lora import add_adapters
@@ -136,28 +137,6 @@ def test_after_an_update_every_logit_is_new_cached_prompts_included(
     assert sampler.version == 1
 
 
-def test_after_its_server_was_killed_a_run_continues_with_the_current_weights(
-    sampler: VllmServerSampler, policy: PreTrainedModel
-) -> None:
-    change(policy, seed=2)
-    sampler.update_weights(policy.named_parameters(), 2)
-    (guard,) = sampler.process_ids
-    (server,) = map(int, Path(f"/proc/{guard}/task/{guard}/children").read_text().split())
-    assert len(members(server)) > 1  # its engine ignores SIGTERM
-
-    async def kill_in_between() -> list[Generation]:
-        asked = [asyncio.create_task(sampler.sample(prompt, params(max_tokens=80))) for prompt in PROMPTS]
-        await asyncio.sleep(0.05)
-        os.kill(server, signal.SIGKILL)
-        return await asyncio.gather(*asked)
-
-    replies = asyncio.run(kill_in_between())
-    assert max(gap(policy, prompt, reply) for prompt, reply in zip(PROMPTS, replies, strict=True)) < 1e-4
-    assert worst_gap(sampler, policy) < 1e-4
-    assert sampler.starts == (2,)
-    assert members(server) == []
-
-
 def test_adapters_alone_reach_a_running_server_whose_base_is_loaded_first(
     sampler: VllmServerSampler, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +159,32 @@ def test_adapters_alone_reach_a_running_server_whose_base_is_loaded_first(
         assert gap(policy, LONG, before) > 0.01
         assert worst_gap(second, policy) < 1e-4
     second.close()
+
+
+def test_after_its_server_was_killed_a_run_ends_with_the_way_to_resume_it(
+    sampler: VllmServerSampler, policy: PreTrainedModel
+) -> None:
+    """The last test of this server."""
+    (process,) = sampler._processes
+    assert process._process is not None
+    guard = process._process.pid
+    (server,) = map(int, Path(f"/proc/{guard}/task/{guard}/children").read_text().split())
+    assert len(members(server)) > 1  # its engine ignores SIGTERM
+    ended = r"sampling from http://127\.0\.0\.1:\d+: the server ended with code \d+, .*train --resume RUN(.|\n)*log:\n"
+
+    async def kill_in_between() -> list[Generation | BaseException]:
+        asked = [asyncio.create_task(sampler.sample(prompt, params(max_tokens=80))) for prompt in PROMPTS]
+        await asyncio.sleep(0.05)
+        os.kill(server, signal.SIGKILL)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    outcomes = asyncio.run(kill_in_between())
+    assert any(isinstance(outcome, SamplerError) for outcome in outcomes)
+    with pytest.raises(SamplerError, match=rf"4 attempts failed; the last: {ended}"):
+        together(sampler, [(LONG, params())])
+    with pytest.raises(SamplerError, match=ended):
+        sampler.update_weights(policy.named_parameters(), 2)
+    assert members(server) == []
 
 
 # --- its processes ----------------------------------------------------------------------------------------------------

@@ -82,11 +82,11 @@ class Group:
     def restart(self, place: int) -> None:
         """A server was restarted: it runs with the weights of its start."""
 
-        async def revived() -> None:
+        async def joined() -> None:
             with pytest.raises(SamplerError, match="it gets the next ones"):
-                await self.pool.replicas[place].revive()
+                await self.pool.replicas[place].join()
 
-        self.loop.run(revived())
+        self.loop.run(joined())
 
 
 @contextmanager

@@ -142,8 +142,8 @@ def test_a_failed_start_is_an_error_with_the_reason(tmp_path: Path, monkeypatch:
     child.check_alive()  # not started: nothing to say
     child.log.write_text("the last words\n")
     child.start()
-    assert child.process_id is not None
-    os.waitid(os.P_PID, child.process_id, os.WEXITED | os.WNOWAIT)
+    assert child._process is not None
+    os.waitid(os.P_PID, child._process.pid, os.WEXITED | os.WNOWAIT)
     with pytest.raises(SamplerError, match=r"it ended with code 1(.|\n)*the last words(.|\n)*kv_cache_gib"):
         child.check_alive()
     child.stop()

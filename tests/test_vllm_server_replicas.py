@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import re
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -30,9 +32,10 @@ from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
 from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
 from condensegrpo.learner.settings import LoraSettings
-from condensegrpo.samplers.vllm.settings import TEMPORARY, RequestSettings, ServerSettings
+from condensegrpo.samplers.vllm.settings import TEMPORARY, RequestSettings, ServedModel, ServerSettings
 from condensegrpo.samplers.vllm.weights import write_adapters
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
+from condensegrpo.samplers.vllm_server.process import ServerProcess
 from condensegrpo.samplers.vllm_server.publish import FolderPublisher, free_bytes, write_weights
 from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
@@ -134,6 +137,62 @@ def test_other_servers_take_over_from_a_lost_one_and_keep_their_own(folder: str,
     assert len(replies) == 16
     assert kept < set(staying.prompts)
     assert len(set(staying.prompts)) == 16
+
+
+class Started(ServerProcess):
+    """A process of the run beside a stand-in, which answers in its place."""
+
+    starts = 0
+
+    def start(self) -> None:
+        self.starts += 1
+        self.log.write_text("the last words\n")
+        self._process = subprocess.Popen(["sleep", "600"])
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+
+
+def test_a_server_of_the_run_that_ended_is_dropped_and_the_last_one_is_an_error(
+    shape: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = ServedModel(path="model", dtype="float32", max_model_len=8)
+    processes = [Started(model, ServerSettings(), token=TOKEN, log=tmp_path / str(place)) for place in range(2)]
+    ended = r"sampling from http://\S+: the server ended with code -9, .*train --resume RUN(.|\n)*the last words"
+    with ExitStack() as stack:
+        contexts = [serving(StandIn(shape)) for _ in processes]
+        servers = [context.__enter__() for context in contexts]
+        loop = stack.enter_context(BackgroundLoop("test"))
+        pool = ReplicaPool(WeightsLabel(label="default", folder=None), RequestSettings(seconds=60.0, retries=1))
+        both: list[tuple[str, ServerProcess]] = []
+        for server, process in zip(servers, processes, strict=True):
+            process.url = server.url
+            both.append((server.url, process))
+        loop.run(pool.open(both, token=TOKEN, shape=shape, start_seconds=60))
+        stack.callback(lambda: loop.run(pool.close()))
+
+        async def ask_16() -> list[Generation]:
+            asked = (pool.sample((3,), SamplingParams(max_tokens=4, trajectory=str(number))) for number in range(16))
+            return await asyncio.gather(*asked)
+
+        loop.run(ask_16())
+        processes[1].kill()
+        contexts[1].__exit__(None, None, None)
+        assert len(loop.run(ask_16())) == 16
+        assert len(servers[0].prompts) == 16 + 16 - len(servers[1].prompts)
+        assert eventually(
+            lambda: re.search(f"the vLLM server {servers[1].url} is gone: {ended}", caplog.text) is not None
+        )
+        loop.run(pool.load(WeightsLabel(label="run:1", folder=str(tmp_path))))
+        assert servers[0].label == "run:1"
+        processes[0].kill()
+        contexts[0].__exit__(None, None, None)
+        with pytest.raises(SamplerError, match=rf"2 attempts failed; the last: {ended}"):
+            loop.run(pool.sample((3,), SamplingParams(max_tokens=4)))
+        with pytest.raises(SamplerError, match=ended):
+            loop.run(pool.load(WeightsLabel(label="run:2", folder=str(tmp_path))))
+        assert [process.starts for process in processes] == [1, 1]
 
 
 def test_a_restarted_server_gets_the_weights_before_it_serves(folder: str, shape: dict[str, str]) -> None:
@@ -437,6 +496,18 @@ def test_adapters_are_sent_alone_and_requests_name_them(folder: str, shape: dict
         assert not first.exists()
         with pytest.raises(SamplerError, match="is no weight of its model"):
             sampler.update_weights(MODEL.named_parameters(), 3)
+
+
+def test_a_server_that_was_restarted_between_requests_gets_its_base_with_the_next_adapters(
+    folder: str, shape: dict[str, str]
+) -> None:
+    """The adapters alone were loaded beside the base that it had started with."""
+    server = StandIn(shape, lora_rank=8)
+    with serving(server), sampling(folder, server, lora=LORA) as sampler:
+        sampler.update_weights(adapter_tensors().items(), 1)
+        server.label = "default"
+        sampler.update_weights(adapter_tensors().items(), 2)
+        assert (server.loaded, server.label[-2:]) == ([folder, folder], ":2")
 
 
 def test_merged_weights_are_sent_to_servers_that_cannot_compute_adapters(folder: str, shape: dict[str, str]) -> None:

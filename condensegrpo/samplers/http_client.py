@@ -30,7 +30,7 @@ class HttpClient:
 
     def __init__(self, url: str, key: str, *, key_advice: str, route_advice: str) -> None:
         """``key``: a bearer token, empty for none. The advice is what to do where the server refuses key or route."""
-        self.url, self._key = url.rstrip("/"), key  # a server that is started again has another port
+        self.url, self._key = url.rstrip("/"), key
         self._key_advice, self._route_advice = key_advice, route_advice
         self._session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {key}"} if key else {},

@@ -91,7 +91,7 @@ class _OnSeparateStream:
 
 @dataclass(eq=False)
 class NcclGroup:
-    """A group that joins with all workers when it is made. A restarted server needs a new group."""
+    """A group that joins with all workers when it is made. A server that was started again needs a new group."""
 
     members: Sequence[Member]
     loop: BackgroundLoop  # of the members' clients
@@ -200,7 +200,7 @@ class NcclPublisher:
     join: Join = join_nccl
     part_bytes: int = PART_BYTES
     _group: NcclGroup | None = field(default=None, init=False)
-    _revivals: tuple[tuple[int, int], ...] = field(default=(), init=False)  # index and revivals of its servers
+    _joins: tuple[tuple[int, int], ...] = field(default=(), init=False)  # index and joins of its servers
 
     def stage(self, pool: ReplicaPool, named_tensors: Iterator[tuple[str, Tensor]], label: str) -> Callable[[], None]:
         """Return a call that sends the weights to every running server: nothing is sent while servers sample.
@@ -219,8 +219,8 @@ class NcclPublisher:
         running = self.loop.run(_running(pool.replicas))
         if not running:
             raise SamplerError(f"sending the weights {label} over NCCL: none of {len(pool.replicas)} servers answers")
-        revivals = tuple((replica.index, replica.revivals) for replica in running)
-        if self._group is None or revivals != self._revivals:
+        joins = tuple((replica.index, replica.joins) for replica in running)
+        if self._group is None or joins != self._joins:
             self.close()
             name = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
             members = [_member(replica) for replica in running]
@@ -232,7 +232,7 @@ class NcclPublisher:
                 part_bytes=self.part_bytes,
                 join=self.join,
             )
-            self._revivals = revivals
+            self._joins = joins
         try:
             self._group.send(named_tensors, self.dtype)
         except BaseException:
@@ -248,7 +248,7 @@ class NcclPublisher:
 
 
 async def _running(replicas: Sequence[Replica]) -> list[Replica]:
-    """The replicas that were brought up and answer now."""
+    """The replicas that have joined and answer now."""
     up = [replica for replica in replicas if replica.state is not ReplicaState.DOWN]
     answers = await asyncio.gather(*(replica.client.healthy() for replica in up))
     for replica, answers_now in zip(up, answers, strict=True):

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import count
 from zlib import crc32
 
@@ -14,7 +13,7 @@ from condensegrpo.samplers.http_client import retried
 from condensegrpo.samplers.vllm.settings import RequestSettings
 from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.samplers.vllm_server.process import ServerProcess
-from condensegrpo.samplers.vllm_server.replica import Replica, ReplicaState, WeightsLabel
+from condensegrpo.samplers.vllm_server.replica import Replica, WeightsLabel
 
 _LOG = logging.getLogger(__name__)
 WATCH_SECONDS = 2.0  # between two looks of the first rank at servers that several ranks share
@@ -49,7 +48,7 @@ class ReplicaPool:
         start_seconds: float,
         client: Callable[[str, str], ServerClient] = ServerClient,
     ) -> None:
-        """Connect to the servers and bring all of them up; raises the error of the first that fails.
+        """Start and connect to the servers; raises the error of the first that fails.
 
         Args:
             servers: the URL of each, and its process if the sampler starts it.
@@ -71,13 +70,13 @@ class ReplicaPool:
 
         numbers, self._replica = count(), replica
         self.replicas = tuple(replica(url, process) for url, process in servers)
-        await asyncio.gather(*map(_opened, self.replicas))
+        await asyncio.gather(*(each.open() for each in self.replicas))
 
     async def follow(self, urls: Sequence[str]) -> None:
         """Sample from these running servers from now on. No request may be under way.
 
-        A new server is brought up meanwhile, and serves when it has the current weights. The connections to those that
-        are not among them are closed.
+        A new server serves when it has the current weights. The connections to those that are not among them are
+        closed.
         """
         async with self._update:
             added = [self._replica(url, None) for url in urls if url not in {replica.url for replica in self.replicas}]
@@ -86,7 +85,7 @@ class ReplicaPool:
             self._home.clear()
             for replica in added:
                 _LOG.info("the vLLM server %s joins the run", replica.url)
-                replica.revive().add_done_callback(partial(_warn_of_refusal, replica.url))
+                replica.join("did not join the run")
             for replica in removed:
                 _LOG.info("the vLLM server %s leaves the run", replica.url)
                 await replica.close()
@@ -126,7 +125,7 @@ class ReplicaPool:
         return await retried(attempt, retries=self._requests.retries, pause=PAUSE_SECONDS)
 
     async def load(self, weights: WeightsLabel) -> None:
-        """Have the ready servers load new weights; the others load them when they are brought up again."""
+        """Have the ready servers load new weights; the others load them when they answer again."""
         async with self._update:
             before, self.weights = self.weights, weights
             self._home.clear()
@@ -154,9 +153,9 @@ class ReplicaPool:
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, ServerUnreachable):
                 raise result
-        revivals = [replica.revive() for replica in self.replicas if not replica.ready]
-        if not any(replica.ready for replica in self.replicas):
-            results = await asyncio.gather(*map(asyncio.shield, revivals), return_exceptions=True)
+        joining = [replica.join() for replica in self.replicas if not replica.ready]
+        if len(joining) == len(self.replicas):
+            results = await asyncio.gather(*map(asyncio.shield, joining), return_exceptions=True)
             failures = [result for result in results if isinstance(result, BaseException)]
             if len(failures) == len(results):
                 raise failures[0]
@@ -165,7 +164,7 @@ class ReplicaPool:
         """The trajectory's replica: at first, or if that is gone, the ready one with the fewest requests under way.
 
         Equal ones are taken in an order of the trajectory's own: ranks that share servers begin at different ones. If
-        none is ready, one is brought up.
+        none is ready, the request waits for one.
         """
         home = self._home.get(trajectory)
         if home is not None and home.ready:
@@ -176,22 +175,7 @@ class ReplicaPool:
             home = min(ready, key=lambda each: (self._under_way[each.index], (each.index + start) % size))
         else:
             home = self.replicas[(start + attempt) % size]
-            await asyncio.shield(home.revive())
+            await asyncio.shield(home.join())
         if trajectory:
             self._home[trajectory] = home
         return home
-
-
-async def _opened(replica: Replica) -> None:
-    """Bring a server up. One that holds the weights of an earlier run gets those of the first update."""
-    try:
-        await asyncio.shield(replica.revive())
-    except SamplerError:
-        if replica.state is not ReplicaState.AWAITS_WEIGHTS:
-            raise
-
-
-def _warn_of_refusal(url: str, task: "asyncio.Task[None]") -> None:
-    """Log why a server that was added does not serve: no request waits for it."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _LOG.warning("the vLLM server %s did not join the run: %s", url, error)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.process_guard import STOP_SECONDS
 from condensegrpo.learner.model_folder import positions
 from condensegrpo.learner.ranks import gather, rank
@@ -140,24 +140,13 @@ class ServerProcess:
         self._model = model
         self._settings = settings
         self._environment = environment(token, settings, device=device)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None  # the guard, the parent of the server
+        self._port = free_port()
+        self.url = f"http://{LOOPBACK}:{self._port}"
         self.log = log
 
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://{LOOPBACK}:{self._port}"
-
-    @property
-    def process_id(self) -> int | None:
-        """The process id of its guard, the parent of the server; None: not running."""
-        return None if self._process is None else self._process.pid
-
     def start(self) -> None:
-        """Start or restart it; it answers some seconds later. It ends when its standard input closes."""
-        self.stop()
-        self._port = free_port()
+        """Start it; it answers some seconds later. It ends when its standard input closes."""
         line = command(self._model, self._settings, host=LOOPBACK, port=self._port)
         line[3:3] = ["--watched", str(self.log.parent)]
         with self.log.open("ab") as log:
@@ -170,17 +159,23 @@ class ServerProcess:
                 start_new_session=True,  # Ctrl-C reaches the run alone
             )
 
-    @property
-    def running(self) -> bool:
-        """Whether its first process runs."""
-        return self._process is not None and self._process.poll() is None
+    def check_alive(self, *, served: bool = False) -> None:
+        """Raise an error with the end of its log if it has ended.
 
-    def check_alive(self) -> None:
-        """Raise ``SamplerError`` with the end of its log if it has ended."""
-        if self._process is None or self.running:
+        Args:
+            served: others may take over from it: the error is ``ServerUnreachable``, and a request is retried.
+        """
+        code = None if self._process is None else self._process.poll()
+        if code is None:
             return
+        if served:
+            raise ServerUnreachable(
+                f"sampling from {self.url}: the server ended with code {code}, and a run starts its servers only once. "
+                f"Resume the run (condensegrpo train --resume RUN); if the server lacked memory, lower "
+                f"sampler.options.max_model_len first. The end of its log:\n{self.log_excerpt()}"
+            )
         raise SamplerError(
-            f"starting a vLLM server for {self._model.path}: it ended with code {self._process.returncode}. The end of "
+            f"starting a vLLM server for {self._model.path}: it ended with code {code}. The end of "
             f"its log {self.log}:\n{self.log_excerpt()}\nIf it lacks memory for keys and values, lower "
             f"sampler.options.max_model_len or raise server.kv_cache_gib (on a GPU, server.gpu_memory_utilization). "
             f"If the model does not support LoRA, set model.lora.sampler=merged."

@@ -1,4 +1,4 @@
-"""One server of a sampler, started by it or not: bring it up, check it, update its weights, bring it up again."""
+"""One server of a sampler, started by it or not: check it, update its weights, drop it, take it back."""
 
 import asyncio
 import logging
@@ -15,7 +15,6 @@ from condensegrpo.samplers.vllm_server.process import ServerProcess
 
 _LOG = logging.getLogger(__name__)
 POLL_SECONDS = 0.25  # between two health checks of a server that starts
-PATIENCE = 4  # health checks of a running server of the sampler that does not answer, before it is restarted
 STARTED_WITH = "default"  # vLLM's label for the weights that a server was started with
 
 
@@ -26,30 +25,35 @@ class WeightsLabel(NamedTuple):
     folder: str | None  # that servers load them from; None: they started with them, or received them over NCCL
     adapters: str | None = None  # the PEFT folder of what comes beside the weights
 
-    def shares_base_with(self, other: str) -> bool:
-        """Whether the weights of another label have the same base, so that only the adapters differ."""
-        return self.adapters is not None and other.partition(":")[0] == self.label.partition(":")[0]
+    def needs_base(self, held: str) -> bool:
+        """Whether more than the adapters must be loaded into a server whose weights have the label ``held``."""
+        if self.adapters is None:
+            return True
+        if self.folder is None and held == STARTED_WITH:
+            return False
+        return held.partition(":")[0] != self.label.partition(":")[0]
 
 
 class ReplicaState(Enum):
     """The states of a server.
 
-    DOWN ──brought up──▶ READY ──fails──▶ DOWN
-    DOWN ──brought up, no folder to load from──▶ AWAITS_WEIGHTS ──weights received──▶ READY
-                                                 AWAITS_WEIGHTS ──fails──▶ DOWN
+    DOWN ──answers, has the weights──▶ READY ──fails──▶ DOWN
+    DOWN ──answers, no folder to load from──▶ AWAITS_WEIGHTS ──weights received──▶ READY
+                                              AWAITS_WEIGHTS ──fails──▶ DOWN
     """
 
-    DOWN = auto()  # not brought up yet, or failed; a task may be bringing it up
+    DOWN = auto()  # it has not joined yet, or it failed; a task may wait for its answer
     AWAITS_WEIGHTS = auto()  # it runs with old weights, and only the learner has the current ones
     READY = auto()  # it runs with the current weights
 
 
 @dataclass(kw_only=True, eq=False)
 class Replica:
-    """A server that is ready, or is brought up by one task that all its callers await.
+    """A server that is ready, or joins in one task that all its callers await.
 
-    Use it in one event loop. A restarted server holds other weights than the current ones: it gets those before it is
-    ready again, and every reply has the label of the weights it was sampled with.
+    Use it in one event loop. No process is started again here. A server that was started again elsewhere holds other
+    weights than the current ones: it gets those before it is ready, and every reply has the label of the weights it was
+    sampled with.
     """
 
     client: ServerClient
@@ -60,10 +64,9 @@ class Replica:
     start_seconds: float  # time limit of a start, and of loading weights
     restores: bool = True  # a server that lost the weights gets them from here; False: from the first rank of the run
     state: ReplicaState = field(default=ReplicaState.DOWN, init=False)
-    starts: int = field(default=0, init=False)  # by the sampler
-    revivals: int = field(default=0, init=False)  # how often it was brought up; its processes differ each time
-    description: Description | None = field(default=None, init=False)  # of the server, known once it was brought up
-    _revival: "asyncio.Task[None] | None" = field(default=None, init=False)
+    joins: int = field(default=0, init=False)  # how often it answered and was checked; its processes may differ
+    description: Description | None = field(default=None, init=False)  # of the server, known once it has joined
+    _joining: "asyncio.Task[None] | None" = field(default=None, init=False)
 
     @property
     def ready(self) -> bool:
@@ -79,22 +82,37 @@ class Replica:
         """Whether the server was started for adapters of this rank."""
         return lora is not None and self.description is not None and self.description.lora_rank >= lora.rank
 
-    def revive(self) -> "asyncio.Task[None]":
-        """Start to bring it up unless it is already being brought up. Callers share the task: shield it."""
-        if self._revival is None or self._revival.done():
+    async def open(self) -> None:
+        """Join for the first time. A server with the weights of an earlier run gets those of the first update."""
+        if self.process is not None:
+            self.process.start()
+        try:
+            await asyncio.shield(self.join())
+        except SamplerError:
+            if self.state is not ReplicaState.AWAITS_WEIGHTS:
+                raise
+
+    def join(self, failed: str | None = None) -> "asyncio.Task[None]":
+        """Wait for its answer and give it the weights, in a task that callers share: shield it.
+
+        ``failed``: how a warning says that it failed; None: there is none, since the caller awaits the task.
+        """
+
+        def done(task: "asyncio.Task[None]") -> None:
+            if not task.cancelled() and (error := task.exception()) is not None and failed is not None:
+                _LOG.warning("the vLLM server %s %s: %s", self.url, failed, error)
+
+        if self._joining is None or self._joining.done():
             self.state = ReplicaState.DOWN
-            self._revival = asyncio.create_task(self._bring_up())
-            self._revival.add_done_callback(
-                lambda task: task.cancelled() or task.exception()  # no caller awaits it, and asyncio would log it
-            )
-        return self._revival
+            self._joining = asyncio.create_task(self._join())
+            self._joining.add_done_callback(done)
+        return self._joining
 
     def fail(self, reason: object) -> None:
-        """Mark it as failed after no reply or one from wrong weights: it is unused until it is brought up again."""
+        """Drop it after no reply or one from wrong weights, until it answers and has the current ones."""
         if self.state is not ReplicaState.DOWN:
-            restarts = "it is restarted if it does not answer" if self.process is not None else "restart it if it ended"
-            _LOG.warning("the vLLM server %s failed: %s; %s", self.url, reason, restarts)
-            self.revive()
+            _LOG.warning("the vLLM server %s failed: %s; it is dropped until it answers", self.url, reason)
+            self.join("is gone")
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float) -> Reply:
         """Sample one reply; marks the replica as failed where it cannot be reached."""
@@ -106,8 +124,10 @@ class Replica:
             raise
 
     async def load(self, weights: WeightsLabel) -> None:
-        """Load new weights; marks it as failed where it cannot be reached."""
+        """Load new weights; marks it as failed where it cannot be reached, or lost the weights below the adapters."""
         try:
+            if weights.adapters is not None and weights.needs_base(held := await self.client.weights_label()):
+                raise ServerUnreachable(f"updating {self.url}: it holds the weights {held}, those below are lost")
             await self._load_weights(weights, base=weights.adapters is None)
         except ServerUnreachable as error:
             self.fail(error)
@@ -120,27 +140,21 @@ class Replica:
 
     async def close(self) -> None:
         """Close the connections, and end the server if the sampler started it."""
-        if self._revival is not None:
-            self._revival.cancel()
-            await asyncio.gather(self._revival, return_exceptions=True)
+        if self._joining is not None:
+            self._joining.cancel()
+            await asyncio.gather(self._joining, return_exceptions=True)
         await self.client.close()
         if self.process is not None:
             await asyncio.to_thread(self.process.stop)
 
-    async def _bring_up(self) -> None:
-        if self.process is not None and not (self.process.running and await self._answers()):
-            await asyncio.to_thread(self.process.start)
-            self.starts += 1
-            self.client.url = self.process.url
+    async def _join(self) -> None:
         await self._until_healthy()
         self.description = await self.client.describe()
         self._check(self.description)
-        self.revivals += 1
+        self.joins += 1
         deadline = asyncio.get_running_loop().time() + self.start_seconds
         while (label := await self.client.weights_label()) != (weights := self.current_weights()).label:
-            base = not weights.shares_base_with(label)
-            if weights.adapters is not None and weights.folder is None and label == STARTED_WITH:
-                base = False
+            base = weights.needs_base(label)
             if base and weights.folder is None:
                 self.state = ReplicaState.AWAITS_WEIGHTS
                 raise SamplerError(
@@ -164,7 +178,7 @@ class Replica:
         self.state = ReplicaState.READY
 
     async def look_after(self) -> None:
-        """Start to bring it up again if it does not answer, or does not hold the current weights."""
+        """Drop it if it does not answer or lacks the current weights; if it is down, wait for it again."""
         if self.ready:
             try:
                 label = await self.client.weights_label()
@@ -173,7 +187,7 @@ class Replica:
             if label != (current := self.current_weights().label):
                 self.fail(f"it has the weights {label}, not {current}")
         elif self.state is ReplicaState.DOWN:
-            self.revive()
+            self.join()
 
     async def _load_weights(self, weights: WeightsLabel, *, base: bool) -> None:
         """Have the server load the weights and take their label last: replies until then are known to be of others."""
@@ -183,24 +197,18 @@ class Replica:
             await self.client.load_adapters(weights.adapters, self.start_seconds)
         await self.client.renew(weights.label)
 
-    async def _answers(self) -> bool:
-        """Whether it answers within some attempts: a broken connection is no reason to end a server."""
-        for _ in range(PATIENCE):
-            if await self.client.healthy():
-                return True
-            await asyncio.sleep(POLL_SECONDS)
-        return False
-
     async def _until_healthy(self) -> None:
         deadline = asyncio.get_running_loop().time() + self.start_seconds
         while not await self.client.healthy():
             if self.process is not None:
-                self.process.check_alive()
+                self.process.check_alive(served=self.joins > 0)
             if asyncio.get_running_loop().time() > deadline:
-                where = f". The end of its log:\n{self.process.log_excerpt()}" if self.process is not None else ""
+                said = "If it has ended, see its log and start it again; a run without servers can be resumed then."
+                if self.process is not None:
+                    said = f"The end of its log:\n{self.process.log_excerpt()}"
                 raise ServerUnreachable(
                     f"waiting for {self.url}: no sign of life within {self.start_seconds:g} seconds "
-                    f"(server.start_seconds){where}"
+                    f"(server.start_seconds). {said}"
                 )
             await asyncio.sleep(POLL_SECONDS)
 

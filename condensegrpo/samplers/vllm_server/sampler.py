@@ -1,7 +1,7 @@
 """Samples from vLLM servers over HTTP: servers that it starts, or any that ``condensegrpo serve`` started.
 
     trajectory ─▶ its replica (which caches its prefix) ─▶ reply + the label of its weights ─▶ checked
-                        │ gone: another replica, while this one is brought up and given the weights
+                        │ gone: another replica, until this one answers and is given the weights
     learner ─▶ folder of weights ─▶ every replica, prefix cache dropped, label set
 
 A reply that was sampled with other weights than the current ones is never returned.
@@ -94,7 +94,11 @@ class VllmServerSampler:
         self._expected = ExpectedWeights(model_path)
         self._loop = BackgroundLoop("vllm-servers")
         self._publisher: Publisher | None = None
-        first = _first_weights(model_path, self._run, running=bool(urls))
+        first = WeightsLabel(label=STARTED_WITH, folder=None)
+        if (
+            urls and Path(model_path).is_dir()
+        ):  # of a Hub id it is only known whether a server was updated since its start
+            first = WeightsLabel(label=f"{self._run}:start", folder=str(Path(model_path).resolve()))
         self._pool = ReplicaPool(first, requests, restores=not self._shared or rank() == 0)
         token = os.environ.get(TOKEN_VARIABLE, "") if urls else secrets.token_urlsafe(24)
         model = ServedModel(path=model_path, dtype=dtype, max_model_len=max_model_len, lora=lora)
@@ -234,16 +238,6 @@ class VllmServerSampler:
         publisher.check_room()
         return publisher
 
-    @property
-    def process_ids(self) -> tuple[int | None, ...]:
-        """The process ids of the servers that the sampler started."""
-        return tuple(process.process_id for process in self._processes)
-
-    @property
-    def starts(self) -> tuple[int, ...]:
-        """How often the sampler started each server."""
-        return tuple(replica.starts for replica in self._pool.replicas)
-
     def close(self) -> None:
         """End the sampler's own servers and all connections. May be called twice; later requests fail."""
         publisher, self._publisher = self._publisher, None
@@ -271,13 +265,3 @@ def _read_urls(file: str) -> tuple[str, ...]:
 def _distinct(urls: Sequence[str]) -> tuple[str, ...]:
     """URLs, each once: a server that is named twice would get two requests where others get one."""
     return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
-
-
-def _first_weights(model_path: str, run: str, *, running: bool) -> WeightsLabel:
-    """The weights that servers must hold before the first update; running ones may hold those of an earlier run.
-
-    Running servers load the model's folder. For a Hub id it is only known whether a server was updated since its start.
-    """
-    if running and Path(model_path).is_dir():
-        return WeightsLabel(label=f"{run}:start", folder=str(Path(model_path).resolve()))
-    return WeightsLabel(label=STARTED_WITH, folder=None)
