@@ -45,7 +45,7 @@ from condensegrpo.core.messages import History
 from condensegrpo.core.protocols.condenser import Condenser, Stage
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Score, Trajectory
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, Score, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Limits, ToolLimits
@@ -117,7 +117,7 @@ class Instant:
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """The reply that the seed draws."""
         reply = self._replies[params.seed % len(self._replies)]
-        return Generation(token_ids=reply, logprobs=(-0.5,) * len(reply), finish=Finish.STOP)
+        return Generation(token_ids=reply, logprobs=(-0.5,) * len(reply), finish=FinishReason.STOP)
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
         """Has none."""

@@ -24,7 +24,7 @@ def line(step: str, problem: str, sample: str) -> str:
     """A line of a trajectory file, about a made-up question."""
     from condensegrpo.core.messages import Message
     from condensegrpo.core.scored_trajectory import figures_of
-    from condensegrpo.core.trajectory import Score, Stop, Trajectory, Turn
+    from condensegrpo.core.trajectory import Score, StopReason, Trajectory, Turn
     from condensegrpo.storage.stored_trajectory import stored
     from condensegrpo.storage.trajectories import Provenance, record_line
 
@@ -46,8 +46,8 @@ def line(step: str, problem: str, sample: str) -> str:
         prompt, context = (*prompt, *ids, *range(120)), (*context, reply, result)
     trajectory = Trajectory(
         id=f"{step}/{problem}/{sample}", problem_id=f"problem-{problem}", group_id=f"{step}/{problem}", sample=7,
-        question=f"question of problem {problem}", ground_truth="result 3", turns=tuple(turns), stop=Stop.ANSWERED,
-        answer="result 2", seconds=1.0,
+        question=f"question of problem {problem}", ground_truth="result 3", turns=tuple(turns),
+        stop=StopReason.ANSWERED, answer="result 2", seconds=1.0,
     )  # fmt: skip
     score = Score(
         total=0.5, components={"correct": 0.5}, format_valid=True, correct=0.5,

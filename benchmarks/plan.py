@@ -44,7 +44,7 @@ from condensegrpo.learner.engine import (
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.model_folder import configuration
 from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.plan import COLOCATED, Device, Plan, plan
+from condensegrpo.planning.plan import COLOCATED, Device, Plan, predict_memory
 
 MIB = 1 << 20
 SECONDS = 600  # of a case
@@ -245,7 +245,13 @@ def main(names: Sequence[str]) -> None:
             folder = Path(name)
             peaks = measured(case, folder)
             config = configured(case, folder / "model")
-            print(line(case.name, plan(config, architecture(config.model), ranks=case.ranks, device=device), peaks))
+            print(
+                line(
+                    case.name,
+                    predict_memory(config, architecture(config.model), ranks=case.ranks, device=device),
+                    peaks,
+                )
+            )
             sys.stdout.flush()
 
 

@@ -35,7 +35,7 @@ from condensegrpo.cli.evaluate import parsed_condensers
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import History, Message, Unit, flatten
-from condensegrpo.core.protocols.condenser import Budget, Condenser, Count, Writes
+from condensegrpo.core.protocols.condenser import Budget, Condenser, Count, WritesSummaries
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.evaluation.figures import Contender
 from condensegrpo.learner.model_folder import end_ids, load_tokenizer
@@ -107,7 +107,7 @@ def methods(condensers: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[Met
     for condenser, options in condensers:
         name = Contender(condenser=condenser, options=options, budget=None).label
         plugin = build_condenser(CondenserPlugin(name=condenser, options=dict(options)))
-        if isinstance(plugin, Writes) and plugin.writes:
+        if isinstance(plugin, WritesSummaries) and plugin.writes:
             raise ConfigError(
                 f"measuring the retention of {name}: it asks a policy for text, and this benchmark has none. "
                 f"Measure it with condensegrpo eval --compare."

@@ -22,7 +22,7 @@ from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.sampler import NamedTensors, Sampler
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.shared_sequence import common_prefix
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Trajectory
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.episodes.render import Renderer
@@ -144,7 +144,7 @@ class SetLengths:
         generation = await self._sampler.sample(
             prompt_ids, replace(params, max_tokens=length, stop_ids=(), stop_strings=())
         )
-        return replace(generation, finish=Finish.STOP)
+        return replace(generation, finish=FinishReason.STOP)
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
         """As the sampler inside."""

@@ -23,7 +23,7 @@ from condensegrpo.algorithms.prefix_tree import distinct_tokens
 from condensegrpo.algorithms.segments import segments
 from condensegrpo.core.messages import Message
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Condensation, Score, Segment, Span, SpanStatus, Stop, Trajectory, Turn
+from condensegrpo.core.trajectory import Condensation, Score, Segment, Span, SpanStatus, StopReason, Trajectory, Turn
 
 
 class Kind(StrEnum):
@@ -137,7 +137,7 @@ def _trajectory(
         group_id=group,
         sample=sample,
         turns=tuple(done),
-        stop=Stop.ANSWERED,
+        stop=StopReason.ANSWERED,
         answer="",
         seconds=0.0,
     )

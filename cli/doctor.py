@@ -24,7 +24,7 @@ from rich.text import Text
 
 from condensegrpo.cli.options import AsJson, Overrides
 from condensegrpo.core.errors import CondenseError, ConfigError, DataError, PluginError
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
 from condensegrpo.display.theme import neutral
@@ -133,7 +133,7 @@ def print_findings(findings: Sequence[Finding], console: Console) -> None:
         table.add_row(Text(mark, style), Text(finding.area, theme.DIM), text)
     console.print(table)
     good, warnings, problems = (sum(finding.level is level for finding in findings) for level in Level)
-    console.print(Text(f"\n{good} ok, {counted(warnings, 'warning')}, {counted(problems, 'problem')}"))
+    console.print(Text(f"\n{good} ok, {plural(warnings, 'warning')}, {plural(problems, 'problem')}"))
 
 
 # --- the machine
@@ -219,7 +219,7 @@ def usable_cores(quota: str) -> int:
 
 def thread_finding(threads: int, cores: int) -> Finding:
     """Check that torch has no more threads than cores."""
-    text = f"{counted(threads, 'thread')} on {counted(cores, 'core')}"
+    text = f"{plural(threads, 'thread')} on {plural(cores, 'core')}"
     cure = f"export OMP_NUM_THREADS={cores}: more threads than cores can cost a factor of ten"
     return ok("threads", text) if threads <= cores else warning("threads", text, cure)
 
@@ -381,13 +381,13 @@ def memory_finding(config: "RunConfig", gpus: Sequence[int], memory: int) -> Fin
         memory: free bytes of main memory.
     """
     from condensegrpo.planning.architecture import architecture
-    from condensegrpo.planning.plan import plan
+    from condensegrpo.planning.plan import predict_memory
     from condensegrpo.planning.remedies import advice, remedy
 
     area, room = "model memory", min(gpus, default=memory)
     try:
         model = architecture(config.model)
-        planned = plan(config, model, ranks=len(gpus) or 1, device="gpu" if gpus else "cpu", memory=room)
+        planned = predict_memory(config, model, ranks=len(gpus) or 1, device="gpu" if gpus else "cpu", memory=room)
     except ConfigError as error:
         return problem(area, str(error), "see condensegrpo plan")
     least = planned.states / GIB

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from condensegrpo.cli.doctor import GIB, Finding, Level, ok, problem
 from condensegrpo.core.errors import CondenseError
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     from condensegrpo.learner.engine import close_deepspeed, optimizer_step
     from condensegrpo.learner.micro_batches import pack_rows
     from condensegrpo.planning.architecture import architecture
-    from condensegrpo.planning.plan import Device, config_on_devices, plan
+    from condensegrpo.planning.plan import Device, config_on_devices, predict_memory
     from condensegrpo.planning.remedies import advice_for_learner
     from condensegrpo.training.initial_policy import base_policy
 
@@ -211,11 +211,11 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     except torch.OutOfMemoryError as error:
         cure = advice_for_learner(config, ranks=size, device=device)
         return [problem("learner", f"a step takes more memory than the device has: {error}", cure)]
-    text = f"a step on {counted(size, 'rank')} in {time.monotonic() - began:.0f} s with loading"
+    text = f"a step on {plural(size, 'rank')} in {time.monotonic() - began:.0f} s with loading"
     if device == "gpu":
         model = architecture(config.model.model_copy(update={"new": None, "path": source}))
         config = vary(config, (f"learner.compile_layers={learner.module.compiled}",))  # auto is planned as not compiled
-        planned = plan(config, model, ranks=size, device=device).total("learning")
+        planned = predict_memory(config, model, ranks=size, device=device).total("learning")
         peak = torch.cuda.max_memory_allocated()
         text += f", peak {peak / GIB:.2f} GiB, planned {planned / GIB:.2f} GiB"
     close_deepspeed(learner)

@@ -26,7 +26,7 @@ from condensegrpo.core.errors import ConfigError, RunError, SamplerError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.protocols.task import Split
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 from condensegrpo.display.console import loading
 from condensegrpo.display.tables import show_folding, table
@@ -86,7 +86,7 @@ PLAYED = ("evaluate.variants={}", "warm_start.steps=0", "rollout.answer_form=nul
 CONTINUED = "\\"  # at the end of a line: the reply goes on
 
 
-def evaluate(
+def evaluate_command(
     policy: Annotated[
         str, typer.Argument(metavar="MODEL_OR_RUN", help="A run, checkpoint or model folder, or a Hub id.")
     ],
@@ -100,7 +100,7 @@ def evaluate(
         typer.Option(metavar="FOLDER", help="Write trajectories and tokenizer into this new folder, not the run's."),
     ] = None,
     as_json: AsJson = False,
-    compare: Annotated[
+    compare_contenders: Annotated[
         str | None,
         typer.Option(
             metavar="CONDENSERS", help="Compare condensers, such as 'full, last_k keep_last=3, truncate, random_drop'."
@@ -123,16 +123,16 @@ def evaluate(
 
     Example: condensegrpo eval runs/memory --compare "full, truncate, random_drop, attention" --budgets 50,100
     """
-    if compare is None and (budgets is not None or out is not None):
+    if compare_contenders is None and (budgets is not None or out is not None):
         raise ConfigError(
             "reading the options: found --budgets or --out without --compare. Add --compare with the condensers."
         )
     check_alone(os.environ)
     override = [] if samples is None else [f"evaluate.samples={samples}"]
     config, model, run = _policy(policy, [*(arguments or []), *override])
-    if compare is not None:
+    if compare_contenders is not None:
         with in_use(model):
-            named, limits = parsed_condensers(compare), parsed_budgets(budgets)
+            named, limits = parsed_condensers(compare_contenders), parsed_budgets(budgets)
             _compare(config, model, named, limits, out or Path("compare"), save=save, quiet=as_json, debug=debug)
         return
     with in_use(model), loading("torch, transformers and the model", quiet=as_json, debug=debug) as display:
@@ -182,10 +182,10 @@ def _print(result: Evaluation, model: str, step: int | None) -> None:
         more = " …" if len(result.information) > MOST_TURNS else ""
         rows.append(("information about the answer by turn, nats", f"{known}{more}"))
     rows.append(("seconds", f"{result.seconds:.1f}"))
-    problems, samples = counted(result.problems, "held-out problem"), counted(result.samples, "sample")
+    problems, samples = plural(result.problems, "held-out problem"), plural(result.samples, "sample")
     console = Console()
     show_folding(console, table(f"{problems} × {samples}, seed {result.seed}", ("metric", "value"), rows))
-    steps = "" if step is None else f", after {counted(step, 'step')}"
+    steps = "" if step is None else f", after {plural(step, 'step')}"
     console.print(f"model: {model}{steps}", highlight=False, soft_wrap=True, markup=False)
 
 
@@ -239,7 +239,7 @@ def _compare(
         raise RunError(f"creating {out} for the comparison: {error.strerror}. Give another --out.") from error
     with loading("torch, transformers and the model", quiet=quiet, debug=debug) as display:
         from condensegrpo.evaluation.evaluate import check_contenders, contenders, opened_policy
-        from condensegrpo.evaluation.evaluate import compare as run_comparison
+        from condensegrpo.evaluation.evaluate import compare_contenders as run_comparison
         from condensegrpo.learner.model_folder import save_tokenizer, trained_steps
         from condensegrpo.reporting.plots import plot_comparison
 
@@ -269,14 +269,14 @@ def _compare(
             ("budget", "condenser", "minus", "difference [95 %]"),
         )
         show_folding(console, table(title, names, differences, left=3), heads=3)
-    steps = "" if result.step is None else f", after {counted(result.step, 'step')}"
+    steps = "" if result.step is None else f", after {plural(result.step, 'step')}"
     console.print(f"model   {result.model}{steps}\nfolder  {out}: {', '.join(FILES)}", soft_wrap=True)
 
 
 def figures_table(result: Comparison, *, with_times: bool) -> Table:
     """One line per contender, at most 100 columns, 80 without times; the JSON has more digits."""
     title = (
-        f"{counted(result.problems, 'held-out problem')} × {counted(result.samples, 'sample')}, seed {result.seed}; "
+        f"{plural(result.problems, 'held-out problem')} × {plural(result.samples, 'sample')}, seed {result.seed}; "
         f"means over trajectories"
     )
     return _contenders(title, result, (*FIGURES, *(TIMES if with_times else ())))
@@ -338,7 +338,7 @@ def play(
 
     def say(request: "ReplyRequest") -> str:
         console, budget = theme.console(), components.config.rollout.limits.max_context_tokens
-        size = f"{request.tokens} of {counted(budget, 'token')}, a reply has at most {request.max_tokens}"
+        size = f"{request.tokens} of {plural(budget, 'token')}, a reply has at most {request.max_tokens}"
         console.print(Rule(f"turn {request.number}: the prompt, {size}", style=theme.FREE, align="left"))
         console.print(neutral(request.prompt), markup=False, highlight=False, soft_wrap=True)
         text = reply(request)

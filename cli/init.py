@@ -26,7 +26,7 @@ from rich.text import Text
 
 from condensegrpo.cli.options import AsJson, docstring_in_source
 from condensegrpo.core.errors import ConfigError, PluginError, RunError
-from condensegrpo.core.plugins import KINDS, installed, load
+from condensegrpo.core.plugins import KINDS, installed, load_plugin
 from condensegrpo.display import theme
 from condensegrpo.display.console import loading
 from condensegrpo.display.theme import neutral, one_line
@@ -158,7 +158,7 @@ def describe_plugin(kind: str, point: EntryPoint) -> InstalledPlugin:
         docstring = docstring_in_source(point)
     if docstring is None:
         try:
-            plugin = load(kind, point.name)
+            plugin = load_plugin(kind, point.name)
             docstring = getattr(plugin, "function", plugin).__doc__ or ""
         except PluginError as refusal:
             docstring, error = "", str(refusal)

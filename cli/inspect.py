@@ -19,7 +19,7 @@ from condensegrpo.cli.inspect_page import Choice
 from condensegrpo.cli.options import AsJson
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, changes, description, figures_of
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
 from condensegrpo.display.tables import group_table, sibling_table
@@ -140,10 +140,10 @@ def inspect_trajectory(
         )
     if html is not None:
         _alone("--html", {"--json": as_json, "--sort": sort, **printing})
-        from condensegrpo.cli.inspect_page import export
+        from condensegrpo.cli.inspect_page import export_page
 
         is_single = path.is_file() or choice.is_named or step is not None or evaluation is not None
-        export(html, index, file if is_single else None, choice.within(ready))
+        export_page(html, index, file if is_single else None, choice.within(ready))
     elif sys.stdin.isatty() and sys.stdout.isatty() and not printed:
         from condensegrpo.cli.inspect_app.app import run
 
@@ -180,7 +180,7 @@ def _print_worse(index: Index) -> None:
         index.update()
     changes = views.got_worse(index)
     screen = theme.console()
-    screen.print(f"{counted(len(changes), 'problem')} got worse: first half of the steps → last half")
+    screen.print(f"{plural(len(changes), 'problem')} got worse: first half of the steps → last half")
     for change in changes[:MOST_WORSE]:
         visits, last = f"{change.evaluation or 'training'}, {len(change.visits)} times", change.visits[-1]
         worst = index.at(last.batch, last.worst)
@@ -296,7 +296,7 @@ def parts_of(
 def _listing_parts(view: View, choice: Choice, width: int) -> Iterator[RenderableType]:
     """File and step, the groups or the matches, and the siblings of the chosen trajectory."""
     batch, chosen = view.opened.batch, view.opened.record
-    trajectories = counted(sum(len(group.siblings) for group in view.groups), "trajectory", "trajectories")
+    trajectories = plural(sum(len(group.siblings) for group in view.groups), "trajectory", "trajectories")
     yield Text(f"{_purpose(batch)}{trajectories}   {one_line(str(batch.file), 120)}", theme.DIM)
     if batch.provenance is not None:
         yield Text(_sampled_with(batch.provenance), theme.DIM)
@@ -310,13 +310,13 @@ def _listing_parts(view: View, choice: Choice, width: int) -> Iterator[Renderabl
     conditions = [f" {option} {value}" for option, value in (("where", choice.where), ("by", choice.sort)) if value]
     if conditions:
         more = f", the first {MOST_MATCHES}" if len(view.matches) > MOST_MATCHES else ""
-        title = f"{counted(len(view.matches), 'trajectory', 'trajectories')}{neutral(''.join(conditions))}{more}"
+        title = f"{plural(len(view.matches), 'trajectory', 'trajectories')}{neutral(''.join(conditions))}{more}"
         yield sibling_table(title, view.matches[:MOST_MATCHES], chosen.id, width)
     elif not choice.is_named:
         yield group_table(view.groups, chosen.figures.group_id, width)
     group = next(group for group in view.groups if group.id == chosen.figures.group_id)
     title = f"group {one_line(group.id, 60)}"
-    idle = f": {group.idle}, nothing is learned from it" if group.idle else ""
+    idle = f": {group.exclusion}, nothing is learned from it" if group.exclusion else ""
     yield sibling_table(f"{title}{idle}", group.siblings, chosen.id, width)
 
 
@@ -325,7 +325,7 @@ def _purpose(batch: TrajectoryBatch) -> str:
     if not batch.is_evaluation:
         return "" if batch.number is None else f"step {batch.number} · "
     name = batch.provenance.evaluation if batch.provenance is not None else None
-    steps = "" if batch.number is None else f" after {counted(batch.number, 'step')} of training"
+    steps = "" if batch.number is None else f" after {plural(batch.number, 'step')} of training"
     return f"evaluation{f' {one_line(name, 60)}' if name else ''}{steps} · "
 
 
@@ -350,9 +350,9 @@ def print_breaches(files: Sequence[Path], *, as_json: bool) -> None:
             for breach in breached:
                 screen.print(Text(f"✗ {neutral(breach)}", theme.BAD), soft_wrap=True)
             scored = read[file].trajectories
-            trajectories = counted(len(scored), "trajectory", "trajectories")
-            turns = counted(sum(len(each.trajectory.turns) for each in scored), "turn")
-            verdict = counted(len(breached), "breach", "breaches") if breached else "no breach"
+            trajectories = plural(len(scored), "trajectory", "trajectories")
+            turns = plural(sum(len(each.trajectory.turns) for each in scored), "turn")
+            verdict = plural(len(breached), "breach", "breaches") if breached else "no breach"
             screen.print(f"{file}: {trajectories}, {turns}, {verdict}", soft_wrap=True)
     if any(by_file.values()):
         raise typer.Exit(1)

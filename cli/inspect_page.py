@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import typer
 
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.wording import counted, ranges
+from condensegrpo.core.wording import plural, ranges
 from condensegrpo.display.console import waiting_for
 from condensegrpo.inspection import views
 from condensegrpo.inspection.batches import TrajectoryBatch, trajectory_files
@@ -95,7 +95,7 @@ def _meant(kind: str, given: str | None, every: Sequence[str]) -> str | None:
     return ends[0]
 
 
-def export(file: Path, index: Index, single: Path | None, choice: Choice) -> None:
+def export_page(file: Path, index: Index, single: Path | None, choice: Choice) -> None:
     """Write the page of one trajectory file, or of all files of the index, and print its extent."""
     files = tuple(trajectory_files(index.path)) if single is None else (single,)
     with waiting_for("indexing the trajectories"):
@@ -131,7 +131,7 @@ def write_html(
         )
     extent = _extent(taken, [batch for batch, _ in chosen])
     if groups is not None:
-        extent += f"; at most the first {counted(groups, 'group')} of each"
+        extent += f"; at most the first {plural(groups, 'group')} of each"
     size = write_inspector(file, index, taken, extent)
     typer.echo(f"{file}: {extent}, {size / MEGABYTE:.1f} MB")
     if _count(taken) < _count(matching):

@@ -26,7 +26,7 @@ from condensegrpo.config.load import config_on, find_config, load_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import apply_overrides, dump, override
 from condensegrpo.core.errors import ConfigError, DataMissing, ModelMissing, RunError
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.display.console import waiting_for
 from condensegrpo.samplers.vllm.settings import TEMPORARY, ServerSettings
 from condensegrpo.storage.files import make_folder, write_atomically
@@ -116,7 +116,7 @@ class Machines:
 
     def check(self, config: RunConfig) -> None:
         """Check that a configuration can use these machines."""
-        machines = f"{counted(self.nodes, 'node')} with {counted(self.gpus, 'GPU')} each"
+        machines = f"{plural(self.nodes, 'node')} with {plural(self.gpus, 'GPU')} each"
         if self.server_nodes >= self.nodes or self.server_gpus >= max(1, self.gpus):
             raise ConfigError(
                 f"sharing out {machines}: --server-nodes {self.server_nodes} and "

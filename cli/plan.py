@@ -10,7 +10,7 @@ from rich.text import Text
 
 from condensegrpo.cli.options import AnyConfig, AsJson, Overrides
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ GIB, MIB = 1 << 30, 1 << 20
 UNITS = {"MB": 10**6, "GB": 10**9, "MIB": MIB, "GIB": GIB, "M": MIB, "G": GIB}
 
 
-def plan(
+def plan_command(
     config: AnyConfig,
     overrides: Overrides = None,
     ranks: Annotated[int, typer.Option(min=1, help="Number of training processes, one per device.")] = 1,
@@ -46,16 +46,16 @@ def plan(
     with loading("torch and transformers") as display:
         import torch
 
-        from condensegrpo.config.checks import check_figures
+        from condensegrpo.config.checks import check_values
         from condensegrpo.config.load import config_on
         from condensegrpo.planning.architecture import architecture
-        from condensegrpo.planning.plan import plan as predict
+        from condensegrpo.planning.plan import predict_memory as predict
         from condensegrpo.planning.remedies import remedy
 
         if device is None:
             device = "gpu" if room is not None or torch.cuda.is_available() else "cpu"
         loaded = config_on(device, config, overrides or ())
-        check_figures(loaded)
+        check_values(loaded)
         display.phase("predicting the memory of every phase", None)
         predicted = predict(loaded, architecture(loaded.model), ranks=ranks, device=device, memory=room)
         fits = room is None or predicted.fits(room)
@@ -105,7 +105,7 @@ def _show(predicted: "Plan") -> None:
     console.print(table)
     parts, tokens = predicted.phases[peak], predicted.tokens
     largest = max(parts, key=lambda part: parts[part])
-    each = counted(tokens.micro_batches, "micro-batch", "micro-batches")
+    each = plural(tokens.micro_batches, "micro-batch", "micro-batches")
     console.print(
         f"\npeak      {_size(predicted.bytes)} on each device, when {peak}; largest part: {largest}, "
         f"{_size(parts[largest])}\n"

@@ -13,14 +13,14 @@ from rich.text import Text
 
 from condensegrpo.cli.options import AsJson, check_plot, run_folders
 from condensegrpo.core.errors import ConfigError, RunError
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
 from condensegrpo.display.tables import show_fitting, table
 from condensegrpo.display.theme import one_line
 from condensegrpo.evaluation.policy import run_of_policy
 from condensegrpo.reporting.runs import RunComparison, compare_runs, find_runs, sparklines, summary
-from condensegrpo.storage.hub import files_of, upload
+from condensegrpo.storage.hub import files_of, upload_to_hub
 from condensegrpo.storage.run_folder import RunFolder
 
 STYLES = {"running": theme.HEAD, "finished": theme.GOOD, "failed": theme.BAD, "unreadable": theme.BAD}
@@ -80,7 +80,7 @@ def list_runs(
 
 
 @runs.command()
-def compare(
+def compare_command(
     paths: Annotated[
         list[Path],
         typer.Argument(metavar="RUN...", help="Run folders; one shows that run.", autocompletion=run_folders),
@@ -203,7 +203,7 @@ def report(
     typer.echo(page)
 
 
-def export(
+def export_command(
     source: Annotated[
         Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run folder, or a step_… folder in its checkpoints.")
     ],
@@ -244,7 +244,7 @@ def export(
         run = run_of_policy(str(checkpoint))
         if run is None:
             export_checkpoint(checkpoint, target, part)
-            display.say("no model card: the checkpoint is not in the folder of its run")
+            display.notice("no model card: the checkpoint is not in the folder of its run")
         else:
             from condensegrpo.reporting.model_card import write_card
 
@@ -258,11 +258,11 @@ def export(
 
 def _push(folder: Path, repository: str, *, public: bool, dry_run: bool) -> None:
     files = files_of(folder)
-    size = f"{counted(len(files), 'file')}, {sum(files.values()) / 1e6:.1f} MB"
+    size = f"{plural(len(files), 'file')}, {sum(files.values()) / 1e6:.1f} MB"
     if dry_run:
         visibility = "public" if public else "private"
         typer.echo(f"would upload {size} to {repository} ({visibility} if it is new):")
         typer.echo("".join(f"  {size:>12,}  {name}\n" for name, size in files.items()), nl=False)
         return
     typer.echo(f"uploading {size} to {repository}")
-    typer.echo(upload(folder, repository, public=public, message=f"condensegrpo export of {folder.name}"))
+    typer.echo(upload_to_hub(folder, repository, public=public, message=f"condensegrpo export of {folder.name}"))

@@ -22,7 +22,7 @@ from condensegrpo.config.yaml_tree import apply_overrides
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Score, Trajectory
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.display.console import quiet_libraries
 from condensegrpo.evaluation.policy import in_use
 from condensegrpo.samplers.vllm.settings import ServedModel, ServerSettings
@@ -40,7 +40,7 @@ UNLIMITED = 1_000_000_000  # turns of a session, tokens of a row
 REPLY_SECONDS = 3600.0  # beside the idle time: of one reply with all its retries
 
 
-def serve(
+def serve_command(
     config: AnyConfig,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="On top of it.")] = None,
     model: Annotated[
@@ -58,16 +58,16 @@ def serve(
     """
     loaded = named_config(config, overrides or ())
     from condensegrpo.learner.checkpoint import verify_model
-    from condensegrpo.samplers.vllm_server.process import check_free, check_installed, command, environment
+    from condensegrpo.samplers.vllm_server.process import check_free, check_vllm_installed, environment, server_command
     from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 
     source = model or _policy(loaded, Path(config))
     served, settings = _served(loaded, source)
-    line = command(served, settings, host=host, port=port)
+    line = server_command(served, settings, host=host, port=port)
     if dry_run:
         typer.echo(shlex.join(line))
         return
-    check_installed()
+    check_vllm_installed()
     check_free(host, port)
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
@@ -204,7 +204,7 @@ def _recorded(config: RunConfig, model: str, out: Path) -> Iterator[Callable[[Tr
         scored = ScoredTrajectory.of(trajectory, unjudged)
         if trajectory.turns:
             writer.submit(partial(write_trajectory, run.trajectories(0), scored, sampled_with))
-        replies = counted(len(trajectory.turns), "reply", "replies")
+        replies = plural(len(trajectory.turns), "reply", "replies")
         typer.echo(f"{trajectory.problem_id}: {replies}, {trajectory.stop}. {trajectory.detail}".rstrip(), err=True)
 
     with run.locked(), BackgroundWriter() as writer:

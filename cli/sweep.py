@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from condensegrpo.cli.process import SWEEP, StopRequest, outlived_streams
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
 from condensegrpo.learner.launchers import check_alone
@@ -114,9 +114,9 @@ def plan_text(sweep: "Sweep", log: "SweepLog", parallel: int) -> str:
 
     each = run_seconds(sweep.runs, log)
     if each is None:
-        return "\n".join([*lines, f"{counted(len(sweep.runs), 'run')}; the time is known after the first run"])
+        return "\n".join([*lines, f"{plural(len(sweep.runs), 'run')}; the time is known after the first run"])
     left = _duration(seconds_left(sweep, each, parallel))
-    return "\n".join([*lines, f"{counted(len(sweep.runs), 'run')}; about {left} left with --parallel {parallel}"])
+    return "\n".join([*lines, f"{plural(len(sweep.runs), 'run')}; about {left} left with --parallel {parallel}"])
 
 
 class SweepProgress:
@@ -163,7 +163,7 @@ class SweepProgress:
         from condensegrpo.training.sweep import RunState, seconds_left
 
         finished = sum(state is RunState.FINISHED for state in self._states.values())
-        text = f"{finished} of {counted(len(self._states), 'run')} finished"
+        text = f"{finished} of {plural(len(self._states), 'run')} finished"
         if self._each is None:
             return f"{text}; time left: known after the first run"
         return f"{text}; about {_duration(seconds_left(self._sweep, self._each, self._parallel))} left"
@@ -215,7 +215,7 @@ def _finish(sweep: "Sweep", folder: Path, console: Console, *, unfinished: int) 
             tail = log.read_text(errors="replace").splitlines()[-TAIL:] if log.is_file() else []
             console.print("\n  ".join([f"{run.name} {error}; see {log}:", *tail]), soft_wrap=True)
     if missing := len(sweep.runs) - len(finished):
-        console.print(f"{counted(missing, 'run')} not finished. To continue, run the same command again.")
+        console.print(f"{plural(missing, 'run')} not finished. To continue, run the same command again.")
         raise typer.Exit(unfinished)
 
 

@@ -21,7 +21,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observers, Silent
 from condensegrpo.core.process import postpone_collections
 from condensegrpo.core.protocols.task import Split
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.display.console import TrainingConsole, quiet_libraries, waiting_for
 from condensegrpo.display.run_log import JsonLines, RunLog
 from condensegrpo.display.tables import table
@@ -51,7 +51,7 @@ class Output(StrEnum):
     JSON = "json"  # one object a line
 
 
-def train(
+def train_command(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
@@ -133,7 +133,7 @@ def _configuration(
     config = load_config(path, overrides)
     named = RunFolder(Path(config.runs_dir) / config.name)
     # nothing is trained until every rank has come this far
-    return config, named if continue_ and named.trained else run, lambda: dump_with_origins(config, path, overrides)
+    return config, named if continue_ and named.has_results else run, lambda: dump_with_origins(config, path, overrides)
 
 
 def _print_dry_run(prepared: "PreparedRun", configuration: Callable[[], str]) -> None:
@@ -142,7 +142,7 @@ def _print_dry_run(prepared: "PreparedRun", configuration: Callable[[], str]) ->
     splits: tuple[Split, ...] = ("train", "eval")
     for split in splits:
         problems = prepared.components.problems(split)
-        count = counted(len(problems), "problem")
+        count = plural(len(problems), "problem")
         typer.echo(f"# {split}: {count}, the first: {problems[0].question[:80]!r}")
     typer.echo(configuration(), nl=False)
 
@@ -169,7 +169,7 @@ def _train_as_first_rank(prepared: "PreparedRun", folder: RunFolder, output: Out
     steps, lines = prepared.components.config.train.steps, JsonLines()
     with ExitStack() as stack:
         log = stack.enter_context(RunLog(folder.log, steps=steps))
-        stack.enter_context(outlived_streams(log.say))
+        stack.enter_context(outlived_streams(log.notice))
         console = TrainingConsole(steps=steps, debug=debug)
         shown = {Output.QUIET: (), Output.JSON: (lines,), Output.CONSOLE: (console,)}[output]
         if console in shown:
@@ -198,7 +198,7 @@ def quickstart(
     """
     given = dict(override.partition("=")[::2] for override in overrides or [])
     name = given.get("name") or free_name(Path(given.get("runs_dir", "runs")) / "quickstart")
-    train(["quickstart", *(overrides or []), f"name={name}"])
+    train_command(["quickstart", *(overrides or []), f"name={name}"])
 
 
 def print_summary(folder: RunFolder) -> None:
@@ -219,7 +219,7 @@ def print_summary(folder: RunFolder) -> None:
 
 def _table(before: dict[str, float] | None, after: dict[str, float]) -> Table:
     """The evaluations after training, beside those before it if there were any."""
-    steps = counted(round(after["step"]), "step")
+    steps = plural(round(after["step"]), "step")
     shown = {"after": after} if before is None else {"before": before, "after": after}
     title = f"held-out problems, {' → '.join(shown)} {steps}, [95 % interval]"
     drawn = table(title, ("evaluation", "metric", *shown), (), left=2)

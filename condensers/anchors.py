@@ -31,7 +31,7 @@ from condensegrpo.condensers.pipeline import Pipeline
 from condensegrpo.condensers.whole_units import Truncate
 from condensegrpo.core.messages import History, Message, Unit, flatten, without_meter
 from condensegrpo.core.protocols.condenser import Budget, Condensed, Stage, unit_tokens
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 
 HEADING = "Verbatim from omitted turns:"
 Kind = Literal["url", "error", "quote", "path", "number", "identifier", "name"]
@@ -172,7 +172,7 @@ def _note(history: History, condensed: Condensed, lost: Sequence[Lost], budget: 
     kept = {unit.turn for unit in condensed.units}
     tokens = zip(history.units, unit_tokens(history, budget.count), strict=True)
     omitted = [count for unit, count in tokens if unit.turn <= newest and unit.turn not in kept]
-    text = f"[{counted(len(omitted), 'turn', 'turns')} up to {newest} omitted, parts of them verbatim above: "
+    text = f"[{plural(len(omitted), 'turn', 'turns')} up to {newest} omitted, parts of them verbatim above: "
     return Message(role="user", content=f"{text}{sum(omitted)} tokens]")
 
 
@@ -195,7 +195,7 @@ def _with(history: History, condensed: Condensed, lost: Sequence[Lost], note: Me
         reply = Message(role="assistant", content=text)
         units.append(Unit(turn=listed[-1].turn, reply=reply, results=(note,), is_summary=True))
     reason = "; ".join(
-        (*filter(None, (condensed.reason,)), f"{counted(len(chosen), 'anchor', 'anchors')} of what was left out")
+        (*filter(None, (condensed.reason,)), f"{plural(len(chosen), 'anchor', 'anchors')} of what was left out")
     )
     return replace(condensed, units=tuple(sorted(units, key=_turn)), summary=summary, reason=reason)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from condensegrpo.core.messages import History, Unit, encodable, is_error
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
-from condensegrpo.core.wording import counted, ranges
+from condensegrpo.core.wording import plural, ranges
 
 
 class Decision(NamedTuple):
@@ -79,7 +79,7 @@ def reason_of(verb: str, made: Sequence[tuple[Sequence[int], str]]) -> str:
         return ""
     *before, (turns, call) = made
     earlier = sum(len(others) for others, _ in before)
-    rest = f", and {counted(earlier, 'turn', 'turns')} before" if earlier else ""
+    rest = f", and {plural(earlier, 'turn', 'turns')} before" if earlier else ""
     return f"{verb} {named_turns(turns)} by the policy's {call}{rest}"
 
 

@@ -35,7 +35,7 @@ class Fold:
 
     async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
         """The units outside of folded branches."""
-        closed = [branch for branch in branches(history.raw_units) if branch.closed is not None]
+        closed = [branch for branch in folded_branches(history.raw_units) if branch.closed is not None]
         folded = {turn for branch in closed for turn in branch.folded}
         units = tuple(unit for unit in history.current_units if unit.is_summary or unit.turn not in folded)
         made = [(branch.folded, f"return in turn {branch.closed}") for branch in closed]
@@ -61,7 +61,7 @@ class Fold:
         )
 
 
-def branches(units: Sequence[Unit]) -> tuple[FoldedBranch, ...]:
+def folded_branches(units: Sequence[Unit]) -> tuple[FoldedBranch, ...]:
     """The branches of an episode, in order; the last may be open."""
     made: list[FoldedBranch] = []
     for decision in decisions(units, BRANCH, RETURN):
@@ -77,7 +77,7 @@ def branches(units: Sequence[Unit]) -> tuple[FoldedBranch, ...]:
 
 def _opened(arguments: Mapping[str, object], history: History) -> str:
     text_argument(arguments, "description")
-    last = next(iter(branches(history.raw_units)[-1:]), None)
+    last = next(iter(folded_branches(history.raw_units)[-1:]), None)
     if last is not None and last.closed is None:
         raise ValueError(
             f"the branch of turn {last.opened} is open, and branches are not nested; {RETURN} from it first"
@@ -87,7 +87,7 @@ def _opened(arguments: Mapping[str, object], history: History) -> str:
 
 def _returned(arguments: Mapping[str, object], history: History) -> str:
     text_argument(arguments, "message")
-    last = next(iter(branches(history.raw_units)[-1:]), None)
+    last = next(iter(folded_branches(history.raw_units)[-1:]), None)
     if last is None:
         raise ValueError(f"no branch is open; open one with {BRANCH}")
     if last.closed is not None:

@@ -18,7 +18,7 @@ from condensegrpo.condensers.fit import fewest_rewritten, fits, newest_that_fit,
 from condensegrpo.condensers.summarising import finished_text
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import Caption, History, MediaPart, Message, Part, Rewrites, TextPart, Unit
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Count, Request, Written
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Count, Request, WrittenSummary
 from condensegrpo.core.protocols.pictures import MediaStore
 
 PictureOf = Callable[[Unit, Message, MediaPart], Part]  # what is shown for a picture of a message of a unit
@@ -239,7 +239,7 @@ def _captioned(unit: Unit, text: str) -> Unit:
     return replace(unit, results=(*before, last.followed_by(f" {text}")))
 
 
-def _usable(written: Written, unit: Unit, history: History, budget: Budget) -> str:
+def _usable(written: WrittenSummary, unit: Unit, history: History, budget: Budget) -> str:
     """The line in a text, without the thinking before it."""
     text = " ".join(finished_text(written).split())
     (line,) = without_pictures(history, (unit,), budget.count)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from jinja2 import TemplateError
 
 from condensegrpo.core.errors import SummaryRefused
-from condensegrpo.core.protocols.condenser import Written
+from condensegrpo.core.protocols.condenser import WrittenSummary
 from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueue
-from condensegrpo.core.trajectory import Finish
+from condensegrpo.core.trajectory import FinishReason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_TOKENS = 32768  # of prompts and summaries, padded to the longest, that are processed at once
 NEAR = 1e-3  # margin of logits below which rounding might choose another token; it changes logits in fp32 by 1e-5 or so
 
-_Prompt = tuple[list[int], QueuedRequest[str, Written]]  # the ids of a request's text
+_Prompt = tuple[list[int], QueuedRequest[str, WrittenSummary]]  # the ids of a request's text
 
 
 @dataclass(eq=False, kw_only=True)
@@ -61,14 +61,14 @@ class LocalModel:
                 f"the model has embeddings for {rows} ids"
             )
 
-    async def write(self, text: str) -> Written:
+    async def write(self, text: str) -> WrittenSummary:
         """The model's reply to a text; a SummaryRefused if it cannot write one."""
         try:
             return await self._queue.submit(text)
         except (OSError, ValueError, RuntimeError, TemplateError) as error:  # out of memory is a RuntimeError
             raise SummaryRefused(f"writing with {self.model}: {type(error).__name__}: {error}") from error
 
-    def _write(self, requests: Sequence[QueuedRequest[str, Written]]) -> Outcomes[str, Written]:
+    def _write(self, requests: Sequence[QueuedRequest[str, WrittenSummary]]) -> Outcomes[str, WrittenSummary]:
         """Driver: all summaries, in batches that fit."""
         model, tokenizer = _loaded(self.model, on_rank(self.device))
         most = getattr(model.config, "max_position_embeddings", None)
@@ -89,7 +89,7 @@ class LocalModel:
             written = self._written([ids for ids, _ in part])
             yield from zip((request for _, request in part), written, strict=True)
 
-    def _written(self, prompts: Sequence[Sequence[int]]) -> Iterator[Written | SummaryRefused]:
+    def _written(self, prompts: Sequence[Sequence[int]]) -> Iterator[WrittenSummary | SummaryRefused]:
         """The replies that each prompt gets by itself.
 
         A row is padded by its own first id: what the model's generation settings do to ids that occurred, such as a
@@ -123,8 +123,8 @@ class LocalModel:
             elif end is None and late:
                 yield SummaryRefused(f"{self.model} did not finish within {self.seconds:g} seconds")
             else:
-                finish = Finish.LENGTH if end is None else Finish.STOP
-                yield Written(text=tokenizer.decode(row[:end], skip_special_tokens=False), finish=finish)
+                finish = FinishReason.LENGTH if end is None else FinishReason.STOP
+                yield WrittenSummary(text=tokenizer.decode(row[:end], skip_special_tokens=False), finish=finish)
 
 
 class Margins:

@@ -16,7 +16,7 @@ from condensegrpo.condensers.fit import most_by_their_sum, most_that_fit, within
 from condensegrpo.core.messages import RECALLED, History, Unit, bare
 from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
-from condensegrpo.core.wording import counted, ranges
+from condensegrpo.core.wording import plural, ranges
 
 WRITE, READ, DELETE = "memory_write", "memory_read", "memory_delete"
 HEADING = "[Your notes]"
@@ -112,7 +112,7 @@ def _reason(view: Sequence[Unit], units: Sequence[Unit], notes: Mapping[str, Not
     shown = names[max(len(names) - most, 0) :]
     parts = [f"dropped the {dropped} oldest"] if dropped else []
     parts += [f"showed the policy's notes {', '.join(shown)} again"] if shown else []
-    parts += [f"{counted(len(names) - len(shown), 'note does', 'notes do')} not fit"] if len(names) > len(shown) else []
+    parts += [f"{plural(len(names) - len(shown), 'note does', 'notes do')} not fit"] if len(names) > len(shown) else []
     return "; ".join(parts)
 
 

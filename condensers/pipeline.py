@@ -12,7 +12,7 @@ from condensegrpo.core.protocols.condenser import (
     Counted,
     RanksUnits,
     Stage,
-    Writes,
+    WritesSummaries,
     any_holds_model,
 )
 from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools
@@ -111,4 +111,4 @@ def _tools(stage: Stage) -> Sequence[EnvironmentTool]:
 
 
 def _writes(stage: Stage) -> int:
-    return stage.condenser.writes if isinstance(stage.condenser, Writes) else 0
+    return stage.condenser.writes if isinstance(stage.condenser, WritesSummaries) else 0

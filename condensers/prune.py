@@ -15,7 +15,7 @@ from condensegrpo.condensers.decisions import decision_tool, decisions, reason_o
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols.condenser import Budget, Condensed, added_tokens
 from condensegrpo.core.protocols.tool import EnvironmentTool
-from condensegrpo.core.wording import counted, ranges
+from condensegrpo.core.wording import plural, ranges
 
 PRUNE = "prune"
 
@@ -85,7 +85,7 @@ class Prune:
             longest, note = min(self.note_chars, replaced - 1), text_argument(arguments, "note")
             if len(note) > longest:
                 raise ValueError(f"the note has {len(note)} characters, and at most {longest} are allowed here")
-        return f"{counted(len(turns), 'turn', 'turns')} left your context: {ranges(turns)}"
+        return f"{plural(len(turns), 'turn', 'turns')} left your context: {ranges(turns)}"
 
 
 def prunings(units: Sequence[Unit]) -> tuple[Pruned, ...]:
@@ -111,7 +111,7 @@ def _turns(arguments: Mapping[str, object]) -> set[int]:
 def _note(history: History, call: Pruned, budget: Budget) -> Unit:
     """The unit that is shown for pruned turns."""
     tokens = sum(added_tokens(history, unit, budget.count) for unit in history.raw_units if unit.turn in call.turns)
-    omitted = f"{counted(len(call.turns), 'turn', 'turns')} up to {call.turns[-1]} omitted"
+    omitted = f"{plural(len(call.turns), 'turn', 'turns')} up to {call.turns[-1]} omitted"
     return Unit(
         turn=call.turns[-1],
         reply=Message(role="assistant", content=call.note),

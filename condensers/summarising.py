@@ -10,8 +10,8 @@ from condensegrpo.condensers.fit import fits, newest_that_fit
 from condensegrpo.condensers.observation_mask import ObservationMask
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import History, Summary, Unit, flatten
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Written
-from condensegrpo.core.trajectory import Finish
+from condensegrpo.core.protocols.condenser import Budget, Condensed, WrittenSummary
+from condensegrpo.core.trajectory import FinishReason
 
 
 def read_instruction(path: str | None) -> Template:
@@ -66,9 +66,9 @@ def summary_plan(history: History, budget: Budget, *, keep_last: int, room: int,
     return SummaryPlan(covered=covered, kept=kept)
 
 
-def finished_text(written: Written) -> str:
+def finished_text(written: WrittenSummary) -> str:
     """A text without the thinking before it; a SummaryRefused if it was cut off or is empty."""
-    if written.finish is not Finish.STOP:
+    if written.finish is not FinishReason.STOP:
         raise SummaryRefused("it was cut off by its length")
     text = written.text.rpartition("</think>")[2].strip()
     if not text or "<think>" in text:
@@ -76,7 +76,7 @@ def finished_text(written: Written) -> str:
     return text
 
 
-def usable(written: Written, plan: SummaryPlan, history: History, budget: Budget) -> Summary:
+def usable(written: WrittenSummary, plan: SummaryPlan, history: History, budget: Budget) -> Summary:
     """The summary in a text, without the thinking before it. Special tokens in it are text.
 
     A text that was cut off, is empty, is not shorter than what it replaces, or does not fit, is a SummaryRefused.

@@ -25,7 +25,7 @@ from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import History, Message, Summary, Unit
 from condensegrpo.core.protocols.condenser import Budget, Condensed, Request
 from condensegrpo.core.protocols.tool import EnvironmentTool
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,5 +155,5 @@ class Compact(SummaryRequests):
         if turns < least:
             there = f"there {'is' if turns == 1 else 'are'}"
             since = there if history.summary is None else f"since the last summary {there}"
-            raise ValueError(f"{since} {counted(turns, 'turn', 'turns')} to summarise, and at least {least} are needed")
+            raise ValueError(f"{since} {plural(turns, 'turn', 'turns')} to summarise, and at least {least} are needed")
         return "You are asked for a summary next."

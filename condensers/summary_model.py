@@ -27,9 +27,9 @@ from condensegrpo.condensers.summarising import (
 )
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import History, Message, Summary, flatten
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Written
+from condensegrpo.core.protocols.condenser import Budget, Condensed, WrittenSummary
 from condensegrpo.core.request_queue import SharedResults
-from condensegrpo.core.trajectory import Finish
+from condensegrpo.core.trajectory import FinishReason
 
 MAX_BYTES = 4_000_000  # of an answer; more is no summary
 
@@ -56,7 +56,7 @@ class Endpoint:
     def check(self) -> None:
         """Check nothing: an endpoint may start later than the run."""
 
-    async def write(self, text: str) -> Written:
+    async def write(self, text: str) -> WrittenSummary:
         """The model's reply to a text; a SummaryRefused if the endpoint gives none in time."""
         slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
         async with slots:
@@ -95,7 +95,7 @@ async def _read(response: ClientResponse) -> bytes:
     raise SummaryRefused(f"the endpoint answered more than {MAX_BYTES} bytes")
 
 
-def _written(answer: bytes) -> Written:
+def _written(answer: bytes) -> WrittenSummary:
     """The text of an answer; an answer that is no completion is an error, whatever its HTTP status."""
     try:
         choice = json.loads(answer)["choices"][0]
@@ -105,7 +105,7 @@ def _written(answer: bytes) -> Written:
         raise SummaryRefused(f"the endpoint answered no completion but {shown!r}") from error
     if not isinstance(text, str):
         raise SummaryRefused("the endpoint answered no text")
-    return Written(text=text, finish=Finish.STOP if finish == "stop" else Finish.LENGTH)
+    return WrittenSummary(text=text, finish=FinishReason.STOP if finish == "stop" else FinishReason.LENGTH)
 
 
 CACHED = 4096  # summaries in the cache
@@ -149,7 +149,7 @@ class SummaryModel:
                 max_tokens=self.max_tokens,
             )
         )
-        self._summaries: SharedResults[str, Written] = SharedResults(CACHED)
+        self._summaries: SharedResults[str, WrittenSummary] = SharedResults(CACHED)
         self._counts = dict.fromkeys(COUNTS, 0.0)
 
     @property
@@ -194,7 +194,7 @@ class SummaryModel:
         self._counts["remembered"] += known
         return summarised(summary, plan, history, budget, ())
 
-    async def _write(self, text: str) -> Written:
+    async def _write(self, text: str) -> WrittenSummary:
         """Request a summary."""
         started = time.monotonic()
         self._counts["calls"] += 1

@@ -8,7 +8,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt
 
 from condensegrpo.condensers.decisions import decisions
-from condensegrpo.condensers.fold import BRANCH, branches
+from condensegrpo.condensers.fold import BRANCH, folded_branches
 from condensegrpo.core.messages import Message, Unit, bare
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory, Turn
@@ -136,7 +136,7 @@ class MainLine:
         last = len(trajectory.turns)
         exempt = {
             turn
-            for branch in branches(units_of(trajectory))
+            for branch in folded_branches(units_of(trajectory))
             for turn in range(branch.opened, last if branch.closed is None else branch.closed + 1)
         }
         acts = ((index, turn) for index, turn in enumerate(trajectory.turns) if turn.kind == "act")
@@ -163,7 +163,7 @@ class OffBranch:
         # of two calls in one reply the first opens the branch
         made = reversed(tuple(decisions(units, BRANCH)))
         described = {each.turn: str(each.arguments.get("description")) for each in made}
-        for branch in branches(units):
+        for branch in folded_branches(units):
             task = self._words(described[branch.opened])
             for unit in units:
                 inside = branch.opened < unit.turn and (branch.closed is None or unit.turn < branch.closed)

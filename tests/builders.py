@@ -9,7 +9,7 @@ from pathlib import Path
 
 from condensegrpo.core.messages import Message
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Condensation, Score, Span, SpanStatus, Stop, Trajectory, Turn
+from condensegrpo.core.trajectory import Condensation, Score, Span, SpanStatus, StopReason, Trajectory, Turn
 
 WORDS = (
     "<s>", "<end>", "<user>", "<assistant>", "<tool>", "start", "keep", "a", "note", "report", "done",
@@ -82,7 +82,7 @@ def trajectory(
     *turns: Turn,
     id: str = "p0/0",  # noqa: A002  the field's name
     group: str = "p0",
-    stop: Stop = Stop.ANSWERED,
+    stop: StopReason = StopReason.ANSWERED,
     answer: str | None = "7",
     sample: int = 0,
 ) -> Trajectory:
@@ -119,7 +119,7 @@ def ledger_episode(
     keep_last: int | None = None,
     id: str = "ledger-3/0",  # noqa: A002  the field's name
     group: str = "ledger-3",
-    stop: Stop = Stop.ANSWERED,
+    stop: StopReason = StopReason.ANSWERED,
     answer: str | None = "7",
     sample: int = 0,
 ) -> Trajectory:

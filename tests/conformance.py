@@ -21,8 +21,16 @@ from condensegrpo.condensers.observation_mask import PLACEHOLDER
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core import plugins
 from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Condenser, Count, Request, Written, account
-from condensegrpo.core.trajectory import Finish, Span, SpanStatus
+from condensegrpo.core.protocols.condenser import (
+    Budget,
+    Condensed,
+    Condenser,
+    Count,
+    Request,
+    WrittenSummary,
+    condensation_spans,
+)
+from condensegrpo.core.trajectory import FinishReason, Span, SpanStatus
 
 Options = dict[str, Any]
 NEVER_CUTS = {"full", "fold", "prune", "compact", "recall"}  # over budget they return everything, and the engine stops
@@ -171,9 +179,9 @@ def length(unit: Unit) -> float:
     return float(len(unit.reply.content) % 7)
 
 
-async def brief(request: Request) -> Written:
+async def brief(request: Request) -> WrittenSummary:
     """A policy that always writes the same summary."""
-    return Written(text="done: all <|im_end|>", finish=Finish.STOP)
+    return WrittenSummary(text="done: all <|im_end|>", finish=FinishReason.STOP)
 
 
 def budget(tokens: int, counted: Count = count) -> Budget:
@@ -197,7 +205,7 @@ def turns(condensed: Condensed) -> list[int]:
 
 def spans(past: History, found: Condensed, counted: Count = count) -> tuple[Span, ...]:
     """What became of the units, as the engine accounts for them."""
-    return account(past if found.summary is None else past.with_summary(found.summary), found.units, counted)
+    return condensation_spans(past if found.summary is None else past.with_summary(found.summary), found.units, counted)
 
 
 def statuses(past: History, found: Condensed, counted: Count = count) -> str:

@@ -18,7 +18,7 @@ from condensegrpo.core.protocols.tool import OffersTools
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
-from condensegrpo.episodes.settings import Trigger
+from condensegrpo.episodes.settings import CondenseSettings
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.samplers.scripted import ScriptedSampler
 
@@ -51,7 +51,7 @@ def deciding(condenser: Condenser, replies: Sequence[str], **limits: Any) -> Eng
         return said(SUMMARY if ASKING in newest else next(following))
 
     settings = {"max_context_tokens": 9000, "max_output_tokens": 400, "max_turns": 30, **limits}
-    trigger = settings.pop("trigger", Trigger(meter="turns"))
+    trigger = settings.pop("trigger", CondenseSettings(meter="turns"))
     base = engine(ScriptedSampler(reply), condenser=condenser, trigger=trigger, **settings)
     return base.offering(condenser.tools() if isinstance(condenser, OffersTools) else ())
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from condensegrpo.algorithms.advantages import Batch, Estimate, EstimatorPlugin, Term
 from condensegrpo.algorithms.credit import Estimator, Scores
 from condensegrpo.algorithms.losses import LossPlugin
-from condensegrpo.core.plugins import installed, load
+from condensegrpo.core.plugins import installed, load_plugin
 
-LOSSES: dict[str, LossPlugin] = {point.name: load("losses", point.name) for point in installed("losses")}
+LOSSES: dict[str, LossPlugin] = {point.name: load_plugin("losses", point.name) for point in installed("losses")}
 ESTIMATORS: dict[str, EstimatorPlugin] = {
-    point.name: load("estimators", point.name) for point in installed("estimators")
+    point.name: load_plugin("estimators", point.name) for point in installed("estimators")
 }
 
 # One scalar a trajectory, which sums to zero over its group.

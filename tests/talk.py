@@ -25,7 +25,7 @@ from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.episodes.settings import Limits, ToolLimits, Trigger
+from condensegrpo.episodes.settings import CondenseSettings, Limits, ToolLimits
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.samplers.scripted import ScriptedSampler
 
@@ -142,7 +142,7 @@ def engine(
     *,
     condenser: Condenser | None = None,
     condense_when: Literal["every_turn", "over_budget"] = "every_turn",
-    trigger: Trigger | None = None,
+    trigger: CondenseSettings | None = None,
     tools: Mapping[str, Tool] | None = None,
     template: str = CHATML,
     tool_seconds: float = 60.0,
@@ -155,7 +155,7 @@ def engine(
         renderer=Renderer(tokenizer(template)),
         condenser=condenser if condenser is not None else Full(),
         condenser_name="chosen",
-        trigger=trigger if trigger is not None else Trigger(when=condense_when),
+        trigger=trigger if trigger is not None else CondenseSettings(when=condense_when),
         toolbox=Toolbox(
             tools or {},
             format=TOOL_FORMATS["tagged"],

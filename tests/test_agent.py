@@ -28,9 +28,9 @@ from talk import said as said_ids
 from condensegrpo.algorithms.segments import check, segments
 from condensegrpo.assembly.plugins import check_plugin
 from condensegrpo.condensers.whole_units import LastK
-from condensegrpo.core.plugins import load
+from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.trajectory import SpanStatus, Stop, Trajectory
+from condensegrpo.core.trajectory import SpanStatus, StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.storage.run_folder import read_metrics
@@ -137,7 +137,7 @@ async def counting(problem: Problem, url: str, key: str) -> str:
 
 def test_an_agent_is_recorded_as_the_engine_records_an_environment(tmp_path: Path) -> None:
     trajectory = play(function(rows(tmp_path), counting))
-    assert (trajectory.stop, trajectory.answer) == (Stop.ANSWERED, "done at 3"), trajectory.detail
+    assert (trajectory.stop, trajectory.answer) == (StopReason.ANSWERED, "done at 3"), trajectory.detail
     assert [turn.observations[0].content for turn in trajectory.turns[:3]] == [
         f"<result>at {count}</result>" for count in (1, 2, 3)
     ]
@@ -169,7 +169,9 @@ def test_the_program_of_the_guide_is_played_and_judged(tmp_path: Path) -> None:
         tool_format="tagged",
     )
     trajectory = play(task)
-    assert (trajectory.stop, trajectory.answer, trajectory.outcome) == (Stop.ANSWERED, "3", 0.3), trajectory.detail
+    assert (trajectory.stop, trajectory.answer, trajectory.outcome) == (StopReason.ANSWERED, "3", 0.3), (
+        trajectory.detail
+    )
     assert len(trajectory.turns) == 4
 
 
@@ -263,7 +265,7 @@ def test_a_program_may_open_more_files_than_a_call_of_a_tool(tmp_path: Path) -> 
 def test_arguments_that_the_policy_wrote_as_a_text_reach_the_agent_as_an_object(tmp_path: Path) -> None:
     quoted = '<tool>{"name": "up", "args": "{\\"by\\": 1}"}</tool>'
     trajectory = play(function(rows(tmp_path), counting), lambda prompt: counts(prompt).replace(call(1), quoted))
-    assert (trajectory.stop, trajectory.answer) == (Stop.ANSWERED, "done at 3"), trajectory.detail
+    assert (trajectory.stop, trajectory.answer) == (StopReason.ANSWERED, "done at 3"), trajectory.detail
     assert all(turn.condensation is None for turn in trajectory.turns)
 
 
@@ -281,7 +283,7 @@ def test_what_a_program_leaves_is_removed_and_costs_its_outcome_if_judging_it_ta
         tool_format="tagged",
     )
     trajectory = play(task)
-    assert (trajectory.stop, trajectory.outcome) == (Stop.FINISHED, 0.0), trajectory.detail
+    assert (trajectory.stop, trajectory.outcome) == (StopReason.FINISHED, 0.0), trajectory.detail
     assert [*temporary.iterdir()] == []
 
 
@@ -295,7 +297,7 @@ def test_a_question_of_another_script_may_be_as_long_as_the_kernel_takes(tmp_pat
 
 def test_the_function_of_the_guide_is_played(tmp_path: Path) -> None:
     (tmp_path / "solver.py").write_text(SOLVER, encoding="utf-8")
-    task = load("tasks", f"{tmp_path}/solver.py:solver")(data=rows(tmp_path), tool_format="tagged")
+    task = load_plugin("tasks", f"{tmp_path}/solver.py:solver")(data=rows(tmp_path), tool_format="tagged")
     assert play(task, numbered()).answer == "reply 1"
 
 
@@ -425,7 +427,7 @@ def test_the_condenser_of_the_run_condenses_an_agent_and_what_it_rewrote(tmp_pat
         "chosen",
         "agent",
     ]
-    assert trajectory.stop is Stop.FORMAT  # neither answer nor outcome
+    assert trajectory.stop is StopReason.FORMAT  # neither answer nor outcome
 
 
 def test_replies_stream_and_end_before_a_stop_string(tmp_path: Path) -> None:
@@ -519,12 +521,12 @@ def test_an_agent_without_a_request_and_one_that_crashes_say_why(tmp_path: Path)
         (crashes, "KeyError: 'level'", 1),
     ):
         trajectory = play(function(data, program), numbered())
-        assert trajectory.stop is Stop.ENVIRONMENT_ERROR
+        assert trajectory.stop is StopReason.ENVIRONMENT_ERROR
         assert detail in trajectory.detail
         assert len(trajectory.turns) == turns
     script = "import os, sys; sys.exit('bad key ' + os.environ['OPENAI_API_KEY'])"
     failed = play(function(data, (sys.executable, "-c", script)), numbered())
-    assert failed.stop is Stop.ENVIRONMENT_ERROR
+    assert failed.stop is StopReason.ENVIRONMENT_ERROR
     assert "ended with status 1: bad key [removed]" in failed.detail
     missing = play(function(data, ("no-such-program",)), numbered())
     assert "starting 'no-such-program'" in missing.detail
@@ -621,7 +623,7 @@ def test_a_function_of_other_arguments_or_results_is_told_what_is_wanted(tmp_pat
     task = function(rows(tmp_path), mapping, limits={"seconds": 5})
     assert (task.limits.seconds, task.limits.memory_mib) == (5, 8192)
     failed = asyncio.run(plays(task, numbered()))
-    assert failed.stop is Stop.ENVIRONMENT_ERROR
+    assert failed.stop is StopReason.ENVIRONMENT_ERROR
     assert "returned {'answer': '4'}, wanted its answer as text, a number, what the episode was worth" in failed.detail
 
 

@@ -15,7 +15,7 @@ from recipe_world import write
 from talk import agent, engine
 
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 from condensegrpo.learner.settings import NewModel
@@ -101,7 +101,7 @@ def test_the_program_mini_is_trained(tmp_path: Path) -> None:
     make_policy(tmp_path / "model", replies, read.read_text(encoding="utf-8"))
     put(tmp_path, "mini.yaml", "project/check.py")
     for trajectory in trained(tmp_path, "mini.yaml", samples=2):
-        assert trajectory.stop is Stop.ANSWERED, trajectory.detail
+        assert trajectory.stop is StopReason.ANSWERED, trajectory.detail
         *before, last = (turn.reply.text for turn in trajectory.turns)
         assert [submitted in text for text in (*before, last)] == [False] * len(before) + [True]
         assert trajectory.answer == last.partition("echo ")[2][:2]
@@ -116,7 +116,7 @@ def test_a_function_that_runs_an_agent_of_smolagents_is_trained(tmp_path: Path) 
     make_policy(tmp_path / "model", replies, prompts.read_text(encoding="utf-8"))
     put(tmp_path, "smol.yaml", "smol.py")
     for trajectory in trained(tmp_path, "smol.yaml", samples=4):
-        assert trajectory.stop is Stop.ANSWERED, trajectory.detail
+        assert trajectory.stop is StopReason.ANSWERED, trajectory.detail
         *before, last = trajectory.turns
         assert [turn.condensation for turn in before] == [None] * len(before)
         if last.condensation is not None:  # smolagents asks for an answer with another system prompt after five steps
@@ -160,7 +160,7 @@ def test_a_managed_agent_of_smolagents_is_a_branch_with_its_own_system_prompt_an
             seed=lambda number: number,
         )
     )
-    assert (trajectory.stop, trajectory.answer) == (Stop.ANSWERED, "25 euros"), trajectory.detail
+    assert (trajectory.stop, trajectory.answer) == (StopReason.ANSWERED, "25 euros"), trajectory.detail
     schemas = [turn.context[0].text.rpartition("the schema of their args:")[2] for turn in trajectory.turns]
     manager, clerk = ["final_answer", "clerk"], ["price", "final_answer"]
     assert [re.findall(r'^{"name": "(\w+)"', schema, re.MULTILINE) for schema in schemas] == [

@@ -26,7 +26,7 @@ from condensegrpo.inspection.panes import turns
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import read_credit
 from condensegrpo.training.learn_step import give_credit
-from condensegrpo.training.train import train
+from condensegrpo.training.train import run_training
 
 PLUGINS = """
     from typing import Annotated
@@ -208,7 +208,7 @@ def test_an_estimator_and_a_loss_of_a_file_train_and_their_terms_are_stored(plug
         "evaluate={problems: 1, variants: {}}",
         f"runs_dir={tmp_path}",
     )
-    train(build(config), RunFolder.create(tmp_path / "run"), observer=Silent(), stopping=lambda: False)
+    run_training(build(config), RunFolder.create(tmp_path / "run"), observer=Silent(), stopping=lambda: False)
     run = RunFolder(tmp_path / "run")
     assert len(read_metrics(run.metrics)) >= 1
     for credit in read_credit(run.credit(1)).values():

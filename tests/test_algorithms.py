@@ -18,11 +18,11 @@ from condensegrpo.assembly.components import indices
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import CondenseError, RolloutError, TooManyFailed
 from condensegrpo.core.observer import Observer, Silent
-from condensegrpo.core.trajectory import Stop
+from condensegrpo.core.trajectory import StopReason
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import read_credit, read_trajectories
 from condensegrpo.tasks.ledger import Ledger
-from condensegrpo.training.train import train
+from condensegrpo.training.train import run_training
 
 SMALL = (
     "train.steps=2",
@@ -55,19 +55,19 @@ class Listening(Silent):
         self.said: list[str] = []
         self.failures: list[str] = []
 
-    def failed(self, text: str, traceback: str) -> None:
+    def trajectories_failed(self, text: str, traceback: str) -> None:
         self.failures.append(text)
 
-    def say(self, text: str) -> None:
+    def notice(self, text: str) -> None:
         self.said.append(text)
 
 
 def run(folder: Path, *changes: str, observer: Observer | None = None) -> list[dict[str, float]]:
     """Train with some keys changed; the metrics of its steps."""
     config = load_config(ROOT / "configs" / "quickstart.yaml", [*SMALL, *changes])
-    assert train(build(config), RunFolder.create(folder), observer=observer or Silent(), stopping=lambda: False), (
-        "all steps were taken"
-    )
+    assert run_training(
+        build(config), RunFolder.create(folder), observer=observer or Silent(), stopping=lambda: False
+    ), "all steps were taken"
     return [line for line in read_metrics(folder / "metrics.jsonl") if "rows" in line]
 
 
@@ -239,12 +239,12 @@ def test_a_reward_that_fails_most_of_two_steps_stops_the_run_which_resumes_once_
     )
     config, folder = load_config(ROOT / "configs" / "quickstart.yaml", [*SMALL, *chosen]), tmp_path / "run"
     with pytest.raises(TooManyFailed, match=r"24 of 32 .* the reward Fragile: LookupError: no judge"):
-        train(build(config), RunFolder.create(folder), observer=Silent(), stopping=lambda: False)
+        run_training(build(config), RunFolder.create(folder), observer=Silent(), stopping=lambda: False)
     assert [path.name for path in (folder / "checkpoints").glob("step_*")] == ["step_000001"]
     with pytest.raises(TooManyFailed, match=r"12 of 16 .* more than train.max_failed=0\.5"):  # of an evaluation
         run(tmp_path / "other", *chosen, "evaluate.samples=4")
     broken.unlink()
-    assert train(build(config), RunFolder(folder), observer=Silent(), stopping=lambda: False)
+    assert run_training(build(config), RunFolder(folder), observer=Silent(), stopping=lambda: False)
     lines = [line for line in read_metrics(folder / "metrics.jsonl") if "rows" in line]
     failed = [(line["step"], line.get("stop/reward_error", 0)) for line in lines]
     assert failed == [(1, 0.75), (2, 0), (3, 0)]  # the batch of step 3 was prefetched, and is sampled again
@@ -259,10 +259,10 @@ def test_a_masked_stop_trains_nothing_and_counts_nowhere(warm: str, tmp_path: Pa
     step = next(int(line["step"]) for line in lines if line["masked"] > 0)
     read = read_trajectories(folder / f"trajectories/step_{step:06d}.jsonl").trajectories
     credit = read_credit(folder / f"credit/step_{step:06d}.jsonl")
-    masked = [one.trajectory.id for one in read if one.trajectory.stop is Stop.FORMAT]
+    masked = [one.trajectory.id for one in read if one.trajectory.stop is StopReason.FORMAT]
     assert masked
     assert not any(any(credit[name].weights) or any(credit[name].advantages) for name in masked)
-    by_stop = {Stop.FORMAT: "mask", Stop.TURN_LIMIT: "penalise", Stop.OUTPUT_LENGTH: "penalise"}
+    by_stop = {StopReason.FORMAT: "mask", StopReason.TURN_LIMIT: "penalise", StopReason.OUTPUT_LENGTH: "penalise"}
     assert all(credit[one.trajectory.id].handling == by_stop.get(one.trajectory.stop, "train") for one in read)
 
 

@@ -10,7 +10,7 @@ from conformance import Case, answered, condense, count, history, statuses, unit
 from condensegrpo.condensers.anchors import Anchors, anchors
 from condensegrpo.condensers.summary_model import SummaryModel
 from condensegrpo.core.messages import MediaPart, flatten
-from condensegrpo.core.protocols.condenser import Condensed, RanksUnits, Stage, Writes
+from condensegrpo.core.protocols.condenser import Condensed, RanksUnits, Stage, WritesSummaries
 
 MASK = {"name": "observation_mask", "options": {"keep": 1}}
 
@@ -126,7 +126,7 @@ def test_the_next_summary_has_the_anchors_of_the_raw_units_once(tmp_path: Path) 
 
 def test_what_its_stages_need_is_what_it_needs() -> None:
     writing = Case("anchors", {"stages": [{"name": "summary", "options": {"attempts": 3}}]}).build()
-    assert isinstance(writing, Writes)
+    assert isinstance(writing, WritesSummaries)
     assert writing.writes == 3
     ranking = Case("anchors", {"stages": [{"name": "attention", "options": {"scorer": "policy@1"}}]}).build()
     assert isinstance(ranking, RanksUnits)

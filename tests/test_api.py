@@ -18,7 +18,7 @@ import condensegrpo as cg
 from condensegrpo.assembly.objects import described_objects
 from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.errors import CondenseError, ConfigError
-from condensegrpo.core.plugins import load
+from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Trajectory
@@ -412,4 +412,4 @@ def test_what_a_class_cannot_be_named_by_or_an_object_needs_is_said(tmp_path: Pa
     assert line.startswith("built by this program alone: brevity. condensegrpo eval needs them by name")
     assert described_objects({}) == ()
     with pytest.raises(ConfigError, match=r"On the command line name its class in a file, as in reward\.name=path/to/"):
-        load("rewards", "python:brevity")
+        load_plugin("rewards", "python:brevity")

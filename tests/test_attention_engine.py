@@ -14,7 +14,7 @@ from talk import CHATML, END, Counting, engine, problem, tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.assembly.build import build
-from condensegrpo.assembly.scorers import check_models, check_scorers, frozen_model, open_scorers, parted
+from condensegrpo.assembly.scorers import check_models, check_scorers, frozen_model, open_scorers, split_layers
 from condensegrpo.attention.scorer import LeaveOneOut, losses
 from condensegrpo.condensers.attention import AttentionCondenser
 from condensegrpo.config.load import load_config
@@ -22,7 +22,7 @@ from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols.condenser import UnitScorer
 from condensegrpo.core.protocols.sampler import AttentionQuery, TokenAttention
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.engine import AnswerProbe
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
@@ -97,7 +97,7 @@ def test_an_episode_is_condensed_by_real_scores(name: str, sampler: Transformers
     reasons = {turn.condensation.reason for one in found for turn in one.turns if turn.condensation is not None}
     assert any("units by the attention of" in reason for reason in reasons), "nothing was condensed"
     for one in found:
-        assert one.stop in (Stop.TURN_LIMIT, Stop.OUTPUT_LENGTH), one.detail
+        assert one.stop in (StopReason.TURN_LIMIT, StopReason.OUTPUT_LENGTH), one.detail
         assert one.max_context_tokens <= BUDGET
         assert all(turn.answer_logprob is not None and turn.answer_logprob < 0 for turn in one.turns)
 
@@ -196,7 +196,7 @@ def test_a_sampler_without_the_ability_is_refused_by_name(name: str, words: str)
     ],
 )
 def test_the_name_of_a_scorer_selects_the_layers(name: str, model: str, layers: tuple[int, ...]) -> None:
-    assert parted(name) == (model, layers)
+    assert split_layers(name) == (model, layers)
 
 
 def test_missing_layers_are_refused_before_anything_is_loaded(folder: str) -> None:
@@ -252,7 +252,7 @@ def test_a_failing_model_of_a_scorer_ends_the_episode_as_a_sampler_error(folder:
     failing = Failing(folder)
     found = play(failing, "policy", episodes=4)
     failing.close()
-    failed = [one for one in found if one.stop is Stop.SAMPLER_ERROR]
+    failed = [one for one in found if one.stop is StopReason.SAMPLER_ERROR]
     assert failed
     assert {one.detail.partition(" (tests/")[0] for one in failed} == {
         "the condenser 'chosen': SamplerError: reading a prompt: the model failed"

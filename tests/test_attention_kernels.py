@@ -45,7 +45,7 @@ from condensegrpo.learner.tree_kernels import (
     Branches,
     Intervals,
     block_mask,
-    branches,
+    branch_pattern,
     compiled_flex,
     ends,
     gathered_keys,
@@ -96,7 +96,7 @@ def varlen(
 
 MAKERS: dict[str, Callable[[Sequence[int]], HostPattern]] = {
     "flex": lambda depths: intervals(depths, flex),
-    "flash": lambda depths: branches(depths, varlen),
+    "flash": lambda depths: branch_pattern(depths, varlen),
 }
 KERNELS = {"flex": Kernels("", flex=flex), "flash": Kernels("", varlen=varlen, most_keys=inf)}
 
@@ -105,7 +105,7 @@ def test_the_example_of_the_docstrings() -> None:
     depths = tree(EXAMPLE).positions
     assert depths == (0, 1, 2, 3, 3, 1)
     assert ends(depths) == [6, 5, 5, 4, 5, 6]
-    found = branches(depths, varlen).on(CPU)
+    found = branch_pattern(depths, varlen).on(CPU)
     assert found.keys.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 0, 5]
     assert (found.query_starts.tolist(), found.key_starts.tolist()) == ([0, 4, 5, 6], [0, 4, 8, 10])
     assert (found.longest, gathered_keys(depths)) == ((4, 4), 10)

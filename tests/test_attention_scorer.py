@@ -189,7 +189,7 @@ def test_each_older_unit_is_on_one_page_and_the_newest_on_every_page() -> None:
 def test_the_parts_of_a_split_history_in_order_are_the_prompt() -> None:
     past = history("a", "bb", "ccc")
     renderer = Renderer(tokenizer())
-    parts = split_history(past, renderer.located(past.messages))
+    parts = split_history(past, renderer.content_spans(past.messages))
     assert (*parts.pinned, *(token for unit in parts.units for token in unit.ids), *parts.end) == renderer.prompt(
         past.messages
     )
@@ -230,7 +230,7 @@ def test_located_returns_the_places_of_each_messages_content() -> None:
 def test_located_excludes_content_that_the_template_omits() -> None:
     past = history("<think>long thoughts</think>short", "one")
     renderer = Renderer(tokenizer(FORGETS_THINKING))
-    located = renderer.located(past.messages)
+    located = renderer.content_spans(past.messages)
     assert "long" not in text(located.ids)
     first_reply = located.spans[2]
     assert text(located.ids[first_reply.start : first_reply.stop]).endswith("short")
@@ -239,4 +239,4 @@ def test_located_excludes_content_that_the_template_omits() -> None:
 def test_located_returns_the_ids_of_the_prompt() -> None:
     past = history("hello", "one", "two words")
     renderer = Renderer(tokenizer())
-    assert renderer.located(past.messages).ids == renderer.prompt(flatten(past.pinned, past.units))
+    assert renderer.content_spans(past.messages).ids == renderer.prompt(flatten(past.pinned, past.units))

@@ -14,7 +14,7 @@ from tiny import qwen3, tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.samplers import decoding
 from condensegrpo.samplers.decoding import SUPPORTED, BatchRow, ContinuousBatch, supports
 from condensegrpo.samplers.packed_attention import Slots
@@ -130,7 +130,7 @@ def test_a_reply_computes_its_prompt_if_its_leader_leaves_first(monkeypatch: pyt
     ended: dict[int, Generation] = {}
     while by.replies:
         ended |= {replies[reply]: generation for reply, generation in by.step()}
-    assert ended.pop(0).finish is Finish.ABORT
+    assert ended.pop(0).finish is FinishReason.ABORT
     assert [ended[index] for index in range(1, 5)] == alone[1:]
 
 
@@ -239,7 +239,7 @@ def test_an_abandoned_reply_ends_at_once_as_aborted() -> None:
     by.step()
     gone.append(True)
     ((reply, generation),) = by.step()
-    assert (reply, generation.finish, len(generation.token_ids)) == (leaving, Finish.ABORT, 1)
+    assert (reply, generation.finish, len(generation.token_ids)) == (leaving, FinishReason.ABORT, 1)
     assert (by.replies, by.passes) == ([], 1)
 
 

@@ -23,7 +23,7 @@ from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.toolformats import JSON_FORMATS
 from condensegrpo.integrations.bfcl import CATEGORIES, Bfcl, BfclEpisode, Simulators
@@ -288,7 +288,7 @@ def replies_of(problem: Problem, form: str = "tagged") -> list[str]:
 def test_the_engine_plays_the_ground_truth(name: str) -> None:
     problem = problems()[name]
     trajectory = run(problem, replies_of(problem))
-    assert (trajectory.stop, trajectory.outcome) == (Stop.FINISHED, 1.0), trajectory.detail
+    assert (trajectory.stop, trajectory.outcome) == (StopReason.FINISHED, 1.0), trajectory.detail
     assert trajectory.ground_truth == problem.answer
     assert trajectory.answer is None
     assert all(turn.tool_attempts == turn.tool_successes for turn in trajectory.turns)
@@ -316,7 +316,7 @@ def test_long_results_are_condensed_and_judged_in_full() -> None:
     problem = problems()["multi_turn_long_context_135"]
     condenser = ObservationMask(keep=1, only_tools=True)
     trajectory = run(problem, replies_of(problem), condenser=condenser)
-    assert (trajectory.stop, trajectory.outcome) == (Stop.FINISHED, 1.0), trajectory.detail
+    assert (trajectory.stop, trajectory.outcome) == (StopReason.FINISHED, 1.0), trajectory.detail
     results = [message.text for turn in trajectory.turns for message in turn.observations]
     long = [text for text in results if "characters left out …]" in text]
     assert [len(text) // 100 for text in long] == [40] * 4

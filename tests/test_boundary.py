@@ -23,8 +23,8 @@ from condensegrpo.core.protocols.condenser import Budget, Condensed, Stage
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
-from condensegrpo.episodes.boundary import Ended, check_environment, checked_messages, guarded
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, StopReason, Trajectory
+from condensegrpo.episodes.boundary import EndEpisode, call_plugin, check_environment, checked_messages
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.samplers.scripted import ScriptedSampler
@@ -33,12 +33,12 @@ from condensegrpo.storage import codec
 Play = Callable[[], Coroutine[Any, Any, Any]]
 
 
-def ended(work: Play, seconds: float | None = None) -> Ended:
-    """How guarded work ended."""
+def ended(work: Play, seconds: float | None = None) -> EndEpisode:
+    """How the work of a plug-in ended."""
 
-    async def run() -> Ended:
-        with pytest.raises(Ended) as caught:
-            await guarded(work, who="it", stop=Stop.ENVIRONMENT_ERROR, turn_seconds=60, seconds=seconds)
+    async def run() -> EndEpisode:
+        with pytest.raises(EndEpisode) as caught:
+            await call_plugin(work, who="it", stop=StopReason.ENVIRONMENT_ERROR, turn_seconds=60, seconds=seconds)
         return caught.value
 
     return asyncio.run(run())
@@ -68,7 +68,7 @@ def test_signatures_of_methods_that_belong_to_an_object_are_checked_for_each() -
         check_environment(SimpleNamespace(start=right.start, step=lambda reply: None))
 
 
-# --- guarded ----------------------------------------------------------------------------------------------------------
+# --- call_plugin -----------------------------------------------------------------------------------------------------
 
 
 def test_what_the_work_returns_comes_back() -> None:
@@ -76,7 +76,7 @@ def test_what_the_work_returns_comes_back() -> None:
         await asyncio.sleep(0)
         return 5
 
-    assert asyncio.run(guarded(five, who="it", stop=Stop.ENVIRONMENT_ERROR, turn_seconds=60, seconds=60)) == 5
+    assert asyncio.run(call_plugin(five, who="it", stop=StopReason.ENVIRONMENT_ERROR, turn_seconds=60, seconds=60)) == 5
 
 
 class Panic(BaseException):
@@ -86,17 +86,17 @@ class Panic(BaseException):
 @pytest.mark.parametrize(
     ("error", "stop", "detail"),
     [
-        (KeyError("lost"), Stop.ENVIRONMENT_ERROR, "it: KeyError: 'lost'"),
-        (SystemExit(0), Stop.ENVIRONMENT_ERROR, "it: SystemExit: 0"),
-        (Panic("rust"), Stop.ENVIRONMENT_ERROR, "it: Panic: rust"),
-        (TimeoutError("its own"), Stop.ENVIRONMENT_ERROR, "it: TimeoutError: its own"),
-        (asyncio.CancelledError(), Stop.ENVIRONMENT_ERROR, "it: CancelledError: it cancelled itself"),
-        (StopIteration(1), Stop.ENVIRONMENT_ERROR, "it: RuntimeError: coroutine raised StopIteration"),
-        (ContextOverflow("too long"), Stop.CONTEXT_OVERFLOW, "too long"),
-        (Ended(Stop.SAMPLER_ERROR, "further in"), Stop.SAMPLER_ERROR, "further in"),
+        (KeyError("lost"), StopReason.ENVIRONMENT_ERROR, "it: KeyError: 'lost'"),
+        (SystemExit(0), StopReason.ENVIRONMENT_ERROR, "it: SystemExit: 0"),
+        (Panic("rust"), StopReason.ENVIRONMENT_ERROR, "it: Panic: rust"),
+        (TimeoutError("its own"), StopReason.ENVIRONMENT_ERROR, "it: TimeoutError: its own"),
+        (asyncio.CancelledError(), StopReason.ENVIRONMENT_ERROR, "it: CancelledError: it cancelled itself"),
+        (StopIteration(1), StopReason.ENVIRONMENT_ERROR, "it: RuntimeError: coroutine raised StopIteration"),
+        (ContextOverflow("too long"), StopReason.CONTEXT_OVERFLOW, "too long"),
+        (EndEpisode(StopReason.SAMPLER_ERROR, "further in"), StopReason.SAMPLER_ERROR, "further in"),
     ],
 )
-def test_whatever_is_raised_ends_the_episode_by_name(error: BaseException, stop: Stop, detail: str) -> None:
+def test_whatever_is_raised_ends_the_episode_by_name(error: BaseException, stop: StopReason, detail: str) -> None:
     async def work() -> NoReturn:
         await asyncio.sleep(0)
         raise error
@@ -131,8 +131,8 @@ def test_work_that_ignores_its_cancellation_is_not_waited_for() -> None:
         finished.append("stubborn")
 
     async def run() -> tuple[str, list[str]]:
-        with pytest.raises(Ended) as caught:
-            await guarded(stubborn, who="it", stop=Stop.ENVIRONMENT_ERROR, turn_seconds=5, seconds=0.05)
+        with pytest.raises(EndEpisode) as caught:
+            await call_plugin(stubborn, who="it", stop=StopReason.ENVIRONMENT_ERROR, turn_seconds=5, seconds=0.05)
         return caught.value.detail, list(finished)
 
     detail, before = asyncio.run(run())
@@ -148,8 +148,8 @@ def test_what_abandoned_work_raises_later_disturbs_nobody(caplog: pytest.LogCapt
             raise OSError("too late") from None
 
     async def run() -> None:
-        with pytest.raises(Ended):
-            await guarded(late, who="it", stop=Stop.ENVIRONMENT_ERROR, turn_seconds=5, seconds=0.02)
+        with pytest.raises(EndEpisode):
+            await call_plugin(late, who="it", stop=StopReason.ENVIRONMENT_ERROR, turn_seconds=5, seconds=0.02)
         await asyncio.sleep(0.02)
 
     with caplog.at_level(logging.ERROR, logger="asyncio"):
@@ -170,7 +170,9 @@ def test_a_cancellation_of_the_episode_reaches_the_work_and_passes_through(pause
             raise
 
     async def run() -> bool:
-        task = asyncio.create_task(guarded(patient, who="it", stop=Stop.ENVIRONMENT_ERROR, turn_seconds=5, seconds=20))
+        task = asyncio.create_task(
+            call_plugin(patient, who="it", stop=StopReason.ENVIRONMENT_ERROR, turn_seconds=5, seconds=20)
+        )
         await asyncio.sleep(pause)
         task.cancel()
         await asyncio.wait({task})
@@ -197,7 +199,7 @@ def test_ctrl_c_is_not_the_plugins(times: int) -> None:
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         # a signal that another thread gets is handled at the next check of the step: in 20 / 20 seconds at the latest
-        asyncio.run(guarded(interrupted, who="it", stop=Stop.ENVIRONMENT_ERROR, turn_seconds=20))
+        asyncio.run(call_plugin(interrupted, who="it", stop=StopReason.ENVIRONMENT_ERROR, turn_seconds=20))
     assert time.monotonic() - began < 15
 
 
@@ -279,10 +281,10 @@ def test_a_faulty_environment_costs_its_own_episode(fault: str) -> None:
             return await act() if self.problem.question == "fault" else await super().step(reply)
 
     failed, fine = roll(engine(agent(counting), turn_seconds=0.3), Faulty)
-    assert (failed.stop, len(failed.turns), failed.turns[0].observations) == (Stop.ENVIRONMENT_ERROR, 1, ())
+    assert (failed.stop, len(failed.turns), failed.turns[0].observations) == (StopReason.ENVIRONMENT_ERROR, 1, ())
     assert failed.detail.startswith("the environment: ")
     assert complaint in failed.detail
-    assert (fine.stop, len(fine.turns)) == (Stop.ANSWERED, 6)
+    assert (fine.stop, len(fine.turns)) == (StopReason.ANSWERED, 6)
     assert codec.dump_line(failed)
 
 
@@ -293,7 +295,7 @@ def test_half_an_emoji_in_an_observation_becomes_text_that_can_be_tokenised_and_
             return replace(step, observations=tuple(replace(m, content=f"\ud83d {m.text}") for m in step.observations))
 
     halved, _ = roll(engine(agent(counting)), Halved)
-    assert (halved.stop, halved.turns[0].observations[0].text) == (Stop.ANSWERED, "? seen 1")
+    assert (halved.stop, halved.turns[0].observations[0].text) == (StopReason.ANSWERED, "? seen 1")
     picture = MediaPart.of(b"1", "image/png")
     assert Message(role="user", content=(TextPart(text="\ud83d"), picture)).parts == (TextPart(text="?"), picture)
 
@@ -323,10 +325,10 @@ def test_an_environment_that_does_not_start_costs_its_own_episode(act: Callable[
             return found
 
     failed, fine = roll(engine(agent(counting), turn_seconds=0.3), Faulty)
-    assert (failed.stop, failed.turns) == (Stop.ENVIRONMENT_ERROR, ())
+    assert (failed.stop, failed.turns) == (StopReason.ENVIRONMENT_ERROR, ())
     assert failed.detail.startswith("starting the environment: ")
     assert complaint in failed.detail
-    assert fine.stop is Stop.ANSWERED
+    assert fine.stop is StopReason.ANSWERED
 
 
 # --- faulty condensers and samplers -----------------------------------------------------------------------------------
@@ -358,7 +360,7 @@ class FaultyCondenser:
 )
 def test_a_faulty_condenser_costs_its_own_episodes(act: Callable[[], Any], complaint: str) -> None:
     for one in roll(engine(agent(counting), condenser=FaultyCondenser(act), turn_seconds=0.3)):
-        assert (one.stop, len(one.turns)) == (Stop.ENVIRONMENT_ERROR, 1)
+        assert (one.stop, len(one.turns)) == (StopReason.ENVIRONMENT_ERROR, 1)
         assert one.detail.startswith("the condenser 'chosen': ")
         assert complaint in one.detail
 
@@ -397,7 +399,7 @@ class Versionless(FaultySampler):
     [
         (FaultySampler(lambda: _gives(said("hello"))), "wanted a Generation"),
         (
-            FaultySampler(lambda: _gives(Generation(token_ids=(-1,), logprobs=(0.0,), finish=Finish.STOP))),
+            FaultySampler(lambda: _gives(Generation(token_ids=(-1,), logprobs=(0.0,), finish=FinishReason.STOP))),
             "ValueError: sample() returned the token id -1, wanted ids of the tokenizer",
         ),
         (FaultySampler(lambda: _raises(SystemExit(0))), "SystemExit: 0"),
@@ -408,7 +410,7 @@ class Versionless(FaultySampler):
 )
 def test_a_faulty_sampler_costs_its_own_episodes(sampler: FaultySampler, complaint: str) -> None:
     for one in roll(engine(sampler, turn_seconds=0.3)):
-        assert (one.stop, one.turns) == (Stop.SAMPLER_ERROR, ())
+        assert (one.stop, one.turns) == (StopReason.SAMPLER_ERROR, ())
         assert one.detail.startswith("the sampler: ")
         assert complaint in one.detail
 
@@ -446,6 +448,6 @@ def test_a_condenser_of_others_in_a_built_in_pipeline_is_abandoned_when_it_block
         )
     )
     mine.release.set()
-    assert [played.stop for (played,) in groups] == [Stop.ENVIRONMENT_ERROR, Stop.ANSWERED]
+    assert [played.stop for (played,) in groups] == [StopReason.ENVIRONMENT_ERROR, StopReason.ANSWERED]
     assert "it held up the event loop for more than 1 second" in groups[0][0].detail
     assert "(tests/test_boundary.py:" in groups[0][0].detail

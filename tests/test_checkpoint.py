@@ -92,7 +92,7 @@ def test_resume_continues_bit_equal_with_weights_rate_and_random_numbers(tmp_pat
     resumed = engine(stage, seed=7)
     newest = checkpoint.latest(tmp_path)
     assert newest == tmp_path / "step_000003"
-    assert checkpoint.load(resumed, newest) == {"cursor": 3}
+    assert checkpoint.load_checkpoint(resumed, newest) == {"cursor": 3}
     assert steps(resumed, range(3, 6)) == wanted
     found = weights(resumed)
     close_deepspeed(resumed)
@@ -108,7 +108,7 @@ def test_a_resumed_engine_goes_on_with_its_own_rate_decay_and_betas(tmp_path: Pa
     close_deepspeed(first)
     calmer = replace(COSINE, lr=0.001, weight_decay=0.5, betas=(0.8, 0.9))
     second = open_deepspeed(qwen3(), zero_stage=stage, optimizer=calmer, total_steps=8, dtype="float32")
-    checkpoint.load(second, path)
+    checkpoint.load_checkpoint(second, path)
     before = weights(second)
     rates = [rate for rate, _, _ in steps(second, range(3, 5))]
     moved = max(float((tensor - before[name]).abs().max()) for name, tensor in weights(second).items())
@@ -124,7 +124,7 @@ def test_in_bfloat16_opening_and_resuming_print_nothing(tmp_path: Path, capsys: 
     for made in range(2):
         learner = open_deepspeed(qwen3(), zero_stage=0, optimizer=COSINE, total_steps=8, dtype="bfloat16")
         if made:
-            checkpoint.load(learner, tmp_path / "step_000001")
+            checkpoint.load_checkpoint(learner, tmp_path / "step_000001")
         optimizer_step(learner, micro_batches(rows(2), 2), loss)
         checkpoint.save(learner, tmp_path, step=1, state={})
         close_deepspeed(learner)
@@ -158,7 +158,7 @@ def test_a_rank_stores_the_generator_of_its_device_and_resumes_on_another_number
     for count, current in ((1, 0), (2, 1)):
         fewer = Gpus(count, current=current, fill=0)
         monkeypatch.setattr(devices, "gpu", fewer)
-        checkpoint.load(learner, path)
+        checkpoint.load_checkpoint(learner, path)
         assert [int(state) for state in fewer.states] == [*range(current), 52]
     close_deepspeed(learner)
 
@@ -214,7 +214,7 @@ def test_one_rank_goes_on_from_what_two_saved_under_any_stage(
 ) -> None:
     """Weights, moments and the place in the schedule are the same; gradients are added up in another order."""
     learner = open_deepspeed(qwen3(seed=9), zero_stage=to, optimizer=OPTIMISER, total_steps=10, dtype="float32")
-    checkpoint.load(learner, ranks / FEWER.format(stage) / "step_000003")
+    checkpoint.load_checkpoint(learner, ranks / FEWER.format(stage) / "step_000003")
     found = steps_of(learner, range(3, 6))
     close_deepspeed(learner)
     assert_near(found, undisturbed)
@@ -230,7 +230,7 @@ def test_on_one_rank_another_zero_stage_continues_bit_equal(
         learner = open_deepspeed(qwen3(step), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype=dtype)
         if path is not None:
             saved = torch.load(path / "train_rank_0.pt", weights_only=True)
-            checkpoint.load(learner, path)
+            checkpoint.load_checkpoint(learner, path)
             again = training_state(learner)
             assert (again["steps"], again["scheduled"]) == (saved["steps"], saved["scheduled"]) == (step, step)
             assert again["pieces"].keys() == saved["pieces"].keys()
@@ -312,7 +312,7 @@ def test_a_flipped_bit_is_found_and_its_file_named(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path) == path  # the sizes are right
     learner = engine()
     with pytest.raises(CheckpointError, match=rf"{victim.name} its SHA-256 begins"):
-        checkpoint.load(learner, path)
+        checkpoint.load_checkpoint(learner, path)
     close_deepspeed(learner)
 
 
@@ -342,7 +342,7 @@ def test_a_pickle_that_the_manifest_vouches_for_is_not_executed(tmp_path: Path) 
     (path / "manifest.json").write_text(json.dumps(manifest))
     learner = engine()
     with pytest.raises(CheckpointError, match=r"train_rank_0.pt is no file of tensors") as caught:
-        checkpoint.load(learner, path)
+        checkpoint.load_checkpoint(learner, path)
     assert "weights_only" not in str(caught.value)
     close_deepspeed(learner)
 
@@ -456,7 +456,7 @@ def test_an_old_folder_that_a_process_of_the_same_id_left_is_no_obstacle(tmp_pat
     old.mkdir()
     (old / "state.json").touch()
     path = checkpoint.save(learner, tmp_path, step=1, state={"try": 2})
-    assert checkpoint.load(learner, path) == {"try": 2}
+    assert checkpoint.load_checkpoint(learner, path) == {"try": 2}
     close_deepspeed(learner)
     assert sorted(found.name for found in tmp_path.iterdir()) == ["latest", "step_000001"]
 
@@ -496,6 +496,6 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     learner = engine()
     checkpoint.save(learner, tmp_path, step=1, state={"try": 1})
     path = checkpoint.save(learner, tmp_path, step=1, state={"try": 2})
-    assert checkpoint.load(learner, path) == {"try": 2}
+    assert checkpoint.load_checkpoint(learner, path) == {"try": 2}
     close_deepspeed(learner)
     assert sorted(found.name for found in tmp_path.iterdir()) == ["latest", "step_000001"]

@@ -9,7 +9,7 @@ from talk import Counting, engine, problem, said, shown
 from condensegrpo.core.protocols.reward import GroupReward, Reward
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.group import problem_groups
 from condensegrpo.episodes.player import collect
 from condensegrpo.rewards.context import LinearPassRate
@@ -128,7 +128,7 @@ def test_a_hung_sibling_neither_holds_its_group_up_nor_leaves_its_pass_rate() ->
     reward = LinearPassRate(context_low=1, context_high=2, coefficient=0.5)
     found, handed = gather(reward, slow={"p0/1", "p0/3"}, samples=4, turn_seconds=0.5)
     assert handed == [f"7/0/{sample}" for sample in range(4)]
-    assert [one.trajectory.stop for one in found] == [Stop.ANSWERED, Stop.SAMPLER_ERROR] * 2
+    assert [one.trajectory.stop for one in found] == [StopReason.ANSWERED, StopReason.SAMPLER_ERROR] * 2
     assert [one.score.total for one in found] == [0.75, 0.0, 0.75, 0.0]
     assert [one.score.correct for one in found] == [1.0, 0.0, 1.0, 0.0]
 
@@ -137,5 +137,5 @@ def test_a_group_reward_that_raises_is_the_failure_of_its_group() -> None:
     found, handed = gather(Broken(), slow=set(), problems=[problem(0)])
     assert len(handed) == 3
     for one in found:
-        assert (one.trajectory.stop, one.score.total) == (Stop.REWARD_ERROR, 0.0)
+        assert (one.trajectory.stop, one.score.total) == (StopReason.REWARD_ERROR, 0.0)
         assert one.trajectory.detail.startswith("the reward Broken: KeyError: 'level' (tests/test_collect.py:")

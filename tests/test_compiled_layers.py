@@ -8,7 +8,7 @@ from torch._dynamo.utils import counters
 
 from condensegrpo.algorithms.objective import PerToken, supervised
 from condensegrpo.algorithms.packing import lay_out
-from condensegrpo.config.checks import check_figures
+from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import named_config, vary
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.layers import checkpoint_layers, compile_layers, try_compiling
@@ -68,4 +68,4 @@ def test_a_trial_compares_one_layer_and_says_why_layers_are_not_compiled(monkeyp
 def test_layers_whose_weights_are_gathered_inside_are_not_compiled() -> None:
     config = vary(named_config("quickstart"), ("learner.compile_layers=on", "learner.zero_stage=3"))
     with pytest.raises(ConfigError, match=r"compile_layers: found on, and learner.zero_stage is 3"):
-        check_figures(config)
+        check_values(config)

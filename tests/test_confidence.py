@@ -17,11 +17,11 @@ from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.config.load import load_config, vary
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.episodes.settings import Confidence
+from condensegrpo.episodes.settings import ConfidenceSettings
 from condensegrpo.metrics.trajectories import summarise
 from condensegrpo.rewards.matches import Matcher
 from condensegrpo.rewards.outcome import judge_trajectory
@@ -29,7 +29,7 @@ from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.trajectories import read_trajectories, write_trajectory
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
-ASKED = Confidence(threshold=0.5, max_tokens=40)
+ASKED = ConfidenceSettings(threshold=0.5, max_tokens=40)
 
 
 class Deciding:
@@ -58,7 +58,7 @@ class Deciding:
         return Generation(
             token_ids=tuple(ids),
             logprobs=(math.log(probability), *[0.0] * (len(ids) - 1)),
-            finish=Finish.LENGTH if cut_off else Finish.STOP,
+            finish=FinishReason.LENGTH if cut_off else FinishReason.STOP,
         )
 
     def update_weights(self, named_tensors: object, version: int) -> None:
@@ -68,7 +68,9 @@ class Deciding:
         """Nothing is held."""
 
 
-def played(model: Deciding | ScriptedSampler, asked: Confidence | None = ASKED, **options: object) -> Trajectory:
+def played(
+    model: Deciding | ScriptedSampler, asked: ConfidenceSettings | None = ASKED, **options: object
+) -> Trajectory:
     parts: Engine = replace(engine(model, **options), confidence=asked)  # type: ignore[arg-type]  # options by name
     return asyncio.run(
         run_episode(problem(), environment=Counting, engine=parts, group_id="g", sample=0, seed=lambda number: number)
@@ -78,7 +80,7 @@ def played(model: Deciding | ScriptedSampler, asked: Confidence | None = ASKED, 
 def test_an_episode_ends_with_the_first_draft_that_is_probable_enough() -> None:
     model = Deciding(0.2, 0.5, 0.9)
     one = played(model)
-    assert (one.stop, one.answer, one.replies) == (Stop.CONFIDENT, "7", 3)
+    assert (one.stop, one.answer, one.replies) == (StopReason.CONFIDENT, "7", 3)
     assert [turn.draft and round(turn.draft.probability, 6) for turn in one.turns] == [None, 0.2, 0.5]
     last = one.turns[-1]
     assert shown(last.prompt_ids).endswith("seen 2<|im_end|>\n<|im_start|>assistant\n<answer>")
@@ -97,7 +99,7 @@ def test_the_draft_that_is_taken_is_trained_and_what_opens_it_is_not() -> None:
 def test_drafts_that_are_not_taken_change_nothing() -> None:
     plain, drafting = Deciding(), Deciding(0.1)
     without, with_drafts = played(plain, None), played(drafting)
-    assert with_drafts.stop is Stop.ANSWERED
+    assert with_drafts.stop is StopReason.ANSWERED
     assert plain.seeds == drafting.seeds
     assert [replace(turn, draft=None) for turn in with_drafts.turns] == list(without.turns)
     assert len(drafting.drafts) == len(without.turns) - 1
@@ -118,7 +120,7 @@ def test_the_first_draft_comes_after_so_many_replies(after: int, replies: int) -
 @pytest.mark.parametrize("draft", [" 7", " </answer>", "</answer>", " 7 and so on"])
 def test_a_draft_that_is_empty_or_cut_off_is_no_answer(draft: str) -> None:
     one = played(Deciding(1.0, draft=draft))
-    assert (one.stop, one.answer) == (Stop.ANSWERED, "5")
+    assert (one.stop, one.answer) == (StopReason.ANSWERED, "5")
 
 
 def test_what_stands_behind_the_end_of_an_answer_is_none_of_it() -> None:
@@ -129,8 +131,8 @@ def test_without_anything_to_close_it_an_answer_ends_with_the_reply() -> None:
     def reply(prompt_ids: tuple[int, ...]) -> list[int]:
         return said("42") if shown(prompt_ids).endswith("So: ") else said("hello")
 
-    one = played(ScriptedSampler(reply, logprob=0.0), Confidence(threshold=1.0, form="So: {answer}"))
-    assert (one.stop, one.answer, one.turns[-1].output_ids[-1]) == (Stop.CONFIDENT, "42", END)
+    one = played(ScriptedSampler(reply, logprob=0.0), ConfidenceSettings(threshold=1.0, form="So: {answer}"))
+    assert (one.stop, one.answer, one.turns[-1].output_ids[-1]) == (StopReason.CONFIDENT, "42", END)
 
 
 def test_a_draft_behind_a_condensed_prompt_is_declared_with_its_length() -> None:
@@ -142,8 +144,8 @@ def test_a_draft_behind_a_condensed_prompt_is_declared_with_its_length() -> None
 
 
 def test_the_draft_counts_as_a_reply() -> None:
-    assert played(Deciding(0.1, 0.9), max_turns=3).stop is Stop.CONFIDENT
-    assert played(Deciding(0.1, 0.9), max_turns=2).stop is Stop.TURN_LIMIT
+    assert played(Deciding(0.1, 0.9), max_turns=3).stop is StopReason.CONFIDENT
+    assert played(Deciding(0.1, 0.9), max_turns=2).stop is StopReason.TURN_LIMIT
 
 
 def test_an_early_answer_is_judged_like_any_other() -> None:
@@ -172,7 +174,7 @@ def test_a_trajectory_with_drafts_is_stored_and_read_back(tmp_path: Path) -> Non
 def test_the_configuration_sets_it_and_is_checked() -> None:
     config = load_config(QUICKSTART, ["rollout.stop_when_confident={threshold: 0.8, form: 'It is {answer}.'}"])
     settings = config.rollout.stop_when_confident
-    assert settings == Confidence(threshold=0.8, form="It is {answer}.")
+    assert settings == ConfidenceSettings(threshold=0.8, form="It is {answer}.")
     assert (settings.opening, settings.closing) == ("It is ", ".")
     check_confidence(vary(config, ["rollout.limits.max_output_tokens=7"]), Renderer(tokenizer()))
     with pytest.raises(ConfigError, match=r"has 6 tokens, and\s+rollout\.limits\.max_output_tokens=6 leaves no room"):

@@ -3,7 +3,7 @@
 import pytest
 
 from condensegrpo.assembly.learning_signal import advantage_estimator
-from condensegrpo.config.checks import check_figures
+from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
@@ -14,8 +14,8 @@ def gsm8k(*overrides: str) -> RunConfig:
 
 
 def test_the_shipped_figures_fit() -> None:
-    check_figures(gsm8k())
-    check_figures(load_config(find_config("quickstart")))
+    check_values(gsm8k())
+    check_values(load_config(find_config("quickstart")))
 
 
 @pytest.mark.parametrize(
@@ -34,27 +34,27 @@ def test_the_shipped_figures_fit() -> None:
         (["sampler.options.top_k=20"], "every importance ratio is wrong. Leave it out; sharpen with rollout.temp"),
         (["sampler.options.min_p=0.1"], "sampler.options.min_p: found 0.1"),
         (["rollout.staleness=1"], "algorithm.importance.cap: found 0, no correction, and rollout.staleness is 1"),
-        (["rollout.condense.share=0.5"], "rollout.condense.share=0.5: rollout.condense.when is every_turn"),
+        (["rollout.condense.threshold=0.5"], "rollout.condense.threshold=0.5: rollout.condense.when is every_turn"),
         (["rollout.condense.jitter=0.2"], "rollout.condense.jitter=0.2: rollout.condense.when is every_turn"),
         (
-            ["rollout.condense.when=over_budget", "rollout.condense.share=0.5", "rollout.condense.to=0.6"],
-            "rollout.condense.to: found 0.6, above rollout.condense.share=0.5",
+            ["rollout.condense.when=over_budget", "rollout.condense.threshold=0.5", "rollout.condense.target=0.6"],
+            "rollout.condense.target: found 0.6, above rollout.condense.threshold=0.5",
         ),
     ],
 )
 def test_what_does_not_fit_is_named_with_both_values(overrides: list[str], wanted: str) -> None:
     """The longest row of this configuration is a context of 1,024 tokens and a reply of 96."""
     with pytest.raises(ConfigError) as caught:
-        check_figures(gsm8k(*overrides))
+        check_values(gsm8k(*overrides))
     assert wanted in str(caught.value)
 
 
 def test_what_fits_to_the_token_is_fine() -> None:
-    check_figures(gsm8k("learner.tokens_per_micro_batch=1120", "model.new.max_positions=1120"))
+    check_values(gsm8k("learner.tokens_per_micro_batch=1120", "model.new.max_positions=1120"))
 
 
 def test_trajectories_may_be_stale_where_that_is_corrected() -> None:
-    check_figures(gsm8k("rollout.staleness=2", "algorithm.importance.cap=2"))
+    check_values(gsm8k("rollout.staleness=2", "algorithm.importance.cap=2"))
 
 
 def test_one_sample_a_problem_is_fine_where_nothing_is_trained() -> None:

@@ -123,8 +123,8 @@ def test_a_pipe_gets_plain_lines_of_at_most_100_columns(tmp_path: Path) -> None:
     pipe = io.StringIO()
     with TrainingConsole(steps=30, stream=pipe, debug=False) as console, RunLog(tmp_path / "log.txt", steps=30) as log:
         both = Observers(log, console)
-        both.record("command: condensegrpo train quickstart")
-        both.say("run folder runs/x")
+        both.log_lines("command: condensegrpo train quickstart")
+        both.notice("run folder runs/x")
         both.phase("step 1: sampling", 64)
         assert log.doing() == "step 1"
         for step in range(1, HEADING_EVERY + 2):
@@ -132,7 +132,7 @@ def test_a_pipe_gets_plain_lines_of_at_most_100_columns(tmp_path: Path) -> None:
         both.phase("evaluating held-out", 256)
         assert log.doing() == "the evaluation held-out"
         both.evaluated(20, [EVALUATION])
-        both.failed("1 of 64 trajectories failed\x1b[2J", "Traceback: mine.py, line 3")
+        both.trajectories_failed("1 of 64 trajectories failed\x1b[2J", "Traceback: mine.py, line 3")
     lines = pipe.getvalue().splitlines()
     assert not any(ord(char) < 32 for line in lines for char in line)
     assert max(map(len, lines)) <= WIDTH
@@ -175,7 +175,7 @@ def test_every_line_of_the_log_begins_with_its_time(tmp_path: Path) -> None:
     with RunLog(tmp_path / "log.txt", steps=30) as log:
         log.phase("loading DeepSpeed", None)
         log.step(1, METRICS)
-        log.record("error: two\nlines")
+        log.log_lines("error: two\nlines")
     times, texts = zip(*(line.split("  ", 1) for line in (tmp_path / "log.txt").read_text().splitlines()), strict=True)
     assert texts[0] == "loading DeepSpeed …"
     assert texts[-2:] == ("error: two", "lines")
@@ -185,7 +185,7 @@ def test_every_line_of_the_log_begins_with_its_time(tmp_path: Path) -> None:
 def test_json_is_one_object_a_line_with_all_metrics() -> None:
     pipe = io.StringIO()
     lines = JsonLines(pipe)
-    lines.say("run folder runs/x\nand a second line")
+    lines.notice("run folder runs/x\nand a second line")
     lines.phase("evaluating held-out", 256)
     lines.step(3, METRICS)
     lines.evaluated(3, [EVALUATION])

@@ -16,7 +16,7 @@ from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardResult
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.rewards.context import (
     InverseMaxContext,
     InverseScaled,
@@ -30,15 +30,15 @@ SEVEN = Problem(id="p0", question="3 + 4?", answer="7")
 ANCHORS: Mapping[str, float] = {"context_low": 100, "context_high": 400, "coefficient": 0.4}
 
 
-def answered(*contexts: int, answer: str | None = "7", stop: Stop = Stop.ANSWERED) -> Trajectory:
+def answered(*contexts: int, answer: str | None = "7", stop: StopReason = StopReason.ANSWERED) -> Trajectory:
     """A trajectory whose turns have prompts of so many tokens."""
     return trajectory(*(turn(range(length), [1]) for length in contexts), answer=answer, stop=stop)
 
 
 WRONG = answered(10, answer="8")
-CUT_OFF = answered(10, stop=Stop.OUTPUT_LENGTH)  # right, but its format is not valid
-HUNG = answered(10, answer=None, stop=Stop.SAMPLER_ERROR)
-NEVER_BEGUN = answered(answer=None, stop=Stop.ENVIRONMENT_ERROR)
+CUT_OFF = answered(10, stop=StopReason.OUTPUT_LENGTH)  # right, but its format is not valid
+HUNG = answered(10, answer=None, stop=StopReason.SAMPLER_ERROR)
+NEVER_BEGUN = answered(answer=None, stop=StopReason.ENVIRONMENT_ERROR)
 
 SINGLE: Mapping[str, Callable[..., Reward]] = {
     "inverse_max_context": InverseMaxContext,

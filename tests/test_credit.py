@@ -21,7 +21,7 @@ from condensegrpo.algorithms.objective import token_weights, totals
 from condensegrpo.algorithms.settings import StopSettings
 from condensegrpo.core.messages import Message
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Rejected, Stop
+from condensegrpo.core.trajectory import Rejected, StopReason
 
 
 def episode(
@@ -87,8 +87,8 @@ def test_the_efficient_estimator_sees_the_reward_and_the_context_and_grpo_the_re
 
 def test_a_penalised_stop_is_a_score_of_0_for_efficient_whatever_the_penalty() -> None:
     batch = [episode("a", [1], reward=1), episode("b", [1], reward=1)]
-    late = replace(batch[1].trajectory, stop=Stop.TURN_LIMIT, answer=None)
-    stops = StopSettings(handling={Stop.TURN_LIMIT: "penalise"}, penalty=3.0)
+    late = replace(batch[1].trajectory, stop=StopReason.TURN_LIMIT, answer=None)
+    stops = StopSettings(handling={StopReason.TURN_LIMIT: "penalise"}, penalty=3.0)
     scores = scores_of([batch[0], replace(batch[1], trajectory=late)], stops)
     assert Estimator(ESTIMATORS["efficient"]).outcome(scores).tolist() == [1.0, 0.0]
     assert Estimator(ESTIMATORS["grpo"]).outcome(scores).tolist() == [1.0, -2.0]

@@ -21,7 +21,7 @@ from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, S
 from condensegrpo.assembly.learning_signal import objective
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Stop
+from condensegrpo.core.trajectory import StopReason
 from condensegrpo.storage.trajectories import read_credit
 from condensegrpo.training.learn_step import give_credit, record_credit
 from condensegrpo.training.rollout import StepBatch
@@ -74,7 +74,9 @@ def test_without_an_aggregation_of_their_own_kl_terms_weigh_as_losses() -> None:
 def test_a_trajectory_without_turns_is_recorded_beside_the_others(tmp_path: Path) -> None:
     """Its first prompt was longer than ``max_context_tokens``."""
     algorithm = load_config(find_config("search_grpo")).algorithm
-    overflowed = scored(trajectory(id="g-1", group="g", stop=Stop.CONTEXT_OVERFLOW, answer=None), 0.0, correct=0.0)
+    overflowed = scored(
+        trajectory(id="g-1", group="g", stop=StopReason.CONTEXT_OVERFLOW, answer=None), 0.0, correct=0.0
+    )
     kept = (answered("0", 2, right=1.0), overflowed)
     credit = give_credit(
         kept, Estimator(ESTIMATORS["grpo"]), algorithm.aggregation, stops=algorithm.stops, whitened=False

@@ -37,10 +37,10 @@ from condensegrpo.cli.doctor import (
 from condensegrpo.cli.init import describe_plugin, docstring_in_source, plugins
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import PluginError
-from condensegrpo.core.plugins import KINDS, installed, load
+from condensegrpo.core.plugins import KINDS, installed, load_plugin
 from condensegrpo.display.theme import console
 from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.plan import plan
+from condensegrpo.planning.plan import predict_memory
 from condensegrpo.planning.remedies import lines, remedy
 from condensegrpo.sandbox import probing
 
@@ -227,7 +227,7 @@ def test_a_prediction_above_the_free_memory_is_a_note_while_the_states_fit(tmp_p
     write_config(policy, hidden_size=1024, intermediate_size=4096, num_hidden_layers=24)  # 0.4 G parameters
     text = f"name: demo\nmodel: {{path: {policy}}}\ntask: {{name: ledger}}\n"
     config = load_config(Path(config_with(tmp_path, text)), [])
-    planned = plan(config, architecture(config.model), ranks=2, device="gpu", memory=GIB)
+    planned = predict_memory(config, architecture(config.model), ranks=2, device="gpu", memory=GIB)
     assert planned.states < planned.bytes
     note = memory_finding(config, (planned.states, planned.bytes), 0)
     assert note.level is Level.OK
@@ -355,7 +355,7 @@ def test_a_plugin_that_does_not_load_says_why() -> None:
 def test_every_shipped_plug_in_loads_and_has_a_summary_in_its_source(kind: str) -> None:
     assert called(plugins, kind).exit_code == 0
     for point in installed(kind):
-        plugin = load(kind, point.name)
+        plugin = load_plugin(kind, point.name)
         documented = getattr(plugin, "function", plugin)  # an estimator's or a loss's docstring is its function's
         assert (docstring_in_source(point) or "") == inspect.cleandoc(documented.__doc__)
 

@@ -14,17 +14,17 @@ import pytest
 import torch
 from tiny import qwen3, tokenizer
 
-from condensegrpo.config.checks import check_figures
+from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import ConfigError, SamplerError
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.learner import devices
 from condensegrpo.samplers.transformers import TransformersSampler
-from condensegrpo.samplers.vllm.engine import VllmEngine, check_ranks
+from condensegrpo.samplers.vllm.engine import VllmEngine, check_sharing
 from condensegrpo.samplers.vllm.sampler import EngineDriver, in_new_thread
 from condensegrpo.samplers.vllm.tensor_parallel import Command, LockstepEngine
 
-REPLY = Generation(token_ids=(7,), logprobs=(-0.5,), finish=Finish.LENGTH)
+REPLY = Generation(token_ids=(7,), logprobs=(-0.5,), finish=FinishReason.LENGTH)
 
 
 @dataclass(eq=False)
@@ -271,7 +271,7 @@ def test_engines_that_share_a_model_are_used_where_they_were_created(gpu: Gpu) -
 
 def test_ranks_that_sample_different_replies_in_one_step_are_an_error() -> None:
     """Their keys and values, and all later replies, would be of two conversations."""
-    other = Generation(token_ids=(8,), logprobs=(-0.5,), finish=Finish.LENGTH)
+    other = Generation(token_ids=(8,), logprobs=(-0.5,), finish=FinishReason.LENGTH)
     _, queues = Ranks().drivers(StubEngine, partial(StubEngine, reply=other))
     first, second = queues
     ask(first)
@@ -284,14 +284,14 @@ def test_ranks_that_sample_different_replies_in_one_step_are_an_error() -> None:
 @pytest.mark.parametrize("machines", ["abab", "aaabbb", "aab"])
 def test_ranks_that_share_a_model_are_neighbours_on_one_machine(machines: str) -> None:
     """Where a launcher deals ranks out in turn, or an odd number on each machine, a group would span two machines."""
-    check_ranks("aabb", 2)
+    check_sharing("aabb", 2)
     with pytest.raises(SamplerError, match=r"ranks on 2 machines, wanted groups of 2 neighbouring ranks"):
-        check_ranks(machines, 2)
+        check_sharing(machines, 2)
 
 
 def test_staleness_beside_ranks_that_sample_together_is_refused() -> None:
     changes = ("rollout.staleness=1", "algorithm.importance.cap=2", "sampler.name=vllm")
     engine = "sampler.options.engine.tensor_parallel_size"
     with pytest.raises(ConfigError, match=f"rollout.staleness: found 1, and {engine} is 2"):
-        check_figures(load_config(find_config("quickstart"), [*changes, f"{engine}=2"]))
-    check_figures(load_config(find_config("quickstart"), [*changes, f"{engine}=1"]))
+        check_values(load_config(find_config("quickstart"), [*changes, f"{engine}=2"]))
+    check_values(load_config(find_config("quickstart"), [*changes, f"{engine}=1"]))

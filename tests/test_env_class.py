@@ -13,7 +13,7 @@ from scripted_training import train_on_replies
 from talk import agent, engine
 
 from condensegrpo.core.errors import DataError, PluginError
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.integrations.env_class import EnvClass
 
@@ -99,7 +99,7 @@ def test_methods_are_tools_and_the_object_judges_and_is_closed(tmp_path: Path) -
         "<result>2.5</result>",
         "<result>Error: add: RuntimeError: it raised StopIteration('it only counts up',)</result>",
     ]
-    assert (trajectory.stop, trajectory.answer, trajectory.outcome) == (Stop.ANSWERED, "so 5", 0.5)
+    assert (trajectory.stop, trajectory.answer, trajectory.outcome) == (StopReason.ANSWERED, "so 5", 0.5)
     assert Counter.events == ["closed"]
     assert len(set(Counter.threads)) == 1
     assert threading.get_ident() not in Counter.threads

@@ -23,11 +23,11 @@ from condensegrpo.assembly.held_out import check_disjoint
 from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.config.load import load_config
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.plugins import load
+from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.settings import ToolLimits
 from condensegrpo.episodes.toolcalls import Toolbox
@@ -122,7 +122,7 @@ def test_a_tool_of_an_environment_need_not_be_asynchronous() -> None:
 
 def test_a_result_with_an_outcome_that_ends_nothing_is_an_error() -> None:
     failed, _ = play("forgets done", [call("up", by=1)], [])
-    assert failed.stop is Stop.ENVIRONMENT_ERROR
+    assert failed.stop is StopReason.ENVIRONMENT_ERROR
     assert "a tool returned the outcome 1.0 without done=True" in failed.detail
 
 
@@ -144,7 +144,7 @@ def test_a_tool_of_the_environment_keeps_a_state_sees_the_history_and_ends_the_e
         "<result>2</result>",
         "<result>there</result>",
     ]
-    assert (trajectory.stop, trajectory.answer, trajectory.outcome) == (Stop.FINISHED, None, 0.5)
+    assert (trajectory.stop, trajectory.answer, trajectory.outcome) == (StopReason.FINISHED, None, 0.5)
     assert [dict(turn.turn_rewards) for turn in trajectory.turns] == [{"progress": 0.25}, {}, {"progress": 0.5}]
     assert [(turn.tool_attempts, turn.tool_successes) for turn in trajectory.turns] == [(1, 1)] * 3
     assert environment.units == [0, 2]  # units of the history before each of its calls
@@ -161,12 +161,12 @@ def test_a_tool_of_the_environment_keeps_a_state_sees_the_history_and_ends_the_e
     )
     write_trajectory(file, scored(trajectory, 0.5), known)
     (read,) = read_trajectories(file).trajectories
-    assert (read.trajectory.stop, read.trajectory.outcome) == (Stop.FINISHED, 0.5)
+    assert (read.trajectory.stop, read.trajectory.outcome) == (StopReason.FINISHED, 0.5)
 
 
 def test_the_environment_may_judge_an_answer() -> None:
     trajectory, _ = play("count", ["done"], [])
-    assert (trajectory.stop, trajectory.answer, trajectory.outcome) == (Stop.ANSWERED, "done", 0.25)
+    assert (trajectory.stop, trajectory.answer, trajectory.outcome) == (StopReason.ANSWERED, "done", 0.25)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_it_has_the_limits_of_every_tool() -> None:
     raising, _ = play("tool raises", [call("up", by=1), "done"], [])
     assert "Error: up: ValueError: cannot count" in raising.turns[0].observations[0].content
     limited, _ = play("count", [call("up", by=1), call("up", by=1)], [], max_tool_turns=1)
-    assert limited.stop is Stop.TURN_LIMIT
+    assert limited.stop is StopReason.TURN_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_it_has_the_limits_of_every_tool() -> None:
 def test_an_environment_that_fails_is_closed_and_says_why(question: str, detail: str) -> None:
     closed: list[str] = []
     trajectory, _ = play(question, ["done"], closed)
-    assert trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert trajectory.stop is StopReason.ENVIRONMENT_ERROR
     assert detail in trajectory.detail
     assert closed == ["p0"]
 
@@ -311,7 +311,7 @@ def test_the_built_in_examples_are_solved_with_their_tools() -> None:
         task = Guess(largest=100)
         asked = next(each for each in (*task.problems("train"), *task.problems("eval")) if each.answer == number)
         trajectory = asyncio.run(_solved(asked, task.environment, _halving(100)))
-        assert (trajectory.stop, trajectory.outcome) == (Stop.FINISHED, 1.0)
+        assert (trajectory.stop, trajectory.outcome) == (StopReason.FINISHED, 1.0)
     book = Notebook(facts=2, eval_problems=3)
     asked = book.problems("eval")[0]
     trajectory = asyncio.run(_solved(asked, book.environment, _note_taker))
@@ -357,13 +357,13 @@ def test_the_example_of_the_guide_plays(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     file = tmp_path / "shelf.py"
     file.write_text(blocks[0], encoding="utf-8")
-    task = load("tasks", f"{file}:Shelf")()
+    task = load_plugin("tasks", f"{file}:Shelf")()
     (tmp_path / "shelf.yaml").write_text(re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)[0], encoding="utf-8")
     check_disjoint(build(load_config(tmp_path / "shelf.yaml", [f"task.name={file}:Shelf"])))
     order = iter(["red", "grey"])
     asked = next(each for each in task.problems("train") if each.answer == "grey")
     trajectory = asyncio.run(_solved(asked, task.environment, lambda _: call("open_box", box=next(order))))
-    assert (trajectory.stop, trajectory.outcome) == (Stop.FINISHED, 0.5)
+    assert (trajectory.stop, trajectory.outcome) == (StopReason.FINISHED, 0.5)
     assert trajectory.turns[0].turn_rewards == {"search": -0.1}
 
 
@@ -372,7 +372,7 @@ def test_a_tool_format_of_a_file_reads_calls_and_shows_results(tmp_path: Path) -
     (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     file = tmp_path / "at_calls.py"
     file.write_text(block, encoding="utf-8")
-    built = load("tool_formats", f"{file}:AtCalls")(result="got")
+    built = load_plugin("tool_formats", f"{file}:AtCalls")(result="got")
     parts = engine(agent(lambda prompt: '@add {"a": 2, "b": 3}' if "got" not in prompt else "answer 5"))
     parts = replace(parts, toolbox=Toolbox({"add": add}, format=built))
 

@@ -42,13 +42,13 @@ from condensegrpo.core.messages import Caption, History, Message, ToolCall, Unit
 from condensegrpo.core.protocols.condenser import Budget, Condensed, Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.sampler import NamedTensors
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, SpanStatus, Stop, Trajectory
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, SpanStatus, StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.group import problem_draw, stream_seed
 from condensegrpo.episodes.prompt import check_pinned
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.episodes.settings import Limits, ToolLimits, Trigger
+from condensegrpo.episodes.settings import CondenseSettings, Limits, ToolLimits
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.episodes.toolformats import Malformed, Tagged
 from condensegrpo.samplers.scripted import ScriptedSampler
@@ -88,7 +88,7 @@ def test_an_episode_is_recorded_turn_by_turn() -> None:
     first, second = trajectory.turns
     assert (trajectory.id, trajectory.group_id, trajectory.sample) == ("g/0", "g", 0)
     assert (trajectory.problem_id, trajectory.question, trajectory.ground_truth) == ("p0", "count", None)
-    assert (trajectory.stop, trajectory.answer, trajectory.detail) == (Stop.ANSWERED, "7", "")
+    assert (trajectory.stop, trajectory.answer, trajectory.detail) == (StopReason.ANSWERED, "7", "")
     assert shown(first.prompt_ids) == (
         "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\ncount<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -107,7 +107,7 @@ def test_an_episode_is_recorded_turn_by_turn() -> None:
 
 def test_the_full_history_grows_by_ids_into_one_row() -> None:
     trajectory = play(engine(agent(counting)))
-    assert (trajectory.stop, trajectory.answer, len(trajectory.turns)) == (Stop.ANSWERED, "5", 6)
+    assert (trajectory.stop, trajectory.answer, len(trajectory.turns)) == (StopReason.ANSWERED, "5", 6)
     assert [turn.condensation for turn in trajectory.turns] == [None] * 6
     assert len(rows(trajectory)) == 1
     assert segments.check(trajectory) == ()
@@ -237,7 +237,9 @@ def declared(trajectory: Trajectory) -> list[int]:
 def test_a_share_of_the_budget_triggers_the_condenser_before_it_is_full() -> None:
     sizes = grown_sizes()
     share = sizes[2] / 1000
-    parts = engine(agent(counting), condenser=LastK(1), trigger=Trigger(when="over_budget", share=share), max_turns=6)
+    parts = engine(
+        agent(counting), condenser=LastK(1), trigger=CondenseSettings(when="over_budget", threshold=share), max_turns=6
+    )
     trajectory = play(parts)
     assert declared(trajectory)[0] == 3
     assert [len(turn.prompt_ids) for turn in trajectory.turns[:3]] == sizes[:3]
@@ -249,8 +251,8 @@ def test_a_condensed_prompt_leaves_the_room_that_it_is_told_to() -> None:
     """Condensing to what triggers it would condense again in every turn, and break the prefix cache each time."""
     sizes = grown_sizes()
     share = sizes[3] / 1000
-    again = Trigger(when="over_budget", share=share)
-    rarely = Trigger(when="over_budget", share=share, to=sizes[1] / 1000)
+    again = CondenseSettings(when="over_budget", threshold=share)
+    rarely = CondenseSettings(when="over_budget", threshold=share, target=sizes[1] / 1000)
     condensed = [
         len(declared(play(engine(agent(counting), condenser=LastK(9), trigger=trigger, max_turns=6))))
         for trigger in (again, rarely)
@@ -260,16 +262,16 @@ def test_a_condensed_prompt_leaves_the_room_that_it_is_told_to() -> None:
 
 def test_a_condenser_that_has_nothing_to_take_leaves_the_prompt_to_its_ids() -> None:
     """Beyond the trigger, within the budget: rendering the same units anew would be a condensation of nothing."""
-    parts = engine(agent(counting), trigger=Trigger(when="over_budget", share=0.05), max_turns=6)
+    parts = engine(agent(counting), trigger=CondenseSettings(when="over_budget", threshold=0.05), max_turns=6)
     assert declared(play(parts)) == []
 
 
 def test_the_jitter_of_a_trigger_takes_its_share_off() -> None:
-    trigger = Trigger(when="over_budget", share=0.8, jitter=0.25)
-    assert [trigger.at(1000, draw) for draw in (0.0, 0.5, 0.999)] == [800, 700, 600]
-    assert trigger.room(1000, 0.5) == 700
-    assert [replace(trigger, to=to).room(1000, 0.5) for to in (0.4, 0.75)] == [400, 700]
-    assert trigger.at(1, 0.9) == 1
+    trigger = CondenseSettings(when="over_budget", threshold=0.8, jitter=0.25)
+    assert [trigger.threshold_tokens(1000, draw) for draw in (0.0, 0.5, 0.999)] == [800, 700, 600]
+    assert trigger.target_tokens(1000, 0.5) == 700
+    assert [replace(trigger, target=target).target_tokens(1000, 0.5) for target in (0.4, 0.75)] == [400, 700]
+    assert trigger.threshold_tokens(1, 0.9) == 1
 
 
 @given(st.integers(0, 2**30), st.integers(-1, 2**20), st.text())
@@ -311,7 +313,7 @@ def test_a_continuation_too_long_by_ids_is_rendered_anew_and_declared() -> None:
     short = play(engine(ScriptedSampler([said(words)] * 2), max_turns=2))
     budget = len(short.turns[1].prompt_ids)
     trajectory = play(engine(ScriptedSampler([spelled(words)] * 2), max_turns=2, max_context_tokens=budget))
-    assert trajectory.stop is Stop.TURN_LIMIT
+    assert trajectory.stop is StopReason.TURN_LIMIT
     assert trajectory.turns[1].prompt_ids == short.turns[1].prompt_ids
     assert trajectory.turns[1].condensation is not None
     assert segments.check(trajectory) == ()
@@ -387,7 +389,7 @@ class Faulty:
 def test_a_condenser_that_fails_ends_one_episode_and_is_named(fault: str, words: str) -> None:
     trajectory = play(engine(agent(counting), condenser=Faulty(fault), turn_seconds=0.3), run_loop=simulated)
     turns = 2 if fault == "turns round" else 1
-    assert (trajectory.stop, len(trajectory.turns)) == (Stop.ENVIRONMENT_ERROR, turns)
+    assert (trajectory.stop, len(trajectory.turns)) == (StopReason.ENVIRONMENT_ERROR, turns)
     with pytest.raises(RuntimeError, match=words):
         raise RuntimeError(trajectory.detail)
 
@@ -408,7 +410,7 @@ def test_a_text_that_a_condenser_rejects_is_not_asked_for_again_where_no_unit_ch
     """The engine forgot what the condenser remembered, so that it asked for the same text in every turn."""
     sampler = agent(lambda prompt: "red" if "describe it" in prompt.rpartition("seen")[2] else counting(prompt))
     trajectory = play(engine(sampler, condenser=Describing()))
-    assert trajectory.stop is Stop.ANSWERED
+    assert trajectory.stop is StopReason.ANSWERED
     assert len(trajectory.turns) == 6
     assert [each.reason for each in trajectory.rejected] == ["not shorter"]
 
@@ -455,7 +457,7 @@ def test_a_tool_format_that_fails_ends_its_episode_also_after_the_last_call_and_
     parts = engine(agent(lambda prompt: "<tool>{bad</tool>" if "3" in prompt or answers else sums))
     box = Toolbox({} if answers else {"add": add}, format=JsonLines(), limits=ToolLimits(max_turns=1))
     trajectory = play(replace(parts, toolbox=box), environment=Answering if answers else Counting)
-    assert trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert trajectory.stop is StopReason.ENVIRONMENT_ERROR
     assert "the tools: JSONDecodeError" in trajectory.detail
     assert len(trajectory.turns) == (1 if answers else 2)
 
@@ -479,7 +481,7 @@ def test_results_that_an_environment_gives_are_one_message_where_roles_must_alte
     calls = "".join(f'<tool>{{"name": "{name}", "args": {{}}}}</tool>' for name in ("look", "see"))
     sampler = agent(lambda prompt: "answer 2" if "ran" in prompt else calls)
     trajectory = play(engine(sampler, template=template, max_output_tokens=99), environment=Answering)
-    assert trajectory.stop is Stop.ANSWERED, trajectory.detail
+    assert trajectory.stop is StopReason.ANSWERED, trajectory.detail
     results = [message.text for message in trajectory.turns[0].observations]
     assert results == ["<result>look ran</result>", "<result>see ran</result>"]
     assert "<result>look ran</result>\n<result>see ran</result>" in shown(trajectory.turns[1].prompt_ids)
@@ -492,7 +494,7 @@ def test_results_that_an_environment_gives_are_one_message_where_roles_must_alte
 def test_a_history_that_no_condenser_shortens_stops_with_the_numbers() -> None:
     """Pitfall 21: nothing is sliced off; the trajectory stops with its own reason."""
     trajectory = play(engine(agent(counting), condenser=Full(), max_context_tokens=160))
-    assert trajectory.stop is Stop.CONTEXT_OVERFLOW
+    assert trajectory.stop is StopReason.CONTEXT_OVERFLOW
     assert 0 < len(trajectory.turns) < 6
     assert f"the prompt of turn {len(trajectory.turns)} needs" in trajectory.detail
     assert "rollout.limits.max_context_tokens" in trajectory.detail
@@ -501,7 +503,7 @@ def test_a_history_that_no_condenser_shortens_stops_with_the_numbers() -> None:
 
 def test_a_question_larger_than_the_budget_is_found_before_sampling() -> None:
     trajectory = play(engine(ScriptedSampler([]), max_context_tokens=100), question="x" * 200)
-    assert (trajectory.stop, trajectory.turns) == (Stop.CONTEXT_OVERFLOW, ())
+    assert (trajectory.stop, trajectory.turns) == (StopReason.CONTEXT_OVERFLOW, ())
     assert "Raise rollout.limits.max_context_tokens to at least" in trajectory.detail
 
 
@@ -530,17 +532,17 @@ def test_limits_are_positive(key: str, tmp_path: Path) -> None:
 
 def test_max_turns_counts_every_reply() -> None:
     trajectory = play(engine(agent(counting), max_turns=3))
-    assert (trajectory.stop, len(trajectory.turns), trajectory.answer) == (Stop.TURN_LIMIT, 3, None)
+    assert (trajectory.stop, len(trajectory.turns), trajectory.answer) == (StopReason.TURN_LIMIT, 3, None)
     assert trajectory.turns[2].observations[0].content == "seen 3"
 
 
 def test_an_answer_in_the_last_allowed_reply_counts() -> None:
-    assert play(engine(agent(counting), max_turns=6)).stop is Stop.ANSWERED
+    assert play(engine(agent(counting), max_turns=6)).stop is StopReason.ANSWERED
 
 
 def test_a_cut_reply_ends_the_episode_and_its_tokens_stay() -> None:
     trajectory = play(engine(ScriptedSampler([said("hello"), said("hello 1 2 3 4")]), max_output_tokens=4))
-    assert trajectory.stop is Stop.OUTPUT_LENGTH
+    assert trajectory.stop is StopReason.OUTPUT_LENGTH
     assert trajectory.turns[1].output_ids == tuple(said("hello 1 2 3 4")[:4])
     assert (trajectory.turns[1].reply.content, trajectory.turns[1].observations) == ("hello 1 ", ())
     assert [turn.tool_seconds is None for turn in trajectory.turns] == [False, True]
@@ -551,18 +553,18 @@ def test_where_a_cut_ends_no_episode_the_reply_is_taken_as_far_as_it_goes() -> N
     sampler = ScriptedSampler([said("hello 1 2 3 4"), spelled("answer 77")])
     trajectory = play(engine(sampler, max_output_tokens=8, ends_at_cut=False))
     assert [turn.reply.content for turn in trajectory.turns] == ["hello 1 2 3 ", "answer 7"]
-    assert (trajectory.stop, trajectory.answer) == (Stop.ANSWERED, "7")
+    assert (trajectory.stop, trajectory.answer) == (StopReason.ANSWERED, "7")
 
 
 def test_a_cut_answer_is_no_answer() -> None:
     trajectory = play(engine(ScriptedSampler([spelled("answer 77")]), max_output_tokens=8))
     assert trajectory.turns[0].reply.content == "answer 7"
-    assert (trajectory.stop, trajectory.answer) == (Stop.OUTPUT_LENGTH, None)
+    assert (trajectory.stop, trajectory.answer) == (StopReason.OUTPUT_LENGTH, None)
 
 
 def test_a_reply_that_the_environment_cannot_read_is_a_format_stop() -> None:
     trajectory = play(engine(ScriptedSampler([said("hello"), said("gibberish")])))
-    assert (trajectory.stop, trajectory.answer, len(trajectory.turns)) == (Stop.FORMAT, None, 2)
+    assert (trajectory.stop, trajectory.answer, len(trajectory.turns)) == (StopReason.FORMAT, None, 2)
     assert segments.check(trajectory) == ()
 
 
@@ -595,7 +597,7 @@ def test_an_environment_that_fails_keeps_the_turns_sampled_before(where: str, tu
     parts = engine(agent(counting), turn_seconds=0.3)
     trajectory = play(parts, environment=Broken, question=where, run_loop=simulated)
     shown = trajectory.detail.partition(" (tests/test_episode.py:")[0]
-    assert (trajectory.stop, len(trajectory.turns), shown) == (Stop.ENVIRONMENT_ERROR, turns, detail)
+    assert (trajectory.stop, len(trajectory.turns), shown) == (StopReason.ENVIRONMENT_ERROR, turns, detail)
     assert where != "hang" or (trajectory.turns[1].tool_seconds or 0) >= 0.01  # of real time
     assert segments.check(trajectory) == ()
 
@@ -605,13 +607,13 @@ def test_an_environment_that_cannot_be_made_is_data_too() -> None:
         raise FileNotFoundError("no data for it")
 
     trajectory = play(engine(agent(counting)), environment=nothing)
-    assert (trajectory.stop, trajectory.turns) == (Stop.ENVIRONMENT_ERROR, ())
+    assert (trajectory.stop, trajectory.turns) == (StopReason.ENVIRONMENT_ERROR, ())
     assert "no data for it" in trajectory.detail
 
 
 def test_a_sampler_that_raises_keeps_the_turns_sampled_before() -> None:
     trajectory = play(engine(ScriptedSampler([said("hello")])))  # a second reply is not in the script
-    assert (trajectory.stop, len(trajectory.turns)) == (Stop.SAMPLER_ERROR, 1)
+    assert (trajectory.stop, len(trajectory.turns)) == (StopReason.SAMPLER_ERROR, 1)
     assert "the sampler: SamplerError" in trajectory.detail
     assert trajectory.turns[0].observations[0].content == "seen 1"
 
@@ -619,7 +621,7 @@ def test_a_sampler_that_raises_keeps_the_turns_sampled_before() -> None:
 def test_a_dead_sampler_costs_its_time_limit() -> None:
     """Pitfall 29: a dead engine is not polled for ever."""
     trajectory = play(engine(ScriptedSampler([said("hello")], seconds=60.0), turn_seconds=0.3), run_loop=simulated)
-    assert trajectory.stop is Stop.SAMPLER_ERROR
+    assert trajectory.stop is StopReason.SAMPLER_ERROR
     assert "no result within 0.3 seconds" in trajectory.detail
 
 
@@ -627,7 +629,7 @@ def test_a_dead_sampler_costs_its_time_limit() -> None:
 class Asked:
     """A sampler that remembers how it was asked, and gives up when told to."""
 
-    finish: Finish = Finish.STOP
+    finish: FinishReason = FinishReason.STOP
     asked: list[SamplingParams] = field(default_factory=list)
     version: int = 0
 
@@ -653,8 +655,8 @@ def test_each_turn_is_sampled_with_its_own_seed_and_the_engines_settings() -> No
 
 
 def test_a_reply_that_the_sampler_gave_up_aborts_the_episode() -> None:
-    trajectory = play(engine(Asked(finish=Finish.ABORT)))
-    assert (trajectory.stop, trajectory.turns) == (Stop.ABORTED, ())
+    trajectory = play(engine(Asked(finish=FinishReason.ABORT)))
+    assert (trajectory.stop, trajectory.turns) == (StopReason.ABORTED, ())
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------
@@ -685,7 +687,7 @@ def test_a_malformed_tool_call_is_an_observation_and_the_episode_goes_on() -> No
     """Pitfall 4: parse errors crash nothing."""
     sampler = agent(lambda prompt: "answer 1" if "Error:" in prompt else '<tool>{"name": "add", "args"</tool>')
     trajectory = play(engine(sampler, tools={"add": add}))
-    assert (trajectory.stop, len(trajectory.turns)) == (Stop.ANSWERED, 2)
+    assert (trajectory.stop, len(trajectory.turns)) == (StopReason.ANSWERED, 2)
     call = trajectory.turns[0]
     assert (call.tool_attempts, call.tool_successes, call.turn_rewards) == (1, 0, {})
     assert segments.check(trajectory) == ()
@@ -718,7 +720,7 @@ def test_a_call_beyond_the_tool_turns_ends_the_episode_unexecuted() -> None:
     call = said('<tool>{"name": "count", "args": {}}</tool>')
     parts = engine(ScriptedSampler([call, call, call]), tools={"count": count}, max_tool_turns=2)
     trajectory = play(parts)
-    assert (trajectory.stop, len(trajectory.turns), len(ran)) == (Stop.TURN_LIMIT, 3, 2)
+    assert (trajectory.stop, len(trajectory.turns), len(ran)) == (StopReason.TURN_LIMIT, 3, 2)
     assert "rollout.tools.max_turns" in trajectory.detail
     assert (trajectory.turns[2].observations, trajectory.turns[2].tool_seconds) == ((), None)
     assert trajectory.turns[2].turn_rewards == {}  # an attempt that nobody answered is none
@@ -746,7 +748,7 @@ def test_tool_turns_are_limited_for_each_query_and_for_all_of_them(
     parts = engine(sampler, tools={"add": add}, max_tool_turns=max_tool_turns, max_tool_turns_per_query=per_query)
     trajectory = play(parts, environment=Asking)
     assert len(trajectory.turns) == len(replies)
-    assert trajectory.stop is (Stop.TURN_LIMIT if limit else Stop.ANSWERED)
+    assert trajectory.stop is (StopReason.TURN_LIMIT if limit else StopReason.ANSWERED)
     assert (limit or "") in trajectory.detail
 
 
@@ -754,7 +756,7 @@ def test_a_reminder_is_no_new_query() -> None:
     """Counting observes without a new query: the limit per query is then one for the whole episode."""
     sampler = ScriptedSampler([said(CALL), said("hello"), said(CALL)])
     trajectory = play(engine(sampler, tools={"add": add}, max_tool_turns_per_query=1))
-    assert (trajectory.stop, len(trajectory.turns)) == (Stop.TURN_LIMIT, 3)
+    assert (trajectory.stop, len(trajectory.turns)) == (StopReason.TURN_LIMIT, 3)
 
 
 def test_no_tool_turns_at_all_leave_the_environment_its_replies() -> None:
@@ -772,7 +774,7 @@ def test_an_answer_in_a_tools_output_is_not_the_policys() -> None:
     call = '<tool>{"name": "oracle", "args": {}}</tool>'
     trajectory = play(engine(ScriptedSampler([said(call), said("hello")]), tools={"oracle": oracle}, max_turns=2))
     assert "answer 42" in trajectory.turns[0].observations[0].content
-    assert (trajectory.stop, trajectory.answer) == (Stop.TURN_LIMIT, None)
+    assert (trajectory.stop, trajectory.answer) == (StopReason.TURN_LIMIT, None)
 
 
 def test_a_hung_tool_costs_its_time_limit_and_the_episode_goes_on() -> None:
@@ -787,7 +789,7 @@ def test_a_hung_tool_costs_its_time_limit_and_the_episode_goes_on() -> None:
         lambda prompt: "answer 1" if "did not finish" in prompt else '<tool>{"name": "wait", "args": {}}</tool>'
     )
     trajectory = play(engine(sampler, tools={"wait": wait}, tool_seconds=0.05))
-    assert trajectory.stop is Stop.ANSWERED
+    assert trajectory.stop is StopReason.ANSWERED
     assert (trajectory.turns[0].tool_seconds or 0) >= 0.05
 
 

@@ -10,13 +10,11 @@ from metrics_page import unexplained
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.runtime import evaluation_temperature, provenance
 from condensegrpo.config.load import load_config
-from condensegrpo.core.scored_trajectory import TrajectoryFigures
+from condensegrpo.core.scored_trajectory import TrajectoryStats
 from condensegrpo.evaluation.figures import evaluation_metrics, evaluation_of
 
 
-def sample(
-    problem: str, number: int, correct: float, *, context: int = 3, turn_reward: float = 0.0
-) -> TrajectoryFigures:
+def sample(problem: str, number: int, correct: float, *, context: int = 3, turn_reward: float = 0.0) -> TrajectoryStats:
     one = trajectory(turn(range(context), [7]), id=f"{problem}/{number}", group=problem)
     return replace(scored(one, correct, correct=correct).figures, turn_reward=turn_reward)
 

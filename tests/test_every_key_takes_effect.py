@@ -24,7 +24,7 @@ from condensegrpo.config.yaml_tree import keys_of, sections_in
 from condensegrpo.core.observer import Silent
 from condensegrpo.episodes.pieces import Pieces
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.training.train import train
+from condensegrpo.training.train import run_training
 
 ROOT = Path(__file__).resolve().parent.parent
 PLUGINS = """
@@ -73,7 +73,7 @@ OTHER: Mapping[str, str] = {  # values that no rule can find
     "sampler.options": "{other: 1}",
     "rollout.tools.use": "[read_file]",
     "rollout.tools.format": "native",
-    "rollout.condense.to": "0.3",
+    "rollout.condense.target": "0.3",
     "rollout.condense.schedule": "[[0, 1], [9, 0.5]]",
     "rollout.answer_form": "'So: {answer}'",
     "rollout.stop_when_confident.form": "'So: {answer}'",
@@ -292,7 +292,7 @@ def test_every_key_that_is_not_assembled_is_read_by_a_run(tmp_path: Path, monkey
     threads = torch.get_num_threads()
     for section in reads.places:
         monkeypatch.setattr(section, "__getattribute__", lambda *of: reads.read(*of), raising=False)
-    assert train(build(config), RunFolder.create(tmp_path / "run"), observer=Silent(), stopping=lambda: False)
+    assert run_training(build(config), RunFolder.create(tmp_path / "run"), observer=Silent(), stopping=lambda: False)
     monkeypatch.undo()
     torch.set_num_threads(threads)
     wanted = {key for key, _ in leaves(RunConfig) if allowed(key)}

@@ -28,7 +28,7 @@ from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import HasExpert, Problem, Split
 from condensegrpo.display.console import quiet_libraries
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.episodes.settings import Trigger
+from condensegrpo.episodes.settings import CondenseSettings
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 
 
@@ -115,7 +115,7 @@ def test_turns_are_fixed_by_the_seed_and_go_on_where_they_were_left() -> None:
 
 def test_budgets_of_a_schedule_are_shown_the_last_one_most() -> None:
     """An evaluation has the last: a meter says numbers there that no policy could know otherwise."""
-    trigger = Trigger(schedule=((0, 1.0), (4, 0.5)), meter="tokens")
+    trigger = CondenseSettings(schedule=((0, 1.0), (4, 0.5)), meter="tokens")
     made = turns(Counts(size=40), 6 * 40, trigger=trigger, max_context_tokens=1200)
     shown = ((turn.shown.problem, re.findall(r"of (\d+) context tokens", "".join(texts(turn)))) for turn in made)
     of_problem = {problem.id: budgets[0] for problem, budgets in shown if problem is not None and budgets}

@@ -26,7 +26,7 @@ from condensegrpo.config.load import dump_config, find_config, load_config
 from condensegrpo.core.errors import CheckpointError, RunError
 from condensegrpo.learner.checkpoint import FORMAT, Manifest
 from condensegrpo.learner.model_folder import end_ids
-from condensegrpo.storage.hub import upload
+from condensegrpo.storage.hub import upload_to_hub
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 
 LORA = (
@@ -235,14 +235,14 @@ def test_an_upload_creates_a_private_repository_with_every_file(
     monkeypatch.setenv("HF_TOKEN", "hf_not_to_be_shown")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # another test may have found no network
     with stand_in_hub() as hub:
-        address = upload(exported, "ana/policy", public=False, message="export", endpoint=hub.url)
+        address = upload_to_hub(exported, "ana/policy", public=False, message="export", endpoint=hub.url)
         assert address.endswith("/ana/policy")
         assert hub.created["visibility"] == "private"
         assert hub.tokens == {"Bearer hf_not_to_be_shown"}
         assert hub.files == {str(file.relative_to(exported)): file.read_bytes() for file in exported.rglob("*")}
         hub.refuses = True
         with pytest.raises(RunError, match="The folder is complete") as caught:
-            upload(exported, "ana/policy", public=False, message="export", endpoint=hub.url)
+            upload_to_hub(exported, "ana/policy", public=False, message="export", endpoint=hub.url)
     assert "hf_not_to_be_shown" not in str(caught.value)
 
 
@@ -252,7 +252,7 @@ def test_an_upload_without_a_network_says_that_the_folder_is_complete(
     monkeypatch.setenv("HF_TOKEN", "hf_not_to_be_shown")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # another test may have found no network
     with pytest.raises(RunError, match=r"refused.*The folder is complete; .* hf upload ana/policy "):
-        upload(tmp_path, "ana/policy", public=False, message="export", endpoint="http://127.0.0.1:9")
+        upload_to_hub(tmp_path, "ana/policy", public=False, message="export", endpoint="http://127.0.0.1:9")
 
 
 def test_a_checkpoint_of_another_name_is_exported_with_the_figures_of_its_own_step(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.condenser import Condenser
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Demonstrates, Problem
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.group import problem_groups, rollout_group
-from condensegrpo.episodes.settings import Trigger
+from condensegrpo.episodes.settings import CondenseSettings
 from condensegrpo.studies.tasks.facts import KEYS, NOISE, FactsTask
 
 FOUR_PAGES = Problem(
@@ -313,7 +313,7 @@ def played(
                 condenser=condenser,
                 max_turns=max_turns,
                 max_context_tokens=max_context_tokens,
-                trigger=Trigger(when="over_budget", share=0.75) if max_context_tokens < 1000 else None,
+                trigger=CondenseSettings(when="over_budget", threshold=0.75) if max_context_tokens < 1000 else None,
             ),
             run_seed=0,
             step=0,
@@ -326,7 +326,7 @@ def played(
 
 def solved(task: FactsTask, played_ones: Sequence[Trajectory]) -> list[bool]:
     return [
-        one.stop is Stop.ANSWERED and one.answer == posed.answer
+        one.stop is StopReason.ANSWERED and one.answer == posed.answer
         for one, posed in zip(played_ones, task.problems("eval"), strict=True)
     ]
 

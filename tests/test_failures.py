@@ -7,10 +7,10 @@ import pytest
 from builders import scored, trajectory
 
 from condensegrpo.core.errors import TooManyFailed
-from condensegrpo.core.failures import Failure
+from condensegrpo.core.failures import PluginFailure
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Stop
+from condensegrpo.core.trajectory import StopReason
 from condensegrpo.episodes.failures import FailureWatch, check_failures, failures_of
 
 
@@ -20,11 +20,11 @@ class Listening(Observer):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def failed(self, text: str, traceback: str) -> None:
+    def trajectories_failed(self, text: str, traceback: str) -> None:
         self.lines.append(text)
 
 
-def ended(*stops: Stop, failure: Failure | None = None) -> list[ScoredTrajectory]:
+def ended(*stops: StopReason, failure: PluginFailure | None = None) -> list[ScoredTrajectory]:
     return [scored(replace(trajectory(stop=stop, answer=None), failure=failure), 0.0, correct=0.0) for stop in stops]
 
 
@@ -34,20 +34,20 @@ def reported(*ranks: Sequence[ScoredTrajectory]) -> list[str]:
     return observer.lines
 
 
-def raised(message: str, location: str) -> Failure:
-    return Failure(source="the reward Brief", error="KeyError", message=message, location=location)
+def raised(message: str, location: str) -> PluginFailure:
+    return PluginFailure(source="the reward Brief", error="KeyError", message=message, location=location)
 
 
 def test_nothing_is_said_where_nothing_failed() -> None:
     """A wrong format or a cut-off reply is the policy's doing, not a failure."""
-    assert reported(ended(Stop.FORMAT, Stop.OUTPUT_LENGTH, Stop.TURN_LIMIT), []) == []
+    assert reported(ended(StopReason.FORMAT, StopReason.OUTPUT_LENGTH, StopReason.TURN_LIMIT), []) == []
 
 
 def test_failures_are_reported_in_one_line_for_each_kind() -> None:
     """A kind is a plug-in, an exception and a line: the message may differ."""
-    errors = [Stop.REWARD_ERROR]
+    errors = [StopReason.REWARD_ERROR]
     batch = [
-        *ended(Stop.ANSWERED),
+        *ended(StopReason.ANSWERED),
         *ended(*errors, failure=raised("'b'", "mine.py:9")),
         *ended(*errors, failure=raised("'a'", "mine.py:3")),
     ]
@@ -57,8 +57,8 @@ def test_failures_are_reported_in_one_line_for_each_kind() -> None:
     ]
 
 
-@pytest.mark.parametrize("stop", [Stop.ENVIRONMENT_ERROR, Stop.SAMPLER_ERROR, Stop.REWARD_ERROR])
-def test_nothing_but_failures_is_an_error(stop: Stop) -> None:
+@pytest.mark.parametrize("stop", [StopReason.ENVIRONMENT_ERROR, StopReason.SAMPLER_ERROR, StopReason.REWARD_ERROR])
+def test_nothing_but_failures_is_an_error(stop: StopReason) -> None:
     failed = ended(stop, failure=raised("'a'", "mine.py:3"))
     with pytest.raises(TooManyFailed, match=r"all 2 trajectories failed, 2 of them like this: the reward Brief: KeyE"):
         reported(failed, failed)
@@ -66,7 +66,10 @@ def test_nothing_but_failures_is_an_error(stop: Stop) -> None:
 
 def test_a_rank_whose_trajectories_all_failed_is_an_error_on_all_ranks() -> None:
     """A rank without any trajectory did not fail."""
-    broken, well = ended(Stop.ENVIRONMENT_ERROR, Stop.SAMPLER_ERROR), ended(Stop.ANSWERED, Stop.FORMAT)
+    broken, well = (
+        ended(StopReason.ENVIRONMENT_ERROR, StopReason.SAMPLER_ERROR),
+        ended(StopReason.ANSWERED, StopReason.FORMAT),
+    )
     first, second = reported(well, broken, [])
     assert first.startswith("1 of 4 trajectories failed (environment_error)")
     assert second.startswith("1 of 4 trajectories failed (sampler_error)")
@@ -77,10 +80,15 @@ def test_a_rank_whose_trajectories_all_failed_is_an_error_on_all_ranks() -> None
 
 
 def test_most_failures_of_two_steps_in_a_row_are_an_error_that_counts_the_kinds() -> None:
-    reward, condenser = raised("'a'", "mine.py:3"), Failure(source="the condenser", error="", message="lost")
-    well, half = failures_of(ended(Stop.ANSWERED)), failures_of(ended(Stop.ANSWERED, Stop.REWARD_ERROR))
-    rank = ended(*[Stop.REWARD_ERROR] * 2, failure=reward) + ended(Stop.ENVIRONMENT_ERROR, failure=condenser)
-    most = failures_of([*rank, *ended(Stop.FORMAT)])
+    reward, condenser = raised("'a'", "mine.py:3"), PluginFailure(source="the condenser", error="", message="lost")
+    well, half = (
+        failures_of(ended(StopReason.ANSWERED)),
+        failures_of(ended(StopReason.ANSWERED, StopReason.REWARD_ERROR)),
+    )
+    rank = ended(*[StopReason.REWARD_ERROR] * 2, failure=reward) + ended(
+        StopReason.ENVIRONMENT_ERROR, failure=condenser
+    )
+    most = failures_of([*rank, *ended(StopReason.FORMAT)])
     watch = FailureWatch(0.5)
     for step in (half, half, most, half, most):
         watch.check([well, step], Observer())

@@ -20,10 +20,10 @@ from condensegrpo.algorithms import segments
 from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop, Trajectory
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import ProblemGroup, problem_groups, rollout_group
-from condensegrpo.episodes.settings import Trigger
+from condensegrpo.episodes.settings import CondenseSettings
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.tasks.ledger import Ledger
@@ -69,7 +69,7 @@ class Seeded:
         await asyncio.sleep(self.pace.choice((0.0, 0.0, 0.002)))
         draw = random.Random(f"{params.seed} {shown(prompt_ids)}").randrange(4)
         ids = tuple(said("answer 1" if draw == 0 else f"hello {draw}"))
-        return Generation(token_ids=ids, logprobs=(-1.0,) * len(ids), finish=Finish.STOP)
+        return Generation(token_ids=ids, logprobs=(-1.0,) * len(ids), finish=FinishReason.STOP)
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
         raise NotImplementedError
@@ -282,7 +282,7 @@ def test_a_model_and_an_environment_give_the_same_trajectories_in_any_company(mo
     groups = roll(parts, problems, samples=4)
     flat = [one for group in groups for one in group]
     assert [segments.check(one) for one in flat] == [()] * 12
-    assert {one.stop for one in flat} <= {Stop.TURN_LIMIT, Stop.OUTPUT_LENGTH}
+    assert {one.stop for one in flat} <= {StopReason.TURN_LIMIT, StopReason.OUTPUT_LENGTH}
     assert sum(len(one.turns) == 5 for one in flat) >= 3
     again = [one for group in roll(parts, problems[::-1], samples=2) for one in group]
     by_sample = {(one.problem_id, one.sample): one.turns for one in flat}
@@ -319,7 +319,7 @@ def test_a_perfect_agent_solves_the_ledger_with_a_context_of_one_turn() -> None:
         )
 
     for (one,), posed in zip(asyncio.run(run()), task.problems("eval"), strict=True):
-        assert (one.stop, one.answer) == (Stop.ANSWERED, posed.answer)
+        assert (one.stop, one.answer) == (StopReason.ANSWERED, posed.answer)
         assert segments.check(one) == ()
         assert len({len(turn.context) for turn in one.turns[1:]}) == 1  # however long the episode
 
@@ -329,7 +329,7 @@ def test_siblings_share_the_jitter_of_their_problem_and_problems_differ() -> Non
     parts = engine(
         agent(lambda prompt: f"hello {last_count(prompt)}"),
         condenser=LastK(keep_last=1),
-        trigger=Trigger(when="over_budget", share=0.5, jitter=0.8),
+        trigger=CondenseSettings(when="over_budget", threshold=0.5, jitter=0.8),
         max_turns=12,
     )
     groups = roll(parts, [problem(number) for number in range(6)], samples=3)

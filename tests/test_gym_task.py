@@ -18,7 +18,7 @@ from talk import agent, engine
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.integrations.gym import Gym
 
@@ -77,7 +77,7 @@ def test_an_episode_is_a_seed_whose_rewards_are_the_outcome(outcome: str, worth:
     task = Gym(make=Echo, outcome=outcome, train_problems=16)  # type: ignore[arg-type]  # parametrised as str
     trajectories = play(task, repeat, count=16)
     assert random.getstate() == state
-    assert {(each.stop, each.outcome) for each in trajectories} == {(Stop.FINISHED, worth)}
+    assert {(each.stop, each.outcome) for each in trajectories} == {(StopReason.FINISHED, worth)}
     starts = [each.turns[0].context[-1].text for each in trajectories]
     assert starts[::2] == starts[1::2]  # a group begins alike
     assert len(set(starts)) > 8
@@ -93,7 +93,7 @@ def test_a_limit_ends_an_episode_without_an_outcome_and_the_splits_share_no_seed
     Echo.closed = []
     task = Gym(make=Echo, arguments={"rounds": 9}, eval_arguments={"rounds": 1}, system="", train_problems=300)
     stopped, _ = play(task, lambda _: "7", max_turns=3)
-    assert (stopped.stop, stopped.outcome, len(Echo.closed)) == (Stop.TURN_LIMIT, None, 2)
+    assert (stopped.stop, stopped.outcome, len(Echo.closed)) == (StopReason.TURN_LIMIT, None, 2)
     assert [message.role for message in stopped.turns[0].context] == ["user"]
     seeds = {name: {problem.data["seed"] for problem in task.problems(name)} for name in ("train", "eval")}
     assert not seeds["train"] & seeds["eval"]
@@ -119,7 +119,7 @@ def test_the_example_of_the_page_is_won_by_a_path_that_is_known() -> None:
     assert trajectory.turns[0].context[-1].text == "\n[S]FFF\nFHFH\nFFFH\nHFFG\n"
     assert texts[0] == "Error: 'left' is no action, wanted a number from 0 to 3."
     assert texts[2] == "  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG\n"
-    assert (trajectory.stop, trajectory.outcome, len(trajectory.turns)) == (Stop.FINISHED, 1.0, 8)
+    assert (trajectory.stop, trajectory.outcome, len(trajectory.turns)) == (StopReason.FINISHED, 1.0, 8)
 
 
 class Painted(Echo):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.cli.app import app
-from condensegrpo.config.checks import check_figures
+from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.protocols.task import Problem
@@ -111,8 +111,8 @@ def test_a_run_that_pays_what_it_does_not_measure_is_refused_at_its_start() -> N
     parts = "reward={name: weighted_sum, options: {parts: [{name: correct}, {name: answer_information, weight: 0.1}]}}"
     file = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
     with pytest.raises(ConfigError, match=r"rollout\.answer_form is null"):
-        check_figures(load_config(file, [parts]))
-    check_figures(load_config(file, [parts, "rollout.answer_form='<answer> {answer} </answer>'"]))
+        check_values(load_config(file, [parts]))
+    check_values(load_config(file, [parts, "rollout.answer_form='<answer> {answer} </answer>'"]))
 
 
 @pytest.mark.parametrize("form", ["<answer></answer>", "{answer}{answer}"])

@@ -17,7 +17,7 @@ from condensegrpo.cli.inspect import breaches, inspect_trajectory
 from condensegrpo.core.errors import CondenseError, ConfigError, DataError, RunError, TrajectoryFileError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Rejected, Score, Stop
+from condensegrpo.core.trajectory import Rejected, Score, StopReason
 from condensegrpo.display.theme import BAD, GOOD, PLAIN_WIDTH, console, excerpt, neutral, one_line, signed_style
 from condensegrpo.display.trajectory_view import Glosses, token_grid
 from condensegrpo.inspection.batches import choose, credit_of
@@ -281,7 +281,7 @@ def test_of_an_imported_log_the_budget_is_the_largest_context(demo: Path) -> Non
 
 
 def test_a_trajectory_without_turns_is_shown(tmp_path: Path) -> None:
-    failed = trajectory(stop=Stop.SAMPLER_ERROR, answer=None)
+    failed = trajectory(stop=StopReason.SAMPLER_ERROR, answer=None)
     one = ScoredTrajectory.of(
         replace(failed, detail="out of memory"),
         Score(total=0.0, components={}, format_valid=False, correct=0.0, context_tokens=0),

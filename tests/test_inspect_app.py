@@ -24,7 +24,7 @@ from condensegrpo.cli.inspect_app import rows
 from condensegrpo.cli.inspect_app.app import InspectorApp
 from condensegrpo.cli.inspect_app.rows import sparkline
 from condensegrpo.cli.inspect_app.selection import Listing, Selection
-from condensegrpo.core.trajectory import Stop
+from condensegrpo.core.trajectory import StopReason
 from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.views import MOST, Hit
@@ -54,7 +54,7 @@ def add_step(run: RunFolder, step: int, *, evaluation: str | None = None, solved
             group = f"{step}/{problem}"
             one = ledger_episode(
                 replies, ["+2", "done report"], keep_last=1, id=f"{group}/{sample}", group=group, sample=sample,
-                answer=replies[-1].split()[1], stop=Stop.ANSWERED,
+                answer=replies[-1].split()[1], stop=StopReason.ANSWERED,
             )  # fmt: skip
             one = replace(one, problem_id=f"p{problem}", question="start 3", ground_truth="6")
             correct = 1.0 if sample == 0 and problem in solved else 0.0

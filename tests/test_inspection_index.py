@@ -19,7 +19,7 @@ from condensegrpo.cli.app import app
 from condensegrpo.core.errors import ConfigError, TrajectoryFileError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, holds
-from condensegrpo.core.trajectory import SpanStatus, Stop
+from condensegrpo.core.trajectory import SpanStatus, StopReason
 from condensegrpo.inspection import database
 from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.history import PieceStatus, WordChange, history, word_changes
@@ -297,7 +297,9 @@ def test_a_fact_stands_in_a_text_by_itself(fact: str, text: str, stands: bool) -
 
 
 def test_truncated_and_tool_errors_are_counted(tmp_path: Path) -> None:
-    one = trajectory(replace(turn([1], [2]), tool_attempts=3, tool_successes=1), stop=Stop.OUTPUT_LENGTH, answer=None)
+    one = trajectory(
+        replace(turn([1], [2]), tool_attempts=3, tool_successes=1), stop=StopReason.OUTPUT_LENGTH, answer=None
+    )
     write_trajectory(tmp_path / "t.jsonl", scored(one, 0.0, correct=0.0))
     (record,) = opened(tmp_path / "t.jsonl").records()
     assert (record.figures.tool_errors, record.figures.truncated, record.fields["truncated"]) == (2, True, True)

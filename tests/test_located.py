@@ -10,7 +10,7 @@ from condensegrpo.config.load import load_config
 from condensegrpo.config.resumed import Change, allowed_changes, named_as, recorded_changes, store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, DataMissing, ModelMissing, PluginError
-from condensegrpo.core.plugins import load
+from condensegrpo.core.plugins import load_plugin
 from condensegrpo.inspection.page import typed_path
 from condensegrpo.learner.model_folder import load_tokenizer
 from condensegrpo.reporting.model_card import write_card
@@ -56,7 +56,7 @@ def test_a_run_keeps_relative_paths_and_is_read_from_any_folder(project: Path, m
     config = load_config(run.config)
     assert names_of(config) == {f"{project}/my/reward.py:Mine"}
     assert config.task.data == f"{project}/rows.jsonl"
-    assert load("rewards", config.reward.name).__name__ == "Mine"
+    assert load_plugin("rewards", config.reward.name).__name__ == "Mine"
     assert allowed_changes(run, config, allow_changes=False) == ()
     assert names_of(load_config(project / "config.yaml")) == {f"{project}/my/reward.py:Mine"}  # beside the file
     monkeypatch.chdir(project)
@@ -191,7 +191,7 @@ def test_an_error_names_the_folders_in_which_a_file_was_looked_for(project: Path
     name = load_config(project / "runs/run/config.yaml").reward.name
     expected = rf"no file {project}/my/reward\.py, nor {Path.cwd()}/my/reward\.py, and no module"
     with pytest.raises(PluginError, match=expected):
-        load("rewards", name)
+        load_plugin("rewards", name)
 
 
 def test_the_folder_stays_that_of_the_first_start(project: Path) -> None:

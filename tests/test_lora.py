@@ -295,7 +295,7 @@ def test_resume_with_adapters_and_dropout_continues_bit_equal(tmp_path: Path, st
 
     torch.manual_seed(99)
     second = engine(adapted_qwen3(EVERYWHERE, seed=7), stage)
-    assert checkpoint.load(second, tmp_path / "step_000003") == {"cursor": 3}
+    assert checkpoint.load_checkpoint(second, tmp_path / "step_000003") == {"cursor": 3}
     assert [optimizer_step(second, some, loss) for some in batches[3:]] == wanted
     found = weights(second)
     close_deepspeed(second)
@@ -330,7 +330,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, other: object,
     stranger = engine(other(), stage)
     before = weights(stranger)
     with pytest.raises(CheckpointError, match="it belongs to another model"):
-        checkpoint.load(stranger, path)
+        checkpoint.load_checkpoint(stranger, path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(stranger).items())
     close_deepspeed(stranger)
 

@@ -26,7 +26,7 @@ from waiting import eventually
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import EnvironmentLost, PluginError
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool
 from condensegrpo.integrations.mcp_client import IDLE_SECONDS, HttpConnection, ProcessConnection, messages_of
 from condensegrpo.integrations.servers import ChildProcess
@@ -175,7 +175,7 @@ def test_tools_of_a_command_are_called_limited_and_refused(
         *(f'price {{"item": "chair"}}\nlater {{"seconds": 0.{number}}}' for number in range(1, 3)),
     ]
     first, second, *others = play(task(tmp_path, asked, {"words": words}))
-    assert (first.stop, first.answer) == (Stop.ANSWERED, "25"), first.detail
+    assert (first.stop, first.answer) == (StopReason.ANSWERED, "25"), first.detail
     known, unknown, missing, secret = results(first)
     assert (known, secret) == ("25", "SHOP_PAT")
     assert unknown.startswith("Error: Error executing tool price")
@@ -193,9 +193,9 @@ def test_a_server_that_dies_ends_its_trajectories_and_nothing_is_left(tmp_path: 
     servers = {"words": {"command": f"{sys.executable} {script}", "prefix": "w_"}}
     mcp = task(tmp_path, ["w_die", 'w_price {"item": "lamp"}\nw_later {"seconds": 0.5}'], servers, per=per)
     died, other = play(mcp)
-    assert died.stop is Stop.ENVIRONMENT_ERROR
+    assert died.stop is StopReason.ENVIRONMENT_ERROR
     assert "the MCP server words ended with exit code 3: out of paper" in died.detail
-    assert other.stop is (Stop.ENVIRONMENT_ERROR if per == "run" else Stop.ANSWERED), other.detail
+    assert other.stop is (StopReason.ENVIRONMENT_ERROR if per == "run" else StopReason.ANSWERED), other.detail
     assert eventually(lambda: not children(script))
     if per == "run":
         again = play(task_with(mcp, 'w_price {"item": "lamp"}'))
@@ -402,7 +402,7 @@ def test_a_process_that_a_server_leaves_behind_holds_no_file_open(tmp_path: Path
     play(task(tmp_path, ["price"], {"words": {"command": "false"}}))  # what the first episode opens
     files = psutil.Process().num_fds()
     trajectories = play(mcp)
-    assert {trajectory.stop for trajectory in trajectories} == {Stop.ANSWERED}, trajectories[0].detail
+    assert {trajectory.stop for trajectory in trajectories} == {StopReason.ANSWERED}, trajectories[0].detail
     del mcp
     gc.collect()
     closed = eventually(lambda: psutil.Process().num_fds() <= files, seconds=20)
@@ -457,7 +457,7 @@ def test_an_answer_of_many_lines_takes_no_time() -> None:
 def test_a_server_that_does_not_start_says_why(tmp_path: Path, server: dict[str, Any], message: str) -> None:
     mcp = task(tmp_path, ["price"], {"words": server}, start_seconds=0.5 if "sleep" in str(server) else 60.0)
     (trajectory,) = play(mcp)
-    assert trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert trajectory.stop is StopReason.ENVIRONMENT_ERROR
     assert re.search(message, trajectory.detail), trajectory.detail
 
 

@@ -19,7 +19,7 @@ from condensegrpo.algorithms.segments import named_picture, segments, with_names
 from condensegrpo.core.errors import DataError, LearnerError, PrefixBroken
 from condensegrpo.core.messages import MediaPart, Message, TextPart, Unit
 from condensegrpo.core.protocols.environment import Step
-from condensegrpo.core.trajectory import Stop
+from condensegrpo.core.trajectory import StopReason
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.trajectories import Provenance, read_trajectories, write_trajectory
@@ -127,7 +127,7 @@ def test_a_picture_for_a_text_model_is_a_clear_error() -> None:
         seed=lambda number: number,
     )
     ended = asyncio.run(episode)
-    assert ended.stop is Stop.ENVIRONMENT_ERROR
+    assert ended.stop is StopReason.ENVIRONMENT_ERROR
     assert "cannot show [image/png aaaaaaaaaaaa]: the model sees no pictures" in ended.detail
 
 

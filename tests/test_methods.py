@@ -24,13 +24,13 @@ from condensegrpo.config.load import find_config, named_config, shipped
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.messages import Message
 from condensegrpo.core.observer import Silent
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.display.console import quiet_libraries
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
-from condensegrpo.training.train import train
+from condensegrpo.training.train import run_training
 
 METHODS = tuple(name for name in shipped() if name.startswith("methods/"))
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,7 +88,7 @@ class Case:
 
 
 SUMMARISED = [SUMMED, "[turns up to 1 omitted, summarised above]"]
-TRIGGER = ("rollout.limits.max_context_tokens=4000", "rollout.condense.share=0.4")  # three pages are more
+TRIGGER = ("rollout.limits.max_context_tokens=4000", "rollout.condense.threshold=0.4")  # three pages are more
 OPEN, BACK = call("branch", description="Ben"), call("return", message="Ben is no use")
 OPENED, BOTH, COMPACT = (
     "<result>The branch is open.</result>",
@@ -155,7 +155,7 @@ CASES = {
             5: [SUMMED, "[turns up to 2 omitted, summarised above]", *units("Ada")],
         },
         written=(4,),
-        changes=(TRIGGER[0], "rollout.condense.share=0.5"),
+        changes=(TRIGGER[0], "rollout.condense.threshold=0.5"),
     ),
     # before each step the history is edited, from the first on that has one
     "adacom": Case(
@@ -221,7 +221,7 @@ CASES = {
             10: [*SUMMARISED, *units(*EIGHT[2:], "Mia")],
         },
         written=(8,),
-        changes=("rollout.limits.max_context_tokens=6000", "rollout.condense.share=0.6"),
+        changes=("rollout.limits.max_context_tokens=6000", "rollout.condense.threshold=0.6"),
     ),
     # the last ten observations; all calls
     "observation_masking": Case(
@@ -241,7 +241,7 @@ CASES = {
             5: [*masked("Mia", 0), *masked("Ben", 1), *units("Zoe", "Ada", "Mia")],
             6: [*masked("Mia", 0), *masked("Ben", 1), *masked("Zoe", 2), *units("Ada", "Mia", "Ben")],
         },
-        changes=("rollout.limits.max_context_tokens=4000", "rollout.condense.share=0.55"),
+        changes=("rollout.limits.max_context_tokens=4000", "rollout.condense.threshold=0.55"),
     ),
     # the main line; in a branch also its turns; after the return only its message
     "foldgrpo": Case(
@@ -338,7 +338,7 @@ def recipe(method: str, world: Path, *more: str) -> RunConfig:
         changes += [f"task.data={world}", "task.options.messages=2"]
     else:
         changes += [
-            f"task.data={world / 'train.jsonl'}",
+            f"task.data={world / 'run_training.jsonl'}",
             f"task.eval_data={world / 'eval.jsonl'}",
             f"rollout.tools.use.0.options.corpus={world / 'passages.jsonl'}",
             f"rollout.tools.use.0.options.cache={world / 'cache'}",
@@ -377,7 +377,7 @@ def short(message: Message) -> str:
 def test_the_turns_of_a_method_see_what_its_paper_describes(world: Path, method: str) -> None:
     case = CASES[method]
     one = played(recipe(method, world), case.replies)
-    assert one.stop is Stop.ANSWERED
+    assert one.stop is StopReason.ANSWERED
     assert check(one) == ()
     assert tuple(number for number, turn in enumerate(one.turns) if turn.kind == "condense") == case.written
     pinned = one.turns[0].context
@@ -394,7 +394,7 @@ def test_a_method_trains_two_steps(world: Path, method: str) -> None:
     config = recipe(method, world, f"sampler={json.dumps(plugin)}")
     folder = RunFolder.create(world / "runs" / method)
     with folder.locked():
-        assert train(build(config), folder, observer=Silent(), stopping=lambda: False)
+        assert run_training(build(config), folder, observer=Silent(), stopping=lambda: False)
     lines = [line for line in read_metrics(folder.metrics) if "loss" in line]
     assert [line["step"] for line in lines] == [1, 2]
     assert all(line["grad_norm"] > 0 for line in lines)

@@ -14,7 +14,7 @@ from condensegrpo.assembly.build import build
 from condensegrpo.assembly.demonstrations import demonstrations
 from condensegrpo.assembly.preflight import made_tokenizer
 from condensegrpo.assembly.runtime import renderer_with
-from condensegrpo.core.plugins import load
+from condensegrpo.core.plugins import load_plugin
 from condensegrpo.display.console import quiet_libraries
 from condensegrpo.episodes.toolformats import Malformed
 from condensegrpo.storage.run_folder import read_metrics
@@ -126,7 +126,7 @@ def played(study: LabStudy, arm: str, folder: Path) -> tuple[set[str], list[tupl
 
 
 def test_the_short_format_reads_names_turns_and_text() -> None:
-    form = load("tool_formats", f"{ROOT / 'studies/methods_tasks.py'}:Short")()
+    form = load_plugin("tool_formats", f"{ROOT / 'studies/methods_tasks.py'}:Short")()
     (pruned,) = form.parse("<call> prune 0 1 : p3 red:7 </call>")
     assert (pruned.name, json.loads(pruned.arguments)) == ("prune", {"turns": [0, 1], "note": "p3 red:7"})
     (called,) = form.parse("<call> compact </call>")

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from metrics_page import explained, missing, tables, unexplained
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryFigures
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryStats
 from condensegrpo.core.shared_sequence import shared_ids
-from condensegrpo.core.trajectory import Condensation, Rejected, Score, Stop, Trajectory, Turn
+from condensegrpo.core.trajectory import Condensation, Rejected, Score, StopReason, Trajectory, Turn
 from condensegrpo.metrics.credit import Credited, credit_metrics
 from condensegrpo.metrics.trajectories import summarise
 
@@ -36,7 +36,7 @@ def scored(
     *turns: Turn,
     correct: float,
     total: float,
-    stop: Stop = Stop.ANSWERED,
+    stop: StopReason = StopReason.ANSWERED,
     format_valid: bool = True,
     components: Mapping[str, float] | None = None,
 ) -> ScoredTrajectory:
@@ -81,7 +81,7 @@ FIGURES = st.builds(
     condensations=st.integers(0, 50),
     tool_attempts=st.sampled_from([0, 1, 3]),
     tool_successes=st.just(0),
-    stop=st.sampled_from(Stop),
+    stop=st.sampled_from(StopReason),
     seconds=st.floats(0, 1000),
 )
 
@@ -90,13 +90,13 @@ def test_the_figures_of_a_trajectory_are_read_off_its_turns_and_its_score() -> N
     called = replace(
         turn(30, 2, condensed=True), tool_attempts=2, tool_successes=1, tools_abandoned=1, turn_rewards={"hint": 0.25}
     )
-    one = scored(turn(10, 4), called, correct=1, total=0.8, stop=Stop.TURN_LIMIT, components={"correct": 1.0})
-    assert one.figures == TrajectoryFigures(
+    one = scored(turn(10, 4), called, correct=1, total=0.8, stop=StopReason.TURN_LIMIT, components={"correct": 1.0})
+    assert one.figures == TrajectoryStats(
         id="q/0",
         problem_id="q",
         group_id="q#1",
         sample=0,
-        stop=Stop.TURN_LIMIT,
+        stop=StopReason.TURN_LIMIT,
         truncated=False,
         seconds=1.0,
         total=0.8,
@@ -146,8 +146,8 @@ def test_a_picture_behind_equal_ids_is_not_in_a_prefix_cache() -> None:
 
 
 def test_a_trajectory_is_truncated_if_a_budget_of_tokens_was_used_up() -> None:
-    stops = {stop for stop in Stop if scored(turn(1, 1), correct=0, total=0, stop=stop).figures.truncated}
-    assert stops == {Stop.OUTPUT_LENGTH, Stop.CONTEXT_OVERFLOW}
+    stops = {stop for stop in StopReason if scored(turn(1, 1), correct=0, total=0, stop=stop).figures.truncated}
+    assert stops == {StopReason.OUTPUT_LENGTH, StopReason.CONTEXT_OVERFLOW}
 
 
 def test_summaries_are_no_replies_and_rejected_ones_are_counted_apart() -> None:
@@ -176,7 +176,7 @@ def test_a_summary_counts_trajectories_and_not_turns() -> None:
             scored(turn(10, 4), correct=1, total=0.8),
             scored(
                 turn(10, 1), turn(30, 2), turn(20, 3, condensed=True),
-                correct=0, total=-0.2, stop=Stop.TURN_LIMIT, format_valid=False,
+                correct=0, total=-0.2, stop=StopReason.TURN_LIMIT, format_valid=False,
             ),
         ]
     )  # fmt: skip
@@ -193,11 +193,11 @@ def test_a_summary_counts_trajectories_and_not_turns() -> None:
 
 
 def test_every_reason_to_stop_has_a_share_and_they_add_up() -> None:
-    stops = [Stop.ANSWERED, Stop.ANSWERED, Stop.FORMAT, Stop.SAMPLER_ERROR]
+    stops = [StopReason.ANSWERED, StopReason.ANSWERED, StopReason.FORMAT, StopReason.SAMPLER_ERROR]
     found = summary(*[scored(turn(1, 1), correct=0, total=0, stop=stop) for stop in stops])
     shares = {key.removeprefix("stop/"): value for key, value in found.items() if key.startswith("stop/")}
     assert shares == {
-        **{stop.value: 0.0 for stop in Stop},
+        **{stop.value: 0.0 for stop in StopReason},
         "answered": 0.5,
         "format": 0.25,
         "sampler_error": 0.25,
@@ -225,7 +225,7 @@ def test_valid_tool_calls_are_a_share_of_all_calls_and_not_of_trajectories() -> 
 
 
 def test_a_trajectory_that_never_began_counts_too() -> None:
-    found = summary(scored(correct=0, total=0, stop=Stop.CONTEXT_OVERFLOW, format_valid=False))
+    found = summary(scored(correct=0, total=0, stop=StopReason.CONTEXT_OVERFLOW, format_valid=False))
     assert (found["trajectories"], found["turns"], found["context_tokens"], found["output_tokens"]) == (1, 0, 0, 0)
 
 
@@ -253,7 +253,7 @@ def test_a_value_that_only_some_have_is_a_mean_over_those_and_not_over_ranks() -
 @settings(max_examples=50)
 @given(st.lists(FIGURES, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_any_number_of_ranks_says_the_same_to_the_bit(
-    figures: list[TrajectoryFigures], ranks: int, draw: random.Random
+    figures: list[TrajectoryStats], ranks: int, draw: random.Random
 ) -> None:
     mixed = draw.sample(figures, len(figures))
     gathered = [one for rank in range(ranks) for one in mixed[rank::ranks]]
@@ -262,7 +262,7 @@ def test_any_number_of_ranks_says_the_same_to_the_bit(
 
 @settings(max_examples=50)
 @given(st.lists(FIGURES, min_size=1, max_size=12))
-def test_shares_are_shares(figures: list[TrajectoryFigures]) -> None:
+def test_shares_are_shares(figures: list[TrajectoryStats]) -> None:
     found = summarise(figures)
     stops = [value for key, value in found.items() if key.startswith("stop/")]
     assert sum(stops) == pytest.approx(1)

@@ -47,7 +47,7 @@ def test_a_picture_is_a_token_for_each_patch_and_three_around_them(folder: Path,
     pictures = load_picture_processor(str(folder), MediaFolder(tmp_path))
     assert pictures is not None
     renderer = Renderer(AutoTokenizer.from_pretrained(folder), pictures=pictures)
-    (shown,) = renderer.taken_up([screen(0)])
+    (shown,) = renderer.store_media([screen(0)])
     (part,) = shown.media
     assert pictures.picture_tokens(part.sha256) == 36 + 3
     ids = renderer.prompt([shown])
@@ -75,7 +75,7 @@ def test_the_folder_loads_and_its_tower_tells_pictures_apart(
     with torch.no_grad():
         first, second = (
             picture_features(model, pictures.pixels(message.media[0].sha256)).embeddings
-            for message in renderer.taken_up([screen(0), screen(1)])
+            for message in renderer.store_media([screen(0), screen(1)])
         )
     assert first.shape == (36, 16)
     assert not torch.allclose(first, second)

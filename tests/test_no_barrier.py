@@ -15,7 +15,7 @@ from talk import Counting, agent, engine, ignore, last_count, problem, said, sho
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.samplers.scripted import ScriptedSampler
@@ -67,7 +67,7 @@ def walls(questions: Sequence[str], *, sampling: float, limit: float = NEVER) ->
 def test_a_batch_takes_as_long_as_its_longest_trajectory(paces: list[list[int]]) -> None:
     found, wall = walls([" ".join(map(str, pace)) for pace in paces], sampling=1.0)
     longest = max(map(sum, paces)) + REPLIES * 1.0
-    assert {one.stop for one in found} == {Stop.ANSWERED}
+    assert {one.stop for one in found} == {StopReason.ANSWERED}
     assert wall == pytest.approx(longest, rel=1e-6)
 
 
@@ -84,10 +84,10 @@ def test_hung_and_crashed_siblings_cost_only_their_own_time_limit() -> None:
     """Pitfall 29: the group completes in bounded time, and each sibling that failed is marked."""
     found, wall = walls(["1 1 1 1", "1 hang 1 1", "crash 1 1 1", "2 2 2 2"], sampling=0.0, limit=100)
     assert [one.stop for one in found] == [
-        Stop.ANSWERED,
-        Stop.ENVIRONMENT_ERROR,
-        Stop.ENVIRONMENT_ERROR,
-        Stop.ANSWERED,
+        StopReason.ANSWERED,
+        StopReason.ENVIRONMENT_ERROR,
+        StopReason.ENVIRONMENT_ERROR,
+        StopReason.ANSWERED,
     ]
     assert [len(one.turns) for one in found] == [4, 2, 1, 4]
     assert wall == pytest.approx(101, rel=1e-6)  # the one that hangs, after a second
@@ -152,7 +152,7 @@ def test_hung_tools_do_not_take_the_threads_of_others() -> None:
     fine = roll(engine(sampler, tools=tools), [problem(0, "go")])
     hung = sum(thread.name == "abandoned: tool wait" for thread in threading.enumerate())
     release.set()
-    assert {one.stop for one in stuck} == {Stop.ANSWERED}
+    assert {one.stop for one in stuck} == {StopReason.ANSWERED}
     assert all("did not finish within 0.2 seconds" in (one.answer or "") for one in stuck)
     assert [one.answer for one in fine] == ["hi"]
     assert hung  # of a thread that was abandoned before it hung, nothing is left

@@ -12,7 +12,7 @@ from tiny import qwen3, rows
 from transformers import PreTrainedModel
 from two_ranks import OPTIMISER, loss, micro_batches
 
-from condensegrpo.config.checks import check_figures
+from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
@@ -98,7 +98,7 @@ def test_resume_with_offload_continues_bit_equal(tmp_path: Path, offload: Offloa
     wanted = [optimizer_step(first, some, loss) for some in batches[2:]]
     close_deepspeed(first)
     second = opened(7)
-    checkpoint.load(second, path)
+    checkpoint.load_checkpoint(second, path)
     assert [optimizer_step(second, some, loss) for some in batches[2:]] == wanted
     close_deepspeed(second)
 
@@ -135,7 +135,7 @@ def test_steps_are_bit_equal_though_the_state_leaves_between_them(
             found.append(optimizer_step(leaving, some, loss))
         if step == 1:
             path = checkpoint.save(leaving, tmp_path, step=2, state={})
-    checkpoint.load(resumed, path)
+    checkpoint.load_checkpoint(resumed, path)
     to_main_memory(resumed)
     for some in batches[2:]:
         with on_device(resumed):
@@ -150,7 +150,7 @@ def test_steps_are_bit_equal_though_the_state_leaves_between_them(
 @pytest.mark.parametrize(("offload", "stage", "least"), [("optimiser", 0, 1), ("optimiser_and_weights", 2, 3)])
 def test_offload_that_the_stage_does_not_share_out_is_refused(offload: str, stage: int, least: int) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_figures(quickstart(f"learner.offload.training={offload}", f"learner.zero_stage={stage}"))
+        check_values(quickstart(f"learner.offload.training={offload}", f"learner.zero_stage={stage}"))
     assert f"learner.offload.training: found {offload}, and learner.zero_stage is {stage}" in str(caught.value)
     assert f"Set learner.zero_stage={least}, or learner.offload.training=none" in str(caught.value)
 
@@ -165,8 +165,8 @@ def test_offload_that_the_stage_does_not_share_out_is_refused(offload: str, stag
 def test_a_state_that_cannot_leave_during_rollouts_is_refused(other: str, wanted: str) -> None:
     changes = ("learner.zero_stage=1", "algorithm.importance.cap=2", "learner.offload.rollouts=true")
     with pytest.raises(ConfigError, match=f"learner.offload.rollouts: found true, and {wanted}"):
-        check_figures(quickstart(*changes, other))
-    check_figures(quickstart(*changes))
+        check_values(quickstart(*changes, other))
+    check_values(quickstart(*changes))
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -178,19 +178,19 @@ def test_a_state_that_deepspeed_cannot_move_in_bfloat16_is_refused(stage: int) -
     close_deepspeed(engine)
     changes = ("learner.offload.rollouts=true", "model.dtype=bfloat16", "algorithm.importance.cap=2")
     with pytest.raises(ConfigError, match=rf"zero_stage is {stage} in bfloat16.*Set learner.zero_stage=2"):
-        check_figures(quickstart(*changes, f"learner.zero_stage={stage}"))
-    check_figures(quickstart(*changes, "learner.zero_stage=2"))
+        check_values(quickstart(*changes, f"learner.zero_stage={stage}"))
+    check_values(quickstart(*changes, "learner.zero_stage=2"))
 
 
 def test_offload_that_the_stage_shares_out_is_fine() -> None:
-    check_figures(quickstart("learner.offload.training=none"))
-    check_figures(quickstart("learner.offload.training=optimiser", "learner.zero_stage=1"))
-    check_figures(quickstart("learner.offload.training=optimiser_and_weights", "learner.zero_stage=3"))
+    check_values(quickstart("learner.offload.training=none"))
+    check_values(quickstart("learner.offload.training=optimiser", "learner.zero_stage=1"))
+    check_values(quickstart("learner.offload.training=optimiser_and_weights", "learner.zero_stage=3"))
 
 
 def test_with_adapters_there_is_no_reference_to_offload() -> None:
     with pytest.raises(ConfigError, match=r"learner\.offload\.reference: found true, and model\.lora is set"):
-        check_figures(quickstart("learner.offload.reference=true", "model.lora.rank=4"))
+        check_values(quickstart("learner.offload.reference=true", "model.lora.rank=4"))
 
 
 def test_a_run_moves_its_state_out_for_the_sampler_and_back_to_learn(tmp_path: Path) -> None:

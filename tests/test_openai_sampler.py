@@ -21,7 +21,7 @@ from condensegrpo.assembly.runtime import check_sampler
 from condensegrpo.config.load import named_config
 from condensegrpo.core.errors import ConfigError, PluginError, RolloutError, SamplerError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.samplers.openai import OpenAIChatSampler, OpenAISampler
 from condensegrpo.samplers.vllm.settings import RequestSettings
 from condensegrpo.storage.trajectories import read_trajectories
@@ -49,7 +49,7 @@ def test_token_ids_go_in_and_come_out_with_log_probabilities() -> None:
     behaviour = Behaviour(body=exact([7, 2], [-0.5, 1e-8]))
     with endpoint(behaviour) as url:
         reply = sample(url, fields={"seed": None, "priority": 1})
-    assert reply == Generation(token_ids=(7, 2), logprobs=(-0.5, 0.0), finish=Finish.STOP)
+    assert reply == Generation(token_ids=(7, 2), logprobs=(-0.5, 0.0), finish=FinishReason.STOP)
     (request,) = behaviour.asked
     assert request["path"] == "/v1/completions"
     assert {name: request[name] for name in ("model", "prompt", "max_tokens", "temperature", "stop_token_ids")} == {
@@ -71,7 +71,7 @@ def test_a_busy_or_failing_server_is_asked_again(monkeypatch: pytest.MonkeyPatch
     behaviour = Behaviour(body=exact([7], [-1.0], "length"), statuses=[429, 503])
     with endpoint(behaviour) as url:
         reply = sample(url, key_variable=KEY, requests=RequestSettings(retries=2))
-    assert reply.finish is Finish.LENGTH
+    assert reply.finish is FinishReason.LENGTH
     assert behaviour.keys == ["Bearer secret-key"] * 3
 
 
@@ -160,11 +160,11 @@ def test_a_chat_endpoint_gives_the_ids_of_its_text_without_log_probabilities(tmp
         behaviour.body = completion("hello</tool> and more", finish="length")  # behind the stop string
         assert asyncio.run(sampler.reply(messages, PARAMS)) == reply
         behaviour.body = completion("hello", finish="length")
-        assert asyncio.run(sampler.reply(messages, PARAMS)).finish is Finish.LENGTH
+        assert asyncio.run(sampler.reply(messages, PARAMS)).finish is FinishReason.LENGTH
         behaviour.body = completion({"text": "hello"})
         with pytest.raises(SamplerError, match="the reply is no text"):
             asyncio.run(sampler.reply(messages, PARAMS))
-    assert reply == Generation(token_ids=(*said("hello</tool>")[:-1], 2), logprobs=(), finish=Finish.STOP)
+    assert reply == Generation(token_ids=(*said("hello</tool>")[:-1], 2), logprobs=(), finish=FinishReason.STOP)
     first = behaviour.asked[0]
     assert first["path"] == "/v1/chat/completions"
     assert [(message["role"], message["content"]) for message in first["messages"]] == [

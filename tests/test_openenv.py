@@ -30,7 +30,7 @@ from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import EnvironmentLost, PluginError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.integrations.openenv import _takes_text
 
 PYTHON = Path(sys.prefix) / "others" / "openenv" / "bin" / "python"
@@ -262,7 +262,7 @@ def test_a_reply_fills_a_field_of_the_action_and_rewards_are_the_outcome(
 ) -> None:
     played = task(tmp_path, ["say one;<action> say two </action>;end"], orders, show=["text"], system="Obey.")
     (trajectory,) = play(played)
-    assert (trajectory.stop, trajectory.outcome) == (Stop.FINISHED, 0.75), trajectory.detail
+    assert (trajectory.stop, trajectory.outcome) == (StopReason.FINISHED, 0.75), trajectory.detail
     assert observed(trajectory) == ["one", "two"]
     first = trajectory.turns[0].context
     assert [message.text for message in first] == ["Obey.", "say one;<action> say two </action>;end\nhi 7"]
@@ -317,11 +317,11 @@ def test_an_action_that_the_server_refuses_is_no_step_and_an_environment_that_ra
     options = {"action_field": "number", "action": {"order": "end"}}
     (trajectory,) = play(task(tmp_path, ["many;4"], orders, **options))
     assert observed(trajectory)[0].startswith("Error: Invalid message; number: Input should be a valid integer")
-    assert (trajectory.stop, trajectory.outcome) == (Stop.FINISHED, 0.25)
+    assert (trajectory.stop, trajectory.outcome) == (StopReason.FINISHED, 0.25)
     raised, endless = play(task(tmp_path, ["raise what;end", "say again"], orders), max_turns=3)
-    assert raised.stop is Stop.ENVIRONMENT_ERROR
+    assert raised.stop is StopReason.ENVIRONMENT_ERROR
     assert "what" in raised.detail
-    assert (endless.stop, len(endless.turns)) == (Stop.TURN_LIMIT, 3)
+    assert (endless.stop, len(endless.turns)) == (StopReason.TURN_LIMIT, 3)
 
 
 def test_tools_of_an_environment_are_called_limited_and_end_the_episode(tmp_path: Path, shop: dict[str, Any]) -> None:
@@ -342,18 +342,18 @@ def test_tools_of_an_environment_are_called_limited_and_end_the_episode(tmp_path
     assert known == "25"
     assert unknown.startswith("Error: Error calling tool 'price'")
     assert missing.startswith("Error: price: missing a required argument: 'item'")
-    assert (paid.stop, paid.outcome) == (Stop.FINISHED, 1.5)
+    assert (paid.stop, paid.outcome) == (StopReason.FINISHED, 1.5)
     assert paid.turns[0].context[-1].text.endswith('\n{"status": "open"}')
     # the answer that came too late is not that of the next call, and what it paid counts
     assert not slow.detail
     assert observed(slow) == ["Error: later did not finish within 4 seconds", "25"]
-    assert (slow.stop, slow.answer, slow.outcome) == (Stop.ANSWERED, "done", 1.0)
-    assert (none.stop, none.answer, none.outcome) == (Stop.ANSWERED, "nothing", None)
+    assert (slow.stop, slow.answer, slow.outcome) == (StopReason.ANSWERED, "done", 1.0)
+    assert (none.stop, none.answer, none.outcome) == (StopReason.ANSWERED, "nothing", None)
 
 
 def test_a_tool_of_the_run_has_no_name_of_the_environment(tmp_path: Path, shop: dict[str, Any]) -> None:
     (trajectory,) = play(task(tmp_path, ["end"], shop), tools={"price": add})
-    assert trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert trajectory.stop is StopReason.ENVIRONMENT_ERROR
     assert "'price', which another tool is called too" in trajectory.detail
 
 
@@ -385,7 +385,7 @@ def test_a_policy_that_thinks_for_long_keeps_its_session(tmp_path: Path) -> None
 
     with serving([web.get("/schema", schema), web.get("/ws", session)]) as server:
         (trajectory,) = play(task(tmp_path, ["end"], server), slow)
-    assert trajectory.stop is Stop.FINISHED, trajectory.detail
+    assert trajectory.stop is StopReason.FINISHED, trajectory.detail
 
 
 def test_thirty_two_episodes_of_a_server_that_is_full_wait_for_each_other_and_leave_nothing(
@@ -421,14 +421,14 @@ def test_a_server_that_dies_ends_its_episodes_only_and_is_started_again(
     monkeypatch.setenv("SHOP_NAME", "x")
     monkeypatch.setenv("SHOP_OTHER", "x")
     both = task(tmp_path, ["end", "end"], server, server, show=["text"])
-    assert [trajectory.stop for trajectory in play(both)] == [Stop.FINISHED] * 2
+    assert [trajectory.stop for trajectory in play(both)] == [StopReason.FINISHED] * 2
     for guard in guards(script):
         wait_for(int(guard[guard.index(script) + 1]))
     died, other = play(with_replies(both, "die", "sleep 0.5;secret;end"))
-    assert died.stop is Stop.ENVIRONMENT_ERROR
+    assert died.stop is StopReason.ENVIRONMENT_ERROR
     assert re.search("the OpenEnv server s. ended the session: it ended with exit code 3: out of paper", died.detail)
-    assert (other.stop, observed(other)) == (Stop.FINISHED, ["0.5", "SHOP_NAME"]), other.detail
-    assert [trajectory.stop for trajectory in play(with_replies(both, "end", "end"))] == [Stop.FINISHED] * 2
+    assert (other.stop, observed(other)) == (StopReason.FINISHED, ["0.5", "SHOP_NAME"]), other.detail
+    assert [trajectory.stop for trajectory in play(with_replies(both, "end", "end"))] == [StopReason.FINISHED] * 2
     assert len(guards(script)) == 2
     del both
     gc.collect()
@@ -510,17 +510,17 @@ def test_a_server_that_speaks_otherwise_ends_the_episode(
 ) -> None:
     with speaking(schema, *answers) as server:
         (trajectory,) = play(task(tmp_path, ["say"], server))
-    assert trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert trajectory.stop is StopReason.ENVIRONMENT_ERROR
     assert re.search(message, trajectory.detail), trajectory.detail
 
 
 def test_large_results_are_shortened_or_end_the_episode(tmp_path: Path, orders: dict[str, Any]) -> None:
     scripts = ["large 1;end", "large 17;end", "say one;end"]
     shortened, refused, other = play(task(tmp_path, scripts, orders, show=["text"]), max_context_tokens=200_000)
-    assert (len(observed(shortened)[0]), shortened.stop) == (100_034, Stop.FINISHED)
-    assert refused.stop is Stop.ENVIRONMENT_ERROR
+    assert (len(observed(shortened)[0]), shortened.stop) == (100_034, StopReason.FINISHED)
+    assert refused.stop is StopReason.ENVIRONMENT_ERROR
     assert "the OpenEnv server s0: its answer exceeds 16 MiB" in refused.detail
-    assert other.stop is Stop.FINISHED
+    assert other.stop is StopReason.FINISHED
 
 
 @pytest.mark.parametrize(
@@ -541,7 +541,7 @@ def test_large_results_are_shortened_or_end_the_episode(tmp_path: Path, orders: 
 def test_a_server_that_does_not_start_says_why(tmp_path: Path, server: dict[str, Any], message: str) -> None:
     played = task(tmp_path, ["say"], server, start_seconds=0.5 if "tried" in message else 60)
     (trajectory,) = play(played)
-    assert trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert trajectory.stop is StopReason.ENVIRONMENT_ERROR
     assert re.search(message, trajectory.detail), trajectory.detail
     del played
     gc.collect()
@@ -564,9 +564,9 @@ def test_sessions_that_are_opened_while_their_episodes_are_given_up_leave_nothin
 def test_a_step_that_takes_too_long_ends_the_episode(tmp_path: Path, orders: dict[str, Any]) -> None:
     (slow,) = play(task(tmp_path, ["sleep 2"], orders), turn_seconds=1.0)
     (other,) = play(task(tmp_path, ["say one;end"], orders))  # of a server that is not done with it
-    assert slow.stop is Stop.ENVIRONMENT_ERROR
+    assert slow.stop is StopReason.ENVIRONMENT_ERROR
     assert "no result within 1 second (rollout.limits.turn_seconds)" in slow.detail
-    assert other.stop is Stop.FINISHED
+    assert other.stop is StopReason.FINISHED
 
 
 def test_headers_are_filled_from_variables_and_shown_nowhere(
@@ -576,7 +576,7 @@ def test_headers_are_filled_from_variables_and_shown_nowhere(
     headers = {"headers": {"token": "${SHOP_TOKEN}"}}
     known = task(tmp_path, ["end"], {**command(script, "orders", 1), "environment": ["SHOP_TOKEN"], **headers})
     (trajectory,) = play(known)
-    assert trajectory.stop is Stop.FINISHED, trajectory.detail
+    assert trajectory.stop is StopReason.FINISHED, trajectory.detail
     (guard,) = guards(script)
     (refused,) = play(task(tmp_path, ["end"], {"url": f"http://127.0.0.1:{guard[guard.index(script) + 1]}"}))
     assert "the OpenEnv server s0 answered 401 Unauthorized" in refused.detail

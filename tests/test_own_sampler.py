@@ -16,10 +16,10 @@ from condensegrpo.assembly.runtime import check_sampler, open_sampler
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, RolloutError, SamplerError
 from condensegrpo.core.observer import Silent
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.episodes.sampling import generated
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.training.train import train
+from condensegrpo.training.train import run_training
 
 SAMPLERS = """
     from condensegrpo.core.trajectory import Finish, Generation
@@ -95,7 +95,7 @@ class Gives:
         return self._given  # type: ignore[return-value]
 
 
-def reply(*, ids: object = (5, 6), logprobs: object = (-1.0, -2.0), finish: object = Finish.STOP) -> Generation:
+def reply(*, ids: object = (5, 6), logprobs: object = (-1.0, -2.0), finish: object = FinishReason.STOP) -> Generation:
     return Generation(token_ids=ids, logprobs=logprobs, finish=finish)  # type: ignore[arg-type]
 
 
@@ -127,7 +127,7 @@ def test_a_reply_gets_plain_numbers() -> None:
 
 
 def test_a_text_may_have_more_tokens_than_where_it_was_sampled() -> None:
-    text = reply(ids=(5,) * 9, logprobs=(), finish=Finish.LENGTH)
+    text = reply(ids=(5,) * 9, logprobs=(), finish=FinishReason.LENGTH)
     assert asyncio.run(generated(Gives(text), (1,), SamplingParams(max_tokens=8))) == text  # type: ignore[arg-type]
 
 
@@ -195,5 +195,7 @@ def test_a_sampler_is_closed_although_the_run_does_not_begin(tmp_path: Path) -> 
     overrides = (*TINY[1:], "warm_start.steps=0")
     config, objects = configured(ROOT / TINY[0], overrides, {"sampler": sampler})
     with pytest.raises(SamplerError, match="opening the sampler python:Sleepless: RuntimeError: not now"):
-        train(build(config, objects=objects), RunFolder.create(tmp_path / "run"), observer=Silent(), stopping=bool)
+        run_training(
+            build(config, objects=objects), RunFolder.create(tmp_path / "run"), observer=Silent(), stopping=bool
+        )
     assert sampler.closed

@@ -18,7 +18,7 @@ from condensegrpo.algorithms.credit import Estimator
 from condensegrpo.algorithms.invariance import SCORES, check_estimator
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.plugins import load
+from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Problem, Task
 from condensegrpo.core.trajectory import SamplingParams
@@ -117,9 +117,9 @@ def test_a_note_with_the_answer_is_paid_half_and_is_no_success(note: str, answer
 
 
 def test_with_frozen_notes_only_the_last_turn_of_a_trajectory_has_an_advantage() -> None:
-    answers = Estimator(load("estimators", f"{FILE}:answers_only"))
+    answers = Estimator(load_plugin("estimators", f"{FILE}:answers_only"))
     check_estimator(answers)
-    all_NK = Estimator(load("estimators", "grpo"))(SCORES).advantage_NK
+    all_NK = Estimator(load_plugin("estimators", "grpo"))(SCORES).advantage_NK
     found_NK = answers(SCORES).advantage_NK
     last_N = SCORES.turns_N - 1
     at_last_N = found_NK.gather(1, last_N[:, None])[:, 0]

@@ -16,9 +16,9 @@ from vision_models import image_processor, vision_config, vision_tokenizer
 
 from condensegrpo.condensers.images import INSTRUCTION
 from condensegrpo.core.messages import Caption, History, MediaPart, Message, TextPart, Unit, flatten
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, Written
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, WrittenSummary
 from condensegrpo.core.protocols.tool import ToolResult
-from condensegrpo.core.trajectory import Finish, SpanStatus, Stop, Trajectory
+from condensegrpo.core.trajectory import FinishReason, SpanStatus, StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Limits
@@ -64,8 +64,8 @@ def condense(
 
 
 def budget(tokens: int, media: MediaFolder | None = None, text: str = "the code is 4 7") -> Budget:
-    async def write(request: Request) -> Written:
-        return Written(text=text, finish=Finish.STOP if text != "cut" else Finish.LENGTH)
+    async def write(request: Request) -> WrittenSummary:
+        return WrittenSummary(text=text, finish=FinishReason.STOP if text != "cut" else FinishReason.LENGTH)
 
     return Budget(tokens=tokens, count=count, write=write, media=media, request_tokens=tokens + 500)
 
@@ -194,9 +194,9 @@ def test_a_pipeline_mixes_pictures_and_texts(tmp_path: Path) -> None:
 def test_the_policy_writes_about_a_picture_before_it_is_omitted() -> None:
     requests: list[Request] = []
 
-    async def write(request: Request) -> Written:
+    async def write(request: Request) -> WrittenSummary:
         requests.append(request)
-        return Written(text="the code\nis 4 7", finish=Finish.STOP)
+        return WrittenSummary(text="the code\nis 4 7", finish=FinishReason.STOP)
 
     condenser = Case(CAPTION, {"keep": 1}).build()
     history, asked = past(), replace(budget(10_000), write=write)
@@ -301,7 +301,7 @@ def played(seeing: Renderer, name: str, **options: object) -> Trajectory:
 
 def test_the_engine_shows_one_picture_and_lines_for_the_others(seeing: Renderer) -> None:
     episode = played(seeing, MASK, keep=1)
-    assert (episode.stop, episode.answer) == (Stop.ANSWERED, episode.ground_truth)
+    assert (episode.stop, episode.answer) == (StopReason.ANSWERED, episode.ground_truth)
     assert [len(turn.media) for turn in episode.turns] == [0, 1, 1, 1, 1, 1, 1]
     assert episode.turns[3].media == tuple(part.sha256 for part in episode.turns[2].observations[0].media)
     texts = [message.text for message in episode.turns[3].context if message.role == "user"][1:-1]
@@ -315,7 +315,7 @@ def test_the_engine_shows_one_picture_and_lines_for_the_others(seeing: Renderer)
 
 def test_the_engine_trains_the_texts_about_pictures(seeing: Renderer) -> None:
     episode = played(seeing, CAPTION, keep=1)
-    assert (episode.stop, episode.rejected) == (Stop.ANSWERED, ())
+    assert (episode.stop, episode.rejected) == (StopReason.ANSWERED, ())
     kinds = "".join(turn.kind[0] for turn in episode.turns)
     assert kinds == "aacacacacaca"
     first = episode.turns[2]
@@ -334,7 +334,7 @@ def test_the_engine_trains_the_texts_about_pictures(seeing: Renderer) -> None:
 
 def test_the_engine_shows_scaled_pictures(seeing: Renderer) -> None:
     episode = played(seeing, SCALE, keep=1)
-    assert (episode.stop, episode.detail) == (Stop.ANSWERED, "")
+    assert (episode.stop, episode.detail) == (StopReason.ANSWERED, "")
     assert [len(turn.media) for turn in episode.turns] == [0, 1, 2, 3, 4, 5, 6]
     last = episode.turns[-1]
     pictures = seeing.pictures

@@ -17,7 +17,7 @@ from rich.padding import Padding
 from condensegrpo.cli.inspect_app.tabs import shown
 from condensegrpo.core.messages import MediaPart, Message, TextPart
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.display.trajectory_view import PictureProtocol, TerminalPicture, command, details, protocol_of
+from condensegrpo.display.trajectory_view import PictureProtocol, TerminalPicture, details, draw_command, protocol_of
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.inspector_page import write_inspector
 from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader
@@ -131,11 +131,11 @@ def test_a_terminal_says_whether_it_shows_pictures(
 
 def test_a_png_is_sent_to_a_terminal_in_chunks() -> None:
     data = bytes(range(256)) * 16
-    first, second, end = command(data, PictureProtocol.KITTY, columns=4, rows=2).split("\x1b\\")
+    first, second, end = draw_command(data, PictureProtocol.KITTY, columns=4, rows=2).split("\x1b\\")
     heads = [each.partition(";")[0] for each in (first, second)]
     assert (heads, end) == (["\x1b_Ga=T,f=100,q=2,c=4,r=2,m=1", "\x1b_Gm=0"], "")
     assert base64.b64decode("".join(each.partition(";")[2] for each in (first, second))) == data
-    sent = command(b"png", PictureProtocol.ITERM, columns=4, rows=2)
+    sent = draw_command(b"png", PictureProtocol.ITERM, columns=4, rows=2)
     assert sent == "\x1b]1337;File=inline=1;size=3;width=4;height=2:cG5n\a"
 
 

@@ -11,7 +11,7 @@ import torch
 from command import ENVIRONMENT, ROOT, run, succeed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan import CASES, configured
+from predict_memory import CASES, configured
 from tiny import llama, qwen3
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
 
@@ -25,7 +25,7 @@ from condensegrpo.learner.new_model import new_model, new_tokenizer
 from condensegrpo.learner.settings import LoraSettings, NewModel
 from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.plan import FILLED, MicroBatch, Plan, config_on_devices, plan
+from condensegrpo.planning.plan import FILLED, MicroBatch, Plan, config_on_devices, predict_memory
 from condensegrpo.planning.remedies import Overrides, advice, remedy
 
 # 2 problems × 3 samples × 4 turns of at most 30 + 10 tokens: 24 rows of 40 tokens
@@ -46,7 +46,7 @@ FLASH = ("model.attention=flash_attention_2",)
 
 def planned(*overrides: str, ranks: int = 1, config: RunConfig = CONFIG, memory: int | None = None) -> Plan:
     varied = vary(config, overrides)
-    return plan(varied, architecture(varied.model), ranks=ranks, device="gpu", memory=memory)
+    return predict_memory(varied, architecture(varied.model), ranks=ranks, device="gpu", memory=memory)
 
 
 def part(found: Plan, phase: str, name: str) -> int:
@@ -259,7 +259,7 @@ def test_a_measured_peak_on_a_cpu_is_predicted(name: str, tmp_path: Path) -> Non
     case = next(case for case in CASES if case.name == name)
     AutoConfig.for_model(case.kind, **case.sizes).save_pretrained(tmp_path)
     config = configured(case, tmp_path)
-    found = plan(config, architecture(config.model), ranks=1, device="cpu")
+    found = predict_memory(config, architecture(config.model), ranks=1, device="cpu")
     assert found.bytes / 2**20 == pytest.approx(MEASURED[name], rel=NEAR)
 
 
@@ -269,7 +269,7 @@ def test_a_measured_peak_on_a_cpu_is_predicted(name: str, tmp_path: Path) -> Non
 def test_a_measured_peak_of_the_learner_on_a_gpu_is_predicted(override: str, measured: float) -> None:
     """GiB of an H100 of 80 GB, by ``doctor --gpu``."""
     config = config_on("gpu", "quickstart", [*USUAL, "sampler.name=scripted", override])
-    found = plan(config, architecture(config.model), ranks=1, device="gpu", memory=80 << 30)
+    found = predict_memory(config, architecture(config.model), ranks=1, device="gpu", memory=80 << 30)
     assert found.total("learning") / 2**30 == pytest.approx(measured, rel=NEAR)
 
 
@@ -387,7 +387,7 @@ def test_a_share_that_holds_no_request_is_refused_and_raised() -> None:
     small = (*small, "sampler.options.engine.enforce_eager=true")
     config = vary(CONFIG, [VLLM, *small])
     memory = 32 << 20
-    found = plan(config, architecture(config.model), ranks=1, device="gpu", memory=memory)
+    found = predict_memory(config, architecture(config.model), ranks=1, device="gpu", memory=memory)
     assert found.refusal is not None
     assert "vLLM would not start" in found.refusal
     assert not found.fits(1 << 40)
@@ -416,7 +416,7 @@ def test_larger_budgets_never_take_less(stage: int, tokens: int, context: int, d
 
     def planned_with(*overrides: str) -> Plan:
         fixed = (f"learner.zero_stage={stage}", f"model.dtype={dtype}", f"rollout.limits.max_context_tokens={context}")
-        return plan(vary(CONFIG, [*fixed, *overrides]), size, ranks=1, device="gpu")
+        return predict_memory(vary(CONFIG, [*fixed, *overrides]), size, ranks=1, device="gpu")
 
     smaller = planned_with(f"learner.tokens_per_micro_batch={tokens}")
     larger = planned_with(f"learner.tokens_per_micro_batch={2 * tokens}")

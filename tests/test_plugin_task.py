@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import eventually
 
-from condensegrpo.core.plugin_task import Blocked, plugin_task, wait_for_task
+from condensegrpo.core.plugin_task import Blocked, start_plugin_task, wait_for_task
 from condensegrpo.core.threads import ABANDONED
 
 Start = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
@@ -27,7 +27,7 @@ VISITS = ContextVar("visits", default=0)
 
 
 def started(work: Coroutine[Any, Any, Any], name: str = "it", seconds: float = 5.0) -> asyncio.Task[Any]:
-    return plugin_task(work, name=name, seconds=seconds)
+    return start_plugin_task(work, name=name, seconds=seconds)
 
 
 # --- as on the event loop ---------------------------------------------------------------------------------------------

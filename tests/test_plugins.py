@@ -12,7 +12,7 @@ import pytest
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core import errors
 from condensegrpo.core.errors import CondenseError, ContextOverflow, PluginError, PrefixBroken
-from condensegrpo.core.plugins import KINDS, forget_edited, installed, load
+from condensegrpo.core.plugins import KINDS, forget_edited, installed, load_plugin
 
 CONDENSER = '''
 """A condenser in one file."""
@@ -59,29 +59,29 @@ def test_installed_plug_ins_come_in_the_order_of_their_names(kind: str) -> None:
     ("kind", "name"), [(kind, point.name) for kind in KINDS for point in installed(kind) if kind != "samplers"]
 )
 def test_every_installed_plug_in_but_the_samplers_can_be_imported(kind: str, name: str) -> None:
-    assert callable(load(kind, name))
+    assert callable(load_plugin(kind, name))
 
 
 def test_a_name_gives_the_very_object_that_its_package_holds() -> None:
     from condensegrpo.condensers.whole_units import LastK
 
-    assert load("condensers", "last_k") is LastK
+    assert load_plugin("condensers", "last_k") is LastK
 
 
 def test_a_near_miss_names_what_was_meant() -> None:
     with pytest.raises(PluginError, match=r"'last-k' among the condensers: not installed\. Did you mean 'last_k'\?"):
-        load("condensers", "last-k")
+        load_plugin("condensers", "last-k")
 
 
 def test_a_wild_miss_lists_what_there_is_and_how_to_name_a_file() -> None:
     with pytest.raises(PluginError, match=r"not installed\. Installed: .*full, .*path/to/file\.py:Name") as caught:
-        load("condensers", "zzz")
+        load_plugin("condensers", "zzz")
     assert "Did you mean" not in str(caught.value)
 
 
 def test_a_file_without_a_name_in_it_is_answered_with_that_alone() -> None:
     with pytest.raises(PluginError) as caught:
-        load("rewards", "mine.py")
+        load_plugin("rewards", "mine.py")
     assert str(caught.value) == (
         "looking for 'mine.py' among the rewards: it names a file, wanted what in it: mine.py:Name."
     )
@@ -111,7 +111,7 @@ def test_a_plug_in_in_a_file_is_built_with_its_options(condenser_file: Path) -> 
 
 def test_a_file_is_imported_once_so_that_its_classes_stay_the_same(condenser_file: Path) -> None:
     name = f"{condenser_file}:Shortest"
-    assert load("condensers", name) is load("condensers", name)
+    assert load_plugin("condensers", name) is load_plugin("condensers", name)
 
 
 def test_files_that_were_edited_are_imported_anew_where_a_run_begins_and_not_inside_of_one(tmp_path: Path) -> None:
@@ -119,17 +119,17 @@ def test_files_that_were_edited_are_imported_anew_where_a_run_begins_and_not_ins
     name = f"{tmp_path}/p.py:VALUES"
     (tmp_path / "p.py").write_text("from helper import A\nVALUES = (A, 1)\n")
     (tmp_path / "helper.py").write_text("A = 1\n")
-    assert load("rewards", name) == (1, 1)
+    assert load_plugin("rewards", name) == (1, 1)
     (tmp_path / "p.py").write_text("from helper import A, B\nVALUES = (A, B)\n")
     (tmp_path / "helper.py").write_text("A, B = 2, 3\n")
-    assert load("rewards", name) == (1, 1)
+    assert load_plugin("rewards", name) == (1, 1)
     forget_edited()
-    assert load("rewards", name) == (2, 3)
+    assert load_plugin("rewards", name) == (2, 3)
     (tmp_path / "helper.py").write_text("A, B = 20, 30\n")
     forget_edited()
-    assert load("rewards", name) == (20, 30)
+    assert load_plugin("rewards", name) == (20, 30)
     forget_edited()
-    assert load("rewards", name) is load("rewards", name)
+    assert load_plugin("rewards", name) is load_plugin("rewards", name)
 
 
 def test_files_of_the_same_name_in_two_folders_are_two_plug_ins(tmp_path: Path) -> None:
@@ -146,7 +146,9 @@ def test_a_relative_path_is_taken_from_the_working_folder(
     condenser_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(condenser_file.parent)
-    assert load("condensers", "my_condenser.py:Shortest") is load("condensers", f"{condenser_file}:Shortest")
+    assert load_plugin("condensers", "my_condenser.py:Shortest") is load_plugin(
+        "condensers", f"{condenser_file}:Shortest"
+    )
 
 
 def test_files_in_two_folders_import_each_the_neighbour_beside_it(tmp_path: Path) -> None:
@@ -159,9 +161,11 @@ def test_files_in_two_folders_import_each_the_neighbour_beside_it(tmp_path: Path
         (tmp_path / folder / "plug_in.py").write_text("from helpers import HELP\nclass Reward:\n    help = HELP\n")
     (tmp_path / "second/other.py").write_text("import helpers\nclass Reward:\n    module = helpers\n")
     before = list(sys.path)
-    first, second = (load("rewards", f"{tmp_path}/{folder}/plug_in.py:Reward").help for folder in ("first", "second"))
+    first, second = (
+        load_plugin("rewards", f"{tmp_path}/{folder}/plug_in.py:Reward").help for folder in ("first", "second")
+    )
     assert (first, second) == ("first tsrif", "second dnoces")
-    shared = load("rewards", f"{tmp_path}/second/other.py:Reward").module
+    shared = load_plugin("rewards", f"{tmp_path}/second/other.py:Reward").module
     assert shared.HELP == "second dnoces"
     assert sys.path == before
 
@@ -174,7 +178,7 @@ def test_a_file_in_a_package_imports_relative_to_it_and_by_the_name_of_the_packa
         "from ..base import HELP\nfrom project.base import HELP as again\nclass Reward:\n    help = HELP, again\n"
     )
     before = list(sys.path)
-    assert load("rewards", f"{tmp_path}/project/rewards/mine.py:Reward").help == ("first", "first")
+    assert load_plugin("rewards", f"{tmp_path}/project/rewards/mine.py:Reward").help == ("first", "first")
     assert sys.path == before
 
 
@@ -189,46 +193,46 @@ def test_what_is_installed_below_the_folder_of_a_plug_in_stays_imported(
     package = importlib.import_module("installed")
     for file in ("one.py", "rewards/two.py"):
         (tmp_path / file).write_text("class Reward:\n    pass\n")
-        load("rewards", f"{tmp_path / file}:Reward")
+        load_plugin("rewards", f"{tmp_path / file}:Reward")
     assert sys.modules["installed"] is package
 
 
 def test_a_neighbour_with_the_name_of_an_imported_module_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("dumps = None")
     (tmp_path / "plug_in.py").write_text("import json\nclass Reward:\n    dumps = json.dumps\n")
-    assert load("rewards", f"{tmp_path}/plug_in.py:Reward").dumps is json.dumps
+    assert load_plugin("rewards", f"{tmp_path}/plug_in.py:Reward").dumps is json.dumps
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match=r"there is no file .*nothing\.py"):
-        load("rewards", f"{tmp_path / 'nothing.py'}:Reward")
+        load_plugin("rewards", f"{tmp_path / 'nothing.py'}:Reward")
 
 
 def test_the_folder_of_a_user_who_does_not_exist_holds_no_plug_in() -> None:
     with pytest.raises(PluginError, match=r"there is no file .*~nobody-of-that-name/mine.py"):
-        load("condensers", "~nobody-of-that-name/mine.py:Mine")
+        load_plugin("condensers", "~nobody-of-that-name/mine.py:Mine")
 
 
 def test_a_file_without_the_object_lists_what_it_holds(condenser_file: Path) -> None:
     with pytest.raises(
         PluginError, match=r"looking for 'Longest' in .*my_condenser\.py: no such name; it holds Shortest"
     ):
-        load("condensers", f"{condenser_file}:Longest")
+        load_plugin("condensers", f"{condenser_file}:Longest")
 
 
 def test_a_file_that_fails_on_import_says_why_and_may_be_mended(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("raise RuntimeError('out of coffee')\n", encoding="utf-8")
     with pytest.raises(PluginError, match="importing .*broken.py: RuntimeError: out of coffee"):  # noqa: RUF043  dots are any letters
-        load("tools", f"{path}:tool")
+        load_plugin("tools", f"{path}:tool")
     path.write_text("def tool() -> int:\n    return 42  # mended\n", encoding="utf-8")
-    assert load("tools", f"{path}:tool")() == 42
+    assert load_plugin("tools", f"{path}:tool")() == 42
 
 
 def test_a_file_that_is_no_python_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
     with pytest.raises(PluginError, match=r"notes\.txt: it is not a Python file"):
-        load("tools", f"{tmp_path / 'notes.txt'}:tool")
+        load_plugin("tools", f"{tmp_path / 'notes.txt'}:tool")
 
 
 def test_a_plug_in_from_a_file_survives_pickling_in_its_process(condenser_file: Path) -> None:
@@ -339,4 +343,4 @@ def test_a_function_with_an_option_of_such_a_name_makes_a_reward(tmp_path: Path)
 
 def test_a_module_in_place_of_a_file_is_answered_with_the_form_that_is_wanted() -> None:
     with pytest.raises(PluginError, match=r"there is no file .*A plug-in in a file is written path/to/file\.py:Name"):
-        load("rewards", "mine:Brief")
+        load_plugin("rewards", "mine:Brief")

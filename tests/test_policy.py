@@ -27,7 +27,7 @@ from condensegrpo.learner.model_folder import (
     in_main_memory,
     load_policy,
     load_tokenizer,
-    positions,
+    max_positions,
     write_policy,
 )
 from condensegrpo.learner.weights import gathered_weights
@@ -206,15 +206,15 @@ def test_the_positions_are_those_of_the_text_configuration(
     tmp_path: Path, config: PretrainedConfig, wanted: int | None
 ) -> None:
     config.save_pretrained(tmp_path)
-    assert positions(str(tmp_path)) == wanted
+    assert max_positions(str(tmp_path)) == wanted
 
 
 def test_positions_and_end_ids_of_a_missing_folder_name_it(tmp_path: Path) -> None:
-    for read in (positions, end_ids):
+    for read in (max_positions, end_ids):
         with pytest.raises(ConfigError, match=f"there is no folder {tmp_path}/nothing/here. Set model.path"):
             read(str(tmp_path / "nothing" / "here"))
     with pytest.raises(ConfigError, match=f"loading the configuration of {tmp_path}: .*Set model.path"):
-        positions(str(tmp_path))
+        max_positions(str(tmp_path))
 
 
 def test_a_saved_policy_keeps_what_ends_its_replies(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from talk import Counting, problem, tokenizer
 from condensegrpo.algorithms.segments import check
 from condensegrpo.core.messages import without_meter
 from condensegrpo.core.protocols.condenser import Condenser
-from condensegrpo.core.trajectory import SpanStatus, Stop, Trajectory
+from condensegrpo.core.trajectory import SpanStatus, StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.episodes.settings import Trigger
+from condensegrpo.episodes.settings import CondenseSettings
 from condensegrpo.metrics.trajectories import fetches
 
 # --- fold -------------------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_half_of_an_emoji_is_no_note(tool: str, arguments: tuple[str, dict[str, 
         "look 2",
     )
     assert "is '\\ud83d', wanted a text that is not blank" in answers(one, 1)
-    assert one.stop is Stop.ANSWERED
+    assert one.stop is StopReason.ANSWERED
 
 
 # --- recall -----------------------------------------------------------------------------------------------------------
@@ -372,7 +372,7 @@ def test_the_declared_spans_match_what_was_shown(which: int, replies: list[str],
         tokens = Renderer(tokenizer()).count(pinned) + room
         numbered = [f"{number} {reply}" for number, reply in enumerate(replies)]
         one = played(condenser, *numbered, max_context_tokens=tokens)
-    assert one.stop in (Stop.ANSWERED, Stop.CONTEXT_OVERFLOW), one.detail
+    assert one.stop in (StopReason.ANSWERED, StopReason.CONTEXT_OVERFLOW), one.detail
     assert check(one) == ()
     assert all(len(turn.prompt_ids) <= tokens for turn in one.turns)
     for index, turn in enumerate(one.turns):
@@ -389,7 +389,7 @@ def test_the_declared_spans_match_what_was_shown(which: int, replies: list[str],
 
 
 def test_the_meter_names_the_turn_and_the_tokens_and_prompts_continue_by_ids() -> None:
-    one = played(build("full"), "look 0", "look 1", trigger=Trigger(meter="tokens"), max_context_tokens=400)
+    one = played(build("full"), "look 0", "look 1", trigger=CondenseSettings(meter="tokens"), max_context_tokens=400)
     for number in (0, 1):
         line = answers(one, number).removeprefix(f"seen {number + 1}")
         used = len(one.turns[number + 1].prompt_ids) - len(tokenizer().encode(line))
@@ -402,12 +402,14 @@ def test_the_meter_names_the_turn_and_the_tokens_and_prompts_continue_by_ids() -
     ("step", "budget"), [(0, 1000), (10, 1000), (35, 750), (60, 500), (80, 400), (99, 400), (-1, 400)]
 )
 def test_the_budget_of_a_step_is_linear_between_the_points_of_the_schedule(step: int, budget: int) -> None:
-    assert Trigger(schedule=((10, 1.0), (60, 0.5), (80, 0.4))).budget(1000, step) == budget
-    assert Trigger().budget(1000, step) == 1000
+    assert CondenseSettings(schedule=((10, 1.0), (60, 0.5), (80, 0.4))).budget(1000, step) == budget
+    assert CondenseSettings().budget(1000, step) == 1000
 
 
 def test_an_engine_has_the_budget_of_its_step() -> None:
-    made = deciding(build("full"), [], trigger=Trigger(schedule=((0, 1.0), (10, 0.5))), max_context_tokens=1000)
+    made = deciding(
+        build("full"), [], trigger=CondenseSettings(schedule=((0, 1.0), (10, 0.5))), max_context_tokens=1000
+    )
     assert [made.at_step(step).limits.max_context_tokens for step in (0, 5, 10, -1)] == [1000, 750, 500, 500]
 
 
@@ -421,9 +423,9 @@ class Answering(Counting):
 def test_an_environment_that_answers_all_calls_itself_takes_neither_tools_nor_a_meter(
     condenser: str, meter: Literal["none", "turns"]
 ) -> None:
-    made = deciding(build(condenser), ["look"], trigger=Trigger(meter=meter))
+    made = deciding(build(condenser), ["look"], trigger=CondenseSettings(meter=meter))
     episode = run_episode(problem(), environment=Answering, engine=made, group_id="0", sample=0, seed=lambda turn: turn)
     one = asyncio.run(episode)
-    assert one.stop is Stop.ENVIRONMENT_ERROR
+    assert one.stop is StopReason.ENVIRONMENT_ERROR
     assert "its environment answers every call" in one.detail
     assert one.turns == ()

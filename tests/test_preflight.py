@@ -23,7 +23,7 @@ from condensegrpo.core.observer import Silent
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import read_credit, read_trajectories
 from condensegrpo.training.run_setup import prepare_run
-from condensegrpo.training.train import train
+from condensegrpo.training.train import run_training
 
 OWN = """
 class Odd:
@@ -174,7 +174,7 @@ def test_training_is_on_a_reward_of_the_users_own(tmp_path: Path, chosen: dict[s
     (tmp_path / "own.py").write_text(OWN)
     config = quickstart(f"reward={{name: '{tmp_path}/own.py:Odd'}}", f"algorithm={{advantage: {chosen}}}")
     folder = RunFolder.create(tmp_path / "run")
-    assert train(build(config), folder, observer=Silent(), stopping=lambda: False)
+    assert run_training(build(config), folder, observer=Silent(), stopping=lambda: False)
     signs = set()
     for step in (1, 2):
         credit = read_credit(folder.credit(step))
@@ -240,7 +240,10 @@ def test_a_reward_that_the_estimator_cannot_learn_from_is_refused() -> None:
             ["model.new.vocab_size=64", "task={name: studies/tasks/facts.py:FactsTask}", "condenser={name: full}"],
             "checking model.new: making",
         ),
-        (["rollout.condense.to=0.01"], "checking rollout.condense.to: found 0.01, which leaves a condensed prompt"),
+        (
+            ["rollout.condense.target=0.01"],
+            "checking rollout.condense.target: found 0.01, which leaves a condensed prompt",
+        ),
         (["sandbox.packages=[/nowhere]"], "checking sandbox.packages: there is no folder /nowhere. Install"),
         (["runs_dir=QUESTIONS/runs"], "questions.jsonl, and it is no folder. Set runs_dir"),
         (["rollout.temperature=0"], "all samples of a problem are the same"),

@@ -22,7 +22,7 @@ def serve():
     time.sleep(600)
 
 process_guard.STOP_SECONDS = 1
-process_guard.guarded(serve, watched=sys.argv[1], left=sys.argv[2])
+process_guard.run_supervised(serve, watched=sys.argv[1], left=sys.argv[2])
 """
 
 Guard = subprocess.Popen[str]

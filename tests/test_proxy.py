@@ -26,7 +26,7 @@ from condensegrpo.algorithms.segments import check
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import Sampler
-from condensegrpo.core.trajectory import Generation, SamplingParams, Stop, Trajectory
+from condensegrpo.core.trajectory import Generation, SamplingParams, StopReason, Trajectory
 from condensegrpo.integrations.proxy import Proxy
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.trajectories import read_trajectories
@@ -147,7 +147,7 @@ def test_an_agent_holds_a_conversation_of_30_turns_that_exceeds_the_budget_four_
     for trajectory, messages in zip(trajectories, (plain, streamed_one), strict=True):
         raw = tokenizer().encode("".join(str(message["content"]) for message in messages), add_special_tokens=False)
         assert len(raw) > 4 * BUDGET
-        assert (trajectory.stop, trajectory.answer, len(trajectory.turns)) == (Stop.ANSWERED, "done", 31)
+        assert (trajectory.stop, trajectory.answer, len(trajectory.turns)) == (StopReason.ANSWERED, "done", 31)
         assert trajectory.max_context_tokens <= BUDGET
         assert check(trajectory) == ()
         assert all(turn.logprobs == (-0.25,) * len(turn.output_ids) for turn in trajectory.turns)
@@ -363,7 +363,7 @@ def test_an_upstream_that_fails_ends_the_session_with_its_reason_and_the_next_re
         return written
 
     ended = [(trajectory.stop, len(trajectory.turns)) for trajectory in asyncio.run(scenario())]
-    assert ended == [(Stop.SAMPLER_ERROR, 1), (Stop.CONTEXT_OVERFLOW, 0), (Stop.ANSWERED, 1)]
+    assert ended == [(StopReason.SAMPLER_ERROR, 1), (StopReason.CONTEXT_OVERFLOW, 0), (StopReason.ANSWERED, 1)]
 
 
 def test_all_requests_of_a_session_that_cannot_begin_are_told_why(monkeypatch: pytest.MonkeyPatch) -> None:

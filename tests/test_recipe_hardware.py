@@ -8,11 +8,11 @@ from typing import NamedTuple
 import pytest
 from hub_models import SIZES, write_config
 
-from condensegrpo.config.checks import check_figures
+from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import config_on, find_config, shipped, vary
 from condensegrpo.config.schema import ModelSettings, RunConfig
 from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.plan import Device, Plan, plan
+from condensegrpo.planning.plan import Device, Plan, predict_memory
 from condensegrpo.planning.remedies import lines, remedy
 
 GIB = 1 << 30
@@ -46,8 +46,10 @@ def planned(name: str, overrides: Sequence[str], models: Path, on: Hardware) -> 
     config = config_on(on.device, name, overrides)
     path = [] if config.model.path is None else [f"model.path={write_config(config.model.path, models)}"]
     varied = vary(config, [*path, *on.overrides])
-    check_figures(varied)
-    return varied, plan(varied, architecture(varied.model), ranks=on.ranks, device=on.device, memory=on.memory)
+    check_values(varied)
+    return varied, predict_memory(
+        varied, architecture(varied.model), ranks=on.ranks, device=on.device, memory=on.memory
+    )
 
 
 @pytest.mark.parametrize("name", sorted(SIZES))
@@ -103,8 +105,8 @@ def test_a_fitting_setting_for_qwen3_8b_is_found_as_overrides(more: tuple[str, .
     overrides, after = change
     assert (after.run.ranks, after.bytes <= CARD.memory) == (1, True)
     again = vary(config, lines(overrides))  # as a person pastes them behind the command
-    check_figures(again)
-    assert plan(again, found.run.model, ranks=1, device="gpu", memory=CARD.memory).phases == after.phases
+    check_values(again)
+    assert predict_memory(again, found.run.model, ranks=1, device="gpu", memory=CARD.memory).phases == after.phases
 
 
 def test_qwen3_8b_with_lora_and_vllm_fits_one_card_with_defaults(models: Path) -> None:

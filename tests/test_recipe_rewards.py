@@ -15,7 +15,7 @@ from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import MediaPart, Message
 from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.trajectory import Stop, Trajectory, Turn
+from condensegrpo.core.trajectory import StopReason, Trajectory, Turn
 from condensegrpo.rewards import mathematics
 from condensegrpo.rewards.context import InverseMaxContext
 from condensegrpo.rewards.format import Format, XmlFormat, XmlFormatAws, XmlTags
@@ -50,7 +50,7 @@ def reply(text: str, *results: Message) -> Turn:
     return turn([1, 2], [3], reply=text, observations=results)
 
 
-def said(*replies: Turn | str, answer: str | None = "Paris", stop: Stop = Stop.ANSWERED) -> Trajectory:
+def said(*replies: Turn | str, answer: str | None = "Paris", stop: StopReason = StopReason.ANSWERED) -> Trajectory:
     return trajectory(*(one if isinstance(one, Turn) else reply(one) for one in replies), answer=answer, stop=stop)
 
 
@@ -64,14 +64,14 @@ def total(reward: Any, one: Trajectory, problem: Problem = PARIS) -> float:
 @pytest.mark.parametrize(
     ("answer", "stop", "worth"),
     [
-        ("72", Stop.ANSWERED, 1.0),
-        ("$72.00", Stop.ANSWERED, 1.0),
-        ("71", Stop.ANSWERED, 0.1),
-        (None, Stop.TURN_LIMIT, 0.0),
-        (None, Stop.OUTPUT_LENGTH, 0.0),
+        ("72", StopReason.ANSWERED, 1.0),
+        ("$72.00", StopReason.ANSWERED, 1.0),
+        ("71", StopReason.ANSWERED, 0.1),
+        (None, StopReason.TURN_LIMIT, 0.0),
+        (None, StopReason.OUTPUT_LENGTH, 0.0),
     ],
 )
-def test_answered_pays_a_wrong_answer_a_little(answer: str | None, stop: Stop, worth: float) -> None:
+def test_answered_pays_a_wrong_answer_a_little(answer: str | None, stop: StopReason, worth: float) -> None:
     assert total(Answered(), said("x", answer=answer, stop=stop), SUM) == worth
 
 
@@ -92,7 +92,7 @@ def test_an_answer_equals_an_alias_or_holds_one(answer: str | None, exact: float
 
 
 def test_a_truncated_answer_earns_nothing() -> None:
-    cut = said("<answer>Paris</answer>", answer=None, stop=Stop.OUTPUT_LENGTH)
+    cut = said("<answer>Paris</answer>", answer=None, stop=StopReason.OUTPUT_LENGTH)
     assert total(ExactMatch(), cut) == total(AnswerContains(), cut) == 0
 
 

@@ -15,7 +15,7 @@ from condensegrpo.assembly.build import build, build_components
 from condensegrpo.assembly.learning_signal import advantage_estimator, objective
 from condensegrpo.assembly.runtime import trajectory_engine
 from condensegrpo.config.load import find_config, load_config, shipped
-from condensegrpo.core.trajectory import Stop, Turn
+from condensegrpo.core.trajectory import StopReason, Turn
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
@@ -162,7 +162,7 @@ def test_a_second_call_ends_a_trajectory_of_the_search_recipe_unexecuted(tmp_pat
         seed=lambda number: number,
     )
     trajectory = asyncio.run(episode)
-    assert (trajectory.stop, len(trajectory.turns)) == (Stop.TURN_LIMIT, 2)
+    assert (trajectory.stop, len(trajectory.turns)) == (StopReason.TURN_LIMIT, 2)
     assert "rollout.tools.max_turns" in trajectory.detail
     assert "Paris is the capital" in trajectory.turns[0].observations[0].content
     assert trajectory.turns[1].observations == ()
@@ -174,14 +174,22 @@ CALL, ANSWER = said('<tool_call>{"name": "calculator", "arguments": {"expression
 @pytest.mark.parametrize(
     ("replies", "stop", "turns"),
     [
-        ([*[CALL] * 5, ANSWER, *[CALL] * 5, ANSWER], Stop.ANSWERED, 12),  # five tool rounds for each of two queries
-        ([ANSWER, *[CALL] * 5, ANSWER], Stop.ANSWERED, 7),
-        ([*[CALL] * 6, ANSWER, ANSWER], Stop.TURN_LIMIT, 6),
-        ([CALL, ANSWER, *[CALL] * 6, ANSWER], Stop.TURN_LIMIT, 8),  # what the first query left over does not count
+        (
+            [*[CALL] * 5, ANSWER, *[CALL] * 5, ANSWER],
+            StopReason.ANSWERED,
+            12,
+        ),  # five tool rounds for each of two queries
+        ([ANSWER, *[CALL] * 5, ANSWER], StopReason.ANSWERED, 7),
+        ([*[CALL] * 6, ANSWER, ANSWER], StopReason.TURN_LIMIT, 6),
+        (
+            [CALL, ANSWER, *[CALL] * 6, ANSWER],
+            StopReason.TURN_LIMIT,
+            8,
+        ),  # what the first query left over does not count
     ],
 )
 def test_tool_use_allows_five_tool_rounds_for_every_query(
-    tmp_path: Path, replies: list[list[int]], stop: Stop, turns: int
+    tmp_path: Path, replies: list[list[int]], stop: StopReason, turns: int
 ) -> None:
     name = "tool_use_gsm8k_lora"
     overrides = [each for each in recipe_overrides(name, tmp_path) if not each.startswith("rollout.limits.")]
@@ -199,7 +207,7 @@ def test_tool_use_allows_five_tool_rounds_for_every_query(
     )
     trajectory = asyncio.run(episode)
     assert (trajectory.stop, len(trajectory.turns)) == (stop, turns)
-    assert ("rollout.tools.max_turns_per_query" in trajectory.detail) == (stop is Stop.TURN_LIMIT)
+    assert ("rollout.tools.max_turns_per_query" in trajectory.detail) == (stop is StopReason.TURN_LIMIT)
 
 
 def test_a_recipe_without_its_data_says_what_is_missing(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.protocols.reward import Reward, RewardPart, RewardResult
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.rewards.context import InverseMaxContext, InverseScaled, Multiplicative
 from condensegrpo.rewards.format import Format
 from condensegrpo.rewards.matches import Match, Matcher, number
@@ -26,7 +26,7 @@ NO_TRUTH = Problem(id="p9", question="why?")
 def answered(
     answer: str | None,
     *,
-    stop: Stop = Stop.ANSWERED,
+    stop: StopReason = StopReason.ANSWERED,
     contexts: Sequence[int] = (3,),
     replies: Sequence[str] = ("<answer>…</answer>",),
 ) -> Trajectory:
@@ -45,8 +45,8 @@ def calling(*counts: tuple[int, int], answer: str | None = "7") -> Trajectory:
 # --- format ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stop", [stop for stop in Stop if not stop.gives_answer])
-def test_only_a_trajectory_that_gives_an_answer_is_well_formed(stop: Stop) -> None:
+@pytest.mark.parametrize("stop", [stop for stop in StopReason if not stop.gives_answer])
+def test_only_a_trajectory_that_gives_an_answer_is_well_formed(stop: StopReason) -> None:
     assert format_valid(answered("7"))
     assert not format_valid(answered("7", stop=stop))
 
@@ -61,7 +61,7 @@ def test_a_bare_correct_answer_fails_no_minimum_length() -> None:
 
 
 def test_a_trajectory_without_turns_is_not_well_formed() -> None:
-    assert not format_valid(trajectory(stop=Stop.ANSWERED))
+    assert not format_valid(trajectory(stop=StopReason.ANSWERED))
 
 
 # --- correctness ----------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_correct_pays_a_right_answer_in_a_well_formed_trajectory() -> None:
         total=1.0, components={"correct": 1.0}, format_valid=True, correct=1.0
     )
     assert Correct()(answered("8"), SEVEN).total == 0.0
-    cut_off = Correct()(answered("7", stop=Stop.TURN_LIMIT), SEVEN)
+    cut_off = Correct()(answered("7", stop=StopReason.TURN_LIMIT), SEVEN)
     assert (cut_off.total, cut_off.format_valid, cut_off.correct) == (0.0, False, 0.0)
 
 
@@ -181,7 +181,7 @@ def test_correct_pays_a_right_answer_in_a_well_formed_trajectory() -> None:
         (answered("7", contexts=(200,)), 1 / 200),
         (answered("7", contexts=(10, 40, 25)), 1 / 40),  # the largest context, not the last or the sum
         (answered("8", contexts=(10,)), 0.0),
-        (answered("7", contexts=(10,), stop=Stop.OUTPUT_LENGTH), 0.0),
+        (answered("7", contexts=(10,), stop=StopReason.OUTPUT_LENGTH), 0.0),
         (answered("7", contexts=(10,), replies=("",)), 0.0),
         (answered("7", contexts=(1,)), 1.0),
     ],
@@ -197,7 +197,7 @@ def test_format_pays_whatever_the_answer() -> None:
     wrong = Format()(answered("8"), SEVEN)
     assert (wrong.total, wrong.format_valid, wrong.correct) == (1.0, True, 0.0)
     assert Format()(answered("7"), SEVEN).correct == 1.0
-    assert Format()(answered(None, stop=Stop.FORMAT), SEVEN).total == 0.0
+    assert Format()(answered(None, stop=StopReason.FORMAT), SEVEN).total == 0.0
     assert Format(match=None)(answered("7"), NO_TRUTH).total == 1.0
 
 
@@ -243,7 +243,7 @@ def test_every_reward_judges_format_and_correctness(name: str) -> None:
 
 @pytest.mark.parametrize("name", REWARDS)
 def test_every_reward_refuses_a_problem_without_ground_truth(name: str) -> None:
-    for one in (answered("7"), answered(None, stop=Stop.FORMAT)):
+    for one in (answered("7"), answered(None, stop=StopReason.FORMAT)):
         with pytest.raises(ValueError, match="p9"):
             REWARDS[name](one, NO_TRUTH)
 
@@ -262,6 +262,6 @@ def test_an_unknown_match_is_refused(name: str) -> None:
 def test_the_text_of_the_replies_is_not_read_for_the_answer() -> None:
     """The engine reads the answer, from the assistant's text only; a number elsewhere counts for nothing."""
     loud = trajectory(
-        replace(turn([1], [2], reply="7 7 7"), observations=(assistant("7"),)), answer=None, stop=Stop.FORMAT
+        replace(turn([1], [2], reply="7 7 7"), observations=(assistant("7"),)), answer=None, stop=StopReason.FORMAT
     )
     assert Correct()(loud, SEVEN).total == 0.0

@@ -16,7 +16,7 @@ from rollout_world import Size, World, chatter, engine, make_model, new_tokens, 
 from trl_rollout import EndAt
 
 from condensegrpo.condensers.whole_units import LastK
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 
 TOY = World(trajectories=3, turns=4, reply=(5, 9))
 
@@ -34,7 +34,7 @@ def test_every_trajectory_has_all_its_turns_and_replies_of_set_lengths(folder: P
     assert lengths == TOY.lengths()
     assert [len(one) for one in lengths] == [4, 4, 4]
     assert {length for one in lengths for length in one} <= set(range(5, 10))
-    assert {one.stop for one in found} == {Stop.ANSWERED}
+    assert {one.stop for one in found} == {StopReason.ANSWERED}
     again = play(engine(folder, chatter(2000), TOY), TOY, barrier=True)
     assert [[len(turn.output_ids) for turn in one.turns] for one in again] == lengths
 
@@ -71,7 +71,7 @@ def test_contexts_grow_by_reply_and_reading_and_stay_under_last_k(folder: Path) 
 def trajectory(*turns: tuple[list[int], list[int]]) -> Trajectory:
     made = tuple(turn(prompt, output) for prompt, output in turns)
     return Trajectory(
-        id="a", problem_id="a", group_id="a", sample=0, turns=made, stop=Stop.ANSWERED, answer="", seconds=1.0
+        id="a", problem_id="a", group_id="a", sample=0, turns=made, stop=StopReason.ANSWERED, answer="", seconds=1.0
     )
 
 

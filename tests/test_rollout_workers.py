@@ -24,7 +24,7 @@ from waiting import eventually
 from worker_program import World
 
 from condensegrpo.assembly.build import build, build_components
-from condensegrpo.assembly.players import Players, described_workers
+from condensegrpo.assembly.players import RolloutPlayers, described_workers
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import load_config, vary
 from condensegrpo.config.resumed import Change
@@ -33,14 +33,14 @@ from condensegrpo.core.observer import Silent
 from condensegrpo.core.protocols.sampler import AttentionQuery, Sampler, TokenAttention
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams, Stop
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, StopReason
 from condensegrpo.episodes.group import ProblemGroup, problem_groups
 from condensegrpo.episodes.settings import Workers
 from condensegrpo.episodes.workers.messages import PlayReport, Setup
 from condensegrpo.episodes.workers.pool import WorkerPool
 from condensegrpo.episodes.workers.processes import PROGRAM, ProcessHost, described, fork_workers
 from condensegrpo.episodes.workers.ray_actors import RayHost
-from condensegrpo.evaluation.evaluate import evaluate
+from condensegrpo.evaluation.evaluate import evaluate_variant
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.initial_policy import base_policy
@@ -64,7 +64,7 @@ class ByStream:
         await asyncio.sleep(600 if "hang" in text else (params.seed % 7 + 300 * ("late" in text)) / 1000)
         reply = said(f"{counting(text)} {params.seed % 100}" if "answer" not in counting(text) else counting(text))
         logprobs = tuple(-1 / (1 + place + params.seed % 1000) for place in range(len(reply)))
-        return Generation(token_ids=tuple(reply), logprobs=logprobs, finish=Finish.STOP)
+        return Generation(token_ids=tuple(reply), logprobs=logprobs, finish=FinishReason.STOP)
 
     async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
         return [-1 / (1 + len(prompt_ids) + token) for token in output_ids]
@@ -191,7 +191,7 @@ def test_a_worker_that_dies_costs_its_unfinished_trajectories_and_is_replaced(
     assert len(ids) == 9
     assert len(reports) == 1
     for lost in scored[3:6]:
-        assert lost.trajectory.stop is Stop.ENVIRONMENT_ERROR
+        assert lost.trajectory.stop is StopReason.ENVIRONMENT_ERROR
         assert lost.score.total == 0
         assert reason in lost.trajectory.detail
     again, _, _ = play(pool, "a", "b", "c", workers=2)
@@ -398,12 +398,12 @@ def test_an_evaluation_is_the_same_with_real_components_in_workers(tmp_path: Pat
     def evaluated(sampler: Sampler, workers: int) -> list[ScoredTrajectory]:
         varied = vary(config, [f"rollout.workers.processes={workers}"])
         scored: list[ScoredTrajectory] = []
-        with Players(varied, sampler, source) as players:
+        with RolloutPlayers(varied, sampler, source) as players:
             components = build_components(varied)
             first, same = (players.player(components, temperature=1.0).key for _ in range(2))
             assert first == same  # workers make one player of them
             assert first != players.player(components, temperature=0.5).key
-            evaluate(
+            evaluate_variant(
                 "held-out",
                 components,
                 players=players,

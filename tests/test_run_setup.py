@@ -46,8 +46,8 @@ def test_the_name_of_a_run_is_taken_unless_it_is_overwritten_or_nothing_is_writt
         prepare_run(config(tmp_path))
     assert prepare_run(config(tmp_path), dry_run=True).continued is None
     with prepare_run(config(tmp_path), overwrite=True).folder() as folder:
-        assert not folder.trained
-    assert trained.trained  # the new one learned nothing: the old one is back
+        assert not folder.has_results
+    assert trained.has_results  # the new one learned nothing: the old one is back
 
 
 def test_a_continued_run_notes_what_changed_and_refuses_what_must_not(trained: RunFolder, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_continued_run_notes_what_changed_and_refuses_what_must_not(trained: R
     assert prepared.notes[0].startswith("changed since the run was last started:\n  train.steps ")
     with prepared.folder() as folder:
         assert folder == trained
-    assert trained.trained
+    assert trained.has_results
     rate = config(tmp_path, "learner.optimiser.lr=0.5")
     with pytest.raises(ConfigError, match="Add --allow-changes"):
         prepare_run(rate, continued=trained)

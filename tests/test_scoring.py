@@ -14,19 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from condensegrpo.algorithms.credit import result_turn
-from condensegrpo.core.failures import Failure
+from condensegrpo.core.failures import PluginFailure
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.reward import GroupReward, RewardResult
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.trajectory import Score, Stop, Trajectory, Turn
-from condensegrpo.core.wording import counted
+from condensegrpo.core.trajectory import Score, StopReason, Trajectory, Turn
+from condensegrpo.core.wording import plural
 from condensegrpo.episodes.scoring import score, score_group, with_score
 
 PROBLEM = Problem(id="p0", question="3 + 4?", answer="7")
 ONE = trajectory(turn([1, 2, 3], [4]), turn([1, 2, 3, 4, 5], [6]), id="p0/3")
 
 
-def outcome(given: Any, one: Trajectory = ONE) -> Score | Failure:
+def outcome(given: Any, one: Trajectory = ONE) -> Score | PluginFailure:
     """What comes of a reward that always gives this."""
 
     def fixed(trajectory: Trajectory, problem: Problem) -> Any:
@@ -42,9 +42,9 @@ def paying(given: Mapping[str, float] | RewardResult, one: Trajectory = ONE) -> 
     return found
 
 
-def failing(found: Score | Failure) -> str:
+def failing(found: Score | PluginFailure) -> str:
     """The message of a failure."""
-    assert isinstance(found, Failure)
+    assert isinstance(found, PluginFailure)
     return str(found)
 
 
@@ -76,12 +76,12 @@ def test_where_the_reward_does_not_judge_plain_rules_do() -> None:
     assert paying({"sum": 1.0}).correct == 1.0
     assert paying({"sum": 0.99}).correct == 0.0
     assert paying({"sum": 1.0}).format_valid
-    assert not paying({"sum": 1.0}, replace(ONE, stop=Stop.FORMAT, answer=None)).format_valid
+    assert not paying({"sum": 1.0}, replace(ONE, stop=StopReason.FORMAT, answer=None)).format_valid
     assert paying(RewardResult(total=1.0)).correct == 1.0
 
 
 def test_a_trajectory_without_turns_has_a_context_of_zero() -> None:
-    assert paying({"sum": 0.0}, trajectory(stop=Stop.CONTEXT_OVERFLOW, answer=None)).context_tokens == 0
+    assert paying({"sum": 0.0}, trajectory(stop=StopReason.CONTEXT_OVERFLOW, answer=None)).context_tokens == 0
 
 
 def test_whole_numbers_become_floats() -> None:
@@ -154,7 +154,7 @@ def test_a_reward_that_raises_fails_with_the_line_that_raised() -> None:
     line = inspect.getsourcelines(Broken.__call__)[1] + 1
     found = score(ONE, PROBLEM, Broken())
     assert failing(found) == f"the reward Broken: KeyError: 'level' ({os.path.relpath(__file__)}:{line})"
-    assert isinstance(found, Failure)
+    assert isinstance(found, PluginFailure)
     assert "Traceback" in found.traceback
 
 
@@ -214,24 +214,24 @@ def test_an_exit_of_a_reward_is_its_failure(error: BaseException) -> None:
 
 
 def test_a_failed_reward_ends_its_trajectory_unless_something_failed_before() -> None:
-    failure = Failure(source="the reward Broken", error="KeyError", message="'level'", location="mine.py:3")
+    failure = PluginFailure(source="the reward Broken", error="KeyError", message="'level'", location="mine.py:3")
     found = with_score(ONE, failure)
-    assert (found.trajectory.stop, found.trajectory.answer) == (Stop.REWARD_ERROR, None)
+    assert (found.trajectory.stop, found.trajectory.answer) == (StopReason.REWARD_ERROR, None)
     assert found.trajectory.detail == "the reward Broken: KeyError: 'level' (mine.py:3)"
     assert (found.score.total, found.score.correct, found.score.format_valid) == (0.0, 0.0, False)
-    first = Failure(source="the environment", error="OSError", message="no such world")
-    before = replace(ONE, stop=Stop.ENVIRONMENT_ERROR, answer=None, failure=first)
+    first = PluginFailure(source="the environment", error="OSError", message="no such world")
+    before = replace(ONE, stop=StopReason.ENVIRONMENT_ERROR, answer=None, failure=first)
     assert with_score(before, failure).trajectory == before
-    stopped = replace(ONE, stop=Stop.ABORTED, answer=None)
+    stopped = replace(ONE, stop=StopReason.ABORTED, answer=None)
     assert with_score(stopped, failure).trajectory == stopped
 
 
 def test_a_trajectory_that_failed_is_no_success_whatever_its_reward_pays() -> None:
-    failure = Failure(source="the environment", error="OSError", message="no such world")
+    failure = PluginFailure(source="the environment", error="OSError", message="no such world")
     for failed in (
-        replace(ONE, stop=Stop.ENVIRONMENT_ERROR, answer=None, failure=failure),
-        replace(ONE, stop=Stop.ENVIRONMENT_ERROR, answer=None, detail="the condenser asked twice"),
-        replace(ONE, stop=Stop.ABORTED, answer=None),
+        replace(ONE, stop=StopReason.ENVIRONMENT_ERROR, answer=None, failure=failure),
+        replace(ONE, stop=StopReason.ENVIRONMENT_ERROR, answer=None, detail="the condenser asked twice"),
+        replace(ONE, stop=StopReason.ABORTED, answer=None),
     ):
         found = with_score(failed, paying({"short": 1.0}, failed))
         assert found.trajectory == failed
@@ -268,13 +268,13 @@ def test_turn_rewards_whose_sum_would_overflow_are_the_failure_of_their_trajecto
 @pytest.mark.parametrize("given", [(0.5,), (0.5, 0.5, 0.5)])
 def test_turn_rewards_come_one_a_turn(given: tuple[float, ...]) -> None:
     wanted = (
-        f"the reward fixed: ScoreError: returned {counted(len(given), 'turn reward')} for 2 turns, wanted one for each"
+        f"the reward fixed: ScoreError: returned {plural(len(given), 'turn reward')} for 2 turns, wanted one for each"
     )
     assert wanted in failing(outcome(RewardResult(total=1.0, turn_rewards=given)))
 
 
 def test_a_trajectory_without_turns_has_no_turn_to_pay() -> None:
-    empty = trajectory(stop=Stop.CONTEXT_OVERFLOW, answer=None)
+    empty = trajectory(stop=StopReason.CONTEXT_OVERFLOW, answer=None)
     assert paying(RewardResult(total=0.0), empty).turn_rewards == ()
     assert "returned 1 turn reward for 0 turns" in failing(outcome(RewardResult(total=0.0, turn_rewards=(0.5,)), empty))
 
@@ -283,7 +283,7 @@ def test_a_trajectory_without_turns_has_no_turn_to_pay() -> None:
 
 GROUP = (
     trajectory(turn([1, 2, 3], [4]), id="p0/0"),
-    trajectory(turn([1, 2], [4]), id="p0/1", stop=Stop.SAMPLER_ERROR, answer=None),
+    trajectory(turn([1, 2], [4]), id="p0/1", stop=StopReason.SAMPLER_ERROR, answer=None),
 )
 
 
@@ -333,7 +333,7 @@ def test_results_of_a_group_are_taken_as_those_of_one_trajectory() -> None:
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_group_reward_gives_one_result_a_trajectory(count: int) -> None:
     wanted = (
-        f"the reward Listed: ScoreError: returned {counted(count, 'result')} for 2 trajectories, wanted one for each"
+        f"the reward Listed: ScoreError: returned {plural(count, 'result')} for 2 trajectories, wanted one for each"
     )
     results = score_group(GROUP, PROBLEM, Listed([{"sum": 1.0}] * count))
     assert len(results) == len(GROUP)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 
@@ -39,22 +39,22 @@ def test_an_agent_is_a_function_of_the_prompt() -> None:
 
 def test_the_stop_id_stays_and_what_follows_it_goes() -> None:
     reply = ask(ScriptedSampler([[5, 2, 6, 2]]), [1], FIVE)
-    assert (reply.token_ids, reply.finish) == ((5, 2), Finish.STOP)
+    assert (reply.token_ids, reply.finish) == ((5, 2), FinishReason.STOP)
 
 
 def test_a_reply_is_cut_at_max_tokens_and_counts_as_cut() -> None:
     reply = ask(ScriptedSampler([[5, 6, 7, 8, 9, 2]]), [1], FIVE)
-    assert (reply.token_ids, reply.finish) == ((5, 6, 7, 8, 9), Finish.LENGTH)
+    assert (reply.token_ids, reply.finish) == ((5, 6, 7, 8, 9), FinishReason.LENGTH)
 
 
 def test_a_stop_id_at_the_very_limit_is_a_stop() -> None:
     reply = ask(ScriptedSampler([[5, 6, 7, 8, 2]]), [1], FIVE)
-    assert (reply.token_ids, reply.finish) == ((5, 6, 7, 8, 2), Finish.STOP)
+    assert (reply.token_ids, reply.finish) == ((5, 6, 7, 8, 2), FinishReason.STOP)
 
 
 def test_a_reply_that_ends_by_itself_stops_as_at_a_stop_string() -> None:
     reply = ask(ScriptedSampler([[5, 6]]), [1], FIVE)
-    assert (reply.token_ids, reply.finish) == ((5, 6), Finish.STOP)
+    assert (reply.token_ids, reply.finish) == ((5, 6), FinishReason.STOP)
 
 
 def test_every_token_has_the_constant_logprob() -> None:

@@ -13,7 +13,7 @@ from transformers.utils import get_json_schema
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import DataError, PluginError
 from condensegrpo.tools import corpus_index
-from condensegrpo.tools.corpus_index import opened
+from condensegrpo.tools.corpus_index import open_index
 from condensegrpo.tools.search import Search
 
 PASSAGES = (
@@ -55,7 +55,7 @@ def test_a_query_of_a_megabyte_is_cut(tmp_path: Path) -> None:
 
 def test_the_passages_of_an_nq_open_file_are_a_corpus_and_each_counts_once(tmp_path: Path) -> None:
     rows = [{"question": "?", "ctxs": list(PASSAGES[:2])}, {"question": "?", "ctxs": list(PASSAGES[1:])}]
-    assert len(opened(corpus(tmp_path, rows), str(tmp_path / "cache"))) == 3
+    assert len(open_index(corpus(tmp_path, rows), str(tmp_path / "cache"))) == 3
 
 
 def test_a_corpus_in_the_columns_of_pyserini_and_packed_is_read(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_index_is_built_once_for_a_file_as_it_stands(tmp_path: Path, monkeyp
 
 def test_the_cache_is_in_the_users_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    opened(corpus(tmp_path))
+    open_index(corpus(tmp_path))
     assert list((tmp_path / "home/condensegrpo/search").iterdir())
 
 

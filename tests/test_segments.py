@@ -12,7 +12,16 @@ from token_columns import columns, places_of, trained_tokens
 from condensegrpo.algorithms.segments import check, segments
 from condensegrpo.core.errors import PrefixBroken
 from condensegrpo.core.messages import Message
-from condensegrpo.core.trajectory import Condensation, Segment, Span, SpanStatus, Stop, TrainedTurn, Trajectory, Turn
+from condensegrpo.core.trajectory import (
+    Condensation,
+    Segment,
+    Span,
+    SpanStatus,
+    StopReason,
+    TrainedTurn,
+    Trajectory,
+    Turn,
+)
 
 
 def turn(prompt: Sequence[int], output: Sequence[int], *, condensed: Condensation | None = None) -> Turn:
@@ -32,7 +41,7 @@ def declared(tokens_after: int, *turns: int) -> Condensation:
     return Condensation(condenser="last_k", reason="", tokens_before=99, tokens_after=tokens_after, spans=spans)
 
 
-def trajectory(*turns: Turn, stop: Stop = Stop.TURN_LIMIT, answer: str | None = None) -> Trajectory:
+def trajectory(*turns: Turn, stop: StopReason = StopReason.TURN_LIMIT, answer: str | None = None) -> Trajectory:
     return Trajectory(
         id="q/0", problem_id="q", group_id="q", sample=0, turns=turns, stop=stop, answer=answer, seconds=0
     )
@@ -240,7 +249,7 @@ def test_whatever_segments_accepts_is_found_in_order(one: Trajectory) -> None:
 
 
 def test_check_finds_nothing_wrong_with_a_condensed_trajectory() -> None:
-    assert check(trajectory(*CONTINUING, CONDENSED, stop=Stop.ANSWERED, answer="7")) == ()
+    assert check(trajectory(*CONTINUING, CONDENSED, stop=StopReason.ANSWERED, answer="7")) == ()
 
 
 def test_check_finds_an_undeclared_rewrite() -> None:
@@ -283,12 +292,12 @@ def test_check_finds_a_wrong_token_count() -> None:
     assert breach == "turn 2: the condensation by 'last_k' claims 5 tokens after it, the prompt has 2"
 
 
-@pytest.mark.parametrize(("stop", "answer"), [(Stop.ANSWERED, None), (Stop.TURN_LIMIT, "7")])
-def test_check_finds_an_answer_at_odds_with_the_stop(stop: Stop, answer: str | None) -> None:
+@pytest.mark.parametrize(("stop", "answer"), [(StopReason.ANSWERED, None), (StopReason.TURN_LIMIT, "7")])
+def test_check_finds_an_answer_at_odds_with_the_stop(stop: StopReason, answer: str | None) -> None:
     (breach,) = check(trajectory(*CONTINUING, stop=stop, answer=answer))
     assert breach.startswith(f"the trajectory stopped as {stop.value!r} with the answer {answer!r}")
 
 
 def test_check_lists_every_breach() -> None:
     broken = replace(turn([5], [6], condensed=declared(3)), logprobs=(math.nan,))
-    assert len(check(trajectory(CONTINUING[0], broken, stop=Stop.ANSWERED))) == 4
+    assert len(check(trajectory(CONTINUING[0], broken, stop=StopReason.ANSWERED))) == 4

@@ -3,7 +3,7 @@
 from builders import assistant, trajectory, turn, user
 from command import ROOT
 
-from condensegrpo.core.plugins import load
+from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.task import Problem
 
 QUESTION = user("where are Mira and Jon ?")
@@ -26,5 +26,5 @@ def test_a_reply_is_paid_for_what_its_own_context_says() -> None:
         ((QUESTION, assistant(kept), due), "attic", 0),
     )
     one = trajectory(*(turn([1], [2], context=context, reply=reply) for context, reply, _ in replies))
-    reward = load("rewards", f"{ROOT}/studies/sound_replies.py:SoundReplies")()
+    reward = load_plugin("rewards", f"{ROOT}/studies/sound_replies.py:SoundReplies")()
     assert reward.turn_rewards(one, PROBLEM) == tuple(paid for *_, paid in replies)

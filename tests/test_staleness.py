@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from condensegrpo.core.errors import RunError
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.training.rollout import check_staleness, last_prefetched, sampler_gets_weights, staleness_of
 
 
@@ -42,7 +42,14 @@ def test_every_batch_is_sampled_once_and_none_is_older_than_allowed(staleness: i
 def aged(*policy_versions: int) -> Trajectory:
     turns = tuple(replace(turn([1, 2], [3]), policy_version=version) for version in policy_versions)
     return Trajectory(
-        id="7-a-0", problem_id="a", group_id="7-a", sample=0, turns=turns, stop=Stop.ANSWERED, answer="1", seconds=1.0
+        id="7-a-0",
+        problem_id="a",
+        group_id="7-a",
+        sample=0,
+        turns=turns,
+        stop=StopReason.ANSWERED,
+        answer="1",
+        seconds=1.0,
     )
 
 

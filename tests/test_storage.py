@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from condensegrpo.core.errors import DataError, RunError, TrajectoryFileError
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryFigures
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryStats
 from condensegrpo.core.shared_sequence import shared, shared_ids
-from condensegrpo.core.trajectory import MAX_REWARD, Condensation, Score, Span, SpanStatus, Stop, Trajectory, Turn
+from condensegrpo.core.trajectory import MAX_REWARD, Condensation, Score, Span, SpanStatus, StopReason, Trajectory, Turn
 from condensegrpo.storage.codec import decode, dump_line
 from condensegrpo.storage.files import append_line, replace_file
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder, read_metrics
@@ -83,7 +83,7 @@ TRAJECTORIES = st.builds(
     question=st.none() | TEXT,
     ground_truth=st.none() | TEXT,
     turns=st.lists(turns(), max_size=3).map(tuple),
-    stop=st.sampled_from(Stop),
+    stop=st.sampled_from(StopReason),
     answer=st.none() | TEXT,
     seconds=FINITE,
     detail=TEXT,
@@ -99,7 +99,7 @@ SCORES = st.builds(
     turn_rewards=st.lists(REWARD, max_size=3).map(tuple),
 )
 FIGURES = st.builds(
-    TrajectoryFigures,
+    TrajectoryStats,
     seconds=FINITE,
     total=FINITE,
     components=st.dictionaries(TEXT, FINITE, max_size=3),

@@ -18,7 +18,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.episodes.settings import Trigger
+from condensegrpo.episodes.settings import CondenseSettings
 from condensegrpo.studies.tasks.stories import Stories
 from condensegrpo.tasks.drawn import is_eval_content
 
@@ -188,7 +188,7 @@ def summarising(folder: Path) -> dict[str, Any]:
     """Parts of an engine that condenses at 350 bytes by asking for a note."""
     (folder / "note.txt").write_text("note\n")
     condenser = PolicySummary(keep_last=1, max_tokens=60, template=str(folder / "note.txt"))
-    early = Trigger(when="over_budget", share=0.5)
+    early = CondenseSettings(when="over_budget", threshold=0.5)
     return {"condenser": condenser, "trigger": early, "max_turns": 9, "max_context_tokens": 700}
 
 

@@ -30,13 +30,13 @@ from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Message, Summary, Unit
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, Written, added_tokens
+from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, WrittenSummary, added_tokens
 from condensegrpo.core.protocols.environment import Step
-from condensegrpo.core.trajectory import Finish, SamplingParams, SpanStatus, Stop, Trajectory
+from condensegrpo.core.trajectory import FinishReason, SamplingParams, SpanStatus, StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.episodes.settings import Trigger
+from condensegrpo.episodes.settings import CondenseSettings
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 ASK = "sum up"  # the whole template of most tests
@@ -83,7 +83,7 @@ def summing(prompt: str) -> str:
     return f"so far seen {last_count(prompt)}"
 
 
-OVER = Trigger(when="over_budget", share=0.28)
+OVER = CondenseSettings(when="over_budget", threshold=0.28)
 
 
 def condensed(sampler: ScriptedSampler, template: str, **options: Any) -> Trajectory:
@@ -109,7 +109,7 @@ def rows(trajectory: Trajectory) -> tuple[segments.Segment, ...]:
 
 def test_the_policy_writes_a_summary_in_a_turn_of_its_own(template: str) -> None:
     trajectory = condensed(talker(summing), template)
-    assert (trajectory.stop, trajectory.answer, kinds(trajectory)) == (Stop.ANSWERED, "5", "aaaacaca")
+    assert (trajectory.stop, trajectory.answer, kinds(trajectory)) == (StopReason.ANSWERED, "5", "aaaacaca")
     assert segments.check(trajectory) == ()
     place = kinds(trajectory).index("c")
     before, written, after = trajectory.turns[place - 1 : place + 2]
@@ -145,8 +145,8 @@ def test_a_tool_result_that_reads_like_a_summary_is_summarised_like_any_other(te
     count = Renderer(tokenizer()).count
     room = count((*history.pinned, *Unit(turn=0, reply=last).messages)) + 100
 
-    async def write(request: Request) -> Written:
-        return Written(text="short", finish=Finish.STOP)
+    async def write(request: Request) -> WrittenSummary:
+        return WrittenSummary(text="short", finish=FinishReason.STOP)
 
     budget = Budget(tokens=room, count=count, write=write, request_tokens=10_000)
     condensed = asyncio.run(PolicySummary(template=template, max_tokens=8).condense(history, budget, ()))
@@ -172,7 +172,7 @@ def test_the_last_summary_stands_until_a_new_one_replaces_it(template: str) -> N
         return f"note {len(seen)}"
 
     trajectory = condensed(talker(write, answer_at=12), template, max_turns=14)
-    assert trajectory.stop is Stop.ANSWERED
+    assert trajectory.stop is StopReason.ANSWERED
     assert len(seen) > 2
     for number, prompt in enumerate(seen[1:], start=1):
         assert f"note {number}<" in prompt
@@ -182,9 +182,9 @@ def test_the_last_summary_stands_until_a_new_one_replaces_it(template: str) -> N
 
 def test_over_200_turns_contexts_do_not_grow(template: str) -> None:
     """Contexts that embed earlier condensed contexts grow geometrically (12, 103, 323, 672, 1241 tokens)."""
-    rarely = Trigger(when="over_budget", share=0.4)
+    rarely = CondenseSettings(when="over_budget", threshold=0.4)
     trajectory = condensed(talker(summing, answer_at=199), template, max_turns=200, trigger=rarely)
-    assert (trajectory.stop, trajectory.replies) == (Stop.ANSWERED, 200)
+    assert (trajectory.stop, trajectory.replies) == (StopReason.ANSWERED, 200)
     sizes = [len(turn.prompt_ids) for turn in trajectory.turns]
     assert max(sizes[-60:]) <= max(sizes[:60]) + 16  # the numbers in it get longer
     assert segments.check(trajectory) == ()
@@ -193,16 +193,16 @@ def test_over_200_turns_contexts_do_not_grow(template: str) -> None:
 
 def test_max_turns_counts_replies_and_no_condense_turns(template: str) -> None:
     trajectory = condensed(talker(summing, answer_at=99), template, max_turns=7)
-    assert (trajectory.stop, trajectory.replies) == (Stop.TURN_LIMIT, 7)
+    assert (trajectory.stop, trajectory.replies) == (StopReason.TURN_LIMIT, 7)
     assert "c" in kinds(trajectory)
 
 
 def test_within_the_budget_nothing_is_summarised_even_if_it_is_asked_in_every_turn(template: str) -> None:
-    assert kinds(condensed(talker(summing), template, trigger=Trigger())) == "aaaaaa"
+    assert kinds(condensed(talker(summing), template, trigger=CondenseSettings())) == "aaaaaa"
 
 
 def test_always_asks_for_a_summary_whenever_there_is_something_new(template: str) -> None:
-    trajectory = condensed(talker(summing), template, trigger=Trigger(), always=True)
+    trajectory = condensed(talker(summing), template, trigger=CondenseSettings(), always=True)
     assert kinds(trajectory) == "aaacacaca"
     assert {one.before for one in trajectory.rejected} == {2}, "no text is shorter than one unit that short"
     assert segments.check(trajectory) == ()
@@ -211,7 +211,7 @@ def test_always_asks_for_a_summary_whenever_there_is_something_new(template: str
 def test_the_system_prefix_and_the_tools_are_those_of_a_normal_turn(template: str) -> None:
     """Pitfall 3: a request without the tools changes the system block and breaks the prefix twice."""
     trajectory = condensed(
-        talker(summing), template, tools={"add": add}, trigger=Trigger(), always=True, max_context_tokens=4000
+        talker(summing), template, tools={"add": add}, trigger=CondenseSettings(), always=True, max_context_tokens=4000
     )
     pinned = trajectory.turns[0].prompt_ids
     opening = len(pinned) - len(tokenizer().encode("<|im_start|>assistant\n"))
@@ -274,7 +274,10 @@ def after_reason(trajectory: Trajectory, place: int) -> str:
 
 def test_rejected_texts_train_nothing_and_then_old_results_are_masked(template: str) -> None:
     trajectory = condensed(
-        talker(lambda prompt: ""), template, max_context_tokens=330, trigger=Trigger(when="over_budget", share=0.8)
+        talker(lambda prompt: ""),
+        template,
+        max_context_tokens=330,
+        trigger=CondenseSettings(when="over_budget", threshold=0.8),
     )
     assert "c" not in kinds(trajectory)
     assert len(trajectory.rejected) >= 2
@@ -295,7 +298,7 @@ def test_a_summary_no_shorter_than_what_it_stands_for_is_rejected(template: str)
     trajectory = condensed(
         talker(lambda prompt: "word " * 30, answer_at=3),
         template,
-        trigger=Trigger(),
+        trigger=CondenseSettings(),
         always=True,
         max_tokens=300,
         max_output_tokens=400,
@@ -305,7 +308,9 @@ def test_a_summary_no_shorter_than_what_it_stands_for_is_rejected(template: str)
 
 
 def test_attempts_are_capped_and_counted_for_each_turn(template: str) -> None:
-    trajectory = condensed(talker(lambda prompt: ""), template, trigger=Trigger(), always=True, attempts=3, max_turns=4)
+    trajectory = condensed(
+        talker(lambda prompt: ""), template, trigger=CondenseSettings(), always=True, attempts=3, max_turns=4
+    )
     asked = [one.before for one in trajectory.rejected]
     assert asked == [2, 2, 2, 3, 3, 3]
 
@@ -337,8 +342,8 @@ def test_every_text_has_a_random_stream_of_its_own(template: str) -> None:
 
 def test_a_sampler_that_fails_while_it_writes_ends_the_episode_as_its_fault(template: str) -> None:
     sampler = ScriptedSampler([said("hello"), said("hello"), said("hello")])
-    trajectory = condensed(sampler, template, trigger=Trigger(), always=True)
-    assert (trajectory.stop, kinds(trajectory)) == (Stop.SAMPLER_ERROR, "aac"[: len(kinds(trajectory))])
+    trajectory = condensed(sampler, template, trigger=CondenseSettings(), always=True)
+    assert (trajectory.stop, kinds(trajectory)) == (StopReason.SAMPLER_ERROR, "aac"[: len(kinds(trajectory))])
     assert segments.check(trajectory) == ()
 
 
@@ -359,10 +364,13 @@ def test_a_request_that_does_not_fit_shows_old_results_masked(template: str) -> 
 
     condenser = PolicySummary(max_tokens=40, template=template)
     parts = engine(
-        talker(write, answer_at=4), condenser=condenser, trigger=Trigger(when="over_budget"), max_context_tokens=420
+        talker(write, answer_at=4),
+        condenser=condenser,
+        trigger=CondenseSettings(when="over_budget"),
+        max_context_tokens=420,
     )
     trajectory = play(parts, environment=Long)
-    assert trajectory.stop is Stop.ANSWERED
+    assert trajectory.stop is StopReason.ANSWERED
     assert "observation omitted: " in asked[0]
     assert all(len(turn.prompt_ids) <= 420 for turn in trajectory.turns)
     assert segments.check(trajectory) == ()
@@ -423,7 +431,7 @@ class Careless:
 )
 def test_a_condenser_that_gets_its_texts_wrong_ends_the_episode_and_they_train_nothing(fault: str, words: str) -> None:
     trajectory = play(engine(talker(summing), condenser=Careless(fault)))
-    assert trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert trajectory.stop is StopReason.ENVIRONMENT_ERROR
     assert words in trajectory.detail
     assert kinds(trajectory) == "aa"
     assert len(trajectory.rejected) == 2
@@ -529,9 +537,11 @@ def test_a_pipeline_masks_first_and_summarises_what_is_still_too_long(template: 
     ]
     condenser = build_condenser(CondenserPlugin(name="pipeline", options={"stages": stages}))
     trajectory = play(
-        engine(talker(summing), condenser=condenser, trigger=Trigger(when="over_budget"), max_context_tokens=300)
+        engine(
+            talker(summing), condenser=condenser, trigger=CondenseSettings(when="over_budget"), max_context_tokens=300
+        )
     )
-    assert trajectory.stop is Stop.ANSWERED
+    assert trajectory.stop is StopReason.ANSWERED
     place = kinds(trajectory).index("c")
     assert "summary: summarised" in after_reason(trajectory, place + 1)
     assert segments.check(trajectory) == ()
@@ -552,5 +562,5 @@ def test_a_summary_that_a_later_stage_drops_is_not_trained(template: str) -> Non
 
 def test_a_request_shows_units_of_the_history() -> None:
     trajectory = play(engine(talker(summing), condenser=Careless("strange")))
-    assert trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert trajectory.stop is StopReason.ENVIRONMENT_ERROR
     assert "it shows the units of turns [0, 1, 9], wanted units of the history" in trajectory.detail

@@ -25,7 +25,7 @@ from condensegrpo.condensers.summary_model import SummaryModel
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.errors import PluginError, SummaryRefused
 from condensegrpo.core.messages import flatten
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Written
+from condensegrpo.core.protocols.condenser import Budget, Condensed, WrittenSummary
 
 PAST = history(*(answered(turn, f"think {turn}", "o" * 60) for turn in range(4)))  # 23 + 4·75 tokens
 
@@ -263,7 +263,7 @@ class Batches(LocalModel):
     sizes: list[int]
     last: Sequence[Sequence[int]]
 
-    def _written(self, prompts: Sequence[Sequence[int]]) -> Iterator[Written | SummaryRefused]:
+    def _written(self, prompts: Sequence[Sequence[int]]) -> Iterator[WrittenSummary | SummaryRefused]:
         self.sizes.append(len(prompts))
         self.last = prompts
         return super()._written(prompts)
@@ -282,7 +282,7 @@ def test_summaries_requested_at_the_same_time_are_written_in_one_batch_as_each_i
     model = Batches(model=str(tmp_path), device="cpu", seconds=60, max_tokens=20)
     texts = ["a", "some words " * 30, "what follows from this?", "x" * 3000]
 
-    async def all_at_once() -> list[Written | BaseException]:
+    async def all_at_once() -> list[WrittenSummary | BaseException]:
         return await asyncio.gather(*map(model.write, texts), return_exceptions=True)
 
     model.sizes = []
@@ -312,7 +312,7 @@ def test_what_a_batch_chose_by_a_hair_is_written_again_alone(folder: Path) -> No
     model = Batches(model=str(folder), device="cpu", seconds=60, max_tokens=3)
     model.sizes = []
 
-    async def both() -> list[Written]:
+    async def both() -> list[WrittenSummary]:
         return await asyncio.gather(model.write("a"), model.write("b b"))
 
     assert [written.text for written in asyncio.run(both())] == [tokenizer().decode([0]) * 3] * 2
@@ -325,7 +325,7 @@ def test_a_model_in_bfloat16_writes_one_text_at_a_time(folder: Path, tmp_path: P
     model = Batches(model=str(tmp_path), device="cpu", seconds=60, max_tokens=3)
     model.sizes = []
 
-    async def both() -> list[Written]:
+    async def both() -> list[WrittenSummary]:
         return await asyncio.gather(model.write("a"), model.write("b b"))
 
     asyncio.run(both())

@@ -27,7 +27,7 @@ from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, DataMissing
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.integrations.textworld import ANSWERS, Game, TextWorld, walkthrough
 from condensegrpo.storage.run_folder import read_metrics
@@ -139,7 +139,7 @@ def test_what_a_game_does_not_understand_it_answers_and_no_command_writes_a_file
     answers = texts(trajectory)[1:]
     assert answers[0] == answers[2] == answers[3] == answers[4] == answers[5] == answers[6] == ANSWERS[0]
     assert (answers[1], answers[8]) == (ANSWERS[2], ANSWERS[1])
-    assert (trajectory.stop, trajectory.outcome) == (Stop.TURN_LIMIT, None)
+    assert (trajectory.stop, trajectory.outcome) == (StopReason.TURN_LIMIT, None)
     assert not list(tmp_path.iterdir())
 
 
@@ -147,7 +147,7 @@ def test_a_game_ends_after_its_commands_with_the_points_that_were_made(task: Tex
     (problem,) = task.problems("train")
     short = replace(task, max_commands=len(commands(problem)) - 1, admissible=True, system="")
     trajectory = asyncio.run(play(short, problem, wins(problem)))
-    assert trajectory.stop is Stop.FINISHED
+    assert trajectory.stop is StopReason.FINISHED
     assert trajectory.outcome == 3 / 4  # all but the point for eating
     last = texts(trajectory)[-1].partition("\nCommands:\n")[2].splitlines()
     assert "eat meal" in last
@@ -244,7 +244,7 @@ def test_a_warm_start_under_summary_shows_the_requests_and_what_the_expert_wrote
     options = f"{{keep_last: 1, max_tokens: 80, template: {template}}}"
     limits = (
         *("rollout.limits.max_context_tokens=400", "rollout.limits.max_output_tokens=80"),
-        "rollout.condense={when: over_budget, share: 0.6}",  # so that a request has room for the whole history
+        "rollout.condense={when: over_budget, threshold: 0.6}",  # so that a request has room for the whole history
     )
     turns = list(islice(demonstrated(task, f"condenser={{name: summary, options: {options}}}", *limits), 60))
     written = {turn.shown.reply for turn in turns if turn.shown.context[-1].text.endswith("\n\nlook")}

@@ -243,7 +243,7 @@ def test_a_run_gives_its_trackers_everything_and_keeps_their_identity(tmp_path: 
     )
     said: list[str] = []
     observer = Observer()
-    observer.say = said.append  # type: ignore[method-assign]  # it records what is said
+    observer.notice = said.append  # type: ignore[method-assign]  # it records what is said
     tracking = RunTracking(config, folder, observer)
     tracking.start(0)
     result = Evaluation(

@@ -27,7 +27,7 @@ from condensegrpo.core import plugins
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.observer import Observer, Silent
-from condensegrpo.core.protocols.condenser import Budget, account
+from condensegrpo.core.protocols.condenser import Budget, condensation_spans
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, curve
 from condensegrpo.core.trajectory import SamplingParams, Trajectory
 from condensegrpo.display.console import quiet_libraries
@@ -36,7 +36,7 @@ from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import read_credit, read_trajectories
-from condensegrpo.training.train import train
+from condensegrpo.training.train import run_training
 
 SMALL = (
     "warm_start.probe_target=null",
@@ -70,7 +70,7 @@ class Listening(Silent):
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def say(self, text: str) -> None:
+    def notice(self, text: str) -> None:
         self.said.append(text)
 
 
@@ -78,7 +78,7 @@ def run(config: RunConfig, observer: Observer | None = None) -> RunFolder:
     quiet_libraries()
     folder = RunFolder.create(Path(config.runs_dir) / config.name)
     with folder.locked():
-        assert train(build(config), folder, observer=observer or Silent(), stopping=lambda: False)
+        assert run_training(build(config), folder, observer=observer or Silent(), stopping=lambda: False)
     return folder
 
 
@@ -108,7 +108,7 @@ def config(name: str, options: dict[str, Any], model: Path, runs: Path, *more: s
             "train.steps=3",
             "rollout.limits.max_context_tokens=80",
             "rollout.condense.when=over_budget",
-            "rollout.condense.share=0.75",
+            "rollout.condense.threshold=0.75",
             f"runs_dir={runs}",
             f"name=of-{name}",
             *more,
@@ -310,7 +310,7 @@ def test_the_policys_attention_is_that_of_the_weights_that_the_step_was_sampled_
     assert len(chosen) > 8
     for past, spans in chosen:
         condensed = asyncio.run(components.condenser.condense(past, budgets["after 1"], ()))
-        assert account(past, condensed.units, renderer.count) == spans
+        assert condensation_spans(past, condensed.units, renderer.count) == spans
     scores = {
         name: asyncio.run(budget.scorers["policy"].score([past for past, _ in chosen], 60))
         for name, budget in budgets.items()

@@ -18,7 +18,7 @@ from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.display.console import quiet_libraries
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import read_credit, read_trajectories
-from condensegrpo.training.train import train
+from condensegrpo.training.train import run_training
 
 ADD = call("calculator", expression="3 + 4")
 WRITE = call("memory_write", name="sum", text="seven")
@@ -95,12 +95,12 @@ def trained(tree: dict[str, Any], name: str, *, stops: bool = False) -> RunFolde
     with folder.locked():
         for steps in range(3) if stops else ():
             asked = iter([False] * steps + [True])
-            assert not train(build(config), folder, observer=Silent(), stopping=lambda asked=asked: next(asked))
+            assert not run_training(build(config), folder, observer=Silent(), stopping=lambda asked=asked: next(asked))
             assert next(asked, None) is None
             lines = read_metrics(folder.metrics)
             assert [line["step"] for line in lines if "loss" in line] == [*range(1, steps + 1)]
             assert [line["step"] for line in lines if "eval/success" in line] == [0]  # the last comes with the resume
-        assert train(build(config), folder, observer=Silent(), stopping=lambda: False)
+        assert run_training(build(config), folder, observer=Silent(), stopping=lambda: False)
     return folder
 
 

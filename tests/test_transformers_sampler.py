@@ -24,7 +24,7 @@ from transformers import (
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError, SamplerError
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.samplers.transformers import TransformersSampler
 
 VOCAB = 40
@@ -197,7 +197,7 @@ def test_a_token_of_probability_zero_is_never_drawn(folders: dict[str, str]) -> 
 def test_length_cuts_every_row_at_its_own_max_tokens(qwen: TransformersSampler) -> None:
     replies = together(qwen, [(MIXED[0], params(max_tokens=most, seed=1)) for most in (1, 5, 12)])
     assert [len(reply.token_ids) for reply in replies] == [1, 5, 12]
-    assert {reply.finish for reply in replies} == {Finish.LENGTH}
+    assert {reply.finish for reply in replies} == {FinishReason.LENGTH}
     assert replies[2].token_ids[:5] == replies[1].token_ids
 
 
@@ -206,21 +206,24 @@ def test_a_stop_id_ends_a_reply_and_is_kept_with_its_logprob(qwen: TransformersS
     stop = free.token_ids[4]
     end = free.token_ids.index(stop) + 1
     stopped, still_free = together(qwen, [(MIXED[0], params(seed=2, stop_ids=(stop, 39))), (MIXED[0], params(seed=2))])
-    assert (stopped.token_ids, stopped.finish) == (free.token_ids[:end], Finish.STOP)
+    assert (stopped.token_ids, stopped.finish) == (free.token_ids[:end], FinishReason.STOP)
     assert stopped.logprobs == pytest.approx(free.logprobs[:end], abs=1e-5)
-    assert (still_free.token_ids, still_free.finish) == (free.token_ids, Finish.LENGTH)  # each row has its own stops
+    assert (still_free.token_ids, still_free.finish) == (
+        free.token_ids,
+        FinishReason.LENGTH,
+    )  # each row has its own stops
 
 
 def test_eos_is_trained_when_pad_is_eos(qwen: TransformersSampler) -> None:
     """Pitfall 10: the end is told by counting, never by an id that padding shares."""
     replies = together(qwen, [(MIXED[2], params(max_tokens=40, seed=seed, stop_ids=(2,))) for seed in range(30)])
-    stopped = [reply for reply in replies if reply.finish is Finish.STOP]
+    stopped = [reply for reply in replies if reply.finish is FinishReason.STOP]
     assert stopped
     for reply in stopped:
         assert (reply.token_ids[-1], reply.token_ids.count(2)) == (2, 1)
         assert reply.logprobs[-1] < 0
     for reply in replies:
-        if reply.finish is Finish.LENGTH:
+        if reply.finish is FinishReason.LENGTH:
             assert (len(reply.token_ids), 2 in reply.token_ids) == (40, False)  # no made-up end
 
 
@@ -234,14 +237,14 @@ def test_a_stop_string_may_span_tokens_and_its_last_token_is_kept_whole(qwen: Tr
     said = [f"w{token}" for token in free.token_ids]
     end = next(end for end in range(1, 13) if text in "".join(said[:end]))
     assert 1 < end <= place + 1
-    assert (stopped.token_ids, stopped.finish) == (free.token_ids[:end], Finish.STOP)
-    assert (len(other.token_ids), other.finish) == (12, Finish.LENGTH)
+    assert (stopped.token_ids, stopped.finish) == (free.token_ids[:end], FinishReason.STOP)
+    assert (len(other.token_ids), other.finish) == (12, FinishReason.LENGTH)
 
 
 def test_a_stop_string_of_the_prompt_does_not_stop_the_reply(qwen: TransformersSampler) -> None:
     free = alone(qwen, MIXED[0], params(seed=6, max_tokens=1))
     reply = alone(qwen, MIXED[0], params(seed=6, max_tokens=1, stop_strings=(f"w7w{free.token_ids[0]}",)))
-    assert reply.finish is Finish.LENGTH
+    assert reply.finish is FinishReason.LENGTH
 
 
 # --- requests that cannot be met --------------------------------------------------------------------------------------

@@ -22,23 +22,23 @@ from tiny import qwen3
 from condensegrpo.algorithms.credit import scores_of, split_masked
 from condensegrpo.algorithms.settings import DEFAULT_STOPS
 from condensegrpo.assembly.build import build
-from condensegrpo.assembly.demonstrations import corpus_of, judged, made_turns
+from condensegrpo.assembly.demonstrations import corpus_of, made_turns, verdict_of
 from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.preflight import made_tokenizer
 from condensegrpo.config.load import validate
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.errors import ConfigError, PluginError
-from condensegrpo.core.failures import Failure
+from condensegrpo.core.failures import PluginFailure
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.observer import Silent
-from condensegrpo.core.plugins import load
+from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.reward import Reward
 from condensegrpo.core.protocols.task import Demonstration, Problem, Task
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.threads import ABANDONED, MAX_ABANDONED, result_in_thread
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups
 from condensegrpo.episodes.player import collect
@@ -127,12 +127,12 @@ class Careless:
 def test_what_a_task_raises_in_its_demonstrations_names_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "careless.py"
     file.write_text(CARELESS)
-    careless = load("tasks", f"{file}:Careless")()
+    careless = load_plugin("tasks", f"{file}:Careless")()
     turn = Demonstration(context=(), reply="4")
     calls: tuple[tuple[Callable[[], object], str], ...] = (
         (lambda: corpus_of(careless), f"calling corpus of the task Careless: KeyError: 'word' ({file}:8)"),
-        (lambda: judged(careless, turn, "four"), "ValueError: invalid literal for int() with base 10: 'four' "),
-        (lambda: judged(careless, turn, "four"), f"({file}:11)"),
+        (lambda: verdict_of(careless, turn, "four"), "ValueError: invalid literal for int() with base 10: 'four' "),
+        (lambda: verdict_of(careless, turn, "four"), f"({file}:11)"),
         (lambda: next(made_turns(careless, 1)), "yielded {'context': ['say 4']}, wanted a Demonstration "),
         (lambda: next(made_turns(careless, 1)), f"({file}:3)"),
     )
@@ -162,9 +162,13 @@ def test_a_corpus_alone_makes_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_failing_reward_ends_its_own_trajectory_with_file_and_line(rewards: Path) -> None:
-    found = collected(load("rewards", f"{rewards}:Moody")(), samples=6)
+    found = collected(load_plugin("rewards", f"{rewards}:Moody")(), samples=6)
     details = [one.trajectory.detail for one in found]
-    assert [one.trajectory.stop for one in found] == [Stop.ANSWERED, *[Stop.REWARD_ERROR] * 4, Stop.ANSWERED]
+    assert [one.trajectory.stop for one in found] == [
+        StopReason.ANSWERED,
+        *[StopReason.REWARD_ERROR] * 4,
+        StopReason.ANSWERED,
+    ]
     assert details[1] == f"the reward Moody: ZeroDivisionError: division by zero ({rewards}:9)"
     assert details[2] == f"the reward Moody: SystemExit: no judge ({rewards}:11)"
     assert details[3] == f"the reward Moody: KeyboardInterrupt ({rewards}:13)"
@@ -175,13 +179,13 @@ def test_a_failing_reward_ends_its_own_trajectory_with_file_and_line(rewards: Pa
 
 def test_a_failure_is_a_line_without_a_full_stop_so_that_a_sentence_may_go_on() -> None:
     text = "wanted a number, as in return 1."
-    assert str(Failure(source="it", error="E", message=text, location="a.py:3")) == f"it: E: {text[:-1]} (a.py:3)"
-    assert str(Failure(source="it", error="E", message=text)) == f"it: E: {text[:-1]}"
+    assert str(PluginFailure(source="it", error="E", message=text, location="a.py:3")) == f"it: E: {text[:-1]} (a.py:3)"
+    assert str(PluginFailure(source="it", error="E", message=text)) == f"it: E: {text[:-1]}"
 
 
 def test_failed_rewards_are_counted_and_leave_the_group(rewards: Path) -> None:
     """Two of six are left: the statistics of the group are theirs alone."""
-    found = collected(load("rewards", f"{rewards}:Moody")(), samples=6)
+    found = collected(load_plugin("rewards", f"{rewards}:Moody")(), samples=6)
     metrics = summarise([one.figures for one in found])
     assert metrics["stop/reward_error"] == pytest.approx(4 / 6)
     kept, masked = split_masked(found, DEFAULT_STOPS)
@@ -192,7 +196,7 @@ def test_failed_rewards_are_counted_and_leave_the_group(rewards: Path) -> None:
 def test_an_abandoned_busy_loop_ends(rewards: Path) -> None:
     """It would take its share of the processor from everything else."""
     parts = engine(ScriptedSampler(lambda _: said("answer 1")), reward_seconds=0.5)
-    (one,) = collected(load("rewards", f"{rewards}:Loops")(), samples=1, parts=parts)
+    (one,) = collected(load_plugin("rewards", f"{rewards}:Loops")(), samples=1, parts=parts)
     limit = "0.5 seconds (rollout.limits.reward_seconds)"
     assert one.trajectory.detail.startswith(f"the reward Loops: no result within {limit}, abandoned ({rewards}:2")
     deadline = time.monotonic() + 60
@@ -214,7 +218,7 @@ def test_too_many_abandoned_calls_are_followed_by_no_further_one() -> None:
         return sum(thread.name.startswith(ABANDONED) for thread in threading.enumerate())
 
     while len(held) < MAX_ABANDONED:
-        assert isinstance(result_in_thread(hold, name="the reward Slow", seconds=0.001), Failure)
+        assert isinstance(result_in_thread(hold, name="the reward Slow", seconds=0.001), PluginFailure)
     refused = result_in_thread(lambda: 5, name="the reward Slow", seconds=10)
     release.set()
     message = f"{MAX_ABANDONED} calls that exceeded their time limit are still running"
@@ -293,7 +297,7 @@ class InterruptingCondenser:
 
 def test_an_interrupt_that_a_plugin_raises_is_its_trajectorys() -> None:
     for one in collected(fine, samples=2, environment=Interrupts):
-        assert one.trajectory.stop is Stop.ENVIRONMENT_ERROR
+        assert one.trajectory.stop is StopReason.ENVIRONMENT_ERROR
         assert one.trajectory.detail.startswith("the environment: KeyboardInterrupt (tests/test_user_code.py:")
     parts = engine(agent(counting), condenser=InterruptingCondenser())
     for one in collected(fine, samples=2, parts=parts):
@@ -302,7 +306,7 @@ def test_an_interrupt_that_a_plugin_raises_is_its_trajectorys() -> None:
 
 def test_an_exit_in_a_task_of_a_plugin_does_not_end_the_event_loop() -> None:
     (one,) = collected(fine, samples=1, environment=Spawns)
-    assert one.trajectory.stop is Stop.ANSWERED
+    assert one.trajectory.stop is StopReason.ANSWERED
 
 
 class Hangs(Counting):
@@ -336,7 +340,7 @@ def test_an_environment_that_holds_up_the_event_loop_ends_its_own_trajectory(how
     posed = [problem(number) for number in range(4)]
     found = play_all(parts, posed, lambda one: Hangs(one, next(hows)), run_loop=simulated)
     RELEASE.set()
-    assert [one.stop for one in found] == [Stop.ENVIRONMENT_ERROR, *[Stop.ANSWERED] * 3]
+    assert [one.stop for one in found] == [StopReason.ENVIRONMENT_ERROR, *[StopReason.ANSWERED] * 3]
     line = Hangs.step.__code__.co_firstlineno
     message = (
         "it held up the event loop for more than 1 second, and was abandoned; put blocking code into asyncio.to_thread"
@@ -433,14 +437,14 @@ class Forgetful(Counting):
 )
 def test_a_task_that_returns_the_wrong_thing_is_told_what_to_return(environment: Any, complaint: str) -> None:
     (one,) = collected(fine, samples=1, environment=environment)
-    assert one.trajectory.stop is Stop.ENVIRONMENT_ERROR
+    assert one.trajectory.stop is StopReason.ENVIRONMENT_ERROR
     assert complaint in one.trajectory.detail
 
 
 def test_an_exit_while_a_plugin_is_loaded_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit('not today')\n")
     with pytest.raises(PluginError, match=r"leaves\.py: SystemExit: not today"):
-        load("rewards", f"{tmp_path}/leaves.py:Anything")
+        load_plugin("rewards", f"{tmp_path}/leaves.py:Anything")
 
 
 @pytest.mark.parametrize("body", ["raise KeyboardInterrupt", "sys.exit('no')"])
@@ -476,7 +480,7 @@ class Reported(Silent):
     def __init__(self) -> None:
         self.failures: list[str] = []
 
-    def failed(self, text: str, traceback: str) -> None:
+    def trajectories_failed(self, text: str, traceback: str) -> None:
         self.failures.append(text)
 
 

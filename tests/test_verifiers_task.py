@@ -21,8 +21,8 @@ from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import bare
-from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.episodes.settings import Trigger
+from condensegrpo.core.trajectory import StopReason, Trajectory
+from condensegrpo.episodes.settings import CondenseSettings
 
 HOME = Path(sys.prefix) / "others" / "verifiers"
 PYTHON = str(HOME / "bin" / "python")
@@ -340,13 +340,13 @@ def test_the_outcome_is_the_reward_that_verifiers_gives_the_whole_conversation(
     shop: Any, originals: Any, keep_last: int, meter: Any
 ) -> None:
     """Also where the policy saw only a part of it, with a meter. Of what a tool raised the state keeps nothing."""
-    condenser, trigger = LastK(keep_first=0, keep_last=keep_last), Trigger(meter=meter)
+    condenser, trigger = LastK(keep_first=0, keep_last=keep_last), CondenseSettings(meter=meter)
     (trajectory,) = play(shop, ["\n".join(LONG)], condenser=condenser, trigger=trigger)
     assert any(turn.condensation for turn in trajectory.turns) == (keep_last == 1)
     numbers = [text for text in results(trajectory) if text.isdigit()]
     assert numbers == ["25", "40", "25", "5"]
     assert "Error executing tool price" in results(trajectory)[1]
-    assert (trajectory.stop, trajectory.answer) == (Stop.ANSWERED, HALF)
+    assert (trajectory.stop, trajectory.answer) == (StopReason.ANSWERED, HALF)
     assert trajectory.outcome == originals["trace"]["reward"]
     letters = 5 * len("Well.") + len(HALF)
     assert trajectory.outcome == pytest.approx(1 + 0.01 * 95 + 10 * (6 + 5 + letters) + 1000 * 3)
@@ -373,17 +373,17 @@ def test_a_taskset_that_is_not_there_and_a_wrong_key_are_refused(originals: Any,
 
 def test_a_reward_that_raises_ends_its_trajectory_alone(shop: Any) -> None:
     broken, other = play(shop, ["shop_lines", WAITING[2]])
-    assert (broken.stop, broken.outcome, len(broken.turns)) == (Stop.ENVIRONMENT_ERROR, None, 2)
+    assert (broken.stop, broken.outcome, len(broken.turns)) == (StopReason.ENVIRONMENT_ERROR, None, 2)
     assert re.search(
         r"the rewards of the taskset: TaskError: .*KeyError: 'no such shelf' \(shop\.py:\d+\)", broken.detail
     )
-    assert other.stop is Stop.ANSWERED, other.detail
+    assert other.stop is StopReason.ANSWERED, other.detail
 
 
 def test_thirty_two_episodes_share_the_process_and_leave_nothing(shop: Any) -> None:
     files = psutil.Process().num_fds()
     trajectories = play(shop, WAITING)
-    assert {trajectory.stop for trajectory in trajectories} == {Stop.ANSWERED}
+    assert {trajectory.stop for trajectory in trajectories} == {StopReason.ANSWERED}
     rings = sorted(int(results(trajectory)[1]) for trajectory in trajectories)
     assert rings == list(range(rings[0], rings[0] + 32))
     assert {results(trajectory)[0] for trajectory in trajectories} == {"25"}
@@ -393,7 +393,7 @@ def test_thirty_two_episodes_share_the_process_and_leave_nothing(shop: Any) -> N
 
 def test_a_process_that_dies_ends_the_trajectories_that_use_it(shop: Any) -> None:
     (died,) = play(shop, ["shop_die"])
-    assert died.stop is Stop.ENVIRONMENT_ERROR
+    assert died.stop is StopReason.ENVIRONMENT_ERROR
     assert re.search(r"of the taskset .*shop\.py:Questions ended with exit code 3: .*out of paper", died.detail)
 
 

@@ -24,7 +24,7 @@ from condensegrpo.core.errors import RolloutError
 from condensegrpo.core.messages import MediaPart, Message, Part, TextPart
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
@@ -93,7 +93,7 @@ def test_a_prompt_is_what_the_familys_processor_makes_of_the_conversation(
     if family == "llava_onevision" and sum(len(message.media) for message in messages) == 1:
         pytest.skip("alone in a prompt, a picture has more tokens in LLaVA-OneVision's processor, see processor.py")
     ours = renderer(family, tmp_path)
-    held = ours.taken_up(messages)
+    held = ours.store_media(messages)
     assert all(part.data is None for message in held for part in message.media)
     assert list(ours.prompt(held)) == theirs(family, messages)
     assert ours.count(held) == len(theirs(family, messages))
@@ -136,7 +136,7 @@ def test_turns_with_pictures_continue_by_ids_and_name_their_pictures(family: Fam
     ours = renderer(family, tmp_path)
     space = " " if family in ("smolvlm", "idefics3") else ""  # after "Assistant:", as in the template
     trajectory = played(Shows(), saying(ours, f"{space}a square", f"{space}a circle", "answer 3"))
-    assert trajectory.stop is Stop.ANSWERED, trajectory.detail
+    assert trajectory.stop is StopReason.ANSWERED, trajectory.detail
     hashes = [part.sha256 for part in (FIRST, SECOND, THIRD)]
     assert [turn.media for turn in trajectory.turns] == [tuple(hashes[:count]) for count in (1, 2, 3)]
     assert [turn.condensation for turn in trajectory.turns] == [None] * 3
@@ -164,7 +164,7 @@ def test_a_tool_may_return_a_picture(tmp_path: Path) -> None:
     ours = renderer("qwen2_5_vl", tmp_path)
     call = f"<tool>{json.dumps({'name': 'click', 'args': {'x': 3}})}</tool>"
     trajectory = played(Screen(), saying(ours, call, "answer 1"))
-    assert trajectory.stop is Stop.ANSWERED, trajectory.detail
+    assert trajectory.stop is StopReason.ANSWERED, trajectory.detail
     (result,) = trajectory.turns[0].observations
     assert (result.words, result.media) == ("<result>clicked 3</result>", (SECOND,))
     assert trajectory.turns[1].media == (FIRST.sha256, SECOND.sha256)
@@ -176,7 +176,7 @@ def test_a_broken_picture_ends_the_episode_as_data(tmp_path: Path) -> None:
             return Step(observations=(shown("now ", MediaPart.of(b"no picture", "image/png")),))
 
     trajectory = played(Broken(), saying(renderer("qwen2_5_vl", tmp_path), "a square"))
-    assert (trajectory.stop, len(trajectory.turns)) == (Stop.ENVIRONMENT_ERROR, 1)
+    assert (trajectory.stop, len(trajectory.turns)) == (StopReason.ENVIRONMENT_ERROR, 1)
     assert "cannot identify image file" in trajectory.detail
 
 
@@ -185,14 +185,14 @@ def test_a_sampled_placeholder_ends_the_episode(tmp_path: Path) -> None:
     assert ours.pictures is not None
     parts = replace(engine(ScriptedSampler([[5, ours.pictures.placeholder_id, 6]])), renderer=ours)
     trajectory = played(Shows(), parts)
-    assert (trajectory.stop, trajectory.turns) == (Stop.FORMAT, ())
+    assert (trajectory.stop, trajectory.turns) == (StopReason.FORMAT, ())
     assert "the policy sampled <|image_pad|>, the placeholder of a picture" in trajectory.detail
 
 
 def test_the_text_of_a_placeholder_is_text(tmp_path: Path) -> None:
     ours = renderer("qwen2_5_vl", tmp_path)
     assert ours.pictures is not None
-    ids = ours.prompt(ours.taken_up((shown("<|image_pad|> or ", FIRST, " <|vision_start|>"),)))
+    ids = ours.prompt(ours.store_media((shown("<|image_pad|> or ", FIRST, " <|vision_start|>"),)))
     assert list(ids).count(ours.pictures.placeholder_id) == 10
 
 
@@ -205,7 +205,7 @@ def test_a_template_without_a_place_for_pictures_is_an_error(tmp_path: Path) -> 
         "message.content", "(message.content if message.content is string else message.content[-1].text)"
     )
     with pytest.raises(RolloutError, match=r"wrote 0 placeholders <\|image_pad\|> for 1 picture"):
-        Renderer(tokenizer, pictures=ours.pictures).prompt(ours.taken_up((shown("", FIRST, "what"),)))
+        Renderer(tokenizer, pictures=ours.pictures).prompt(ours.store_media((shown("", FIRST, "what"),)))
 
 
 def test_a_text_model_refuses_pictures_before_it_is_loaded(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_text_model_refuses_pictures_before_it_is_loaded(tmp_path: Path) -> No
 
 def test_messages_with_pictures_are_located(tmp_path: Path) -> None:
     ours = renderer("qwen2_5_vl", tmp_path)
-    messages = ours.taken_up((Message(role="system", content="be brief"), shown("look ", FIRST)))
+    messages = ours.store_media((Message(role="system", content="be brief"), shown("look ", FIRST)))
     located = ours.located(messages)
     assert ours.pictures is not None
     assert located.ids[located.spans[1].start :].count(ours.pictures.placeholder_id) == 10

@@ -13,7 +13,7 @@ from vision_models import picture, vision_model
 
 from condensegrpo.assembly.build import build, build_components
 from condensegrpo.assembly.model_checks import check_model
-from condensegrpo.assembly.players import Players
+from condensegrpo.assembly.players import RolloutPlayers
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import validate, vary
 from condensegrpo.config.schema import RunConfig
@@ -21,7 +21,7 @@ from condensegrpo.core.errors import ConfigError, SamplerError, ServerUnreachabl
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import SamplingParams
-from condensegrpo.evaluation.evaluate import evaluate
+from condensegrpo.evaluation.evaluate import evaluate_variant
 from condensegrpo.samplers.vllm.request import PicturePrompts, mismatch
 from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.storage.media import MediaFolder
@@ -94,10 +94,10 @@ def test_workers_send_hashes_and_play_the_same_trajectories(world: Path, tmp_pat
         file = tmp_path / f"{workers}.jsonl"
         with (
             closing(open_sampler(varied, source, media=media)) as sampler,
-            Players(varied, sampler, source, media) as players,
+            RolloutPlayers(varied, sampler, source, media) as players,
         ):
             parts, keep = build_components(varied), scored.append
-            evaluate("held-out", parts, players=players, step=0, observer=Silent(), file=file, on_scored=keep)
+            evaluate_variant("held-out", parts, players=players, step=0, observer=Silent(), file=file, on_scored=keep)
         timeless = (ScoredTrajectory.of(replace(each.trajectory, seconds=0.0), each.score) for each in scored)
         return sorted(timeless, key=lambda each: each.trajectory.id)
 

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from condensegrpo.assembly.plugins import build_plugin, check_plugin
 from condensegrpo.core.errors import PluginError, SamplerError
-from condensegrpo.core.protocols.sampler import Measures, Sleeps
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.protocols.sampler import LogprobSampler, SleepingSampler
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.samplers.vllm.engine import usage_context
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.parity import parity_config, parity_trial
@@ -167,7 +167,7 @@ def test_logprobs_are_those_of_a_plain_forward_at_the_same_temperature(
     """Pitfall 11. The folder's top-k, penalties and stop ids have no part in it; greedy ones are those at 1."""
     replies = together(sampler, [(prompt, params(temperature=temperature, seed=7)) for prompt in MIXED])
     for prompt, reply in zip(MIXED, replies, strict=True):
-        assert (len(reply.token_ids), reply.finish) == (12, Finish.LENGTH)
+        assert (len(reply.token_ids), reply.finish) == (12, FinishReason.LENGTH)
         assert gap(policy, prompt, reply, temperature) < 1e-4
 
 
@@ -256,12 +256,12 @@ def test_a_reply_has_its_own_random_stream_and_does_not_advance_torchs(sampler: 
 def test_a_stop_id_ends_the_reply_and_stays_its_last_token(sampler: "VllmSampler") -> None:
     """Pitfall 9; the model's own eos (2) and the folder's (5 and 6) end nothing."""
     replies = together(sampler, [(MIXED[2], params(max_tokens=40, seed=seed, stop_ids=(7,))) for seed in range(30)])
-    stopped = [reply for reply in replies if reply.finish is Finish.STOP]
+    stopped = [reply for reply in replies if reply.finish is FinishReason.STOP]
     assert stopped
     for reply in stopped:
         assert (reply.token_ids[-1], reply.token_ids.count(7)) == (7, 1)
     for reply in replies:
-        if reply.finish is Finish.LENGTH:
+        if reply.finish is FinishReason.LENGTH:
             assert (len(reply.token_ids), 7 in reply.token_ids) == (40, False)
     assert any({2, 5, 6} & set(reply.token_ids[:-1]) for reply in replies)
 
@@ -275,8 +275,8 @@ def test_a_stop_string_may_span_tokens_and_its_last_token_is_kept_whole(sampler:
     )
     said = [f"w{token}" for token in free.token_ids]
     end = next(end for end in range(1, 13) if text in "".join(said[:end]))
-    assert (stopped.token_ids, stopped.finish) == (free.token_ids[:end], Finish.STOP)
-    assert (len(stopped.logprobs), len(other.token_ids), other.finish) == (end, 12, Finish.LENGTH)
+    assert (stopped.token_ids, stopped.finish) == (free.token_ids[:end], FinishReason.STOP)
+    assert (len(stopped.logprobs), len(other.token_ids), other.finish) == (end, 12, FinishReason.LENGTH)
 
 
 # --- what cannot be met -----------------------------------------------------------------------------------------------
@@ -429,7 +429,7 @@ def test_after_an_update_the_same_prompt_is_answered_by_the_new_weights(
         plain = plain_logprobs(policy, MIXED[4], [3], 1.0)[0, 3]
         assert asyncio.run(sampler.measure(MIXED[4], [3])) == pytest.approx([float(plain)], abs=1e-4)
     assert alone(sampler, MIXED[4], params(temperature=0.0)).logprobs != before.logprobs
-    assert isinstance(sampler, Measures)
+    assert isinstance(sampler, LogprobSampler)
 
 
 def test_an_update_while_requests_are_under_way_is_refused(sampler: "VllmSampler", policy: PreTrainedModel) -> None:
@@ -480,7 +480,7 @@ def test_weights_that_do_not_fit_are_named_and_the_sampler_stays_usable(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, on which vLLM does sleep")
 def test_sleeping_without_a_gpu_changes_nothing(sampler: "VllmSampler") -> None:
-    assert isinstance(sampler, Sleeps)
+    assert isinstance(sampler, SleepingSampler)
     before = alone(sampler, MIXED[0], params(seed=1))
     sampler.sleep(keep_weights=False)
     assert alone(sampler, MIXED[0], params(seed=1)).token_ids == before.token_ids

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.learner.checkpoint import FORMAT, Manifest, export_checkpoint
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.model_folder import load_policy
@@ -109,10 +109,10 @@ def test_a_reply_does_not_depend_on_its_batch(sampler: VllmServerSampler) -> Non
 
 def test_only_the_requests_stop_ids_end_a_reply_and_are_kept(sampler: VllmServerSampler) -> None:
     (free,) = together(sampler, [((5, 6, 7), params(seed=3, max_tokens=24))])
-    assert (free.finish, len(free.token_ids)) == (Finish.LENGTH, 24)
+    assert (free.finish, len(free.token_ids)) == (FinishReason.LENGTH, 24)
     stop = free.token_ids[4]
     (stopped,) = together(sampler, [((5, 6, 7), params(seed=3, max_tokens=24, stop_ids=(stop,)))])
-    assert stopped.finish is Finish.STOP
+    assert stopped.finish is FinishReason.STOP
     assert stopped.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
 
 
@@ -120,7 +120,7 @@ def test_the_token_that_completes_a_stop_string_is_kept(sampler: VllmServerSampl
     (free,) = together(sampler, [((5, 6, 7), params(seed=3))])
     text = f"w{free.token_ids[2]}w{free.token_ids[3]}"
     (stopped,) = together(sampler, [((5, 6, 7), params(seed=3, stop_strings=(text,)))])
-    assert stopped.finish is Finish.STOP
+    assert stopped.finish is FinishReason.STOP
     assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
     assert f"w{stopped.token_ids[-2]}w{stopped.token_ids[-1]}" == text
 

@@ -24,7 +24,7 @@ from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import PluginError, SamplerError
 from condensegrpo.samplers.vllm.settings import RequestSettings
 from condensegrpo.samplers.vllm_server.client import ServerClient
-from condensegrpo.samplers.vllm_server.nccl import Member, NcclPublisher, Wire, _address
+from condensegrpo.samplers.vllm_server.nccl import NcclPublisher, ServerMember, WeightBroadcast, _address
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
 from condensegrpo.samplers.vllm_server.replica import WeightsLabel
 
@@ -64,7 +64,7 @@ class Group:
         urls = [(server.url, None) for server in servers]
         loop.run(self.pool.open(urls, token=TOKEN, shape=SHAPE, start_seconds=60.0))
 
-    def join(self, meeting: Mapping[str, Any]) -> Wire:
+    def join(self, meeting: Mapping[str, Any]) -> WeightBroadcast:
         self.meetings.append(meeting)
         self.wires.append(Recorded())
         return self.wires[-1]
@@ -205,7 +205,7 @@ def test_a_server_whose_name_has_no_address_is_an_error_that_all_ranks_can_raise
     async def address() -> str:
         client = ServerClient("http://no-such-host.invalid:8000", TOKEN)
         try:
-            return _address([Member(client, 1)])
+            return _address([ServerMember(client, 1)])
         finally:
             await client.close()
 
@@ -216,7 +216,7 @@ def test_a_server_whose_name_has_no_address_is_an_error_that_all_ranks_can_raise
 def test_a_failed_join_is_an_error_with_the_address() -> None:
     with group(StandIn(SHAPE, nccl=True)) as made:
 
-        def refuse(meeting: Mapping[str, Any]) -> Wire:
+        def refuse(meeting: Mapping[str, Any]) -> WeightBroadcast:
             raise RuntimeError("no route")
 
         made.publisher = NcclPublisher(made.loop, seconds=60.0, dtype=torch.float32, join=refuse)
@@ -234,7 +234,7 @@ def test_a_worker_that_never_joins_is_an_error_within_the_time_limit() -> None:
         address, port = meetings[0]["master_address"], meetings[0]["master_port"]
         TCPStore(address, port, 2, is_master, timedelta(seconds=60))
 
-    def wait_for_all(meeting: Mapping[str, Any]) -> Wire:
+    def wait_for_all(meeting: Mapping[str, Any]) -> WeightBroadcast:
         meetings.append(meeting)
         store(is_master=True)
         return Recorded()

@@ -13,15 +13,15 @@ from safetensors.torch import load_file
 from tiny import qwen3
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.samplers.vllm.settings import ServedModel, ServerSettings
 from condensegrpo.samplers.vllm_server.client import reply_of, request_body
 from condensegrpo.samplers.vllm_server.process import (
     ServerProcess,
     check_free,
-    command,
     environment,
     free_port,
+    server_command,
 )
 from condensegrpo.samplers.vllm_server.publish import write_weights
 from condensegrpo.samplers.vllm_server.server import RequireToken
@@ -68,7 +68,7 @@ def test_a_guard_without_a_token_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_command_line_holds_no_token_and_asks_for_exact_logprobs() -> None:
     served = ServedModel(path="model", dtype="bfloat16", max_model_len=100)
-    line = command(served, ServerSettings(flags=("--max-num-seqs", "8")), host="127.0.0.1", port=1234)
+    line = server_command(served, ServerSettings(flags=("--max-num-seqs", "8")), host="127.0.0.1", port=1234)
     text = " ".join(line)
     assert "secret" not in text
     assert environment("secret", ServerSettings())["VLLM_API_KEY"] == "secret"
@@ -87,7 +87,7 @@ def test_a_command_line_holds_no_token_and_asks_for_exact_logprobs() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the flags of a CPU; this machine has a GPU")
 def test_on_a_cpu_prompts_are_prefilled_in_one_step() -> None:
     served = ServedModel(path="model", dtype="float32", max_model_len=20000)
-    line = command(served, ServerSettings(), host="127.0.0.1", port=1)
+    line = server_command(served, ServerSettings(), host="127.0.0.1", port=1)
     assert "--no-enable-chunked-prefill" in line
     assert line[line.index("--max-num-batched-tokens") + 1] == "20000"
 
@@ -192,7 +192,7 @@ CHOICE = {
 
 def test_a_reply_is_ids_logprobs_and_the_weights_of_every_span() -> None:
     reply = reply_of({"choices": [CHOICE]})
-    assert reply.generation == Generation(token_ids=(5, 2), logprobs=(-0.5, 0.0), finish=Finish.STOP)
+    assert reply.generation == Generation(token_ids=(5, 2), logprobs=(-0.5, 0.0), finish=FinishReason.STOP)
     assert reply.labels == ("a:1", "a:2")
 
 

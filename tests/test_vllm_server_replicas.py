@@ -30,7 +30,7 @@ from waiting import eventually
 from condensegrpo.assembly.plugins import check_plugin
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.settings import TEMPORARY, RequestSettings, ServedModel, ServerSettings
 from condensegrpo.samplers.vllm.weights import write_adapters
@@ -342,7 +342,7 @@ def test_a_lost_server_gets_the_weights_from_the_first_rank_alone(
 
 def test_requests_to_a_failing_server_are_retried_a_bounded_number_of_times(folder: str, shape: dict[str, str]) -> None:
     with serving(StandIn(shape, statuses=[500, 503])) as server, sampling(folder, server, retries=2) as sampler:
-        assert ask(sampler) == Generation(token_ids=(7, 2), logprobs=(-0.5, -0.25), finish=Finish.STOP)
+        assert ask(sampler) == Generation(token_ids=(7, 2), logprobs=(-0.5, -0.25), finish=FinishReason.STOP)
         server.statuses = [500] * 9
         with pytest.raises(SamplerError, match=r"3 attempts failed; the last: .*500: a scripted failure"):
             ask(sampler)

@@ -14,7 +14,7 @@ from condensegrpo.core.errors import PluginError
 from condensegrpo.core.protocols.reward import Reward, RewardPart, RewardResult, TurnReward
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.scoring import score
 from condensegrpo.rewards.context import InverseMaxContext
 from condensegrpo.rewards.format import Format
@@ -125,7 +125,7 @@ def test_parts_that_make_no_sense_are_refused(names: list[str], message: str) ->
         (calling((1, 0)), (0.0, 0.0)),
         (calling((0, 0)), (0.0, 0.0)),
         (calling(), (0.0,)),  # no turn has the counts
-        (trajectory(stop=Stop.SAMPLER_ERROR, answer=None), ()),
+        (trajectory(stop=StopReason.SAMPLER_ERROR, answer=None), ()),
     ],
 )
 def test_tool_execution_pays_each_turn_its_share_of_all_calls(one: Trajectory, wanted: tuple[float, ...]) -> None:
@@ -191,7 +191,7 @@ def test_without_a_turn_reward_no_turn_is_paid() -> None:
 
 def test_a_trajectory_without_turns_gets_nothing_from_a_turn_reward() -> None:
     reward = WeightedSum(parts=[part("correct", Correct()), part("tool_execution", ToolExecution())])
-    result = reward(trajectory(stop=Stop.SAMPLER_ERROR, answer=None), SEVEN)
+    result = reward(trajectory(stop=StopReason.SAMPLER_ERROR, answer=None), SEVEN)
     assert (result.total, result.turn_rewards, result.components["tool_execution"]) == (0.0, (), 0.0)
 
 

@@ -29,7 +29,7 @@ from condensegrpo.algorithms.objective import Objective, ObjectiveFunction, Obje
 from condensegrpo.algorithms.packing import PackedBatch, lay_out
 from condensegrpo.core.errors import LearnerError, RolloutError
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.trajectory import Segment, Stop
+from condensegrpo.core.trajectory import Segment, StopReason
 from condensegrpo.episodes.failures import FailureWatch, failures_of
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import (
@@ -219,7 +219,7 @@ def saved_and_resumed(folder: Path) -> None:
     path = checkpoint.save(first, checkpoints, step=3, state={"cursor": 3}, extra=_late)
     close_deepspeed(first)
     second = open_deepspeed(qwen3(seed=9), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
-    state = checkpoint.load(second, path)
+    state = checkpoint.load_checkpoint(second, path)
     for some in batches[3:]:
         optimizer_step(second, some, loss, temperature=0.9)
     halves = {name: tensor.clone() for name, tensor in gathered_weights(second)}
@@ -245,7 +245,7 @@ def resharded(folder: Path) -> None:
         checkpoint.save(first, folder / FEWER.format(stage), step=3, state={})
         close_deepspeed(first)
         second = open_deepspeed(qwen3(seed=9), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
-        checkpoint.load(second, folder / MORE.format(stage) / "step_000003")
+        checkpoint.load_checkpoint(second, folder / MORE.format(stage) / "step_000003")
         torch.save(steps_of(second, range(3, 6), mine), folder / f"more_stage{stage}_rank{ranks.rank()}.pt")
         close_deepspeed(second)
 
@@ -263,7 +263,7 @@ def saved_in_background(folder: Path) -> None:
     mine = slice(ranks.rank(), None, 2)
     first = open_deepspeed(qwen3(), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     steps_of(first, range(2), mine)
-    write = checkpoint.collect(first, folder / "background", step=2, state={}, extra=late, copied=True)
+    write = checkpoint.save_shards(first, folder / "background", step=2, state={}, extra=late, copied=True)
     with ThreadPoolExecutor(1) as thread:
         writing = thread.submit(write)
         beside = steps_of(first, range(2, 3), mine)
@@ -272,7 +272,7 @@ def saved_in_background(folder: Path) -> None:
         path = writing.result()
     close_deepspeed(first)
     second = open_deepspeed(qwen3(seed=9), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")
-    checkpoint.load(second, path)
+    checkpoint.load_checkpoint(second, path)
     torch.save((beside, steps_of(second, range(2, 3), mine)), folder / f"background_rank{ranks.rank()}.pt")
     close_deepspeed(second)
 
@@ -324,7 +324,7 @@ def dies_while_saving(folder: Path) -> None:
 
     engine = open_deepspeed(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     checkpoint.save(engine, folder / "checkpoints", step=1, state={"cursor": 1})
-    write = checkpoint.collect(engine, folder / "checkpoints", step=2, state={}, extra=stall, copied=True)
+    write = checkpoint.save_shards(engine, folder / "checkpoints", step=2, state={}, extra=stall, copied=True)
     Thread(target=write).start()
     for step in range(1000):
         steps_of(engine, range(step, step + 1))
@@ -346,7 +346,7 @@ def runs_out_of_disk(folder: Path) -> None:
 
 def one_rank_fails(folder: Path) -> None:
     """A step in which every trajectory of the second rank failed."""
-    stop = Stop.SAMPLER_ERROR if ranks.rank() == 1 else Stop.ANSWERED
+    stop = StopReason.SAMPLER_ERROR if ranks.rank() == 1 else StopReason.ANSWERED
     try:
         FailureWatch(0.5).check(ranks.gather(failures_of([scored(trajectory(stop=stop), 1.0)] * 2)), Observer())
     except RolloutError as error:

@@ -17,7 +17,7 @@ from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.protocols.environment import Step
-from condensegrpo.core.protocols.sampler import Attends, Measures, Sampler
+from condensegrpo.core.protocols.sampler import AttentionSampler, LogprobSampler, Sampler
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.engine import AnswerProbe
@@ -87,7 +87,7 @@ class World:
             raise LookupError("no such world")
         rewards = {"turns": lambda trajectory, _: {"turns": float(len(trajectory.turns))}, "process": process_id}
         parts = engine(sampler, condenser=CountedLastK())
-        if self.attends and isinstance(sampler, Attends) and isinstance(sampler, Measures):
+        if self.attends and isinstance(sampler, AttentionSampler) and isinstance(sampler, LogprobSampler):
             parts = replace(
                 engine(sampler, condenser=AttentionCondenser(scorer="policy"), max_context_tokens=130),
                 scorers={"policy": AttentionScorer(sampler, parts.renderer)},

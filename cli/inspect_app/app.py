@@ -25,7 +25,7 @@ from condensegrpo.cli.inspect_app.selection import PAGE, Listing, Selection, fau
 from condensegrpo.cli.inspect_app.tabs import BINDINGS, TABS, CompareDialog, KeysDialog, ViewsDialog, tab_content
 from condensegrpo.cli.inspect_page import Choice
 from condensegrpo.core.errors import CondenseError
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 from condensegrpo.display.theme import neutral, one_line
 from condensegrpo.inspection.batches import TrajectoryBatch
@@ -144,7 +144,7 @@ class InspectorApp(App[None]):
         self._read_batches()
         self._fill("list", map(rows.group_row, groups))
         more = "" if len(groups) % PAGE or not groups else " or more"
-        self._set_title(f"{counted(len(groups), 'group')}{more}")
+        self._set_title(f"{plural(len(groups), 'group')}{more}")
         self.drawn = self.selection.batch
         if record is None:
             record = next((group for group in groups if group.signal), groups[0]).siblings[0]

@@ -14,9 +14,9 @@ from textual.strip import Strip
 from textual.widgets import OptionList
 
 from condensegrpo.cli.inspect_app.selection import Listing
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.display import context_bar, theme
-from condensegrpo.display.tables import advantage, verdict
+from condensegrpo.display.tables import advantage, verdict_text
 from condensegrpo.display.theme import one_line
 from condensegrpo.inspection import views
 from condensegrpo.inspection.batches import TrajectoryBatch
@@ -73,16 +73,16 @@ def top_line(batch: TrajectoryBatch, batches: Sequence[TrajectoryBatch], sparks:
     text = Text.assemble(
         (f"{one_line(batch.run.name if batch.run else batch.file.name, 40)} ", "bold"), f"{name}{step}"
     )
-    text.append(f" · {counted(batch.trajectories, 'trajectory', 'trajectories')}", theme.DIM)
+    text.append(f" · {plural(batch.trajectories, 'trajectory', 'trajectories')}", theme.DIM)
     text.append(f"   {note}", theme.WARN)
     for problem in batch.problems:
         text.append(f"   incomplete: {one_line(problem, 60)}", theme.WARN)
     text.append("\nsuccess ", theme.DIM).append(sparkline([each.success for each in batches], sparks), theme.GOOD)
     text.append(f" {batch.success:.2f}")
     if any(each.signal is not None for each in batches):
-        now = "–" if batch.idle is None else f"{batch.idle:.2f}"
+        now = "–" if batch.no_signal_share is None else f"{batch.no_signal_share:.2f}"
         text.append("   groups without signal ", theme.DIM)
-        text.append(sparkline([each.idle for each in batches], sparks), theme.HEAD).append(f" {now}")
+        text.append(sparkline([each.no_signal_share for each in batches], sparks), theme.HEAD).append(f" {now}")
     return text
 
 
@@ -94,8 +94,8 @@ def group_row(group: Group, name: str | None = None) -> Text:
     passed = sum(sibling.figures.correct >= 1 for sibling in group.siblings)
     text.append(f" {passed}/{len(group.siblings)}")
     text.append(
-        f"  ○ {group.idle}" if group.idle else "  ● signal" if group.signal else "",
-        theme.WARN if group.idle else theme.HEAD,
+        f"  ○ {group.exclusion}" if group.exclusion else "  ● signal" if group.signal else "",
+        theme.WARN if group.exclusion else theme.HEAD,
     )
     question = one_line(group.question or group.problem, LONGEST)
     truth = "" if group.ground_truth is None else f" → {one_line(group.ground_truth, 40)}"
@@ -105,10 +105,10 @@ def group_row(group: Group, name: str | None = None) -> Text:
 def match_row(record: IndexedTrajectory, note: str = "") -> Text:
     """Two lines: id, verdict and figures; what matched, or the question."""
     figures = record.figures
-    text = Text.assemble((f"{one_line(figures.id, 30)} ", "bold"), verdict(figures)[:1], f" {figures.total:.2g}")
+    text = Text.assemble((f"{one_line(figures.id, 30)} ", "bold"), verdict_text(figures)[:1], f" {figures.total:.2g}")
     if record.advantage is not None:
         text.append(" ").append_text(advantage(record, abs(record.advantage)))
-    turns, stop = counted(figures.turns, "turn"), one_line(figures.stop, 20)
+    turns, stop = plural(figures.turns, "turn"), one_line(figures.stop, 20)
     text.append(f"  {figures.context_tokens} ctx  {turns}  {stop}", theme.DIM)
     return text.append(f"\n{one_line(note or record.question or figures.problem_id, LONGEST)}", theme.DIM)
 
@@ -116,11 +116,11 @@ def match_row(record: IndexedTrajectory, note: str = "") -> Text:
 def sibling_row(record: IndexedTrajectory) -> Text:
     """One line: sample, verdict, score, advantage, answer or stop, turns and largest context."""
     figures = record.figures
-    text = Text.assemble(f"{figures.sample:>2} ", verdict(figures)[:1], f" {figures.total:.3f} ")
+    text = Text.assemble(f"{figures.sample:>2} ", verdict_text(figures)[:1], f" {figures.total:.3f} ")
     if record.advantages is not None:
         text.append_text(advantage(record, abs(record.advantage or 0))).append(" ")
     text.append(one_line(figures.stop, 20) if record.answer is None else repr(one_line(record.answer, 16)))
-    return text.append(f"  {counted(figures.turns, 'turn')} {figures.context_tokens} ctx", theme.DIM)
+    return text.append(f"  {plural(figures.turns, 'turn')} {figures.context_tokens} ctx", theme.DIM)
 
 
 def change_row(change: SuccessChange, record: IndexedTrajectory) -> Text:
@@ -170,7 +170,7 @@ def worse(index: Index, so_far: str) -> Listed:
     last = [(change, change.visits[-1]) for change in changes[:WORST]]
     worst = [(change, index.at(visit.batch, visit.worst)) for change, visit in last]
     listed = [(change, record) for change, record in worst if record is not None]
-    title = f"{counted(len(changes), 'problem')} got worse: first half of the steps → last half{so_far}"
+    title = f"{plural(len(changes), 'problem')} got worse: first half of the steps → last half{so_far}"
     return Listed(title, [record for _, record in listed], [change_row(*pair) for pair in listed])
 
 

@@ -27,15 +27,14 @@ from condensegrpo.cli.inspect_app.selection import Selection, fault
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import SpanStatus
-from condensegrpo.core.wording import counted, ranges
+from condensegrpo.core.wording import plural, ranges
 from condensegrpo.display import context_bar, theme
 from condensegrpo.display.context_bar import Mark
 from condensegrpo.display.theme import neutral, one_line
 from condensegrpo.display.trajectory_view import SURPRISING, TerminalPicture, token_grid
 from condensegrpo.inspection.history import HistoryPiece, PieceStatus, WordChange, word_changes
 from condensegrpo.inspection.opened import OpenedTrajectory, first_difference
-from condensegrpo.inspection.panes import TokenView, TurnView
-from condensegrpo.inspection.panes import raw as stored_json
+from condensegrpo.inspection.panes import TokenView, TurnView, raw_turn
 from condensegrpo.inspection.pictures import media_of
 from condensegrpo.inspection.records import Group
 from condensegrpo.inspection.views import READY_VIEWS
@@ -112,7 +111,7 @@ def tab_content(tab: str, selection: Selection, opened: OpenedTrajectory, *, ids
         case "credit" if selection.group is not None:
             return credit(opened, turn, selection.group)
         case "raw":
-            return raw(stored_json(selection.index.line(opened.record), turn))
+            return raw_tab(raw_turn(selection.index.line(opened.record), turn))
     return shown(opened, turn)
 
 
@@ -121,7 +120,7 @@ def shown(opened: OpenedTrajectory, turn: int) -> RenderableType:
     view, prompt = opened.turns[turn], opened.prompt(turn)
     media = media_of(opened.batch.file)
     pictures = [TerminalPicture(media, sha256) for sha256 in opened.scored.trajectory.turns[turn].media]
-    head = Text(f"{counted(view.context.tokens, 'token')}, as sampled from\n", theme.DIM)
+    head = Text(f"{plural(view.context.tokens, 'token')}, as sampled from\n", theme.DIM)
     if prompt is not None:
         text = Text.assemble(head, neutral(prompt[:MOST]))
         return Lines(text, *pictures) if pictures else text
@@ -172,7 +171,7 @@ def credit(opened: OpenedTrajectory, turn: int, group: Group) -> RenderableType:
     return Lines(*parts)
 
 
-def raw(text: str) -> RenderableType:
+def raw_tab(text: str) -> RenderableType:
     """The turn as it is stored."""
     more = f"\n… {len(text) - MOST} more characters" if len(text) > MOST else ""
     return Text(f"{neutral(text[:MOST])}{more}")
@@ -196,7 +195,7 @@ def _piece(piece: HistoryPiece) -> Text:
 
 
 def _reply_head(view: TurnView) -> Text:
-    text = Text(f"{counted(view.output_tokens, 'token')}", theme.DIM)
+    text = Text(f"{plural(view.output_tokens, 'token')}", theme.DIM)
     if view.logprob is not None:
         text.append(f", {-view.logprob:.3f} nats of surprise a token", theme.DIM)
     if view.advantage is not None:
@@ -230,7 +229,7 @@ def _token_style(view: TurnView, token: TokenView) -> Style:
     )
 
 
-def comparison(first: OpenedTrajectory, second: OpenedTrajectory, turn: int) -> Iterator[RenderableType]:
+def comparison_tab(first: OpenedTrajectory, second: OpenedTrajectory, turn: int) -> Iterator[RenderableType]:
     """The turn of both trajectories beside each other."""
     for opened in (first, second):
         figures = opened.record.figures
@@ -329,5 +328,5 @@ class CompareDialog(ModalScreen[None]):
         """Compare another turn."""
         last = max(len(self._first.turns), len(self._second.turns)) - 1
         self._turn = max(0, min(self._turn + by, last))
-        for name, side in zip(("left", "right"), comparison(self._first, self._second, self._turn), strict=True):
+        for name, side in zip(("left", "right"), comparison_tab(self._first, self._second, self._turn), strict=True):
             self.query_one(f"#{name}", Static).update(side)

@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from condensegrpo.core.errors import LearnerError, PrefixBroken, RolloutError
-from condensegrpo.core.trajectory import Segment, Stop, TrainedTurn, Trajectory, Turn
+from condensegrpo.core.trajectory import Segment, StopReason, TrainedTurn, Trajectory, Turn
 
 INDEX_BITS = 20  # of a token's index in its picture
 LOGPROB_SLACK = 1e-4  # nats; a log-probability rounded in low precision may lie this far above 0
@@ -138,7 +138,7 @@ def check(trajectory: Trajectory) -> tuple[str, ...]:
     if trajectory.stop.gives_answer != (trajectory.answer is not None):
         found.append(
             f"the trajectory stopped as {trajectory.stop.value!r} with the answer {trajectory.answer!r}, wanted an "
-            f"answer if and only if it stopped as {Stop.ANSWERED.value!r} or {Stop.CONFIDENT.value!r}"
+            f"answer if and only if it stopped as {StopReason.ANSWERED.value!r} or {StopReason.CONFIDENT.value!r}"
         )
     return tuple(found)
 

@@ -9,18 +9,18 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from condensegrpo.core.trajectory import Handling, Stop
+from condensegrpo.core.trajectory import Handling, StopReason
 
 Aggregation = Literal["trajectory_constant", "trajectory_mean", "token_mean", "turn_mean"]
 TrainedKind = Literal["all", "act", "condense"]
 Level = Literal["token", "turn"]
 Mode = Literal["truncate", "mask"]
 
-FAILURES_MASKED: Mapping[Stop, Handling] = {  # failures that the policy did not cause
-    Stop.ENVIRONMENT_ERROR: "mask",
-    Stop.SAMPLER_ERROR: "mask",
-    Stop.REWARD_ERROR: "mask",
-    Stop.ABORTED: "mask",
+FAILURES_MASKED: Mapping[StopReason, Handling] = {  # failures that the policy did not cause
+    StopReason.ENVIRONMENT_ERROR: "mask",
+    StopReason.SAMPLER_ERROR: "mask",
+    StopReason.REWARD_ERROR: "mask",
+    StopReason.ABORTED: "mask",
 }
 
 
@@ -112,7 +112,7 @@ class ImportanceSettings:
 class StopSettings:
     """The handling of a trajectory in training, by its stop reason."""
 
-    handling: Mapping[Stop, Handling] = field(default_factory=dict)
+    handling: Mapping[StopReason, Handling] = field(default_factory=dict)
     """train (the default of a stop), mask (as if never sampled; the default of failures) or penalise (wrong)."""
     penalty: Annotated[float, Ge(0)] = 1.0
     """Subtracted from the total reward of a penalised trajectory; for efficient its score is 0."""
@@ -120,7 +120,7 @@ class StopSettings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "handling", {**FAILURES_MASKED, **self.handling})  # the only change of a frozen value
 
-    def of(self, stop: Stop) -> Handling:
+    def of(self, stop: StopReason) -> Handling:
         """The handling of a trajectory that stopped like this."""
         return self.handling.get(stop, "train")
 

@@ -21,11 +21,11 @@ from condensegrpo.assembly.parts import (
     shared_options,
 )
 from condensegrpo.assembly.scorers import check_scorers, names_of
-from condensegrpo.config.checks import check_figures
+from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import evaluations
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.plugins import load
+from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.condenser import Counted
 from condensegrpo.episodes.workers.ray_actors import check_ray_installed
 
@@ -64,7 +64,7 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
     check_objects(config, objects)
     if config.rollout.workers.ray:
         check_ray_installed()
-    sampler = type(objects[name]) if (name := config.sampler.name) in objects else load("samplers", name)
+    sampler = type(objects[name]) if (name := config.sampler.name) in objects else load_plugin("samplers", name)
     check_scorers(names_of(built.condenser), sampler, name)
     for tracker in config.trackers:
         plugins.check_plugin("trackers", tracker.name, tracker.options)
@@ -91,7 +91,7 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
             since its counts belong to the rollouts that it serves; an object is, unless it counts.
         objects: plug-ins that were given as objects, by the names that the configuration has for them.
     """
-    check_figures(config)
+    check_values(config)
     shared: dict[str, Any] = {}  # the parts of ``base`` that would be built from the same settings, by name
     if base is not None:
         shared = {name: getattr(base, name) for name, part in BUILT_FROM.items() if part(base.config) == part(config)}

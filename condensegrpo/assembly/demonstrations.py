@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from itertools import count, islice
 
 from condensegrpo.assembly.components import Components, indices
-from condensegrpo.assembly.scorers import NEEDED, frozen_model, names_of, open_scorers, parted
+from condensegrpo.assembly.scorers import NEEDED, frozen_model, names_of, open_scorers, split_layers
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.failures import failure_of, is_ctrl_c
@@ -27,7 +27,7 @@ from condensegrpo.core.protocols.task import (
     Problem,
     Task,
 )
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.group import problem_draw, stream_seed
@@ -37,8 +37,8 @@ from condensegrpo.samplers.scripted import ScriptedSampler
 
 TOGETHER = 16  # episodes of an expert that are played at the same time
 KEPT = 4096  # problems of a task whose episodes are kept: played again they would be the same
-DONE = (Stop.ANSWERED, Stop.FINISHED)  # how an episode of an expert should end
-NO_ROOM = (Stop.TURN_LIMIT, Stop.CONTEXT_OVERFLOW, Stop.OUTPUT_LENGTH)
+DONE = (StopReason.ANSWERED, StopReason.FINISHED)  # how an episode of an expert should end
+NO_ROOM = (StopReason.TURN_LIMIT, StopReason.CONTEXT_OVERFLOW, StopReason.OUTPUT_LENGTH)
 CACHED = 8192  # contexts and replies that are kept in tokens: demonstrations repeat
 
 
@@ -72,10 +72,10 @@ class MadeDemonstrations:
 
     def sound(self, turn: Demonstration, reply: str) -> bool | None:
         """Whether a sampled reply is right in the context of a turn; ``None``: that cannot be judged."""
-        return judged(self.task, turn, reply)
+        return verdict_of(self.task, turn, reply)
 
     def _prompt(self, context: tuple[Message, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        messages = self.renderer.taken_up(self.toolbox.introduced(context))
+        messages = self.renderer.store_media(self.toolbox.introduced(context))
         media = tuple(part.sha256 for message in messages for part in message.media)
         return tuple(self.renderer.prompt(messages)), media
 
@@ -101,7 +101,7 @@ class PlayedDemonstrations:
     def sound(self, turn: Demonstration, reply: str) -> bool | None:
         """The task's verdict, or whether the reply has the words of the expert's."""
         if isinstance(self.task, JudgesReplies):
-            return judged(self.task, turn, reply)
+            return verdict_of(self.task, turn, reply)
         return reply.split() == turn.reply.split()
 
     def _turns(self, seed: int) -> Iterator[DemonstratedTurn]:
@@ -128,7 +128,7 @@ class PlayedDemonstrations:
     async def _played(self, problems: Sequence[Problem], seed: int) -> Sequence[Sequence[DemonstratedTurn]]:
         """The turns of some episodes, none of those that are left out."""
         played = await asyncio.gather(*(self._episode(problem, seed) for problem in problems))
-        failed = [episode for episode in played if episode.stop not in (*DONE, *NO_ROOM, Stop.ABORTED)]
+        failed = [episode for episode in played if episode.stop not in (*DONE, *NO_ROOM, StopReason.ABORTED)]
         short = [episode for episode in played if episode.stop in NO_ROOM]
         if failed or len(short) > len(played) / 2:
             episode = (failed or short)[-1]
@@ -186,7 +186,7 @@ def demonstrations(components: Components, renderer: Renderer, source: str) -> D
         return MadeDemonstrations(task=task, renderer=renderer, toolbox=components.toolbox)
     scorers, unused = names_of(components.condenser), ScriptedSampler([])
     frozen = partial(frozen_model, dtype=config.model.dtype)
-    by_policy = any(parted(name)[0] in NEEDED for name in scorers)
+    by_policy = any(split_layers(name)[0] in NEEDED for name in scorers)
     engine = Engine(
         sampler=unused,
         renderer=renderer,
@@ -219,7 +219,7 @@ def made_turns(task: Demonstrates, seed: int) -> Iterator[Demonstration]:
         raise ValueError("they ended, wanted turns without end, as of a loop that begins again")
 
 
-def judged(task: JudgesReplies, turn: Demonstration, reply: str) -> bool | None:
+def verdict_of(task: JudgesReplies, turn: Demonstration, reply: str) -> bool | None:
     """The task's verdict on a sampled reply in the context of a turn."""
     with _named(task, "sound"):
         return task.sound(turn.context, reply)

@@ -9,7 +9,7 @@ from condensegrpo.assembly.build import build_components
 from condensegrpo.assembly.runtime import evaluation_temperature, open_sampler, renderer_for, trajectory_engine
 from condensegrpo.config.extends import sourced
 from condensegrpo.config.load import validate
-from condensegrpo.config.located import located
+from condensegrpo.config.located import absolute_paths
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import apply_overrides, dump, read_yaml
 from condensegrpo.episodes.engine import Engine
@@ -42,7 +42,7 @@ def open_engine(folder: Path | str, overrides: Sequence[str] = ()) -> Iterator[E
         overrides: ``key=value``, such as ``sampler.name=vllm``.
     """
     file = Path(folder) / CONDENSER
-    settings = located(sourced(read_yaml(file), str(file)), file)
+    settings = absolute_paths(sourced(read_yaml(file), str(file)), file)
     tree = {"model": {"path": str(folder)}, "task": {"name": STAND_IN}, "learner": NOTHING_TRAINED, **settings}
     overrides = (ALONE, *overrides)
     components = build_components(validate(apply_overrides(tree, overrides), source=str(file)))

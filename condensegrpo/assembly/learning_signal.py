@@ -21,7 +21,7 @@ from condensegrpo.assembly.plugins import validated
 from condensegrpo.config.schema import AlgorithmSettings, RunConfig
 from condensegrpo.core.errors import ConfigError, PluginError, ScoreError
 from condensegrpo.core.failures import at_definition, is_ctrl_c, message_of
-from condensegrpo.core.plugins import installed, load
+from condensegrpo.core.plugins import installed, load_plugin
 from condensegrpo.core.wording import did_you_mean
 
 Plugin = TypeVar("Plugin", EstimatorPlugin, LossPlugin)
@@ -75,7 +75,7 @@ def objective(algorithm: AlgorithmSettings) -> ObjectiveFunction:
 
 def declared(kind: str) -> Mapping[str, EstimatorPlugin | LossPlugin]:
     """The installed estimators or losses by name, as their decorators declare them."""
-    return {point.name: load(kind, point.name) for point in installed(kind)}
+    return {point.name: load_plugin(kind, point.name) for point in installed(kind)}
 
 
 def turn_reward_estimators() -> str:
@@ -85,7 +85,7 @@ def turn_reward_estimators() -> str:
 
 
 def _loaded(kind: str, name: str, expected: type[Plugin]) -> Plugin:
-    plugin = load(kind, name)
+    plugin = load_plugin(kind, name)
     if not isinstance(plugin, expected):
         decorator = "estimator" if expected is EstimatorPlugin else "loss"
         module = "advantages" if expected is EstimatorPlugin else "losses"

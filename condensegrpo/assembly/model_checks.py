@@ -15,17 +15,17 @@ from condensegrpo.assembly.scorers import check_models, names_of
 from condensegrpo.config.load import HELD_OUT, longest_request
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError, ContextOverflow
-from condensegrpo.core.failures import Failure, message_of
+from condensegrpo.core.failures import PluginFailure, message_of
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.condenser import Budget, ChecksRoom
-from condensegrpo.core.protocols.environment import Closes, Environment
+from condensegrpo.core.protocols.environment import ClosableEnvironment, Environment
 from condensegrpo.core.protocols.task import Demonstrates, Split
 from condensegrpo.core.threads import result_in_thread
 from condensegrpo.episodes.boundary import asynchronous, first_messages
 from condensegrpo.episodes.chat_template import first_rendering, tool_text
 from condensegrpo.episodes.prompt import check_pinned
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.learner.model_folder import check_heads, check_vocabulary, configuration, positions, sees
+from condensegrpo.learner.model_folder import check_heads, check_vocabulary, configuration, max_positions, sees
 from condensegrpo.learner.targets import check_targets_of
 from condensegrpo.storage.media import MediaFolder
 
@@ -89,16 +89,20 @@ def check_model(components: Components, source: str) -> None:
         check_models(names, source, pinned=_pinned(components, "train"), tokens=tokens)
     with TemporaryDirectory(prefix="condensegrpo-media-") as folder:
         media = MediaFolder(Path(folder))
-        check_prompts(components, lambda varied: renderer_for(varied, source, media), positions=positions(source))
+        check_prompts(
+            components, lambda varied: renderer_for(varied, source, media), max_positions=max_positions(source)
+        )
     if config.model.lora is not None:
         check_targets_of(source, config.model.lora.targets, config.model.vision)
     check_heads(source, config.learner.sequence_parallel)
 
 
-def check_prompts(components: Components, renderer: Callable[[Components], Renderer], positions: int | None) -> None:
+def check_prompts(
+    components: Components, renderer: Callable[[Components], Renderer], max_positions: int | None
+) -> None:
     """Check the chat template and the lengths of what a configuration and its evaluations render."""
     config, rendering = components.config, renderer(components)
-    pinned = rendering.taken_up(_pinned(components, "train"))
+    pinned = rendering.store_media(_pinned(components, "train"))
     first_rendering(lambda: rendering.prompt(pinned))
     if components.toolbox.names:
         rendering.check_roles(pinned, components.toolbox.format.result("call_0", components.toolbox.names[0], "0"))
@@ -106,7 +110,7 @@ def check_prompts(components: Components, renderer: Callable[[Components], Rende
     _check_lengths(components, rendering, pinned)
     for name, varied in components.evaluations.items():
         its_renderer = rendering if varied.toolbox is components.toolbox else renderer(varied)
-        its_pinned = its_renderer.taken_up(_pinned(varied, "eval"))
+        its_pinned = its_renderer.store_media(_pinned(varied, "eval"))
         try:
             if varied.toolbox is not components.toolbox or varied.task is not components.task:
                 check_coverage(varied, its_renderer, its_pinned)
@@ -116,10 +120,10 @@ def check_prompts(components: Components, renderer: Callable[[Components], Rende
                 raise
             raise ConfigError(f"checking evaluate.variants.{name}: {error}") from error
     longest = longest_request(config)
-    if positions is not None and longest > positions:
+    if max_positions is not None and longest > max_positions:
         raise ConfigError(
             f"checking rollout.limits.max_context_tokens: with rollout.limits.max_output_tokens it makes {longest} "
-            f"tokens, and the model has {positions} positions. Lower one of them."
+            f"tokens, and the model has {max_positions} positions. Lower one of them."
         )
 
 
@@ -139,11 +143,11 @@ def _check_lengths(components: Components, renderer: Renderer, pinned: Sequence[
             f"tokens with the chat template, and with a reply of one word {with_reply}. Raise it to at least "
             f"{with_reply}, or set rollout.limits.max_turns=1."
         )
-    room = rollout.condense.room(least, draw=0.0)  # of a condensed prompt
-    if rollout.condense.to is not None and room < tokens:
+    room = rollout.condense.target_tokens(least, draw=0.0)  # of a condensed prompt
+    if rollout.condense.target is not None and room < tokens:
         raise ConfigError(
-            f"checking rollout.condense.to: found {rollout.condense.to:g}, which leaves a condensed prompt {room} "
-            f"tokens; system message and question need {tokens}, which no condenser shortens. Raise it, or "
+            f"checking rollout.condense.target: found {rollout.condense.target:g}, which leaves a condensed prompt "
+            f"{room} tokens; system message and question need {tokens}, which no condenser shortens. Raise it, or "
             f"rollout.limits.max_context_tokens."
         )
     _check_condenser(components, renderer, pinned, least)
@@ -162,7 +166,7 @@ def _pinned(components: Components, split: Split) -> tuple[Message, ...]:
         except CondenseError as error:
             return error
         finally:
-            if isinstance(environment, Closes):
+            if isinstance(environment, ClosableEnvironment):
                 await asynchronous(environment.close(), "close()")
 
     seconds = components.config.rollout.limits.turn_seconds
@@ -172,7 +176,7 @@ def _pinned(components: Components, split: Split) -> tuple[Message, ...]:
     )
     if isinstance(outcome, CondenseError):
         raise outcome
-    if isinstance(outcome, Failure):
+    if isinstance(outcome, PluginFailure):
         raise ConfigError(f"{outcome}. It would fail in every trajectory: fix the task or its data.")
     return components.toolbox.introduced(outcome)
 
@@ -187,7 +191,7 @@ def _check_condenser(components: Components, renderer: Renderer, pinned: Sequenc
         return
     config = components.config
     room = Budget(
-        tokens=config.rollout.condense.room(most, draw=1.0),
+        tokens=config.rollout.condense.target_tokens(most, draw=1.0),
         count=renderer.count,
         request_tokens=most,
         reply_tokens=config.rollout.limits.max_output_tokens,

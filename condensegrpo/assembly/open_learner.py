@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.protocols.pictures import MediaStore
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.learner.attention_kernels import kernels_on
 from condensegrpo.learner.engine import DeepSpeedEngine, open_deepspeed
 from condensegrpo.learner.layers import (
@@ -80,7 +80,7 @@ def choices(config: RunConfig, learner: DeepSpeedEngine) -> list[str]:
     notes = [learner.module.describe(learner.device)]
     if checkpointed := _checkpointed(config, learner.module.policy):
         notes.append(
-            f"{counted(checkpointed, 'decoder layer')} of {_layers(learner.module.policy)} computed again in backward; "
+            f"{plural(checkpointed, 'decoder layer')} of {_layers(learner.module.policy)} computed again in backward; "
             f"all of them are a third more computation (learner.checkpoint_activations)"
         )
     if learner.module.compilation:

@@ -12,7 +12,7 @@ from condensegrpo.config.schema import Plugin, RunConfig, StagePlugin, WeightedP
 from condensegrpo.config.yaml_tree import parse
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.failures import at_definition, plugin_code
-from condensegrpo.core.plugins import load
+from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.condenser import Condenser, Stage
 from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardPart, TurnReward
 from condensegrpo.core.protocols.task import Task
@@ -50,7 +50,7 @@ def _loaded_task(config: RunConfig) -> object:
 
 def _check_data(name: str, options: Mapping[str, object]) -> None:
     """Check that a task that reads files is given them: its options of these names are keys of ``task``."""
-    parameters = inspect.signature(load("tasks", name)).parameters
+    parameters = inspect.signature(load_plugin("tasks", name)).parameters
     for key in ("data", "eval_data"):
         if key not in options and key in parameters and parameters[key].default is inspect.Parameter.empty:
             raise ConfigError(
@@ -218,7 +218,7 @@ def _tools(config: RunConfig, form: ToolFormat, sandbox: Sandbox, objects: Objec
 
 def _tool(plugin: Plugin, sandbox: Sandbox, objects: Objects) -> Tool:
     """A function is the tool; a class is built with its options, and its ``__call__`` is the tool."""
-    loaded: Any = object_or(objects, plugin, lambda: load("tools", plugin.name))
+    loaded: Any = object_or(objects, plugin, lambda: load_plugin("tools", plugin.name))
     isclass = inspect.isclass(loaded)
     if plugin.options and not isclass:
         raise ConfigError(
@@ -236,7 +236,7 @@ def _tool(plugin: Plugin, sandbox: Sandbox, objects: Objects) -> Tool:
 
 def check_tracker(name: str) -> None:
     """Check that a tracker that is a class has the methods of its protocols; it is opened when the run starts."""
-    factory = load("trackers", name)
+    factory = load_plugin("trackers", name)
     if isinstance(factory, type):
         _with_methods(factory, name, Tracker)
         for protocol in (StartsRun, LogsTables):

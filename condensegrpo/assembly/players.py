@@ -12,11 +12,11 @@ from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
 from condensegrpo.assembly.scorers import frozen_model
 from condensegrpo.attention.scorer import VersionedAttention
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.failures import Failure
+from condensegrpo.core.failures import PluginFailure
 from condensegrpo.core.protocols.condenser import any_holds_model
 from condensegrpo.core.protocols.sampler import RepliesToMessages, Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.episodes.group import ProblemGroup
 from condensegrpo.episodes.player import LocalPlayer, OnScored
 from condensegrpo.episodes.settings import Workers
@@ -55,7 +55,7 @@ def local_player(
     return LocalPlayer(environment=components.task.environment, engine=engine, reward=components.reward)
 
 
-class Players:
+class RolloutPlayers:
     """Makes the players of a process that holds a sampler. Its workers are started when a batch first needs them."""
 
     def __init__(
@@ -121,7 +121,7 @@ class SharingPlayer:
     workers: Callable[..., int]  # of a batch of so many groups and trajectories
     condensing: float = 0.0  # of the workers
     counted: Counter[str] = field(default_factory=Counter)  # by the condensers of the workers
-    failed: list[Failure] = field(default_factory=list)  # to count
+    failed: list[PluginFailure] = field(default_factory=list)  # to count
 
     async def play(
         self, batch: Sequence[ProblemGroup], *, samples: int, run_seed: int, step: int, on_scored: OnScored
@@ -141,7 +141,7 @@ class SharingPlayer:
         )
         self.condensing += max((report.condensing for report in reports), default=0.0)  # they condense at the same time
         for report in reports:
-            if isinstance(report.counts, Failure):
+            if isinstance(report.counts, PluginFailure):
                 self.failed.append(report.counts)
             else:
                 self.counted.update(report.counts)
@@ -198,9 +198,9 @@ def described_workers(components: Components) -> str:
     trajectories = groups * schedule.samples_per_problem
     number = _workers_of(components).number(groups=groups, trajectories=trajectories, cpus=cpus)
     kind = "Ray actor" if workers.ray else "worker process"
-    where = f"in {counted(number, kind, f'{kind}s' if workers.ray else f'{kind}es')}" if number else "in this process"
+    where = f"in {plural(number, kind, f'{kind}s' if workers.ray else f'{kind}es')}" if number else "in this process"
     chosen = workers == Workers()
-    why = f"{counted(trajectories, 'trajectory', 'trajectories')} a step, {counted(cpus, 'CPU')}"
+    why = f"{plural(trajectories, 'trajectory', 'trajectories')} a step, {plural(cpus, 'CPU')}"
     if chosen and _workers_of(components) != workers:
         why = "a part is an object" if components.objects else "condenser or reward holds a model"
     return f"rollouts {where}{' of each rank' if number else ''}: {why if chosen else 'set by rollout.workers'}"

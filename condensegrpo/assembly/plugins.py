@@ -21,7 +21,7 @@ from pydantic_core import SchemaError
 from condensegrpo.core.credentials import without_credentials
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.failures import at_definition, plugin_code
-from condensegrpo.core.plugins import load
+from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.wording import did_you_mean
 
 NOTHING: Mapping[str, object] = {}
@@ -57,7 +57,7 @@ def build_plugin(kind: str, name: str, options: Mapping[str, object], supplied: 
         supplied: arguments that the assembly offers, passed where the signature has a parameter of the name and the
             options do not set it.
     """
-    factory, where = load(kind, name), _where(kind, name)
+    factory, where = load_plugin(kind, name), _where(kind, name)
     return _called(factory, where, options, _arguments(kind, factory, where, options, supplied))
 
 
@@ -68,7 +68,7 @@ def check_plugin(
 
     The ``check_options`` of a plug-in that has one is called with the arguments.
     """
-    factory, where = load(kind, name), _where(kind, name)
+    factory, where = load_plugin(kind, name), _where(kind, name)
     given = _arguments(kind, factory, where, options, supplied)
     if isinstance(factory, ChecksOptions):
         _called(factory.check_options, where, options, given)

@@ -16,13 +16,13 @@ from condensegrpo.assembly.runtime import renderer_with
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, ModelMissing
 from condensegrpo.core.failures import plugin_code
-from condensegrpo.core.plugins import load
-from condensegrpo.core.protocols.condenser import Writes
+from condensegrpo.core.plugins import load_plugin
+from condensegrpo.core.protocols.condenser import WritesSummaries
 from condensegrpo.core.protocols.reward import SumsParts, TurnReward
 from condensegrpo.core.protocols.sampler import ChecksTraining
 from condensegrpo.core.protocols.task import LeavesOut, Task
-from condensegrpo.core.trajectory import Stop
-from condensegrpo.core.wording import counted
+from condensegrpo.core.trajectory import StopReason
+from condensegrpo.core.wording import plural
 from condensegrpo.learner.model_folder import check_divided, local_source
 from condensegrpo.learner.new_model import new_tokenizer, seeing_tokenizer
 from condensegrpo.learner.settings import NewModel
@@ -57,7 +57,7 @@ def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ..
     config, name = components.config, components.config.sampler.name
     if not resumed:
         _check_folder(config)
-    sampler = components.objects[name] if name in components.objects else load("samplers", name)
+    sampler = components.objects[name] if name in components.objects else load_plugin("samplers", name)
     if isinstance(sampler, ChecksTraining):
         with plugin_code(f"calling check_training of the sampler {name}", ConfigError):
             try:
@@ -81,7 +81,7 @@ def check_settings(components: Components) -> tuple[str, ...]:
     config, condenser, task = components.config, components.condenser, components.task
     _check_learning(components)
     _check_variants(components)
-    writes = isinstance(condenser, Writes) and condenser.writes > 0
+    writes = isinstance(condenser, WritesSummaries) and condenser.writes > 0
     if config.rollout.condense.writer == "initial" and not writes:
         raise ConfigError(
             f"checking rollout.condense.writer: found initial, and the condenser {config.condenser.name} asks for no "
@@ -90,9 +90,7 @@ def check_settings(components: Components) -> tuple[str, ...]:
     check_disjoint(components)
     notes = list(_check_policy(components))
     if isinstance(task, LeavesOut) and task.left_out:
-        notes.append(
-            f"{counted(task.left_out, 'training problem')} left out: the evaluation data has the same question"
-        )
+        notes.append(f"{plural(task.left_out, 'training problem')} left out: the evaluation data has the same question")
     return tuple(notes)
 
 
@@ -155,7 +153,7 @@ def _check_learning(components: Components) -> None:
     if config.train.steps and count > size:
         raise ConfigError(
             f"checking train.problems_per_step: found {count}, and the task has "
-            f"{counted(size, 'training problem')}; a step would sample the same problem several times. Lower it to at "
+            f"{plural(size, 'training problem')}; a step would sample the same problem several times. Lower it to at "
             f"most {size}, or give more data."
         )
     if config.train.steps and config.rollout.temperature == 0:
@@ -163,7 +161,7 @@ def _check_learning(components: Components) -> None:
             "checking rollout.temperature: found 0, under which all samples of a problem are the same, so that none "
             "has an advantage. Set it above 0; evaluate.temperature=0 evaluates greedily."
         )
-    if config.train.steps and all(config.algorithm.stops.of(stop) == "mask" for stop in Stop):
+    if config.train.steps and all(config.algorithm.stops.of(stop) == "mask" for stop in StopReason):
         raise ConfigError(
             "checking algorithm.stops.handling: every stop reason is masked, so that no trajectory ever trains. Set "
             "that of answered to train."
@@ -196,7 +194,7 @@ def _check_policy(components: Components) -> Iterator[str]:
     if config.model.new is not None:
         made = made_tokenizer(task, config.model.new)
         positions = config.model.new.max_positions
-        check_prompts(components, lambda varied: renderer_with(varied, made, stop_ids=()), positions=positions)
+        check_prompts(components, lambda varied: renderer_with(varied, made, stop_ids=()), max_positions=positions)
         heads = config.model.new.heads
         check_divided("model.new", heads, heads, config.learner.sequence_parallel)
         return

@@ -7,12 +7,12 @@ from inspect import Signature, signature
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.failures import Failure, at_definition
+from condensegrpo.core.failures import PluginFailure, at_definition
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardResult, SumsParts, TurnReward
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.threads import result_in_thread
-from condensegrpo.core.trajectory import Stop, Trajectory, Turn
+from condensegrpo.core.trajectory import StopReason, Trajectory, Turn
 from condensegrpo.episodes.scoring import named, score_of
 
 SECONDS = 10.0  # that a reward may take for the trial
@@ -80,7 +80,7 @@ def _episode(problem: Problem) -> Trajectory:
         question=problem.question,
         ground_truth=problem.answer,
         turns=(replace(turn, reply=Message(role="assistant", content="…")), turn),
-        stop=Stop.ANSWERED,
+        stop=StopReason.ANSWERED,
         answer=answer,
         seconds=1.0,
     )
@@ -91,7 +91,7 @@ def _tried(reward: Reward | GroupReward | TurnReward, episode: Trajectory, probl
     given = (episode, replace(episode, id="0/0/1", sample=1)) if isinstance(reward, GroupReward) else episode
     name = named(reward)
     returned = result_in_thread(partial(_method(reward), given, problem), name=name, seconds=SECONDS)
-    if isinstance(returned, Failure):
+    if isinstance(returned, PluginFailure):
         return f"{returned}; that was a made-up episode, so what it returns is not checked until the first real one"
     if fault := _fault(reward, returned, episode):
         raise ConfigError(f"trying {name} on a made-up episode{at_definition(reward)}: {fault}.")
@@ -114,7 +114,7 @@ def _fault(reward: Reward | GroupReward | TurnReward, returned: object, episode:
 def _refused(reward: Reward | GroupReward | TurnReward, result: object, episode: Trajectory) -> str:
     """Why a result is no score of the episode; empty: it is one."""
     score = score_of(result, episode, reward)
-    if not isinstance(score, Failure):
+    if not isinstance(score, PluginFailure):
         return ""
     plain = score.error in ("TypeError", "ValueError", "ScoreError")
     return score.message if plain else str(replace(score, source=""))

@@ -16,15 +16,15 @@ from condensegrpo.config.schema import RunConfig, SamplerPlugin
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.failures import at_definition, plugin_code
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.plugins import load
+from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.pictures import ExpandsPictures
 from condensegrpo.core.protocols.sampler import (
     ChecksTraining,
-    Describes,
-    Measures,
+    DescribesSettings,
+    LogprobSampler,
     RepliesToMessages,
     Sampler,
-    Sleeps,
+    SleepingSampler,
     StagesWeights,
 )
 from condensegrpo.core.protocols.tracker import Tracker
@@ -41,7 +41,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-METHODS = (Sampler, Sleeps, StagesWeights, Describes, Measures, RepliesToMessages, ChecksTraining)
+METHODS = (
+    Sampler,
+    SleepingSampler,
+    StagesWeights,
+    DescribesSettings,
+    LogprobSampler,
+    RepliesToMessages,
+    ChecksTraining,
+)
 COPYING = "transformers"  # the sampler that holds a copy of the initial policy
 
 
@@ -88,7 +96,7 @@ def close_sampler(sampler: Sampler, observer: Observer) -> None:
         with plugin_code("closing the sampler", SamplerError):
             sampler.close()
     except SamplerError as error:
-        observer.say(str(error))
+        observer.notice(str(error))
 
 
 def _sampler_arguments(
@@ -217,7 +225,7 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
     if config.sampler.name in objects:
         given = object_or(objects, config.sampler, lambda: None)
         _check_methods(config.sampler.name, given)
-        if config.rollout.answer_form is not None and not isinstance(given, Measures):
+        if config.rollout.answer_form is not None and not isinstance(given, LogprobSampler):
             raise _cannot_measure(config)
         return
     name, lora = config.sampler.name, config.model.lora
@@ -232,10 +240,10 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
             f"checking model.lora.sampler: found native, and the sampler {name} takes merged weights "
             f"only. Set model.lora.sampler=merged, or sampler.name=vllm or vllm_server."
         )
-    sampler = load("samplers", name)
+    sampler = load_plugin("samplers", name)
     if isinstance(sampler, type):
         _check_methods(name, sampler)
-    if config.rollout.answer_form is not None and isinstance(sampler, type) and not issubclass(sampler, Measures):
+    if config.rollout.answer_form is not None and isinstance(sampler, type) and not issubclass(sampler, LogprobSampler):
         raise _cannot_measure(config)
     confident = config.rollout.stop_when_confident
     if confident is not None and isinstance(sampler, type) and issubclass(sampler, RepliesToMessages):
@@ -257,7 +265,7 @@ def _answer_probe(config: RunConfig, renderer: Renderer, sampler: Sampler) -> An
     """Measures the ground truth after every prompt, if the configuration asks for it."""
     if config.rollout.answer_form is None:
         return None
-    if not isinstance(sampler, Measures):
+    if not isinstance(sampler, LogprobSampler):
         raise _cannot_measure(config)
     return AnswerProbe(model=sampler, renderer=renderer, form=config.rollout.answer_form)
 

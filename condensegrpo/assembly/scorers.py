@@ -13,16 +13,19 @@ from condensegrpo.attention.scorer import AttentionScorer, LeaveOneOut, Versione
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols.condenser import Condenser, RanksUnits, UnitScorer
-from condensegrpo.core.protocols.sampler import Attends, Measures, Sampler
+from condensegrpo.core.protocols.sampler import AttentionSampler, LogprobSampler, Sampler
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.learner.model_folder import check_vocabulary, configuration, end_ids, load_tokenizer, positions
+from condensegrpo.learner.model_folder import check_vocabulary, configuration, end_ids, load_tokenizer, max_positions
 
 if TYPE_CHECKING:
     from condensegrpo.samplers.transformers import TransformersSampler
 
 POLICY, ORACLE = "policy", "leave_one_out"  # any other name is the folder or Hub id of a frozen model
 LAYERS = re.compile(r"(?P<model>.+)@(?P<layers>\d+(,\d+)*)")
-NEEDED: Mapping[str, type] = {POLICY: Attends, ORACLE: Measures}  # the protocol that the sampler must have
+NEEDED: Mapping[str, type] = {
+    POLICY: AttentionSampler,
+    ORACLE: LogprobSampler,
+}  # the protocol that the sampler must have
 
 
 def names_of(condenser: Condenser) -> Sequence[str]:
@@ -37,7 +40,7 @@ def check_scorers(names: Sequence[str], sampler: object, sampler_name: str) -> N
         sampler: its class; any other factory is not checked.
     """
     for name in names:
-        model, _ = parted(name)
+        model, _ = split_layers(name)
         if model in NEEDED and isinstance(sampler, type) and not issubclass(sampler, NEEDED[model]):
             lacking = "capture its model's attention" if model == POLICY else "measure the probability of a reply"
             able = "transformers" if model == POLICY else "transformers or vllm"
@@ -58,7 +61,7 @@ def check_models(names: Sequence[str], source: str, *, pinned: Sequence[Message]
     from condensegrpo.attention.capture import check_layers, check_supported  # imports transformers
 
     for name in names:
-        model, layers = parted(name)
+        model, layers = split_layers(name)
         if model == ORACLE:
             continue
         try:
@@ -82,7 +85,7 @@ def _check_frozen(name: str, path: str, pinned: Sequence[Message], tokens: int) 
         raise ConfigError(
             f"setting up the scorer {name!r} of the condenser: {error} Name a model whose chat template renders it."
         ) from error
-    room = positions(path)
+    room = max_positions(path)
     if room is not None and room < tokens:
         raise ConfigError(
             f"setting up the scorer {name!r} of the condenser: it has {room} positions, and prompts up to {tokens} "
@@ -90,7 +93,7 @@ def _check_frozen(name: str, path: str, pinned: Sequence[Message], tokens: int) 
         )
 
 
-def parted(name: str) -> tuple[str, tuple[int, ...]]:
+def split_layers(name: str) -> tuple[str, tuple[int, ...]]:
     """The model of a scorer and its layers; () means the default layers: policy@0,1 ─▶ policy, (0, 1)."""
     match = LAYERS.fullmatch(name)
     return (match["model"], tuple(map(int, match["layers"].split(",")))) if match else (name, ())
@@ -111,10 +114,10 @@ def open_scorers(
 
 
 def _opened(name: str, sampler: Sampler, renderer: Renderer, frozen: Callable[[str], VersionedAttention]) -> UnitScorer:
-    model, layers = parted(name)
-    if model == POLICY and isinstance(sampler, Attends):
+    model, layers = split_layers(name)
+    if model == POLICY and isinstance(sampler, AttentionSampler):
         return AttentionScorer(sampler, renderer, layers=layers)
-    if model == ORACLE and isinstance(sampler, Measures):
+    if model == ORACLE and isinstance(sampler, LogprobSampler):
         return LeaveOneOut(sampler, renderer)
     return _frozen(model, layers, frozen)
 
@@ -135,14 +138,14 @@ def frozen_model(path: str, dtype: Literal["float32", "bfloat16"]) -> "Transform
 def frozen_scorers(names: Sequence[str]) -> dict[str, UnitScorer]:
     """Scorers without a policy: each is a frozen model, which reads as many tokens at once as it has positions."""
     for name in names:
-        if parted(name)[0] in NEEDED:
+        if split_layers(name)[0] in NEEDED:
             raise ConfigError(
                 f"setting up the scorer {name!r} of the condenser: there is no policy here. Name a frozen model: its "
                 f"folder or Hub id, such as scorer=path/to/model."
             )
     check_models(names, "", pinned=(Message(role="user", content="?"),), tokens=0)
-    model, opened = partial(frozen_model, dtype="float32"), ((name, *parted(name)) for name in names)
-    return {name: _WithinPositions(_frozen(path, layers, model), positions(path)) for name, path, layers in opened}
+    model, opened = partial(frozen_model, dtype="float32"), ((name, *split_layers(name)) for name in names)
+    return {name: _WithinPositions(_frozen(path, layers, model), max_positions(path)) for name, path, layers in opened}
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import History, Unit, flatten
-from condensegrpo.core.protocols.sampler import Attends, AttentionQuery, Measures, TokenAttention
+from condensegrpo.core.protocols.sampler import AttentionQuery, AttentionSampler, LogprobSampler, TokenAttention
 from condensegrpo.core.request_queue import SharedResults
 from condensegrpo.episodes.render import Located, Renderer
 
@@ -208,7 +208,7 @@ CALIBRATION = "N/A"  # question without content, for calibration
 WINDOW = 64  # most query tokens: half of them from the question
 
 
-class VersionedAttention(Attends, Protocol):
+class VersionedAttention(AttentionSampler, Protocol):
     """A sampler that captures attention and has a version of its weights."""
 
     @property
@@ -247,7 +247,7 @@ class AttentionScorer:
         text = next((words for words in texts if words.strip()), "")
         question = self.renderer.text_ids(text)[-(self.window // 2) :] or self._calibration
         room = tokens - max(len(question), len(self._calibration))
-        parts = list(pages(split_history(history, self.renderer.located(history.messages)), room))
+        parts = list(pages(split_history(history, self.renderer.content_spans(history.messages)), room))
         queries = (
             AttentionQuery(
                 prompt_ids=page.ids,
@@ -282,7 +282,7 @@ class ScriptedScorer:
         return [[self._score(unit) for unit in history.units] for history in histories]
 
 
-class VersionedMeasures(Measures, Protocol):
+class VersionedMeasures(LogprobSampler, Protocol):
     """A sampler that measures replies and has a version of its weights."""
 
     @property
@@ -314,7 +314,7 @@ class LeaveOneOut:
         return (*(max(loss, 0.0) for loss in await losses(self.model, self.renderer, before, output)), 0.0)
 
 
-async def losses(model: Measures, renderer: Renderer, history: History, output_ids: Sequence[int]) -> list[float]:
+async def losses(model: LogprobSampler, renderer: Renderer, history: History, output_ids: Sequence[int]) -> list[float]:
     """The log-probability that an output loses without each unit of its history.
 
         log π(o | pinned, u_0 … u_n) − log π(o | pinned, u_0 … u_n without u_i),  nats, for every i

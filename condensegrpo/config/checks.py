@@ -4,7 +4,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 
 
-def check_figures(config: RunConfig) -> None:
+def check_values(config: RunConfig) -> None:
     """Check keys against each other."""
     anchors = config.algorithm.advantage.context_anchors
     if anchors is not None and not 0 < anchors[0] < anchors[1]:
@@ -60,7 +60,7 @@ def _check_lengths(config: RunConfig) -> None:
 def _check_condensing(config: RunConfig) -> None:
     rollout = config.rollout
     figures = (
-        ("rollout.condense.share", rollout.condense.share, 1.0),
+        ("rollout.condense.threshold", rollout.condense.threshold, 1.0),
         ("rollout.condense.jitter", rollout.condense.jitter, 0.0),
     )
     idle = [f"{key}={value}" for key, value, default in figures if value != default]
@@ -69,10 +69,10 @@ def _check_condensing(config: RunConfig) -> None:
             f"checking {' and '.join(idle)}: rollout.condense.when is every_turn, which condenses at any length. "
             f"Set rollout.condense.when=over_budget, or remove the key."
         )
-    if rollout.condense.to is not None and rollout.condense.to > rollout.condense.share:
+    if rollout.condense.target is not None and rollout.condense.target > rollout.condense.threshold:
         raise ConfigError(
-            f"checking rollout.condense.to: found {rollout.condense.to}, above rollout.condense.share="
-            f"{rollout.condense.share}; a condensed prompt would be condensed again at once. Lower it."
+            f"checking rollout.condense.target: found {rollout.condense.target}, above rollout.condense.threshold="
+            f"{rollout.condense.threshold}; a condensed prompt would be condensed again at once. Lower it."
         )
     if rollout.condense.writer == "policy":
         return

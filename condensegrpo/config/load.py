@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from condensegrpo.config.extends import OVERRIDE, layered, shipped_file, shipped_files, shipped_name, sourced
 from condensegrpo.config.extends import origins as origins_of
-from condensegrpo.config.located import SHIPPED, located
+from condensegrpo.config.located import SHIPPED, absolute_paths
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import KeyPath, apply_overrides, dump, dump_commented, parse
 from condensegrpo.core.errors import ConfigError
@@ -25,7 +25,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     A value is read as YAML: ``train.steps=20``, ``rollout.tools.use=[calculator]``, ``model.new=null``. Paths that are
     relative to another folder are absolute in it, see ``located.py``.
     """
-    tree = located(_with_origins(layered(path), overrides), path)
+    tree = absolute_paths(_with_origins(layered(path), overrides), path)
     return validate(tree, source=str(path), overrides=overrides)
 
 

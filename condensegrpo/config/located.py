@@ -25,7 +25,7 @@ SHIPPED = Path(str(files("condensegrpo.configs"))).parent  # with configs/ and s
 VARIANTS = ("evaluate", "variants")  # by name, overrides: key=value
 
 
-def located(tree: Any, file: Path) -> Any:  # noqa: ANN401  a YAML tree
+def absolute_paths(tree: Any, file: Path) -> Any:  # noqa: ANN401  a YAML tree
     """The plain tree of a YAML file and overrides with origins, whose paths are found from the working directory."""
     here, start = working_directory(), started_in(file.parent)
 

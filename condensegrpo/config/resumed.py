@@ -13,7 +13,7 @@ from typing import Any
 
 from condensegrpo.config.extends import sourced
 from condensegrpo.config.load import load_config, validate
-from condensegrpo.config.located import is_same_file, located
+from condensegrpo.config.located import absolute_paths, is_same_file
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import dump
 from condensegrpo.core.errors import ConfigError
@@ -156,7 +156,7 @@ def _records(folder: RunFolder) -> list[tuple[int, Any]]:
 
 def _located(folder: RunFolder, tree: object) -> Any:  # noqa: ANN401  a YAML tree
     """A recorded configuration whose paths are found from the working directory."""
-    return located(sourced(tree, str(folder.configurations)), folder.config)
+    return absolute_paths(sourced(tree, str(folder.configurations)), folder.config)
 
 
 def _named_as(record: Any, found: Any, tree: Any) -> Any:  # noqa: ANN401  YAML trees

@@ -20,7 +20,7 @@ from condensegrpo.algorithms.settings import (
     StopSettings,
 )
 from condensegrpo.config.yaml_tree import Section
-from condensegrpo.episodes.settings import Confidence, Limits, ToolLimits, Trigger, Workers, check_form
+from condensegrpo.episodes.settings import CondenseSettings, ConfidenceSettings, Limits, ToolLimits, Workers, check_form
 from condensegrpo.learner.settings import (
     TIMEOUT_MINUTES,
     Checkpointing,
@@ -162,14 +162,14 @@ class RolloutSettings(Section):
     """How trajectories are sampled."""
 
     limits: Limits = Limits()
-    condense: Trigger = Trigger()
+    condense: CondenseSettings = CondenseSettings()
     tools: ToolSettings = ToolSettings()
     temperature: float = Field(default=1.0, ge=0)
     template_options: dict[str, Any] = {}
     """Extra variables of the chat template, such as enable_thinking."""
     answer_form: str | None = None
     """How an answer is written, such as <answer>{answer}</answer>; null: log π(answer|context) is not measured."""
-    stop_when_confident: Confidence | None = None
+    stop_when_confident: ConfidenceSettings | None = None
     """null: a trajectory ends only when the policy gives its answer."""
 
     staleness: int = Field(default=0, ge=0)

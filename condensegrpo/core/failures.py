@@ -23,7 +23,7 @@ MESSAGE_CHARACTERS = 400  # of an exception
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class PluginFailure:
     """What a plug-in raised, or why its call was abandoned."""
 
     source: str  # which plug-in: the reward Brief
@@ -38,7 +38,7 @@ class Failure:
         return f"{text} ({self.location})" if self.location else text
 
 
-def failure_of(source: str, error: BaseException, *, plugin: object = None) -> Failure:
+def failure_of(source: str, error: BaseException, *, plugin: object = None) -> PluginFailure:
     """The failure of an exception.
 
     Args:
@@ -47,7 +47,7 @@ def failure_of(source: str, error: BaseException, *, plugin: object = None) -> F
             lines raised, such as a check of what it returned.
     """
     walked = list(traceback.walk_tb(error.__traceback__))
-    return Failure(
+    return PluginFailure(
         source=source,
         error=type(error).__name__,
         message=" ".join(str(error).split())[:MESSAGE_CHARACTERS],

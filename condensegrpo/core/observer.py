@@ -24,13 +24,13 @@ class Observer:
     def evaluated(self, step: int, evaluations: Sequence[Evaluation]) -> None:
         """The policy after ``step`` steps was evaluated."""
 
-    def failed(self, text: str, traceback: str) -> None:
+    def trajectories_failed(self, text: str, traceback: str) -> None:
         """Trajectories failed; ``text`` is one line, ``traceback`` is empty where nothing was raised."""
 
-    def say(self, text: str) -> None:
+    def notice(self, text: str) -> None:
         """Something happened that a person should know."""
 
-    def record(self, text: str) -> None:
+    def log_lines(self, text: str) -> None:
         """Lines for the log alone, such as the versions of packages."""
 
 
@@ -59,6 +59,6 @@ class Observers(Observer):
     advance = _to_all(Observer.advance)
     step = _to_all(Observer.step)
     evaluated = _to_all(Observer.evaluated)
-    failed = _to_all(Observer.failed)
-    say = _to_all(Observer.say)
-    record = _to_all(Observer.record)
+    trajectories_failed = _to_all(Observer.trajectories_failed)
+    notice = _to_all(Observer.notice)
+    log_lines = _to_all(Observer.log_lines)

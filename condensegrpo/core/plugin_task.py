@@ -30,9 +30,9 @@ from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
-from condensegrpo.core.failures import Failure, location_of
+from condensegrpo.core.failures import PluginFailure, location_of
 from condensegrpo.core.threads import DaemonThread, abandon, too_many_abandoned
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 
 T = TypeVar("T")
 RunStep = Callable[[Callable[[], object]], object]
@@ -55,7 +55,7 @@ class Blocked(Exception):
 
 async def result_of_task(
     work: Coroutine[Any, Any, T], *, name: str, step_seconds: float, seconds: float | None, setting: str = ""
-) -> T | Failure:
+) -> T | PluginFailure:
     """The result of a coroutine of a plug-in, or why there is none: time limit exceeded, loop blocked, cancelled.
 
     It runs in a task of its own: if it ignores its cancellation it is abandoned, and if it raises ``CancelledError`` or
@@ -67,16 +67,16 @@ async def result_of_task(
         seconds: for all of the work; None: no limit.
         setting: the configuration key of that limit, for the failure; empty: there is none.
     """
-    task = plugin_task(work, name=name, seconds=step_seconds)
+    task = start_plugin_task(work, name=name, seconds=step_seconds)
     try:
         if not await wait_for_task(task, seconds) and seconds is not None:
-            message = f"no result within {counted(seconds, 'second')}{setting and f' ({setting})'}"
-            return Failure(source=name, error="", message=message, location=location_of(_suspended(work)))
+            message = f"no result within {plural(seconds, 'second')}{setting and f' ({setting})'}"
+            return PluginFailure(source=name, error="", message=message, location=location_of(_suspended(work)))
         if task.cancelled():
-            return Failure(source=name, error="CancelledError", message="it cancelled itself")
+            return PluginFailure(source=name, error="CancelledError", message="it cancelled itself")
         return task.result()
     except Blocked as blocked:
-        return Failure(source=name, error="", message=blocked.message, location=blocked.location)
+        return PluginFailure(source=name, error="", message=blocked.message, location=blocked.location)
     finally:
         if task.cancel():
             task.add_done_callback(_retrieve)
@@ -84,7 +84,7 @@ async def result_of_task(
             _retrieve(task)
 
 
-def plugin_task(work: Coroutine[Any, Any, T], *, name: str, seconds: float) -> asyncio.Task[T]:
+def start_plugin_task(work: Coroutine[Any, Any, T], *, name: str, seconds: float) -> asyncio.Task[T]:
     """Start a coroutine of a plug-in as a task, like ``asyncio.create_task``. Tasks that it creates are run likewise.
 
     Args:
@@ -220,7 +220,7 @@ class _Workers:
             self.lost += seconds
             self.strikes[limit.name] += 1
             raise Blocked(
-                f"it held up the event loop for more than {counted(seconds, 'second')}, and was abandoned; put "
+                f"it held up the event loop for more than {plural(seconds, 'second')}, and was abandoned; put "
                 f"blocking code into asyncio.to_thread",
                 location,
             ) from None

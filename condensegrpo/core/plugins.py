@@ -21,8 +21,10 @@ from condensegrpo.core.process import looked_in
 from condensegrpo.core.wording import did_you_mean
 
 OBJECT = "python:"  # begins the name that a configuration has for a plug-in given as an object
-Written = tuple[int, int] | None  # when a file was written, and its size; None: it is gone
-_files = dict[str, tuple[str, Written]]()  # the modules that files of plug-ins brought: their files as they were then
+WriteStamp = tuple[int, int] | None  # when a file was written, and its size; None: it is gone
+_files = dict[
+    str, tuple[str, WriteStamp]
+]()  # the modules that files of plug-ins brought: their files as they were then
 _loaded = set[Path]()  # the folders of the files of plug-ins
 KINDS = (*("condensers", "rewards", "tasks", "tools", "tool_formats", "estimators", "losses", "samplers", "trackers"),)
 
@@ -40,7 +42,7 @@ def _entry_points(path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]
     return {kind: tuple(sorted(found, key=lambda point: point.name)) for kind, found in by_kind.items()}
 
 
-def load(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names
+def load_plugin(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names
     """The object that a plug-in's name stands for: a class or function, not yet called."""
     if name.startswith(OBJECT):
         key = "rollout.tools.use" if kind == "tools" else f"{kind.removesuffix('s')}.name"
@@ -149,7 +151,7 @@ def forget_edited() -> None:
         _files.clear()
 
 
-def _written(file: str) -> Written:
+def _written(file: str) -> WriteStamp:
     """When a file was written, and its size; None: it is gone."""
     try:
         status = os.stat(file)

@@ -21,7 +21,7 @@ from typing import NoReturn
 STOP_SECONDS = 15  # between SIGTERM and SIGKILL
 
 
-def guarded(serve: Callable[[], None], *, watched: str | None = None, left: str | None = None) -> NoReturn:
+def run_supervised(serve: Callable[[], None], *, watched: str | None = None, left: str | None = None) -> NoReturn:
     """Run a server in a process of its own, and end its process group when it, this process or the run ends.
 
     SIGINT and SIGTERM are passed to the server, which has ``STOP_SECONDS`` to end. Call it before threads are started:
@@ -91,4 +91,4 @@ def _become_command() -> None:
 
 if __name__ == "__main__":
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    guarded(_become_command, watched="")
+    run_supervised(_become_command, watched="")

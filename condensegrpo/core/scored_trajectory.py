@@ -1,7 +1,7 @@
 """A trajectory with its score and figures: what sampling and scoring hand to training, evaluation and storage.
 
 Metrics, the console, the tables of trackers, the inspector, the report and DataFrames take a figure from here; only
-what needs texts or contexts reads the trajectory. A new figure is a field of ``TrajectoryFigures``, its computation in
+what needs texts or contexts reads the trajectory. A new figure is a field of ``TrajectoryStats``, its computation in
 ``figures_of``, and a line in the table that shows it. Standard library only.
 
 Information of contexts about the answer: I_t = log π(ground truth | c_t) in nats, see episodes/information.py; None
@@ -16,7 +16,7 @@ from itertools import pairwise, zip_longest
 from statistics import fmean
 from typing import NamedTuple, Self
 
-from condensegrpo.core.trajectory import Score, SpanStatus, Stop, Trajectory
+from condensegrpo.core.trajectory import Score, SpanStatus, StopReason, Trajectory
 
 
 class InformationChange(NamedTuple):
@@ -81,18 +81,20 @@ def description(change: InformationChange) -> str:
     return f"information about the answer {course} when {cause}".replace("-", "−")
 
 
-TRUNCATED = frozenset({Stop.OUTPUT_LENGTH, Stop.CONTEXT_OVERFLOW})  # stops because a token budget was used up
+TRUNCATED = frozenset(
+    {StopReason.OUTPUT_LENGTH, StopReason.CONTEXT_OVERFLOW}
+)  # stops because a token budget was used up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrajectoryFigures:
+class TrajectoryStats:
     """The figures of one scored trajectory: some hundred bytes when pickled, whatever its length."""
 
     id: str
     problem_id: str
     group_id: str
     sample: int
-    stop: Stop
+    stop: StopReason
     truncated: bool  # it stopped because a token budget was used up
     seconds: float
     total: float  # R^O, of its score
@@ -125,7 +127,7 @@ class TrajectoryFigures:
     judged: bool = True  # False: no reward saw it, as in runs of the proxy; ``total`` and ``correct`` say nothing
 
 
-def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryFigures:
+def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryStats:
     """The figures of a trajectory and its score.
 
     R^T = Σ Score.turn_rewards + Σ Turn.turn_rewards:
@@ -137,7 +139,7 @@ def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryFigures:
     paid = [value for turn in turns for value in turn.turn_rewards.values()]
     attempts, successes = sum(turn.tool_attempts for turn in turns), sum(turn.tool_successes for turn in turns)
     drafts = [turn.draft for turn in turns if turn.draft is not None]
-    return TrajectoryFigures(
+    return TrajectoryStats(
         id=trajectory.id,
         problem_id=trajectory.problem_id,
         group_id=trajectory.group_id,
@@ -165,7 +167,9 @@ def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryFigures:
         tool_errors=attempts - successes,
         tools_abandoned=sum(turn.tools_abandoned for turn in turns),
         drafts=len(drafts),
-        draft_tokens=sum(draft.tokens for draft in (drafts[:-1] if trajectory.stop is Stop.CONFIDENT else drafts)),
+        draft_tokens=sum(
+            draft.tokens for draft in (drafts[:-1] if trajectory.stop is StopReason.CONFIDENT else drafts)
+        ),
         confidence=drafts[-1].probability if drafts else None,
         information=curve(trajectory),
         information_lost=lost(trajectory),
@@ -204,7 +208,7 @@ class ScoredTrajectory:
 
     trajectory: Trajectory
     score: Score
-    figures: TrajectoryFigures  # of both
+    figures: TrajectoryStats  # of both
 
     @classmethod
     def of(cls, trajectory: Trajectory, score: Score) -> Self:

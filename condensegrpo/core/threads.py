@@ -26,8 +26,8 @@ from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Generic, NoReturn, TypeVar
 
-from condensegrpo.core.failures import Failure, failure_of, location_of
-from condensegrpo.core.wording import counted
+from condensegrpo.core.failures import PluginFailure, failure_of, location_of
+from condensegrpo.core.wording import plural
 
 T = TypeVar("T")
 CHECKS = 20  # of a call within its time limit
@@ -142,7 +142,7 @@ class _Stopped(SystemExit):
     """Raised inside an abandoned thread."""
 
 
-def result_in_thread(call: Callable[[], T], *, name: str, seconds: float, setting: str = "") -> T | Failure:
+def result_in_thread(call: Callable[[], T], *, name: str, seconds: float, setting: str = "") -> T | PluginFailure:
     """The result of a call, or why there is none: it raised, exceeded its time limit, or was not started.
 
     Args:
@@ -150,17 +150,19 @@ def result_in_thread(call: Callable[[], T], *, name: str, seconds: float, settin
         setting: the configuration key of the time limit, for the failure; empty: there is none.
     """
     started = _started(call, name)
-    if isinstance(started, Failure):
+    if isinstance(started, PluginFailure):
         return started
     with contextlib.suppress(TimeoutError):
         return started.outcome.result(seconds)
     return started.abandoned(seconds, setting)
 
 
-async def awaited_in_thread(call: Callable[[], T], *, name: str, seconds: float, setting: str = "") -> T | Failure:
+async def awaited_in_thread(
+    call: Callable[[], T], *, name: str, seconds: float, setting: str = ""
+) -> T | PluginFailure:
     """As ``result_in_thread``, on an event loop. A cancellation abandons the call."""
     started = _started(call, name)
-    if isinstance(started, Failure):
+    if isinstance(started, PluginFailure):
         return started
     try:
         async with asyncio.timeout(seconds):
@@ -193,25 +195,25 @@ def too_many_abandoned() -> str:
 class _Call(Generic[T]):
     name: str
     thread: threading.Thread
-    outcome: "Future[T | Failure]"
+    outcome: "Future[T | PluginFailure]"
 
-    def abandoned(self, seconds: float, setting: str) -> Failure:
+    def abandoned(self, seconds: float, setting: str) -> PluginFailure:
         """Leave the call to itself; where it is now is the location of the failure."""
-        message = f"no result within {counted(seconds, 'second')}{setting and f' ({setting})'}, abandoned"
-        return Failure(source=self.name, error="", message=message, location=abandon(self.thread, self.name))
+        message = f"no result within {plural(seconds, 'second')}{setting and f' ({setting})'}, abandoned"
+        return PluginFailure(source=self.name, error="", message=message, location=abandon(self.thread, self.name))
 
 
-def _started(call: Callable[[], T], name: str) -> "_Call[T] | Failure":
+def _started(call: Callable[[], T], name: str) -> "_Call[T] | PluginFailure":
     refused = too_many_abandoned()
     if refused:
-        return Failure(source=name, error="", message=refused)
+        return PluginFailure(source=name, error="", message=refused)
     worker = DaemonThread(name)
     outcome = worker.submit(partial(_result_or_failure, call, name))
     worker.close()
     return _Call(name, worker.thread, outcome)
 
 
-def _result_or_failure(call: Callable[[], T], name: str) -> T | Failure:
+def _result_or_failure(call: Callable[[], T], name: str) -> T | PluginFailure:
     try:
         return call()
     except BaseException as error:  # the boundary to a plug-in; nothing else would report it in this thread

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Self
 
-from condensegrpo.core.failures import Failure
+from condensegrpo.core.failures import PluginFailure
 from condensegrpo.core.messages import Message
 from condensegrpo.core.shared_sequence import common_prefix, shared
 
 MAX_REWARD = 1e100  # magnitude of a reward: squared differences, summed over a group, stay far from 1e308
 
 
-class Finish(StrEnum):
+class FinishReason(StrEnum):
     """Why a sampler stopped."""
 
     STOP = "stop"  # a stop id was sampled (it is the last output id) or a stop string was completed
@@ -25,7 +25,7 @@ class Finish(StrEnum):
     ABORT = "abort"  # the request was cancelled
 
 
-class Stop(StrEnum):
+class StopReason(StrEnum):
     """Why a trajectory ended."""
 
     ANSWERED = "answered"  # the policy gave its answer
@@ -43,7 +43,7 @@ class Stop(StrEnum):
     @property
     def gives_answer(self) -> bool:
         """Whether a trajectory that ended so has an answer; no other has one."""
-        return self in (Stop.ANSWERED, Stop.CONFIDENT)
+        return self in (StopReason.ANSWERED, StopReason.CONFIDENT)
 
 
 Handling = Literal["train", "mask", "penalise"]  # what training makes of a trajectory, by its stop
@@ -77,7 +77,7 @@ class Generation:
     token_ids: tuple[int, ...]  # (A,) as sampled, the stop id included
     # (A,) nats, under the distribution sampled from (temperature applied); (): not known, the ids are those of its text
     logprobs: tuple[float, ...]
-    finish: Finish
+    finish: FinishReason
 
     def __post_init__(self) -> None:
         if self.logprobs and len(self.token_ids) != len(self.logprobs):
@@ -205,12 +205,12 @@ class Trajectory:
     question: str | None = None  # of the problem; None: not known
     ground_truth: str | None = None  # the answer of the problem; None: not known
     turns: tuple[Turn, ...]
-    stop: Stop
+    stop: StopReason
     answer: str | None  # read from the assistant's text only; None: none was given
     outcome: float | None = None  # that the environment gave, which the reward ``environment`` pays; None: it gave none
     seconds: float
     detail: str = ""  # what went wrong, for stops that are failures
-    failure: Failure | None = None  # of a plug-in; None: none failed
+    failure: PluginFailure | None = None  # of a plug-in; None: none failed
     rejected: tuple[Rejected, ...] = ()  # in the order in which they were written
 
     @property

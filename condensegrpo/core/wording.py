@@ -4,9 +4,9 @@ import difflib
 from collections.abc import Collection, Iterable
 
 
-def counted(number: float, singular: str, plural: str = "") -> str:
+def plural(number: float, singular: str, several: str = "") -> str:
     """``1 group``, ``2 groups``, ``0.5 seconds``; the plural has an s unless it is given."""
-    noun = singular if number == 1 else plural or f"{singular}s"
+    noun = singular if number == 1 else several or f"{singular}s"
     return f"{number:g} {noun}" if isinstance(number, float) else f"{number} {noun}"
 
 

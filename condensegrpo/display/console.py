@@ -100,12 +100,12 @@ class PhaseDisplay(Observer):
         self.progress.notice = text
         return self._console.is_terminal and self.progress.live.is_started
 
-    def failed(self, text: str, traceback: str) -> None:
+    def trajectories_failed(self, text: str, traceback: str) -> None:
         """Say which trajectories failed, and how."""
         hint = " (--debug shows the traceback)" if traceback and self._debug is False else ""
-        self.say(neutral(f"{text}\n{traceback}".rstrip() if self._debug else f"{text}{hint}"))
+        self.notice(neutral(f"{text}\n{traceback}".rstrip() if self._debug else f"{text}{hint}"))
 
-    def say(self, text: str) -> None:
+    def notice(self, text: str) -> None:
         """Print a line above the display."""
         self.progress.console.print(Text(text))
 
@@ -145,7 +145,7 @@ class TrainingConsole(PhaseDisplay):
         self._total: int | None = None
         self._spoke = time.monotonic()
 
-    def say(self, text: str, style: str = "") -> None:
+    def notice(self, text: str, style: str = "") -> None:
         """Print some lines after the time, which a terminal wraps between words."""
         width = self._console.width if self._console.is_terminal else sys.maxsize
         for line in f"{datetime.now():%H:%M:%S}  {text}".split("\n"):
@@ -157,14 +157,14 @@ class TrainingConsole(PhaseDisplay):
         super().phase(title, total)
         self._title, self._total, self._done = title, total, 0
         if not self._console.is_terminal and not title.startswith("step "):
-            self.say(f"{title} …")
+            self.notice(f"{title} …")
 
     def advance(self, note: str = "") -> None:
         """Count one part of the phase as done. Without a terminal, print how far it is now and then."""
         super().advance(note)
         self._done += 1
         if not self._console.is_terminal and time.monotonic() - self._spoke > self._status_seconds:
-            self.say(f"{self._title}: {self._done} of {self._total}{f', {note}' if note else ''}")
+            self.notice(f"{self._title}: {self._done} of {self._total}{f', {note}' if note else ''}")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print a row of the table."""
@@ -180,7 +180,7 @@ class TrainingConsole(PhaseDisplay):
     def evaluated(self, step: int, evaluations: "Sequence[Evaluation]") -> None:
         """Print a line for each evaluation."""
         for result in evaluations:
-            self.say(evaluation_line(step, result), style="cyan")
+            self.notice(evaluation_line(step, result), style="cyan")
 
 
 def _wrapped(line: str, width: int) -> str:

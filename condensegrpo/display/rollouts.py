@@ -8,7 +8,7 @@ from typing import Any, overload
 from rich.console import Console
 
 from condensegrpo.core.errors import concise_class
-from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryFigures
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryStats
 from condensegrpo.core.trajectory import Score, Trajectory
 from condensegrpo.display import theme
 from condensegrpo.display.tables import sibling_table
@@ -38,7 +38,7 @@ class Rollout:
         return self.record.id
 
     @property
-    def figures(self) -> TrajectoryFigures:
+    def figures(self) -> TrajectoryStats:
         """Its figures: correctness, reward, stop, turns, tokens; no file is read."""
         return self.record.figures
 

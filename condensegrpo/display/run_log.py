@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self, TextIO
 
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.display.theme import neutral
 from condensegrpo.storage.files import writing
 
@@ -157,33 +157,33 @@ class RunLog(Observer):
             return f"the evaluation {self._phase.removeprefix('evaluating ')}"
         return "a step of the warm start" if self._phase.startswith("warm start") else "the step"
 
-    def record(self, text: str) -> None:
+    def log_lines(self, text: str) -> None:
         """Write some lines."""
         now = timestamp()
         with writing(Path(self._file.name)):
             self._file.write("".join(f"{now}  {line}\n" for line in neutral(text).split("\n")).encode())
 
-    def say(self, text: str) -> None:
+    def notice(self, text: str) -> None:
         """Write what happened."""
-        self.record(text)
+        self.log_lines(text)
 
     def phase(self, title: str, total: int | None) -> None:
         """Write what begins, unless it is part of a step."""
         self._phase = title
         if not title.startswith("step "):
-            self.record(f"{title} …")
+            self.log_lines(f"{title} …")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the row of a step."""
-        self.record("\n".join(self._table.lines(step, metrics, WIDTH)))
+        self.log_lines("\n".join(self._table.lines(step, metrics, WIDTH)))
 
     def evaluated(self, step: int, evaluations: "Sequence[Evaluation]") -> None:
         """Write a line for each evaluation."""
-        self.record("\n".join(evaluation_line(step, result) for result in evaluations))
+        self.log_lines("\n".join(evaluation_line(step, result) for result in evaluations))
 
-    def failed(self, text: str, traceback: str) -> None:
+    def trajectories_failed(self, text: str, traceback: str) -> None:
         """Write which trajectories failed, and how, with the traceback."""
-        self.record(f"{text}\n{traceback}".rstrip())
+        self.log_lines(f"{text}\n{traceback}".rstrip())
 
 
 class JsonLines(Observer):
@@ -211,11 +211,11 @@ class JsonLines(Observer):
         for result in evaluations:
             self.emit("evaluation", step=step, **asdict(result))
 
-    def failed(self, text: str, traceback: str) -> None:
+    def trajectories_failed(self, text: str, traceback: str) -> None:
         """Trajectories failed."""
         self.emit("failure", text=text, traceback=traceback)
 
-    def say(self, text: str) -> None:
+    def notice(self, text: str) -> None:
         """Something happened."""
         self.emit("message", text=text)
 
@@ -228,7 +228,7 @@ def timestamp() -> str:
 def evaluation_line(step: int, result: "Evaluation") -> str:
     """An evaluation in words; its provenance is in ``evaluations/``."""
     return (
-        f"after {counted(step, 'step')}, {result.name}: success {result.success:.3f} "
+        f"after {plural(step, 'step')}, {result.name}: success {result.success:.3f} "
         f"[{result.success_low:.3f}, {result.success_high:.3f}], "
         f"context {result.metrics['context_tokens']:.1f} tokens, {result.seconds:.3g} s"
     )

@@ -7,8 +7,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from condensegrpo.core.scored_trajectory import TrajectoryFigures
-from condensegrpo.core.wording import counted
+from condensegrpo.core.scored_trajectory import TrajectoryStats
+from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 from condensegrpo.display.theme import one_line
 from condensegrpo.inspection import records
@@ -90,7 +90,7 @@ def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
     """
     credited = any(group.signal is not None for group in groups)
     idle = f", {sum(group.signal is False for group in groups)} without signal" if credited else ""
-    table = _table(f"{counted(len(groups), 'group')}{idle}")
+    table = _table(f"{plural(len(groups), 'group')}{idle}")
     wide = width >= WIDE
     with_texts = wide and any(group.question is not None for group in groups)
     table.add_column("", no_wrap=True)
@@ -112,13 +112,13 @@ def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
             Text(one_line(group.id, 48)),
             *([_known(group.question, 32), _known(group.ground_truth, 16)] if with_texts else []),
             str(len(members)),
-            f"{group.success:.2f}" if group.judged else "–",
+            f"{group.success:.2f}" if group.was_scored else "–",
             _span([each.total for each in figures], ".3f", dots),
             *([_span(advantages, "+.2f", dots)] if credited else []),
             *([] if narrow else [_span([each.turns for each in figures], "d", dots)]),
             _span([each.context_tokens for each in figures], "d", dots),
             *([] if narrow else [_span([each.output_tokens for each in figures], "d", dots)]),
-            Text(f"○ {group.idle}"[: None if wide else 1] if group.idle else "", theme.WARN),
+            Text(f"○ {group.exclusion}"[: None if wide else 1] if group.exclusion else "", theme.WARN),
             style="bold" if group.id == chosen else "",
         )
     return table
@@ -148,7 +148,7 @@ def sibling_table(title: str, members: Sequence[IndexedTrajectory], chosen: str,
             Text(CHOSEN if sibling.id == chosen else " ", theme.HEAD),
             Text(str(sibling.number), theme.DIM),
             Text(one_line(sibling.id, 60)),
-            verdict(figures) if wide else verdict(figures)[:1],
+            verdict_text(figures) if wide else verdict_text(figures)[:1],
             f"{figures.total:.3f}",
             *(f"{figures.components[name]:.3g}" if name in figures.components else "–" for name in names),
             *([advantage(sibling, largest, "…" if narrow else DOTS)] if credited else []),
@@ -165,7 +165,7 @@ def sibling_table(title: str, members: Sequence[IndexedTrajectory], chosen: str,
     return table
 
 
-def verdict(figures: TrajectoryFigures) -> Text:
+def verdict_text(figures: TrajectoryStats) -> Text:
     """Correct, wrong, partly correct or malformed, as a mark and a word."""
     text, quality = records.verdict(figures)
     return Text(text, QUALITIES[quality])

@@ -24,9 +24,9 @@ from rich.text import Text
 
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Condensation, SpanStatus
-from condensegrpo.core.wording import counted, ranges
+from condensegrpo.core.wording import plural, ranges
 from condensegrpo.display import context_bar, theme
-from condensegrpo.display.tables import verdict
+from condensegrpo.display.tables import verdict_text
 from condensegrpo.display.theme import excerpt, one_line
 from condensegrpo.inspection.panes import TokenView, TurnView, newest_messages
 from condensegrpo.inspection.pictures import thumbnail
@@ -48,7 +48,7 @@ def heading(sibling: IndexedTrajectory, detail: str, *, full: bool) -> Text:
     """Its id, question, ground truth, answer, score with its parts, and why it ended."""
     size, figures = 10**9 if full else EXCERPT // 2, sibling.figures
     answer = f"answered {one_line(sibling.answer, 40)!r}" if sibling.answer is not None else "no answer"
-    text = Text.assemble((one_line(figures.id, 80), "bold"), "   ", verdict(figures))
+    text = Text.assemble((one_line(figures.id, 80), "bold"), "   ", verdict_text(figures))
     text.append(f"   score {figures.total:.4g}   {answer}\n")
     truth = sibling.ground_truth
     if truth is None and sibling.question is not None:
@@ -59,8 +59,8 @@ def heading(sibling: IndexedTrajectory, detail: str, *, full: bool) -> Text:
     parts = "   ".join(f"{one_line(name, 40)} {value:.4g}" for name, value in figures.components.items())
     if parts:
         text.append(f"{'reward parts':13}", theme.DIM).append(f"{parts}\n")
-    turns, context = counted(figures.turns, "turn"), counted(figures.context_tokens, "token")
-    output = counted(figures.output_tokens, "output token")
+    turns, context = plural(figures.turns, "turn"), plural(figures.context_tokens, "token")
+    output = plural(figures.output_tokens, "output token")
     text.append(f"stop {figures.stop} · {turns} · largest context {context} · {output} · ", theme.DIM)
     text.append(f"{figures.seconds:.1f} s", theme.DIM)
     if handled := _handled(sibling):
@@ -167,7 +167,7 @@ def _rows(
         yield "call", Text(excerpt(f"{call.name}({call.arguments})", characters=size), theme.HEAD)
     if turn.tool_attempts:
         taken = "" if turn.tool_seconds is None else f" in {turn.tool_seconds:.2f} s"
-        yield "tools", Text(f"{turn.tool_successes} of {counted(turn.tool_attempts, 'call')} succeeded{taken}")
+        yield "tools", Text(f"{turn.tool_successes} of {plural(turn.tool_attempts, 'call')} succeeded{taken}")
     for message in turn.observations:
         yield from _message("then", message, size, media)
     for name, value in turn.turn_rewards.items():
@@ -206,7 +206,7 @@ def _spans(declared: Condensation) -> Text:
 
 
 def _credit(turn: TurnView, scale: float) -> Text:
-    text = Text(counted(turn.output_tokens, "token"))
+    text = Text(plural(turn.output_tokens, "token"))
     if turn.logprob is not None:
         text.append(f"   mean log-probability {turn.logprob:.3f}", theme.DIM)
     if turn.advantage is not None:
@@ -217,7 +217,7 @@ def _credit(turn: TurnView, scale: float) -> Text:
         note = f"   weight {turn.weight:.3g} a token" if turn.weight else "   weight 0: not trained"
         text.append(note, theme.DIM)
     if turn.policy_version is not None:
-        text.append(f"   policy after {counted(turn.policy_version, 'step')}", theme.DIM)
+        text.append(f"   policy after {plural(turn.policy_version, 'step')}", theme.DIM)
     return text
 
 
@@ -285,7 +285,7 @@ def protocol_of(environment: Mapping[str, str]) -> PictureProtocol | None:
     return PictureProtocol.ITERM if program in ("iTerm.app", "WezTerm") else None
 
 
-def command(png: bytes, protocol: PictureProtocol, *, columns: int, rows: int) -> str:
+def draw_command(png: bytes, protocol: PictureProtocol, *, columns: int, rows: int) -> str:
     """The escape sequence that draws a PNG file from the cursor on; it may leave the cursor elsewhere."""
     data = base64.b64encode(png).decode()
     if protocol is PictureProtocol.ITERM:
@@ -319,7 +319,7 @@ class TerminalPicture:
         whole = thumbnail(self._media, self._sha256, SIDE) if protocol else None
         if protocol and whole is not None:
             rows = (picture.height + 1) // 2
-            drawn = command(as_png(whole), protocol, columns=picture.width, rows=rows)
+            drawn = draw_command(as_png(whole), protocol, columns=picture.width, rows=rows)
             yield from [Text(" ")] * rows
             yield Segment(f"\x1b7\x1b[{rows}A{drawn}\x1b8", None, [(ControlType.CURSOR_UP, rows)])
             return

@@ -12,46 +12,46 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Self, SupportsFloat, TypeVar, get_args
 
 from condensegrpo.core.errors import ContextOverflow, SamplerError
-from condensegrpo.core.failures import Failure, failure_of
+from condensegrpo.core.failures import PluginFailure, failure_of
 from condensegrpo.core.messages import Message, Role
 from condensegrpo.core.plugin_task import result_of_task
-from condensegrpo.core.protocols.environment import Environment, Rewritten, Step
+from condensegrpo.core.protocols.environment import Environment, RewrittenHistory, Step
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.core.signatures import signature_faults
-from condensegrpo.core.trajectory import MAX_REWARD, Stop
+from condensegrpo.core.trajectory import MAX_REWARD, StopReason
 
 T = TypeVar("T")
 
 
-class Ended(Exception):
+class EndEpisode(Exception):
     """Ends the episode with a stop reason; raised anywhere inside ``run_episode`` and caught there."""
 
-    def __init__(self, stop: Stop, detail: str, failure: Failure | None = None) -> None:
+    def __init__(self, stop: StopReason, detail: str, failure: PluginFailure | None = None) -> None:
         super().__init__(detail)
         self.stop = stop
         self.detail = detail
         self.failure = failure  # None: no plug-in failed
 
     @classmethod
-    def by(cls, failure: Failure, stop: Stop) -> Self:
+    def by(cls, failure: PluginFailure, stop: StopReason) -> Self:
         """The end of an episode whose plug-in failed."""
         return cls(stop, str(failure), failure)
 
 
-async def guarded(
+async def call_plugin(
     work: Callable[[], Coroutine[object, object, T]],
     *,
     who: str,
-    stop: Stop = Stop.ENVIRONMENT_ERROR,
+    stop: StopReason = StopReason.ENVIRONMENT_ERROR,
     turn_seconds: float,
     seconds: float | None = None,
     plugin: object = None,
 ) -> T:
-    """Run a plug-in's code: an exception or a timeout becomes ``Ended`` with the plug-in's name and the line.
+    """Run a plug-in's code: an exception or a timeout becomes ``EndEpisode`` with the plug-in's name and the line.
 
-    A cancellation of the episode cancels the work and propagates. ``ContextOverflow``, ``SamplerError`` and ``Ended``
-    keep their meaning. A ``KeyboardInterrupt`` that the work raises is its failure: Python raises the one of Ctrl-C in
-    the main thread, where no plug-in runs.
+    A cancellation of the episode cancels the work and propagates. ``ContextOverflow``, ``SamplerError`` and
+    ``EndEpisode`` keep their meaning. A ``KeyboardInterrupt`` that the work raises is its failure: Python raises the
+    one of Ctrl-C in the main thread, where no plug-in runs.
 
     Args:
         turn_seconds: for which the code may block the event loop, see ``result_of_task``.
@@ -70,21 +70,21 @@ async def guarded(
         seconds=seconds,
         setting="rollout.limits.turn_seconds",
     )
-    if isinstance(outcome, Failure):
-        raise Ended.by(outcome, stop)
+    if isinstance(outcome, PluginFailure):
+        raise EndEpisode.by(outcome, stop)
     return outcome
 
 
 @dataclass(slots=True)
 class Boundary:
-    """A block with a step of the engine, in which an exception becomes ``Ended`` with the name and the line.
+    """A block with a step of the engine, in which an exception becomes ``EndEpisode`` with the name and the line.
 
-    Plug-ins that the step calls are ``guarded`` by themselves.
+    Plug-ins that the step calls run in their own ``call_plugin``.
     """
 
     who: str
     _: KW_ONLY
-    stop: Stop = Stop.ENVIRONMENT_ERROR
+    stop: StopReason = StopReason.ENVIRONMENT_ERROR
     plugin: object = None  # whose code it is, see ``failure_of``
 
     def __enter__(self) -> None:
@@ -92,16 +92,16 @@ class Boundary:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End it."""
-        if error is None or isinstance(error, Ended | asyncio.CancelledError | GeneratorExit):
+        if error is None or isinstance(error, EndEpisode | asyncio.CancelledError | GeneratorExit):
             return
         if isinstance(error, ContextOverflow):
-            raise Ended(Stop.CONTEXT_OVERFLOW, str(error)) from error
+            raise EndEpisode(StopReason.CONTEXT_OVERFLOW, str(error)) from error
         if isinstance(error, SamplerError):  # of a sampler that the plug-in called
-            raise Ended.by(failure_of(self.who, error), Stop.SAMPLER_ERROR) from error
+            raise EndEpisode.by(failure_of(self.who, error), StopReason.SAMPLER_ERROR) from error
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             return  # Ctrl-C
         # the boundary to plug-ins; sys.exit() and a panic of Rust code are no Exception
-        raise Ended.by(failure_of(self.who, error, plugin=self.plugin), self.stop) from error
+        raise EndEpisode.by(failure_of(self.who, error, plugin=self.plugin), self.stop) from error
 
 
 async def asynchronous(returned: Awaitable[T], call: str) -> T:
@@ -169,7 +169,7 @@ def checked_step(value: object) -> Step:
     """The response of an environment to a reply, with plain tuples and floats."""
     if not isinstance(value, Step):
         raise TypeError(f'step() returned {_short(value)}, wanted a Step, as in return Step(done=True, answer="4")')
-    if not isinstance(value.rewritten, Rewritten | None):
+    if not isinstance(value.rewritten, RewrittenHistory | None):
         raise TypeError(f"step() returned rewritten={_short(value.rewritten)}, wanted a Rewritten or None")
     answer, outcome = checked_end(value.answer, value.outcome, "step()")
     check_done(value, "step()")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from jinja2 import TemplateError
 
 from condensegrpo.core.errors import ConfigError, RolloutError
-from condensegrpo.core.failures import Failure
+from condensegrpo.core.failures import PluginFailure
 from condensegrpo.core.messages import MediaPart, Message, TextPart, ToolCall, one_by_user
 from condensegrpo.core.protocols.pictures import ExpandsPictures
 from condensegrpo.core.threads import result_in_thread
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.episodes.encoding import TextEncoder, unused_characters
 from condensegrpo.episodes.toolformats import ToolFormat, parsed_arguments
 
@@ -130,7 +130,7 @@ class ChatTemplate:
         if len(rest) != len(shown):
             raise RolloutError(
                 f"{self._doing(messages)} wrote {len(rest)} placeholders {pictures.placeholder} for "
-                f"{counted(len(shown), 'picture')}. Use the chat template of the model's processor, which has a place "
+                f"{plural(len(shown), 'picture')}. Use the chat template of the model's processor, which has a place "
                 f"for every picture (chat_template.jinja)."
             )
         expansions = (pictures.expansion(part.sha256) for part in shown)
@@ -213,7 +213,7 @@ def first_rendering(render: Callable[[], T], *, seconds: float = RENDER_SECONDS)
     outcome = result_in_thread(timed, name="the chat template", seconds=WAIT * seconds)
     if isinstance(outcome, RolloutError):
         raise ConfigError(f"setting up the prompts: {outcome}") from outcome
-    if isinstance(outcome, Failure):
+    if isinstance(outcome, PluginFailure):
         raise ConfigError(f"setting up the prompts: {outcome}. Use a chat template that renders within milliseconds.")
     result, taken = outcome
     if taken > seconds:

@@ -11,7 +11,7 @@ draft that is taken is a turn whose tokens are trained as any others; a draft th
 import math
 from dataclasses import dataclass, replace
 
-from condensegrpo.core.trajectory import Draft, Finish, Turn
+from condensegrpo.core.trajectory import Draft, FinishReason, Turn
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.sampling import Prompt, Sampled, sample
 
@@ -66,6 +66,6 @@ def answer_of(sampled: Sampled, closing: str) -> str | None:
     closed by "</answer>":   "7 </answer>"  ─▶  "7"     "7 and"  ─▶  None
     """
     if not closing:
-        return sampled.text.strip() or None if sampled.generation.finish is Finish.STOP else None
+        return sampled.text.strip() or None if sampled.generation.finish is FinishReason.STOP else None
     text, closed, _ = sampled.text.partition(closing)
     return text.strip() or None if closed else None

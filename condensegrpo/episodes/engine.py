@@ -8,11 +8,11 @@ from typing import Self
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.condenser import Condenser, UnitScorer
-from condensegrpo.core.protocols.sampler import Measures, Sampler
+from condensegrpo.core.protocols.sampler import LogprobSampler, Sampler
 from condensegrpo.core.protocols.task import Expert, Problem
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.episodes.settings import PLACE, Confidence, Limits, Trigger
+from condensegrpo.episodes.settings import PLACE, CondenseSettings, ConfidenceSettings, Limits
 from condensegrpo.episodes.toolcalls import Toolbox
 
 
@@ -28,7 +28,7 @@ class AnswerProbe:
     the turn is sampled from. The policy does not see it, and it is not trained on.
     """
 
-    model: Measures
+    model: LogprobSampler
     renderer: Renderer
     form: str  # of an answer, with ``PLACE`` in it once
 
@@ -85,12 +85,12 @@ class Engine:
     condenser: Condenser
     condenser_name: str  # as declared in every Condensation
     scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # that the condenser may call, by name
-    trigger: Trigger = field(default_factory=Trigger)
+    trigger: CondenseSettings = field(default_factory=CondenseSettings)
     toolbox: Toolbox
     limits: Limits
     temperature: float = 1.0  # 0 is greedy
     probe: AnswerProbe | None = None  # None: what contexts know of the answer is not measured
-    confidence: Confidence | None = None  # None: no answer is drafted
+    confidence: ConfidenceSettings | None = None  # None: no answer is drafted
     stopwatch: Stopwatch = field(default_factory=Stopwatch)  # of the condenser
 
     def at_step(self, step: int) -> Self:

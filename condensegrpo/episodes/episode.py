@@ -17,24 +17,24 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols.environment import Closes, Environment, Rewritten
+from condensegrpo.core.protocols.environment import ClosableEnvironment, Environment, RewrittenHistory
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.protocols.tool import OffersTools
-from condensegrpo.core.trajectory import Rejected, Stop, Trajectory, Turn
+from condensegrpo.core.trajectory import Rejected, StopReason, Trajectory, Turn
 from condensegrpo.episodes.boundary import (
     Boundary,
-    Ended,
+    EndEpisode,
     asynchronous,
+    call_plugin,
     checked_tools,
     first_messages,
-    guarded,
 )
 from condensegrpo.episodes.confidence import Drafted, drafted
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.prompt import next_prompt
-from condensegrpo.episodes.reaction import Ending, OpenEnvironment, metered, react
+from condensegrpo.episodes.reaction import EpisodeEnd, StartedEnvironment, metered, react
 from condensegrpo.episodes.sampling import Prompt, Sampled, sample
-from condensegrpo.episodes.writing import Writer, texts_allowed
+from condensegrpo.episodes.writing import SummaryWriter, texts_allowed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,7 +113,7 @@ async def run_episode(
         draw: in [0, 1), of the problem, equal for its trajectories: selects a point in the jitter of the trigger.
 
     Returns:
-        The trajectory with every sampled turn, also after a failure; see ``Stop`` for how it may end.
+        The trajectory with every sampled turn, also after a failure; see ``StopReason`` for how it may end.
     """
     started = time.monotonic()
     record = _Record(trajectory=f"{seed(0)}/{group_id}/{sample}", seed=seed)
@@ -146,10 +146,10 @@ async def _play(
     engine: Engine,
     draw: float,
     record: _Record,
-) -> Ending:
+) -> EpisodeEnd:
     """The loop. Turns are recorded as they are sampled, so that a failure keeps them."""
     last: Sampled | None = None
-    rewritten: Rewritten | None = None
+    rewritten: RewrittenHistory | None = None
     try:
         opened, pinned = await _started(environment, problem, engine, record)
         run_engine, engine = engine, await _offering(engine, opened)
@@ -161,7 +161,7 @@ async def _play(
             draft = await _drafted(engine, prompt, record)
             if draft is not None and draft.answer is not None:
                 record.turns.append(replace(draft.turn, answer_logprob=information, draft=draft.draft))
-                return Ending(stop=Stop.CONFIDENT, answer=draft.answer)
+                return EpisodeEnd(stop=StopReason.CONFIDENT, answer=draft.answer)
             sampled = await sample(
                 engine,
                 prompt,
@@ -186,10 +186,10 @@ async def _play(
                 last, history = None, replace(history, units=record.units, tokens=())
                 engine = await _offering(run_engine, opened)
                 rewritten = _numbered(engine, reaction.rewritten, history.units)
-    except Ended as end:
-        return Ending(stop=end.stop, detail=end.detail, failure=end.failure)
-    return Ending(
-        stop=Stop.TURN_LIMIT, detail=f"no answer in {engine.limits.max_turns} replies (rollout.limits.max_turns)"
+    except EndEpisode as end:
+        return EpisodeEnd(stop=end.stop, detail=end.detail, failure=end.failure)
+    return EpisodeEnd(
+        stop=StopReason.TURN_LIMIT, detail=f"no answer in {engine.limits.max_turns} replies (rollout.limits.max_turns)"
     )
 
 
@@ -197,12 +197,12 @@ async def _prompted(
     engine: Engine,
     history: History,
     last: Sampled | None,
-    rewritten: Rewritten | None,
+    rewritten: RewrittenHistory | None,
     draw: float,
     record: _Record,
 ) -> tuple[Prompt, History]:
     """The next prompt, and the history with what was counted and summarised for it."""
-    writer = Writer(engine, record.texts, record.trajectory, record.next_seed)
+    writer = SummaryWriter(engine, record.texts, record.trajectory, record.next_seed)
     shown = history if rewritten is None else rewritten.history
     write = writer.write_function(shown, last) if shown.units else None
     try:
@@ -218,7 +218,7 @@ async def _prompted(
                 rewritten=rewritten,
             )
         writer.check(upcoming.rejected)
-    except Ended as end:
+    except EndEpisode as end:
         record.add_texts(writer.attempts, [f"the episode ended: {end.detail}"] * len(writer.attempts))
         raise
     record.add_texts(writer.attempts, upcoming.rejected)
@@ -227,15 +227,15 @@ async def _prompted(
 
 async def _started(
     environment: Callable[[Problem], Environment], problem: Problem, engine: Engine, record: _Record
-) -> tuple[OpenEnvironment, tuple[Message, ...]]:
+) -> tuple[StartedEnvironment, tuple[Message, ...]]:
     """The environment and its first messages."""
 
-    async def start() -> tuple[OpenEnvironment, tuple[Message, ...]]:
+    async def start() -> tuple[StartedEnvironment, tuple[Message, ...]]:
         episode = record.environment = environment(problem)  # closed even if it has no start() or step()
-        pinned = engine.renderer.taken_up(await first_messages(episode))
-        return OpenEnvironment.of(episode), pinned
+        pinned = engine.renderer.store_media(await first_messages(episode))
+        return StartedEnvironment.of(episode), pinned
 
-    return await guarded(
+    return await call_plugin(
         start,
         who="starting the environment",
         turn_seconds=engine.limits.turn_seconds,
@@ -244,7 +244,7 @@ async def _started(
     )
 
 
-async def _offering(engine: Engine, opened: OpenEnvironment) -> Engine:
+async def _offering(engine: Engine, opened: StartedEnvironment) -> Engine:
     """The engine with the tools of the environment in its prompts and its toolbox."""
     environment = opened.environment
 
@@ -253,12 +253,12 @@ async def _offering(engine: Engine, opened: OpenEnvironment) -> Engine:
 
     decided = isinstance(engine.condenser, OffersTools) and bool(engine.condenser.tools())
     if opened.answers_calls is not None and (decided or engine.trigger.meter != "none"):
-        raise Ended(
-            Stop.ENVIRONMENT_ERROR,
+        raise EndEpisode(
+            StopReason.ENVIRONMENT_ERROR,
             "its environment answers every call and keeps the conversation itself, so that neither the tools of the "
             "condenser nor a meter reach the policy; choose a condenser without tools and rollout.condense.meter=none",
         )
-    return await guarded(
+    return await call_plugin(
         offering,
         who="the tools of the environment",
         turn_seconds=engine.limits.turn_seconds,
@@ -266,7 +266,7 @@ async def _offering(engine: Engine, opened: OpenEnvironment) -> Engine:
     )
 
 
-def _stop_strings(opened: OpenEnvironment) -> tuple[str, ...]:
+def _stop_strings(opened: StartedEnvironment) -> tuple[str, ...]:
     """What ends the next reply, if the environment has a say in it."""
     if opened.answers_calls is None:
         return ()
@@ -274,27 +274,27 @@ def _stop_strings(opened: OpenEnvironment) -> tuple[str, ...]:
         return tuple(opened.answers_calls.stop_strings)
 
 
-def _numbered(engine: Engine, rewritten: Rewritten, raw: Sequence[Unit]) -> Rewritten:
+def _numbered(engine: Engine, rewritten: RewrittenHistory, raw: Sequence[Unit]) -> RewrittenHistory:
     """A rewritten history with the turns of its replies, and with results as the tool format shows them."""
     with Boundary("the environment"):
         units = (
             replace(
-                unit, turn=raw[unit.turn].turn, results=engine.toolbox.shown(engine.renderer.taken_up(unit.results))
+                unit, turn=raw[unit.turn].turn, results=engine.toolbox.shown(engine.renderer.store_media(unit.results))
             )
             for unit in rewritten.history.units
         )
-        pinned = engine.toolbox.introduced(engine.renderer.taken_up(rewritten.history.pinned))
+        pinned = engine.toolbox.introduced(engine.renderer.store_media(rewritten.history.pinned))
         return replace(rewritten, history=History(pinned=pinned, units=tuple(units)))
 
 
-async def _closed(record: _Record, seconds: float) -> Ending | None:
+async def _closed(record: _Record, seconds: float) -> EpisodeEnd | None:
     """Close the environment, if there is one that can be closed; the ending of an episode that could not be.
 
     A cancellation of the episode does not interrupt it, and is raised afterwards: a batch that stops while some of its
     environments are being closed would otherwise leave their processes and files open.
     """
     environment = record.environment
-    if not isinstance(environment, Closes):
+    if not isinstance(environment, ClosableEnvironment):
         return None
     closing = asyncio.create_task(_close(environment, seconds))
     cancelled: asyncio.CancelledError | None = None
@@ -308,20 +308,20 @@ async def _closed(record: _Record, seconds: float) -> Ending | None:
     return closing.result()
 
 
-async def _close(environment: Closes, seconds: float) -> Ending | None:
+async def _close(environment: ClosableEnvironment, seconds: float) -> EpisodeEnd | None:
     async def close() -> None:
         await asynchronous(environment.close(), "close()")
 
     try:
-        await guarded(
+        await call_plugin(
             close,
             who="closing the environment",
             turn_seconds=seconds,
             seconds=seconds,
             plugin=environment,
         )
-    except Ended as end:
-        return Ending(stop=end.stop, detail=end.detail, failure=end.failure)
+    except EndEpisode as end:
+        return EpisodeEnd(stop=end.stop, detail=end.detail, failure=end.failure)
     return None
 
 
@@ -329,10 +329,10 @@ async def _answer_information(engine: Engine, problem: Problem, prompt: Prompt) 
     """Log-probability of the ground truth after the prompt, if it is measured."""
     if engine.probe is None:
         return None
-    return await guarded(
+    return await call_plugin(
         partial(engine.probe.measure, problem, prompt.ids, prompt.media),
         who="measuring what the context knows of the answer",
-        stop=Stop.SAMPLER_ERROR,
+        stop=StopReason.SAMPLER_ERROR,
         turn_seconds=engine.limits.turn_seconds,
         seconds=engine.limits.turn_seconds,
     )

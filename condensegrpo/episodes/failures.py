@@ -5,12 +5,14 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from condensegrpo.core.errors import TooManyFailed
-from condensegrpo.core.failures import Failure
+from condensegrpo.core.failures import PluginFailure
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Stop
+from condensegrpo.core.trajectory import StopReason
 
-FAILURES = frozenset({Stop.SAMPLER_ERROR, Stop.ENVIRONMENT_ERROR, Stop.REWARD_ERROR})  # errors, not decisions
+FAILURES = frozenset(
+    {StopReason.SAMPLER_ERROR, StopReason.ENVIRONMENT_ERROR, StopReason.REWARD_ERROR}
+)  # errors, not decisions
 KINDS_SHOWN = 3  # in an error
 
 
@@ -18,8 +20,8 @@ KINDS_SHOWN = 3  # in an error
 class FailureKind:
     """Failures of one kind: of one plug-in, exception and line."""
 
-    stop: Stop
-    first: Failure
+    stop: StopReason
+    first: PluginFailure
     trajectory: str  # id of the first
     count: int
 
@@ -75,7 +77,7 @@ def failures_of(scored: Sequence[ScoredTrajectory]) -> Failures:
     """The failures among some trajectories: each rank counts its own."""
     failed = [member.trajectory for member in scored if member.trajectory.stop in FAILURES]
     kinds = [
-        FailureKind(each.stop, each.failure or Failure(source="", error="", message=each.detail), each.id, 1)
+        FailureKind(each.stop, each.failure or PluginFailure(source="", error="", message=each.detail), each.id, 1)
         for each in failed
     ]
     return Failures(trajectories=len(scored), kinds=_merged(kinds))
@@ -90,7 +92,7 @@ def check_failures(ranks: Sequence[Failures], observer: Observer, *, max_failed:
     failures = _together(ranks)
     for kind in failures.kinds:
         text = f"{kind.count} of {failures.trajectories} trajectories failed ({kind.stop}): {kind.first}"
-        observer.failed(f"{text}; first in {kind.trajectory}", kind.first.traceback)
+        observer.trajectories_failed(f"{text}; first in {kind.trajectory}", kind.first.traceback)
     if failures.exceed(max_failed):
         limit = f" That is more than train.max_failed={max_failed:g} of them: fix the cause, or raise the key."
         raise TooManyFailed(f"{failures.described()}.{limit if failures.failed < failures.trajectories else ''}")

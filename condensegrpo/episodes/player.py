@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from condensegrpo.core.failures import Failure
+from condensegrpo.core.failures import PluginFailure
 from condensegrpo.core.protocols.condenser import Counted
 from condensegrpo.core.protocols.environment import Environment
 from condensegrpo.core.protocols.reward import GroupReward, Reward
@@ -54,9 +54,9 @@ class _Scorer:
             group.sort(key=lambda member: member.sample)
             outcomes = await self._called(partial(score_group, group, problem, self.reward))
             for index, member in enumerate(group):
-                self._report(with_score(member, outcomes if isinstance(outcomes, Failure) else outcomes[index]))
+                self._report(with_score(member, outcomes if isinstance(outcomes, PluginFailure) else outcomes[index]))
 
-    async def _called(self, call: Callable[[], T]) -> T | Failure:
+    async def _called(self, call: Callable[[], T]) -> T | PluginFailure:
         """The result of a call of the reward: in a thread of its own, a few at a time."""
         async with self.slots:
             return await awaited_in_thread(

@@ -14,11 +14,19 @@ from functools import partial
 
 from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History, Message, Unit, flatten
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, Write, account, positions, unit_tokens
-from condensegrpo.core.protocols.environment import Rewritten
+from condensegrpo.core.protocols.condenser import (
+    Budget,
+    Condensed,
+    Request,
+    WriteSummary,
+    condensation_spans,
+    unit_positions,
+    unit_tokens,
+)
+from condensegrpo.core.protocols.environment import RewrittenHistory
 from condensegrpo.core.shared_sequence import shared, shared_ids
 from condensegrpo.core.trajectory import Condensation, Span
-from condensegrpo.episodes.boundary import asynchronous, guarded
+from condensegrpo.episodes.boundary import asynchronous, call_plugin
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.sampling import Prompt, Sampled
@@ -53,10 +61,10 @@ async def next_prompt(
     last: Sampled | None,
     *,
     draw: float,
-    write: Write | None = None,
+    write: WriteSummary | None = None,
     writes: int = 0,
     texts: Sequence[Sampled] = (),
-    rewritten: Rewritten | None = None,
+    rewritten: RewrittenHistory | None = None,
 ) -> NextPrompt:
     """The prompt of the turn that follows ``history``, of at most ``max_context_tokens``.
 
@@ -72,7 +80,7 @@ async def next_prompt(
     """
     most = engine.limits.max_context_tokens
     budget = Budget(
-        tokens=engine.trigger.room(most, draw),
+        tokens=engine.trigger.target_tokens(most, draw),
         count=engine.renderer.count,
         scorers=engine.scorers,
         write=write,
@@ -82,7 +90,7 @@ async def next_prompt(
         media=None if engine.renderer.pictures is None else engine.renderer.pictures.media,
     )
     if rewritten is not None:
-        return await _after_rewriting(engine, history, rewritten, budget, engine.trigger.at(most, draw))
+        return await _after_rewriting(engine, history, rewritten, budget, engine.trigger.threshold_tokens(most, draw))
     if last is None:
         check_pinned(engine.renderer, history.pinned, engine.limits)
         first = Prompt(
@@ -94,7 +102,7 @@ async def next_prompt(
     continued = None
     if engine.trigger.when == "over_budget":
         continued = _continued(engine, history, last)
-        if len(continued.ids) <= engine.trigger.at(most, draw):
+        if len(continued.ids) <= engine.trigger.threshold_tokens(most, draw):
             return NextPrompt(prompt=continued, history=history)
     history = replace(history, tokens=unit_tokens(history, engine.renderer.count))
     condensed = await _condense(engine, history, budget)
@@ -104,12 +112,14 @@ async def next_prompt(
         continued = continued or _continued(engine, history, last)
         if len(continued.ids) <= most:
             return NextPrompt(prompt=continued, history=history, rejected=condensed.rejected)
-    spans = account(history, condensed.units, engine.renderer.count)
+    spans = condensation_spans(history, condensed.units, engine.renderer.count)
     prompt = _rewritten(engine, history, condensed.units, spans, reason=condensed.reason)
     return NextPrompt(prompt=prompt, history=history, rejected=condensed.rejected)
 
 
-async def _after_rewriting(engine: Engine, raw: History, rewritten: Rewritten, budget: Budget, most: int) -> NextPrompt:
+async def _after_rewriting(
+    engine: Engine, raw: History, rewritten: RewrittenHistory, budget: Budget, most: int
+) -> NextPrompt:
     """The prompt of a history that the environment rewrote; the condenser is called as it would be for any other.
 
     Args:
@@ -125,7 +135,7 @@ async def _after_rewriting(engine: Engine, raw: History, rewritten: Rewritten, b
         history = _remembering(history, condensed)
         if condensed.units != units:
             units, reason = condensed.units, f"{reason}; {engine.condenser_name}: {condensed.reason}"
-    spans = account(replace(raw, summary=history.summary), units, engine.renderer.count)
+    spans = condensation_spans(replace(raw, summary=history.summary), units, engine.renderer.count)
     declared = replace(engine, condenser_name=rewritten.by)
     prompt = _rewritten(declared, history, units, spans, reason=reason, pinned=raw.pinned)
     return NextPrompt(prompt=prompt, history=history, rejected=rejected)
@@ -140,7 +150,7 @@ def request_prompt(engine: Engine, history: History, last: Sampled | None, reque
         if len(continued.ids) <= engine.limits.max_context_tokens:
             return replace(continued, request=request)
     *before, latest = shown
-    spans = account(history, shown, engine.renderer.count)
+    spans = condensation_spans(history, shown, engine.renderer.count)
     requested = (*before, latest.with_instruction(request.instruction))
     return replace(_rewritten(engine, history, requested, spans, reason="to ask for a text"), request=request)
 
@@ -161,7 +171,7 @@ def _continued(engine: Engine, history: History, last: Sampled, *, newest: Unit 
         reason="the chat template renders earlier replies differently from how they were sampled (strips reasoning)",
         tokens_before=len(continued),
         tokens_after=len(ids),
-        spans=account(history, (*last.prompt.units, history.units[-1]), engine.renderer.count),
+        spans=condensation_spans(history, (*last.prompt.units, history.units[-1]), engine.renderer.count),
     )
     media = _media(engine, context)
     return Prompt(ids=ids, context=context, units=units, condensation=declared, media=media)
@@ -211,7 +221,7 @@ def _remembering(history: History, condensed: Condensed) -> History:
 
 async def _condense(engine: Engine, history: History, budget: Budget) -> Condensed:
     """Call the condenser and check its answer."""
-    return await guarded(
+    return await call_plugin(
         partial(_checked, engine, history, budget),
         who=f"the condenser {engine.condenser_name!r}",
         turn_seconds=engine.limits.turn_seconds,
@@ -250,7 +260,7 @@ def _check_units(units: tuple[Unit, ...], shown: tuple[Unit, ...]) -> None:
         return
     if wrong := [unit for unit in shown if not isinstance(unit, Unit)]:
         raise TypeError(f"condense() returned {wrong[0]!r:.80} among its units, wanted those of history.units")
-    for unit, index in zip(shown, positions(units, shown), strict=True):
+    for unit, index in zip(shown, unit_positions(units, shown), strict=True):
         if unit is not units[index]:
             _check_whole(unit, units[index])
 

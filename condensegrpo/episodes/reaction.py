@@ -5,27 +5,27 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Self
 
-from condensegrpo.core.failures import Failure
+from condensegrpo.core.failures import PluginFailure
 from condensegrpo.core.messages import History, Message, ToolCall, meter_line
 from condensegrpo.core.protocols.environment import (
     AnswersCalls,
     Environment,
     ReadsFinish,
     ReadsHistory,
-    Rewritten,
+    RewrittenHistory,
     Step,
 )
 from condensegrpo.core.protocols.tool import ToolResult
-from condensegrpo.core.trajectory import Finish, Stop, Turn
+from condensegrpo.core.trajectory import FinishReason, StopReason, Turn
 from condensegrpo.episodes.boundary import (
     Boundary,
-    Ended,
+    EndEpisode,
     asynchronous,
+    call_plugin,
     check_done,
     checked_end,
     checked_rewards,
     checked_step,
-    guarded,
 )
 from condensegrpo.episodes.confidence import Drafted
 from condensegrpo.episodes.engine import Engine
@@ -33,7 +33,7 @@ from condensegrpo.episodes.sampling import Sampled
 from condensegrpo.episodes.toolcalls import is_success
 
 
-class OpenEnvironment(NamedTuple):
+class StartedEnvironment(NamedTuple):
     """The environment of an episode and what it has beyond ``Environment``, looked up once: a look is slow."""
 
     environment: Environment
@@ -53,14 +53,14 @@ class OpenEnvironment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class EpisodeEnd:
     """How an episode ended."""
 
-    stop: Stop
+    stop: StopReason
     answer: str | None = None
     outcome: float | None = None
     detail: str = ""
-    failure: Failure | None = None
+    failure: PluginFailure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,8 @@ class Reaction:
     tool_successes: int = 0
     new_query: bool = False
     tools_abandoned: int = 0
-    rewritten: Rewritten | None = None
-    ending: Ending | None = None
+    rewritten: RewrittenHistory | None = None
+    ending: EpisodeEnd | None = None
     responded: bool = True  # False: the episode ended before tools or environment saw the reply
 
     def turn(self, sampled: Sampled, information: float | None, draft: Drafted | None, seconds: float) -> Turn:
@@ -103,7 +103,7 @@ class Reaction:
 
 
 async def react(
-    engine: Engine, opened: OpenEnvironment, history: History, sampled: Sampled, exhausted: str | None
+    engine: Engine, opened: StartedEnvironment, history: History, sampled: Sampled, exhausted: str | None
 ) -> Reaction:
     """Let the tools or the environment respond to a reply. If they raise, the episode ends and the turn stays.
 
@@ -112,14 +112,16 @@ async def react(
         exhausted: which limit allows no more calls, in words; None: none.
     """
     reply = Message(role="assistant", content=sampled.text)
-    if engine.limits.ends_at_cut and sampled.generation.finish is Finish.LENGTH:
+    if engine.limits.ends_at_cut and sampled.generation.finish is FinishReason.LENGTH:
         detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.limits.max_output_tokens)"
-        return Reaction(reply=reply, ending=Ending(stop=Stop.OUTPUT_LENGTH, detail=detail), responded=False)
+        return Reaction(reply=reply, ending=EpisodeEnd(stop=StopReason.OUTPUT_LENGTH, detail=detail), responded=False)
     try:
         with Boundary("the tools"):  # each call has the toolbox's own time limit
             if exhausted and engine.toolbox.format.parse(sampled.text):
                 detail = f"a reply called a tool after {exhausted}"
-                return Reaction(reply=reply, ending=Ending(stop=Stop.TURN_LIMIT, detail=detail), responded=False)
+                return Reaction(
+                    reply=reply, ending=EpisodeEnd(stop=StopReason.TURN_LIMIT, detail=detail), responded=False
+                )
             if opened.answers_calls is not None:
                 return await _answered(engine, opened, history, reply, sampled.generation.finish)
             answers = await engine.toolbox.answer(sampled.text, replace(history, shown=sampled.prompt.units))
@@ -127,20 +129,20 @@ async def react(
             rewards, ending = _rewards_and_ending(answers.results)
             return Reaction(
                 reply=replace(reply, tool_calls=tuple(answers.calls)),
-                observations=engine.renderer.taken_up(answers.messages),
+                observations=engine.renderer.store_media(answers.messages),
                 turn_rewards=rewards,
                 tool_attempts=answers.attempted,
                 tool_successes=answers.succeeded,
                 tools_abandoned=answers.abandoned,
                 ending=ending,
             )
-    except Ended as end:
-        return Reaction(reply=reply, ending=Ending(stop=end.stop, detail=end.detail, failure=end.failure))
+    except EndEpisode as end:
+        return Reaction(reply=reply, ending=EpisodeEnd(stop=end.stop, detail=end.detail, failure=end.failure))
     return await _stepped(engine, opened, history, reply, sampled.generation.finish)
 
 
 async def _answered(
-    engine: Engine, opened: OpenEnvironment, history: History, reply: Message, finish: Finish
+    engine: Engine, opened: StartedEnvironment, history: History, reply: Message, finish: FinishReason
 ) -> Reaction:
     """The response of an environment that answers tool calls itself."""
     calls = engine.toolbox.format.parse(reply.text)
@@ -156,19 +158,19 @@ async def _answered(
 
 
 async def _stepped(
-    engine: Engine, opened: OpenEnvironment, history: History, reply: Message, finish: Finish
+    engine: Engine, opened: StartedEnvironment, history: History, reply: Message, finish: FinishReason
 ) -> Reaction:
     """The response of the environment."""
     try:
-        step = await guarded(
+        step = await call_plugin(
             partial(_step, engine, opened, history, reply, finish),
             who="the environment",
             turn_seconds=engine.limits.turn_seconds,
             seconds=engine.limits.turn_seconds,
             plugin=opened.environment,
         )
-    except Ended as end:
-        return Reaction(reply=reply, ending=Ending(stop=end.stop, detail=end.detail, failure=end.failure))
+    except EndEpisode as end:
+        return Reaction(reply=reply, ending=EpisodeEnd(stop=end.stop, detail=end.detail, failure=end.failure))
     return Reaction(
         reply=reply,
         observations=step.observations,
@@ -179,16 +181,18 @@ async def _stepped(
     )
 
 
-async def _step(engine: Engine, opened: OpenEnvironment, history: History, reply: Message, finish: Finish) -> Step:
+async def _step(
+    engine: Engine, opened: StartedEnvironment, history: History, reply: Message, finish: FinishReason
+) -> Step:
     if opened.reads_history is not None:
         opened.reads_history.read_history(history)
     if opened.reads_finish is not None:
         opened.reads_finish.read_finish(finish)
     step = checked_step(await asynchronous(opened.environment.step(reply), "step()"))
-    return replace(step, observations=engine.renderer.taken_up(step.observations))
+    return replace(step, observations=engine.renderer.store_media(step.observations))
 
 
-def _rewards_and_ending(results: Sequence[ToolResult]) -> tuple[Mapping[str, float], Ending | None]:
+def _rewards_and_ending(results: Sequence[ToolResult]) -> tuple[Mapping[str, float], EpisodeEnd | None]:
     """What the tools of the environment gave besides text: turn rewards are added, the first that is done ends it."""
     rewards: dict[str, float] = {}
     with Boundary("the environment"):
@@ -203,14 +207,14 @@ def _rewards_and_ending(results: Sequence[ToolResult]) -> tuple[Mapping[str, flo
     return rewards, _ending(done=True, answer=answer, outcome=outcome)
 
 
-def _ending(*, done: bool, answer: str | None, outcome: float | None) -> Ending | None:
+def _ending(*, done: bool, answer: str | None, outcome: float | None) -> EpisodeEnd | None:
     if not done:
         return None
     if answer is not None:
-        return Ending(stop=Stop.ANSWERED, answer=answer, outcome=outcome)
+        return EpisodeEnd(stop=StopReason.ANSWERED, answer=answer, outcome=outcome)
     if outcome is not None:
-        return Ending(stop=Stop.FINISHED, outcome=outcome)
-    return Ending(stop=Stop.FORMAT, detail="the environment could not read a reply and ended the episode")
+        return EpisodeEnd(stop=StopReason.FINISHED, outcome=outcome)
+    return EpisodeEnd(stop=StopReason.FORMAT, detail="the environment could not read a reply and ended the episode")
 
 
 async def metered(engine: Engine, sampled: Sampled, reaction: Reaction, *, turn: int, draw: float) -> Reaction:
@@ -232,6 +236,6 @@ async def metered(engine: Engine, sampled: Sampled, reaction: Reaction, *, turn:
         prompt, output = sampled.prompt, sampled.generation.token_ids
         added = engine.renderer.continuation(prompt.context, reaction.reply, observations, output)
         used = len(prompt.ids) + len(output) + len(added)
-        tokens = used, trigger.room(engine.limits.max_context_tokens, draw)
+        tokens = used, trigger.target_tokens(engine.limits.max_context_tokens, draw)
     *before, last = observations
     return replace(reaction, observations=(*before, last.followed_by(meter_line(turn, tokens))))

@@ -119,7 +119,7 @@ class Renderer:
         for renderer in self._others.values():
             renderer.keep(tokens)
 
-    def taken_up(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+    def store_media(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Messages of an environment or of tools as prompts hold them: the bytes of their pictures are stored."""
         if self.pictures is None:  # then they are refused where they are rendered
             return tuple(messages)
@@ -151,7 +151,7 @@ class Renderer:
             return len(self._whole(tuple(messages)))
         return sum(map(len, [piece.known_ids or piece.ids(self._encoder) for piece in pieces]))
 
-    def located(self, messages: Sequence[Message]) -> Located:
+    def content_spans(self, messages: Sequence[Message]) -> Located:
         """The whole prompt with the span of each message's content, in one pass over the text.
 
         For reading, never to be sampled from: the text is tokenised in pieces, so that ids at the borders of a message

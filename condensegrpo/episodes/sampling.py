@@ -11,8 +11,8 @@ from condensegrpo.core.messages import Message, Unit
 from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.sampler import RepliesToMessages, Sampler
 from condensegrpo.core.protocols.task import Expert
-from condensegrpo.core.trajectory import Condensation, Finish, Generation, SamplingParams, Stop, Turn
-from condensegrpo.episodes.boundary import Ended, guarded
+from condensegrpo.core.trajectory import Condensation, FinishReason, Generation, SamplingParams, StopReason, Turn
+from condensegrpo.episodes.boundary import EndEpisode, call_plugin
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.render import Renderer
 
@@ -85,20 +85,20 @@ async def sample(
         trajectory=trajectory,
         media=prompt.media,
     )
-    sampled = await guarded(
+    sampled = await call_plugin(
         partial(_sampled, engine, prompt, params),
         who="the sampler" if engine.expert is None else "the expert",
-        stop=Stop.SAMPLER_ERROR,
+        stop=StopReason.SAMPLER_ERROR,
         turn_seconds=engine.limits.turn_seconds,
         seconds=engine.limits.turn_seconds,
         plugin=engine.expert,
     )
-    if sampled.generation.finish is Finish.ABORT:
-        raise Ended(Stop.ABORTED, "the sampler aborted the reply")
+    if sampled.generation.finish is FinishReason.ABORT:
+        raise EndEpisode(StopReason.ABORTED, "the sampler aborted the reply")
     pictures = engine.renderer.pictures
     if pictures is not None and pictures.placeholder_id in sampled.generation.token_ids:
         # later prompts would hold a placeholder without a picture, which no sampler or learner could place
-        raise Ended(Stop.FORMAT, f"the policy sampled {pictures.placeholder}, the placeholder of a picture")
+        raise EndEpisode(StopReason.FORMAT, f"the policy sampled {pictures.placeholder}, the placeholder of a picture")
     return sampled
 
 
@@ -112,7 +112,7 @@ def _checked(value: object, call: str, params: SamplingParams) -> Generation:
         raise TypeError(f"{call} returned {value!r:.80}, wanted a Generation")
     try:
         ids, logprobs = tuple(map(index, value.token_ids)), tuple(map(float, value.logprobs))
-        finish = Finish(value.finish)
+        finish = FinishReason(value.finish)
     except (TypeError, ValueError) as error:  # of numpy and torch too: they end in files and in messages to workers
         raise TypeError(f"{call} returned {value!r:.200}: {error}") from error
     if logprobs and len(ids) > params.max_tokens:  # a text has other tokens where it was sampled
@@ -162,7 +162,7 @@ def _written(expert: Expert, renderer: Renderer, prompt: Prompt, max_tokens: int
     """
     text = expert.reply(prompt.context) if prompt.request is None else expert.write(prompt.request)
     if text is None:
-        return Generation(token_ids=(), logprobs=(), finish=Finish.ABORT)
+        return Generation(token_ids=(), logprobs=(), finish=FinishReason.ABORT)
     if renderer.has_unknown and (unknown := renderer.unknown(text)[1]):
         raise SamplerError(
             f"writing {text!r:.60}: the tokenizer does not know {', '.join(map(repr, unknown[:8]))}. Add them to "
@@ -170,10 +170,10 @@ def _written(expert: Expert, renderer: Renderer, prompt: Prompt, max_tokens: int
         )
     ids = renderer.reply_ids(text)
     if len(ids) > max_tokens and prompt.request is None:
-        return Generation(token_ids=ids[:max_tokens], logprobs=(0.0,) * max_tokens, finish=Finish.LENGTH)
+        return Generation(token_ids=ids[:max_tokens], logprobs=(0.0,) * max_tokens, finish=FinishReason.LENGTH)
     if len(ids) > max_tokens:
         raise SamplerError(
             f"writing {text!r:.60}: it has {len(ids)} tokens, and it may have {max_tokens}. Raise "
             f"rollout.limits.max_output_tokens, and max_tokens of the condenser"
         )
-    return Generation(token_ids=ids, logprobs=(0.0,) * len(ids), finish=Finish.STOP)
+    return Generation(token_ids=ids, logprobs=(0.0,) * len(ids), finish=FinishReason.STOP)

@@ -6,16 +6,16 @@ from dataclasses import replace
 from types import FunctionType
 
 from condensegrpo.core.errors import ScoreError
-from condensegrpo.core.failures import Failure, failure_of
+from condensegrpo.core.failures import PluginFailure, failure_of
 from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardResult, TurnReward
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Score, Stop, Trajectory
-from condensegrpo.core.wording import counted
+from condensegrpo.core.trajectory import Score, StopReason, Trajectory
+from condensegrpo.core.wording import plural
 from condensegrpo.episodes.failures import FAILURES
 
 
-def score(trajectory: Trajectory, problem: Problem, reward: Reward) -> Score | Failure:
+def score(trajectory: Trajectory, problem: Problem, reward: Reward) -> Score | PluginFailure:
     """The score of a trajectory under a reward.
 
     The total of a reward that returns a mapping is its sum; its entries ``format`` and ``correct`` are the judgements.
@@ -37,7 +37,7 @@ def score(trajectory: Trajectory, problem: Problem, reward: Reward) -> Score | F
 
 def score_group(
     trajectories: Sequence[Trajectory], problem: Problem, reward: GroupReward
-) -> tuple[Score | Failure, ...]:
+) -> tuple[Score | PluginFailure, ...]:
     """The scores of the trajectories of one group, in their order, by the rules of ``score``.
 
     A result that is no reward is the failure of its own trajectory. If the reward raised, or did not return one result
@@ -47,15 +47,15 @@ def score_group(
         given = list(reward.score_group(trajectories, problem))
         if len(given) != len(trajectories):
             raise ScoreError(
-                f"returned {counted(len(given), 'result')} for "
-                f"{counted(len(trajectories), 'trajectory', 'trajectories')}, wanted one for each"
+                f"returned {plural(len(given), 'result')} for "
+                f"{plural(len(trajectories), 'trajectory', 'trajectories')}, wanted one for each"
             )
     except (Exception, SystemExit) as error:  # the boundary to a plug-in
         return (failure_of(named(reward), error, plugin=reward),) * len(trajectories)
     return tuple(score_of(result, each, reward) for result, each in zip(given, trajectories, strict=True))
 
 
-def score_of(given: object, trajectory: Trajectory, reward: Reward | GroupReward | TurnReward) -> Score | Failure:
+def score_of(given: object, trajectory: Trajectory, reward: Reward | GroupReward | TurnReward) -> Score | PluginFailure:
     """The score of what a reward returned."""
     try:
         return _checked(RewardResult.of(given), trajectory)
@@ -63,19 +63,21 @@ def score_of(given: object, trajectory: Trajectory, reward: Reward | GroupReward
         return failure_of(named(reward), error, plugin=reward)
 
 
-def with_score(trajectory: Trajectory, outcome: Score | Failure) -> ScoredTrajectory:
+def with_score(trajectory: Trajectory, outcome: Score | PluginFailure) -> ScoredTrajectory:
     """The trajectory with its score and figures. If the reward failed, it scores 0 and stops as ``reward_error``.
 
     A trajectory that had failed before, or was aborted, scores 0 whatever its reward says, and keeps that stop.
     """
-    whole = trajectory.stop not in (*FAILURES, Stop.ABORTED)
+    whole = trajectory.stop not in (*FAILURES, StopReason.ABORTED)
     if whole and isinstance(outcome, Score):
         return ScoredTrajectory.of(trajectory, outcome)
     nothing = Score(
         total=0.0, components={}, format_valid=False, correct=0.0, context_tokens=trajectory.max_context_tokens
     )
-    if whole and isinstance(outcome, Failure):
-        trajectory = replace(trajectory, stop=Stop.REWARD_ERROR, answer=None, detail=str(outcome), failure=outcome)
+    if whole and isinstance(outcome, PluginFailure):
+        trajectory = replace(
+            trajectory, stop=StopReason.REWARD_ERROR, answer=None, detail=str(outcome), failure=outcome
+        )
     return ScoredTrajectory.of(trajectory, nothing)
 
 
@@ -92,8 +94,8 @@ def _checked(result: RewardResult, trajectory: Trajectory) -> Score:
         raise ScoreError(f"returned correct = {correct}, wanted a number from 0 to 1")
     if len(result.turn_rewards) not in (0, len(trajectory.turns)):
         raise ScoreError(
-            f"returned {counted(len(result.turn_rewards), 'turn reward')} for "
-            f"{counted(len(trajectory.turns), 'turn')}, wanted one for each turn or none"
+            f"returned {plural(len(result.turn_rewards), 'turn reward')} for "
+            f"{plural(len(trajectory.turns), 'turn')}, wanted one for each turn or none"
         )
     return Score(
         total=result.total,

@@ -52,17 +52,17 @@ class ToolLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trigger:
+class CondenseSettings:
     """When the condenser is called and how much it may leave, as shares of ``rollout.limits.max_context_tokens``."""
 
     when: Literal["every_turn", "over_budget"] = "every_turn"
-    """Before every turn, or only when a prompt would exceed the share."""
-    share: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Before every turn, or only when a prompt would exceed the threshold."""
+    threshold: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of max_context_tokens beyond which over_budget condenses."""
-    to: Annotated[float, Gt(0), Le(1)] | None = None
-    """Share of max_context_tokens that a condensed prompt may take, at most ``share``; null: all of ``share``."""
+    target: Annotated[float, Gt(0), Le(1)] | None = None
+    """Share of max_context_tokens that a condensed prompt may take, at most ``threshold``; null: ``threshold``."""
     jitter: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Maximum random reduction of ``share``, drawn per problem: siblings condense at the same length."""
+    """Maximum random reduction of ``threshold``, drawn per problem: siblings condense at the same length."""
 
     writer: Literal["policy", "initial"] = "policy"
     """Who writes the texts that a condenser asks for: the policy, or the policy that GRPO starts from. Texts of the
@@ -99,21 +99,21 @@ class Trigger:
         """The smallest context budget of a run."""
         return _floor(most * min((share for _, share in self.schedule), default=1.0))
 
-    def at(self, budget: int, draw: float) -> int:
+    def threshold_tokens(self, budget: int, draw: float) -> int:
         """The tokens beyond which a prompt is condensed.
 
-            floor(budget · share · (1 − jitter · draw))     1000 · 0.8 · (1 − 0.25 · 0.5) = 700
+            floor(budget · threshold · (1 − jitter · draw))     1000 · 0.8 · (1 − 0.25 · 0.5) = 700
 
         Args:
             budget: ``max_context_tokens``.
             draw: in [0, 1), of the problem: siblings share it, so that they condense at the same length.
         """
-        return _floor(budget * self.share * (1 - self.jitter * draw))
+        return _floor(budget * self.threshold * (1 - self.jitter * draw))
 
-    def room(self, budget: int, draw: float) -> int:
+    def target_tokens(self, budget: int, draw: float) -> int:
         """The tokens that a condensed prompt may have: never more than the trigger allows."""
-        at = self.at(budget, draw)
-        return at if self.to is None else min(at, _floor(budget * self.to))
+        at = self.threshold_tokens(budget, draw)
+        return at if self.target is None else min(at, _floor(budget * self.target))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class Workers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Confidence:
+class ConfidenceSettings:
     """When a draft of the answer ends an episode (stop: confident), see ``episodes/confidence.py``."""
 
     threshold: Annotated[float, Gt(0), Le(1)] = 0.9

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any
 
 from condensegrpo.core.errors import EnvironmentLost, PluginError
-from condensegrpo.core.failures import Failure, at_definition
+from condensegrpo.core.failures import PluginFailure, at_definition
 from condensegrpo.core.messages import History, Message, ToolCall, encodable
 from condensegrpo.core.plugin_task import result_of_task
 from condensegrpo.core.protocols.tool import EnvironmentTool, Tool, ToolResult
 from condensegrpo.core.threads import awaited_in_thread
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.episodes.settings import ToolLimits
 from condensegrpo.episodes.toolformats import (
     JSON_FORMATS,
@@ -202,11 +202,11 @@ class Toolbox:
             outcome = await result_of_task(work, name=source, step_seconds=seconds, seconds=seconds)
         else:
             outcome = await awaited_in_thread(partial(_ran, name, call), name=source, seconds=seconds)
-        if not isinstance(outcome, Failure):
+        if not isinstance(outcome, PluginFailure):
             return outcome
         if outcome.error:
             return _failed(f"{name} was cancelled")
-        return replace(_failed(f"{name} did not finish within {counted(seconds, 'second')}"), abandoned=True)
+        return replace(_failed(f"{name} did not finish within {plural(seconds, 'second')}"), abandoned=True)
 
     def _known(self) -> str:
         return f"The tools are: {', '.join(self._tools) or 'none'}"

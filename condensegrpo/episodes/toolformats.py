@@ -116,7 +116,7 @@ class _JsonCalls:
         missing = [key for key in ("name", self.arguments) if key not in members]
         if missing:
             keys = ", ".join(map(quoted, members)) or "none"
-            raise ValueError(f"it lacks the key {missing[0]!r}, its keys are: {shortened(keys)}")
+            raise ValueError(f"it lacks the key {missing[0]!r}, its keys are: {one_line_at_most(keys)}")
         name = strictjson.loads(members["name"])
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME:
             raise ValueError(
@@ -238,10 +238,10 @@ def call_id_of(index: int) -> str:
 
 def quoted(text: str) -> str:
     """A piece of what a model wrote, for a message of one line."""
-    return shortened(repr(text[:100]))
+    return one_line_at_most(repr(text[:100]))
 
 
-def shortened(text: str) -> str:
+def one_line_at_most(text: str) -> str:
     """At most 80 characters of a text."""
     return text if len(text) <= 80 else f"{text[:79]}…"
 

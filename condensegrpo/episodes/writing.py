@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from condensegrpo.core.messages import History
-from condensegrpo.core.protocols.condenser import Request, Write, Writes, Written
-from condensegrpo.core.trajectory import Stop
-from condensegrpo.episodes.boundary import Boundary, Ended
+from condensegrpo.core.protocols.condenser import Request, WritesSummaries, WriteSummary, WrittenSummary
+from condensegrpo.core.trajectory import StopReason
+from condensegrpo.episodes.boundary import Boundary, EndEpisode
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.prompt import request_prompt
 from condensegrpo.episodes.sampling import Sampled, sample
@@ -20,10 +20,10 @@ from condensegrpo.episodes.sampling import Sampled, sample
 def texts_allowed(engine: Engine) -> int:
     """How many texts the condenser may ask for in one call."""
     with Boundary(f"the condenser {engine.condenser_name!r}", plugin=engine.condenser):
-        return engine.condenser.writes if isinstance(engine.condenser, Writes) else 0
+        return engine.condenser.writes if isinstance(engine.condenser, WritesSummaries) else 0
 
 
-class Writer:
+class SummaryWriter:
     """Samples condense turns for one call of a condenser, and keeps the texts."""
 
     def __init__(self, engine: Engine, max_texts: int, trajectory: str, seed: Callable[[], int]) -> None:
@@ -34,20 +34,20 @@ class Writer:
         self.max_texts = max_texts
         self.attempts: list[Sampled] = []
 
-    def write_function(self, history: History, last: Sampled | None) -> Write | None:
+    def write_function(self, history: History, last: Sampled | None) -> WriteSummary | None:
         """The function that the condenser may call; None if it never asks for text."""
         return partial(self._write, history, last) if self.max_texts else None
 
     def check(self, rejected: Sequence[str]) -> None:
         """Check that at most one of the texts was not rejected."""
         if len(self.attempts) - len(rejected) not in (0, 1):
-            raise Ended(
-                Stop.ENVIRONMENT_ERROR,
+            raise EndEpisode(
+                StopReason.ENVIRONMENT_ERROR,
                 f"the condenser {self._engine.condenser_name!r} asked for {len(self.attempts)} texts and rejected "
                 f"{len(rejected)}, wanted all rejected but the last, or all (Condensed.rejected)",
             )
 
-    async def _write(self, history: History, last: Sampled | None, request: Request) -> Written:
+    async def _write(self, history: History, last: Sampled | None, request: Request) -> WrittenSummary:
         """Sample the text of a request."""
         if len(self.attempts) == self.max_texts:
             raise RuntimeError(f"it asks for more texts than the {self.max_texts} that its property writes allows")
@@ -62,4 +62,4 @@ class Writer:
             stop_strings=(),  # stop strings of tool calls would end a summary that quotes a call
         )
         self.attempts.append(sampled)
-        return Written(text=sampled.text, finish=sampled.generation.finish)
+        return WrittenSummary(text=sampled.text, finish=sampled.generation.finish)

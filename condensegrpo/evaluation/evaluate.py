@@ -15,7 +15,7 @@ from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.objects import NO_OBJECTS, Objects
-from condensegrpo.assembly.players import Players
+from condensegrpo.assembly.players import RolloutPlayers
 from condensegrpo.assembly.runtime import evaluation_temperature, open_sampler, open_writer, provenance, use_threads
 from condensegrpo.config.load import HELD_OUT, vary
 from condensegrpo.config.schema import RunConfig
@@ -37,7 +37,7 @@ from condensegrpo.evaluation.figures import (
 from condensegrpo.evaluation.policy import in_use, initial_of
 from condensegrpo.learner import ranks
 from condensegrpo.learner.checkpoint import verify_model
-from condensegrpo.learner.model_folder import positions, save_tokenizer, trained_steps
+from condensegrpo.learner.model_folder import max_positions, save_tokenizer, trained_steps
 from condensegrpo.storage.evaluations import destination_of, kept_if_begun, new_name, store_evaluation
 from condensegrpo.storage.files import BackgroundWriter, start_file
 from condensegrpo.storage.media import MediaFolder
@@ -47,11 +47,11 @@ from condensegrpo.storage.trajectories import write_trajectory
 EVALUATION_STEP = -1  # names the random streams of evaluations apart from those of training
 
 
-def evaluate(
+def evaluate_variant(
     name: str,
     components: Components,
     *,
-    players: Players,
+    players: RolloutPlayers,
     step: int | None,
     observer: Observer,
     file: Path | None = None,
@@ -102,7 +102,7 @@ def evaluate(
 @contextmanager
 def opened_policy(
     config: RunConfig, source: str, *, media: MediaFolder | None = None, objects: Objects = NO_OBJECTS
-) -> Iterator[Players]:
+) -> Iterator[RolloutPlayers]:
     """The players of a policy: a model folder or Hub id. A sampler among ``objects`` is not closed at the end.
 
     Pictures are stored in ``media``, by default in a folder that is removed at the end. A checkpoint's files are
@@ -118,7 +118,7 @@ def opened_policy(
         if config.sampler.name not in objects:
             opened.enter_context(closing(sampler))
         writer = open_writer([config], initial_of(source, config), media)
-        yield opened.enter_context(Players(config, sampler, source, media, writer=writer))
+        yield opened.enter_context(RolloutPlayers(config, sampler, source, media, writer=writer))
 
 
 def evaluate_policy(
@@ -141,13 +141,13 @@ def evaluate_policy(
         if isinstance(target, RunFolder) and step is not None:
             with new_name(target, step) as name:
                 stored = target.evaluation(step, name)
-                result = evaluate(name, components, players=players, step=step, observer=observer, file=stored)
+                result = evaluate_variant(name, components, players=players, step=step, observer=observer, file=stored)
                 store_evaluation(target, step, result, command)
             return result
         if isinstance(target, Path):
             save_tokenizer(source, target)
         file = target / evaluation_file(HELD_OUT) if isinstance(target, Path) else None
-        return evaluate(HELD_OUT, components, players=players, step=step, observer=observer, file=file)
+        return evaluate_variant(HELD_OUT, components, players=players, step=step, observer=observer, file=file)
 
 
 UNBOUNDED = "full"  # the condenser that drops nothing: it is compared once, and no budget is set to it
@@ -181,7 +181,7 @@ def contender_config(config: RunConfig, contender: Contender, source: str) -> Ru
     budget = contender.budget
     if budget is None:
         largest = config.learner.tokens_per_micro_batch
-        budget = min(positions(source) or largest, largest) - config.rollout.limits.max_output_tokens
+        budget = min(max_positions(source) or largest, largest) - config.rollout.limits.max_output_tokens
     plugin = {"name": contender.condenser, "options": dict(contender.options)}
     limits = [f"rollout.limits.max_context_tokens={budget}", "rollout.condense.schedule=[]"]  # a share of it no more
     return vary(config, [f"condenser={json.dumps(plugin)}", *limits])
@@ -190,10 +190,10 @@ def contender_config(config: RunConfig, contender: Contender, source: str) -> Ru
 Entrant = tuple[Contender, Components]
 
 
-def compare(
+def compare_contenders(
     entrants: Sequence[Entrant],
     *,
-    players: Players,
+    players: RolloutPlayers,
     step: int | None,
     observer: Observer,
     save: Path | None = None,
@@ -209,7 +209,7 @@ def compare(
 
     def play(contender: Contender, components: Components) -> ContenderResult:
         scored: list[ScoredTrajectory] = []
-        result = evaluate(
+        result = evaluate_variant(
             contender.name,
             components,
             players=players,

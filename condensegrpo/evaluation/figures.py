@@ -10,13 +10,13 @@ from statistics import fmean
 
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.core.evaluation import Evaluation
-from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryFigures, mean_curve
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryStats, mean_curve
 from condensegrpo.metrics.intervals import Interval, paired_difference, pass_at_k, success_interval
 from condensegrpo.metrics.trajectories import Fetches, fetches, summarise
 
 
 def evaluation_of(
-    name: str, figures: Sequence[TrajectoryFigures], *, seed: int, seconds: float, condensing: float = 0.0
+    name: str, figures: Sequence[TrajectoryStats], *, seed: int, seconds: float, condensing: float = 0.0
 ) -> Evaluation:
     """The figures of some trajectories, equally many of each problem, in any order."""
     correct: dict[str, list[float]] = defaultdict(list)

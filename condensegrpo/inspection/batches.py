@@ -31,7 +31,7 @@ class TrajectoryBatch:
     signal: float | None  # share of the groups of which a member has an advantage; None: no credit was given (yet)
 
     @property
-    def idle(self) -> float | None:
+    def no_signal_share(self) -> float | None:
         """Share of the groups of which no member has an advantage; None: no credit was given (yet)."""
         return None if self.signal is None else 1 - self.signal
 

@@ -17,8 +17,8 @@ from weakref import finalize
 from zlib import crc32
 
 from condensegrpo.core.errors import CondenseError, DataError
-from condensegrpo.core.scored_trajectory import TrajectoryFigures
-from condensegrpo.core.trajectory import Stop
+from condensegrpo.core.scored_trajectory import TrajectoryStats
+from condensegrpo.core.trajectory import StopReason
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.records import IndexedTrajectory, LineSpan, natural
 from condensegrpo.storage.codec import decode, dump_line
@@ -29,7 +29,7 @@ PART_SECONDS = 0.2  # of reading, after which a part is complete
 TAIL = 4096  # bytes before the end of what was read that tell whether a file was replaced
 NAME = ".inspection.sqlite"
 PAGE = 1000  # rows that are read at a time
-FIGURES = get_type_hints(TrajectoryFigures)  # a column for each
+FIGURES = get_type_hints(TrajectoryStats)  # a column for each
 CONTENT = f"{', '.join(FIGURES)}, question, ground_truth, answer"
 COLUMNS = f"line, start, size, {CONTENT}, advantages, weights, handling"
 TABLES = f"""
@@ -57,7 +57,7 @@ class KnownFile(NamedTuple):
 class LineContent(NamedTuple):
     """What the index takes from a line."""
 
-    figures: TrajectoryFigures
+    figures: TrajectoryStats
     question: str | None
     ground_truth: str | None
     answer: str | None
@@ -143,7 +143,7 @@ def _read(path: Path, line: bytes, number: int) -> tuple[LineContent, str | None
             raise ValueError("another version")
         known, trajectory = record.get("provenance"), record["trajectory"]
         texts = (trajectory.get(name) for name in LineContent._fields[1:])
-        content = LineContent(decode(TrajectoryFigures, record["figures"]), *texts)
+        content = LineContent(decode(TrajectoryStats, record["figures"]), *texts)
     except (ValueError, KeyError, TypeError, AttributeError):
         read_trajectory(path, line, number)  # names the fault
         raise
@@ -270,7 +270,7 @@ class Database:
 def record(batch: TrajectoryBatch, number: int, row: tuple[Any, ...]) -> IndexedTrajectory:
     """The trajectory of a row of ``COLUMNS``, which is that ``number`` in its batch."""
     (line, start, size), rest = row[:3], row[3:]
-    figures = TrajectoryFigures(**dict(zip(FIGURES, map(_figure, FIGURES.values(), rest), strict=False)))
+    figures = TrajectoryStats(**dict(zip(FIGURES, map(_figure, FIGURES.values(), rest), strict=False)))
     question, ground_truth, answer, advantages, weights, handling = rest[len(FIGURES) :]
     credit = None
     if advantages is not None:
@@ -305,7 +305,7 @@ def _figure(kind: Any, value: Any) -> Any:  # noqa: ANN401  a type of a figure, 
         return tuple(json.loads(value))
     if get_origin(kind) is Mapping:
         return json.loads(value)
-    return kind(value) if kind in (bool, Stop) else restored(value)
+    return kind(value) if kind in (bool, StopReason) else restored(value)
 
 
 def _storable(value: object) -> object:

@@ -165,7 +165,7 @@ class _Reader:
             problem=whole.problem,
             question=whole.question,
             ground_truth=whole.ground_truth,
-            idle=whole.idle,
+            idle=whole.exclusion,
             success=whole.success,
             left_out=len(whole.siblings) - len(shown),
             siblings=tuple(self._trajectory(opened, whole, siblings) for opened in siblings),

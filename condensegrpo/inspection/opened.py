@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.inspection.batches import TrajectoryBatch, config_of, credit_of
 from condensegrpo.inspection.history import HistoryPiece, history
 from condensegrpo.inspection.index import Index
@@ -83,7 +83,7 @@ class CreditFormulas:
             return
         compared = [sibling.figures.total for sibling in group.siblings if sibling.handling != "mask"]
         scores = "  ".join(f"{score:.4g}" for score in compared)
-        yield CreditLine("group", f"{counted(len(compared), 'trajectory', 'trajectories')}, scores {scores}", "")
+        yield CreditLine("group", f"{plural(len(compared), 'trajectory', 'trajectories')}, scores {scores}", "")
         credit = self._credit.get(record.id)
         names, values = [], []
         for term in credit.terms if credit is not None else ():
@@ -140,12 +140,12 @@ def _weight(
         "token_mean": 1,
         "turn_mean": turn.output_tokens,
     }
-    counted = 1 / (turn.weight * max(known[mode], 1))
+    plural = 1 / (turn.weight * max(known[mode], 1))
     filled = {
-        "trajectory_constant": f"1 / (B·L) = 1 / ({counted:.4g} trajectories · {length} tokens)",
-        "trajectory_mean": f"1 / (B·N) = 1 / ({counted:.4g} trajectories · {output} tokens of this one)",
-        "token_mean": f"1 / ΣN = 1 / {counted:.4g} tokens of the batch",
-        "turn_mean": f"1 / (ΣK·n) = 1 / ({counted:.4g} turns of the batch · {turn.output_tokens} tokens of this one)",
+        "trajectory_constant": f"1 / (B·L) = 1 / ({plural:.4g} trajectories · {length} tokens)",
+        "trajectory_mean": f"1 / (B·N) = 1 / ({plural:.4g} trajectories · {output} tokens of this one)",
+        "token_mean": f"1 / ΣN = 1 / {plural:.4g} tokens of the batch",
+        "turn_mean": f"1 / (ΣK·n) = 1 / ({plural:.4g} turns of the batch · {turn.output_tokens} tokens of this one)",
     }[mode]
     yield CreditLine("weight", f"{mode}: {filled}", value)
 

@@ -282,7 +282,7 @@ class TokenTexts:
         return text
 
 
-def raw(line: bytes, turn: int) -> str:
+def raw_turn(line: bytes, turn: int) -> str:
     """The stored JSON of a turn, indented, with lists of numbers on one line."""
     try:
         stored = json.loads(line)["trajectory"]["turns"][turn]

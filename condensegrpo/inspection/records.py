@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from condensegrpo.core.scored_trajectory import TrajectoryFigures
+from condensegrpo.core.scored_trajectory import TrajectoryStats
 from condensegrpo.inspection.filters import FIELDS, Fields
 from condensegrpo.storage.trajectories import Credit
 
@@ -29,7 +29,7 @@ class IndexedTrajectory:
     number: int  # its index in the file by groups and samples, from 0; --trajectory takes it
     step: int | None  # of its batch; None: not known
     evaluation: str | None  # the name of the evaluation; None: it was sampled to train
-    figures: TrajectoryFigures
+    figures: TrajectoryStats
     question: str | None  # None: not known
     ground_truth: str | None  # None: there is no answer in text, or it is not known
     answer: str | None
@@ -88,7 +88,7 @@ class Group:
     siblings: tuple[IndexedTrajectory, ...]  # by sample
 
     @property
-    def idle(self) -> str:
+    def exclusion(self) -> str:
         """Why it does not train; empty: it may train."""
         handled = {sibling.handling for sibling in self.siblings}
         if "drop" in handled:
@@ -98,7 +98,7 @@ class Group:
         return "no signal" if self.signal is False else ""
 
     @property
-    def judged(self) -> bool:
+    def was_scored(self) -> bool:
         """Whether a reward saw the trajectories; else the success says nothing."""
         return any(sibling.figures.judged for sibling in self.siblings)
 
@@ -130,7 +130,7 @@ def groups(every: Sequence[IndexedTrajectory]) -> tuple[Group, ...]:
     return tuple(found)
 
 
-def verdict(figures: TrajectoryFigures) -> tuple[str, str]:
+def verdict(figures: TrajectoryStats) -> tuple[str, str]:
     """Correct, wrong, partly correct, malformed or not judged, as a mark and a word; and its quality."""
     if not figures.judged:
         return "– not judged", "partial"

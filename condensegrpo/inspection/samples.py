@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from condensegrpo.core.errors import TrajectoryFileError
-from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryFigures
-from condensegrpo.core.wording import counted
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryStats
+from condensegrpo.core.wording import plural
 from condensegrpo.inspection.batches import credit_of
 from condensegrpo.inspection.panes import context_views
 from condensegrpo.storage.codec import decode
@@ -46,7 +46,7 @@ class SampleTrajectory:
     """The figures of one trajectory, its texts, and why it was chosen."""
 
     chosen: str
-    figures: TrajectoryFigures
+    figures: TrajectoryStats
     detail: str
     question: str | None
     ground_truth: str | None
@@ -70,7 +70,7 @@ class SampleSet:
 
 
 class _Candidate(NamedTuple):
-    figures: TrajectoryFigures
+    figures: TrajectoryStats
     line: bytes
 
 
@@ -162,7 +162,7 @@ def _candidate(line: bytes) -> _Candidate | None:
     """A line with its figures, which stand at its beginning: the rest is not parsed. None: the line is damaged."""
     try:
         figures, _ = json.JSONDecoder().raw_decode(line[line.index(_FIGURES) + len(_FIGURES) :].decode())
-        return _Candidate(decode(TrajectoryFigures, figures), line)
+        return _Candidate(decode(TrajectoryStats, figures), line)
     except ValueError:
         return None
 
@@ -194,7 +194,7 @@ def _turns(scored: ScoredTrajectory, credit: Credit | None) -> Iterator[SampleTu
     for index, (turn, view) in enumerate(zip(scored.trajectory.turns, views, strict=True)):
         condensed = ""
         if declared := turn.condensation:
-            tokens = counted(declared.tokens_after, "token")
+            tokens = plural(declared.tokens_after, "token")
             condensed = f"{declared.condenser}: {declared.tokens_before} → {tokens}"
         yield SampleTurn(
             turn=index,

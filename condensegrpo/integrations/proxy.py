@@ -22,7 +22,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, web
 from condensegrpo.core.credentials import REMOVED, redacted
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.group import problem_draw, stream_seed
@@ -154,7 +154,7 @@ class Proxy:
                 return web.Response(body=content, status=answer.status, content_type=answer.content_type)
         trajectory = await asyncio.shield(played)
         why = f"the session has ended ({trajectory.stop}): {redacted(trajectory.detail)}"
-        raise RequestRefused(why, status=400 if trajectory.stop is Stop.CONTEXT_OVERFLOW else 502)
+        raise RequestRefused(why, status=400 if trajectory.stop is StopReason.CONTEXT_OVERFLOW else 502)
 
     def _session_name(self, request: web.Request) -> str:
         """The name of a request's session, empty if it gives none; RequestRefused without the token."""
@@ -196,7 +196,9 @@ class Proxy:
             )
         finally:
             del self._open[session]
-        if trajectory.stop is Stop.ANSWERED and trajectory.turns:  # the session has ended, and its last reply stands
+        if (
+            trajectory.stop is StopReason.ANSWERED and trajectory.turns
+        ):  # the session has ended, and its last reply stands
             trajectory = replace(trajectory, answer=trajectory.turns[-1].reply.text)
         self.finished(trajectory)
         return trajectory

@@ -105,8 +105,8 @@ class Taskset:
         shared = self._shared.get(split)
         if shared is None or (shared.done() and shared.exception() is not None):
             toolsets = taskset.toolsets(taskset.config)
-            self._shared[split] = asyncio.create_task(opened(toolsets, None, self._stack))
-        of_episode = await opened(task.toolsets(task.config), task, begun.toolsets)
+            self._shared[split] = asyncio.create_task(open_toolsets(toolsets, None, self._stack))
+        of_episode = await open_toolsets(task.toolsets(task.config), task, begun.toolsets)
         begun.tools = merged(await asyncio.shield(self._shared[split]), of_episode)
         begun.trace.tools = [
             vf.Tool(name=name, description=tool.description["description"], parameters=tool.description["inputSchema"])
@@ -227,7 +227,7 @@ def all_toolsets(taskset: vf.Taskset, task: vf.Task) -> Sequence[vf.Toolset]:
     return (*taskset.toolsets(taskset.config), *task.toolsets(task.config))
 
 
-async def opened(
+async def open_toolsets(
     toolsets: Sequence[vf.Toolset], task: vf.Task | None, stack: contextlib.AsyncExitStack
 ) -> dict[str, Tool]:
     """Set toolsets up, for one task or None for all; their tools by name."""
@@ -337,7 +337,7 @@ def fault_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{where}"
 
 
-async def serve(taskset: Taskset) -> None:
+async def serve_taskset(taskset: Taskset) -> None:
     """Answer requests until stdin ends. What the taskset prints goes to stderr."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -379,4 +379,4 @@ async def result(taskset: Taskset, method: str, parameters: Mapping[str, Any]) -
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Taskset(Settings(**json.loads(sys.argv[1])))))
+    asyncio.run(serve_taskset(Taskset(Settings(**json.loads(sys.argv[1])))))

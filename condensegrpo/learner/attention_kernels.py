@@ -34,7 +34,7 @@ from condensegrpo.learner.tree_attention import AttentionPattern, HostPattern, p
 from condensegrpo.learner.tree_kernels import (
     Flex,
     Varlen,
-    branches,
+    branch_pattern,
     compiled_flex,
     flash_varlen,
     gathered_keys,
@@ -72,7 +72,7 @@ class Kernels(NamedTuple):
     def pattern(self, depths: Sequence[int]) -> HostPattern:
         """The attention pattern of a micro-batch, of which ``depths`` are those of the tokens in their rows."""
         if self.varlen is not None and gathered_keys(depths) <= self.most_keys * len(depths):
-            return branches(depths, self.varlen)
+            return branch_pattern(depths, self.varlen)
         return paths(depths) if self.flex is None else intervals(depths, self.flex)
 
 
@@ -178,7 +178,7 @@ def check_kernel(kernel: str, heads: Heads, dtype: torch.dtype, device: torch.de
         return KernelCheck(kernel, None, fault)
     try:
         of_flex = kernel == "flex"
-        make = partial(intervals, flex=compiled_flex()) if of_flex else partial(branches, varlen=flash_varlen())
+        make = partial(intervals, flex=compiled_flex()) if of_flex else partial(branch_pattern, varlen=flash_varlen())
         measured = kernel_error(make, heads, dtype, device)
     except Exception as error:  # the boundary to compilers and packages, which have exceptions of all kinds
         return KernelCheck(kernel, None, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")

@@ -76,10 +76,10 @@ def save(
     extra: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write the checkpoint of optimiser step ``step`` now; every rank must call it. See ``collect``."""
-    return collect(engine, folder, step=step, state=state, extra=extra)()
+    return save_shards(engine, folder, step=step, state=state, extra=extra)()
 
 
-def collect(
+def save_shards(
     engine: DeepSpeedEngine,
     folder: Path,
     *,
@@ -176,7 +176,7 @@ def _publish(
     sync(target.parent)
 
 
-def load(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
+def load_checkpoint(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
     """Restore weights, optimiser, schedule and random number generators; every rank must call it.
 
     The checkpoint may be that of another number of ranks and of another ZeRO stage. A rank whose generators were not

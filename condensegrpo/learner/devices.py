@@ -56,7 +56,7 @@ def empty_cache() -> None:
         gpu.empty_cache()
 
 
-def upload(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+def copy_to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Tensors of main memory on a device, by one copy that the host does not wait for; on a CPU they themselves.
 
     A copy of each would wait until the device has done all work before it. The pinned buffer is torch's to free: its

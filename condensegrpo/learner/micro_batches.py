@@ -23,7 +23,7 @@ from condensegrpo.algorithms.packing import PackedBatch, balanced_owners, block_
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import ranks
-from condensegrpo.learner.devices import upload
+from condensegrpo.learner.devices import copy_to_device
 from condensegrpo.learner.tree_attention import AttentionPattern, HostPattern
 from condensegrpo.learner.vision_tower import ShownPictures
 
@@ -90,7 +90,7 @@ def upload_batch(
     given = [token_ids, position_ids, source, source if which is None else which]
     columns, indices = batch.columns, () if pattern is None else pattern.indices
     shown = () if pictures is None else pictures.tensors
-    uploaded = upload([*given, *shown, *columns.values(), *indices], device)
+    uploaded = copy_to_device([*given, *shown, *columns.values(), *indices], device)
     first = len(given) + len(shown)
     last = first + len(columns)
     of_trained: dict[str, Any] = dict(zip(columns, uploaded[first:last], strict=True))

@@ -203,7 +203,7 @@ def configuration(path: str) -> "PretrainedConfig":
         raise ConfigError(_not_found("configuration", path, error)) from error
 
 
-def positions(path: str) -> int | None:
+def max_positions(path: str) -> int | None:
     """Tokens that the model of a local folder or Hub id has positions for, prompt and reply together.
 
     That is ``max_position_embeddings`` of its text configuration; None if that is missing, as in models without

@@ -47,7 +47,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from condensegrpo.core.errors import LearnerError
-from condensegrpo.learner.devices import upload
+from condensegrpo.learner.devices import copy_to_device
 
 TREE_ATTENTION = "sdpa_along_paths"  # its name in transformers
 PIECE = 128  # most queries of a piece: fewer compute fewer unused pairs, and gather more keys
@@ -72,7 +72,7 @@ class HostPattern(NamedTuple):
 
     def on(self, device: torch.device) -> AttentionPattern:
         """The pattern on a device, with an upload of its own."""
-        return self.of_uploaded(*upload(self.indices, device))
+        return self.of_uploaded(*copy_to_device(self.indices, device))
 
 
 class BranchPiece(NamedTuple):

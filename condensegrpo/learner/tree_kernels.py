@@ -83,7 +83,7 @@ def gathered_keys(depths: Sequence[int]) -> int:
     return sum(depths[end - 1] + 1 for _, end in pairwise([*branch_starts(depths), len(depths)]))
 
 
-def branches(depths: Sequence[int], varlen: Varlen) -> HostPattern:
+def branch_pattern(depths: Sequence[int], varlen: Varlen) -> HostPattern:
     """The branches of packed trees, of which ``depths`` (S,) are those of the tokens in their rows."""
     bounds = [*branch_starts(depths), len(depths)]
     keys: list[int] = []

@@ -10,11 +10,11 @@ from statistics import fmean
 from typing import NamedTuple
 
 from condensegrpo.core.messages import Message, recalled_turn
-from condensegrpo.core.scored_trajectory import TrajectoryFigures
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.scored_trajectory import TrajectoryStats
+from condensegrpo.core.trajectory import StopReason, Trajectory
 
 
-def summarise(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
+def summarise(figures: Sequence[TrajectoryStats]) -> dict[str, float]:
     """The metrics of trajectories in any order, each counted once whatever its number of turns.
 
     docs/reference/metrics.md defines every key. Without trajectories the result is ``trajectories`` alone.
@@ -39,7 +39,7 @@ def summarise(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
         "output_tokens": fmean(each.output_tokens for each in figures),
         "condensations": fmean(each.condensations for each in figures),
         "seconds/trajectory": fmean(each.seconds for each in figures),
-        **{f"stop/{stop.value}": fmean(each.stop is stop for each in figures) for stop in Stop},
+        **{f"stop/{stop.value}": fmean(each.stop is stop for each in figures) for stop in StopReason},
     }
     if any(each.turn_reward for each in figures):
         metrics["turn_reward"] = fmean(each.turn_reward for each in figures)
@@ -68,7 +68,7 @@ def summarise(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
     return metrics
 
 
-def multi_turn(figures: Sequence[TrajectoryFigures]) -> dict[str, float]:
+def multi_turn(figures: Sequence[TrajectoryStats]) -> dict[str, float]:
     """The metrics under the names of MT-GRPO (docs/reference/metrics.md); 0 without trajectories."""
     return {
         "train/turn_reward": fmean(each.turn_reward for each in figures) if figures else 0.0,

@@ -138,7 +138,9 @@ class Plan:
         return self.refusal is None and self.bytes <= USABLE * room
 
 
-def plan(config: RunConfig, model: Architecture, *, ranks: int, device: Device, memory: int | None = None) -> Plan:
+def predict_memory(
+    config: RunConfig, model: Architecture, *, ranks: int, device: Device, memory: int | None = None
+) -> Plan:
     """The plan of a run.
 
     Args:
@@ -197,7 +199,7 @@ def config_on_devices(config: RunConfig, *, ranks: int, memory: int | None) -> R
     """
     if config.learner.checkpoint_activations != "auto" or memory is None:
         return config
-    planned = plan(config, architecture(config.model), ranks=ranks, device="gpu", memory=memory)
+    planned = predict_memory(config, architecture(config.model), ranks=ranks, device="gpu", memory=memory)
     return vary(config, (f"learner.checkpoint_activations={planned.run.checkpointed}",))
 
 

@@ -6,13 +6,13 @@ cost little come first. Overrides that turn out not to be needed are taken back.
 
 from collections.abc import Iterator
 
-from condensegrpo.config.checks import check_figures
+from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.devices import device_memory
 from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.plan import COLOCATED, VLLM, Device, Plan, config_on_devices, plan
+from condensegrpo.planning.plan import COLOCATED, VLLM, Device, Plan, config_on_devices, predict_memory
 from condensegrpo.samplers.vllm.settings import ranks_a_copy
 
 MOST_RANKS = 64
@@ -43,7 +43,7 @@ def advice_for_learner(config: RunConfig, *, ranks: int, device: Device) -> str:
     """Advice where the learner needed more memory than there was: the plan predicted too little for it."""
     on_devices = config_on_devices(config, ranks=ranks, memory=device_memory())
     alone = vary(on_devices, ("sampler={name: scripted}",))  # its memory is not the learner's
-    planned = plan(alone, architecture(config.model), ranks=ranks, device=device)
+    planned = predict_memory(alone, architecture(config.model), ranks=ranks, device=device)
     return advice(planned, remedy(planned, planned.bytes))
 
 
@@ -56,7 +56,7 @@ def remedy(planned: Plan, room: int) -> tuple[Overrides, Plan] | None:
     while ranks <= max(MOST_RANKS, run.ranks):
         if run.config.train.problems_per_step % ranks == 0:
             overrides = {} if ranks == run.ranks else {"learner.zero_stage": "3"}
-            start = plan(
+            start = predict_memory(
                 vary(run.config, lines(overrides)), run.model, ranks=ranks, device=run.device, memory=run.memory
             )
             fitting = _fitting(run.config, overrides, start, room)
@@ -90,8 +90,8 @@ def _replanned(config: RunConfig, overrides: Overrides, planned: Plan) -> Plan |
     run = planned.run
     try:
         varied = vary(config, lines(overrides))
-        check_figures(varied)
-        return plan(varied, run.model, ranks=run.ranks, device=run.device, memory=run.memory)
+        check_values(varied)
+        return predict_memory(varied, run.model, ranks=run.ranks, device=run.device, memory=run.memory)
     except ConfigError:
         return None
 

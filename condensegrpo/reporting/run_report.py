@@ -17,7 +17,7 @@ from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.resumed import recorded_changes
 from condensegrpo.config.yaml_tree import leaves, read_yaml
 from condensegrpo.core.errors import ConfigError, RunError
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.inspection.page import page, typed_path
 from condensegrpo.inspection.pictures import pictures_named
 from condensegrpo.inspection.samples import SampleReader, SampleSet
@@ -122,7 +122,7 @@ def run_report(run: RunFolder, reader: SampleReader) -> RunReport:
     written = datetime.now().astimezone().isoformat(" ", "minutes")
     return RunReport(
         name=run.path.resolve().name,
-        state=f"{counted(last, 'step')}{f' of {planned}' if planned else ''}, written {written}",
+        state=f"{plural(last, 'step')}{f' of {planned}' if planned else ''}, written {written}",
         folder=shlex.quote(str(typed_path(run.path))),
         grids=tuple(grids),
         curves=curves,

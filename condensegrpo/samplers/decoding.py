@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.samplers.packed_attention import NAME, Chunk, Pass, Slots
 from condensegrpo.samplers.picking import Decode, DrawnReply, extend, finishes
 from condensegrpo.samplers.seeing import SeenPrompt, Sight
@@ -44,7 +44,7 @@ class BatchRow(DrawnReply):
     """A reply under way, and where its keys and values are."""
 
     prompt: tuple[int, ...]
-    abandoned: Callable[[], bool]  # once true, it ends as ``Finish.ABORT``
+    abandoned: Callable[[], bool]  # once true, it ends as ``FinishReason.ABORT``
     slot: int
     filled: int  # tokens of prompt and output whose keys and values are in the slot
     key: tuple[int, ...]  # the prompt, in which other pictures are other ids
@@ -121,7 +121,7 @@ class ContinuousBatch:
     @torch.inference_mode()
     def step(self) -> list[tuple[BatchRow, Generation]]:
         """One forward pass. Returns the replies that ended."""
-        abandoned = {reply: Finish.ABORT for reply in self.replies if reply.abandoned()}
+        abandoned = {reply: FinishReason.ABORT for reply in self.replies if reply.abandoned()}
         ended = self._leave(abandoned)
         if not self.replies:
             return ended
@@ -206,7 +206,7 @@ class ContinuousBatch:
         ).logits[0]
         return logits
 
-    def _leave(self, ends: Mapping[BatchRow, Finish]) -> list[tuple[BatchRow, Generation]]:
+    def _leave(self, ends: Mapping[BatchRow, FinishReason]) -> list[tuple[BatchRow, Generation]]:
         """End replies: their slots keep what the next prompts of their trajectories may continue."""
         self.replies = [reply for reply in self.replies if reply not in ends]
         for reply in ends:

@@ -21,7 +21,7 @@ from condensegrpo.core.credentials import has_credentials
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.sampler import NamedTensors
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.learner.model_folder import load_tokenizer
 from condensegrpo.samplers.http_client import HttpClient, Json, retried
 from condensegrpo.samplers.vllm.settings import RequestSettings
@@ -163,4 +163,6 @@ class OpenAIChatSampler(_ServedModel):
         except (LookupError, TypeError, ValueError) as error:
             raise SamplerError(f"asking {self.url}/chat/completions: the reply is no text: {choice!r:.200}") from error
         end = () if cut_off else params.stop_ids[:1]
-        return Generation(token_ids=(*ids, *end), logprobs=(), finish=Finish.LENGTH if cut_off else Finish.STOP)
+        return Generation(
+            token_ids=(*ids, *end), logprobs=(), finish=FinishReason.LENGTH if cut_off else FinishReason.STOP
+        )

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.samplers.packed_attention import ROWS, up
 
 Decode = Callable[[list[list[int]]], list[str]]  # rows of token ids → their texts, special tokens included
@@ -41,7 +41,7 @@ class DrawnReply:
         self.uniforms = random.Random(self.params.seed)
         self.tail = max((len(text.encode()) for text in self.params.stop_strings), default=0)
 
-    def generation(self, finish: Finish) -> Generation:
+    def generation(self, finish: FinishReason) -> Generation:
         """The reply as it is now."""
         return Generation(token_ids=tuple(self.output), logprobs=tuple(self.logprobs), finish=finish)
 
@@ -65,7 +65,7 @@ def extend(replies: Mapping[int, DrawnReply], logits_BV: Tensor) -> None:
         reply.logprobs.append(logprob)
 
 
-def finishes(replies: Sequence[R], decode: Decode) -> dict[R, Finish]:
+def finishes(replies: Sequence[R], decode: Decode) -> dict[R, FinishReason]:
     """The replies that the token just drawn ends; ``decode`` is only called for stop strings."""
     stopping = [reply for reply in replies if reply.output[-1] in reply.params.stop_ids]
     if with_strings := [reply for reply in replies if reply.tail]:
@@ -73,7 +73,7 @@ def finishes(replies: Sequence[R], decode: Decode) -> dict[R, Finish]:
         pairs = zip(with_strings, texts, strict=True)
         stopping += [reply for reply, text in pairs if any(stop in text for stop in reply.params.stop_strings)]
     full = [reply for reply in replies if len(reply.output) >= reply.params.max_tokens]
-    return dict.fromkeys(full, Finish.LENGTH) | dict.fromkeys(stopping, Finish.STOP)
+    return dict.fromkeys(full, FinishReason.LENGTH) | dict.fromkeys(stopping, FinishReason.STOP)
 
 
 def pick(logits_BV: Tensor, uniform_B1: Tensor, temperature_B1: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,13 +120,13 @@ def sample_batch(
     Args:
         model: a causal language model in eval mode whose ``generation_config`` is blank.
         decode: only called if a row has stop strings.
-        abandoned: called after every token; once true, unfinished rows end as ``Finish.ABORT``.
+        abandoned: called after every token; once true, unfinished rows end as ``FinishReason.ABORT``.
     """
     device: torch.device = model.device
     width = max(map(len, prompts))
     ids_BP = torch.tensor([[PAD] * (width - len(ids)) + list(ids) for ids in prompts], device=device)
     mask_BP = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts], device=device)
-    replies, ended = [DrawnReply(params=each) for each in params], dict[DrawnReply, Finish]()
+    replies, ended = [DrawnReply(params=each) for each in params], dict[DrawnReply, FinishReason]()
 
     def draw(input_ids: Tensor, scores: Tensor) -> Tensor:
         """The logits of the next token (B, V): 0 for the token drawn and minus infinity for all others."""
@@ -150,4 +150,4 @@ def sample_batch(
         logits_processor=LogitsProcessorList([draw]),
         stopping_criteria=StoppingCriteriaList([done]),
     )
-    return tuple(reply.generation(ended.get(reply, Finish.ABORT)) for reply in replies)
+    return tuple(reply.generation(ended.get(reply, FinishReason.ABORT)) for reply in replies)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import NamedTensors
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 
 Agent = Callable[[tuple[int, ...]], Sequence[int]]  # prompt ids → output ids
 
@@ -52,7 +52,7 @@ class ScriptedSampler:
         return Generation(
             token_ids=output,
             logprobs=(self._logprob,) * len(output),
-            finish=Finish.STOP if stopped else Finish.LENGTH,
+            finish=FinishReason.STOP if stopped else FinishReason.LENGTH,
         )
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:

@@ -39,7 +39,7 @@ class _Handles(list[object]):
         return len(self) - 1
 
 
-def serve(code: str, channel: int) -> int:
+def serve_candidate(code: str, channel: int) -> int:
     """Run the code, then answer requests until the judge closes the channel; the exit status."""
     module = fresh(MODULE)
     status = execute(code, module)
@@ -61,8 +61,8 @@ def _answer(request: Mapping[str, Any], names: Mapping[str, object], handles: _H
             case {"name": name}:
                 return {"error": ["NameError", f"name {name!r} is not defined"]}
             case {"function": operation, "arguments": before, "options": options}:
-                arguments: list[Any] = [values.decode(argument, handles.__getitem__) for argument in before]
-                decoded = {name: values.decode(value, handles.__getitem__) for name, value in options.items()}
+                arguments: list[Any] = [values.decode_value(argument, handles.__getitem__) for argument in before]
+                decoded = {name: values.decode_value(value, handles.__getitem__) for name, value in options.items()}
                 function = OPERATIONS.get(operation) or arguments.pop(0)
                 result = values.encode(function(*arguments, **decoded), handles.of)
                 return {

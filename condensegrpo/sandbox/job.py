@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from condensegrpo.sandbox import landlock, linux, namespaces, seccomp
-from condensegrpo.sandbox.candidate import serve
+from condensegrpo.sandbox.candidate import serve_candidate
 from condensegrpo.sandbox.isolation import Backend, Isolation
 from condensegrpo.sandbox.judge import judge
 from condensegrpo.sandbox.limits import SandboxLimits
@@ -61,11 +61,11 @@ def _confine(request: Mapping[str, Any], limits: SandboxLimits, backend: Backend
     write_files(box, request["files"])
     limit_process(limits, count_processes=backend.isolation is Isolation.NAMESPACES)
     if backend.isolation is Isolation.LANDLOCK:
-        landlock.confine((*backend.readable, "/dev/urandom", "/dev/random"), (box, "/dev/null"))
+        landlock.confine_files((*backend.readable, "/dev/urandom", "/dev/random"), (box, "/dev/null"))
         _hand_over(seccomp.count_writes(KEPT[request["kind"]]))
     if backend.isolation is not Isolation.NONE:
         linux.drop_capabilities()
-        seccomp.confine(alone=backend.isolation is Isolation.LANDLOCK, pinned=KEPT[request["kind"]])
+        seccomp.confine_syscalls(alone=backend.isolation is Isolation.LANDLOCK, pinned=KEPT[request["kind"]])
     os.environ.clear()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in [name for name in sys.modules if name.split(".")[0] == "condensegrpo"]:
@@ -88,7 +88,7 @@ def _work(request: Mapping[str, Any]) -> int:
     os.close(RECORDS)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # output survives a kill
-    return serve(code, CHANNEL) if kind == "candidate" else finish(execute(code, fresh("__main__")))
+    return serve_candidate(code, CHANNEL) if kind == "candidate" else finish(execute(code, fresh("__main__")))
 
 
 def write_files(box: str, files: Mapping[str, str]) -> None:

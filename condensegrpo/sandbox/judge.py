@@ -141,8 +141,8 @@ class _Link:
                     kind = "a StopIteration of the code's"  # as itself it would end a loop of the tests
                 raise _exception(kind, text)
             for index, data in answer.get("changed", {}).items():
-                _replace(arguments[int(index)], values.decode(data, self._find))
-            return values.decode(answer["value"], self._find)
+                _replace(arguments[int(index)], values.decode_value(data, self._find))
+            return values.decode_value(answer["value"], self._find)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             if "error" in answer:
                 raise

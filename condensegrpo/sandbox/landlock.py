@@ -24,7 +24,7 @@ def abi() -> int:
     return max(0, syscall(_CREATE, None, 0, _VERSION_FLAG))
 
 
-def confine(readable: Sequence[str], writable: Sequence[str]) -> None:
+def confine_files(readable: Sequence[str], writable: Sequence[str]) -> None:
     """Allow this process to read and execute below some paths, everything below others, and to open nothing else.
 
     Raises:

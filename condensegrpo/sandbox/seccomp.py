@@ -70,7 +70,7 @@ QUERIES = (  # of a process by its number; 0 is the caller
 CLOCKS = ("clock_gettime", "clock_getres", "clock_nanosleep", "timer_create")
 
 
-def confine(*, alone: bool, pinned: int = 0) -> None:
+def confine_syscalls(*, alone: bool, pinned: int = 0) -> None:
     """Apply the filter to this process and its children, irrevocably.
 
     Args:

@@ -57,7 +57,7 @@ def encode(value: object, handle_of: HandleOf) -> object:
     return ["handle", handle_of(value)]
 
 
-def decode(data: object, find: Find) -> object:
+def decode_value(data: object, find: Find) -> object:
     """The value of a JSON form.
 
     Raises:
@@ -70,11 +70,11 @@ def decode(data: object, find: Find) -> object:
     try:
         name, *rest = data
         if name in _SEQUENCES:
-            return _SEQUENCES[name](decode(item, find) for item in rest[0])
+            return _SEQUENCES[name](decode_value(item, find) for item in rest[0])
         if name in _MAPPINGS:
-            return _MAPPINGS[name]((decode(key, find), decode(item, find)) for key, item in rest[0])
+            return _MAPPINGS[name]((decode_value(key, find), decode_value(item, find)) for key, item in rest[0])
         if name == "deque":
-            return deque((decode(item, find) for item in rest[0]), rest[1])
+            return deque((decode_value(item, find) for item in rest[0]), rest[1])
         if name == "handle":
             return find(rest[0])
         return _ATOMS[name](*rest)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import RunError
-from condensegrpo.core.failures import Failure
+from condensegrpo.core.failures import PluginFailure
 from condensegrpo.core.threads import result_in_thread
 
 SECONDS = 3.0  # for one answer, name resolution included
@@ -40,7 +40,7 @@ def hub_fault() -> str | None:
     # read by processes started, and libraries imported, from now on
     os.environ["HF_HUB_OFFLINE"] = "1"
     constants.HF_HUB_OFFLINE = True
-    found = "does not answer" if isinstance(status, Failure) else f"answers with the HTTP status {status}"
+    found = "does not answer" if isinstance(status, PluginFailure) else f"answers with the HTTP status {status}"
     return f"{constants.ENDPOINT} {found}"
 
 
@@ -66,7 +66,7 @@ def files_of(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_size for path in files}
 
 
-def upload(folder: Path, repository: str, *, public: bool, message: str, endpoint: str | None = None) -> str:
+def upload_to_hub(folder: Path, repository: str, *, public: bool, message: str, endpoint: str | None = None) -> str:
     """Create a model repository unless it exists, and upload a folder as one commit; returns its address.
 
     Args:
@@ -81,6 +81,6 @@ def upload(folder: Path, repository: str, *, public: bool, message: str, endpoin
     except Exception as error:  # the boundary to the Hub, whose HTTP library raises errors of its own
         raise RunError(
             f"uploading {folder} to {repository}: {redacted(str(error)).strip()}. The folder is complete; check "
-            f"`hf auth whoami` and the name, then run: {shlex.join(['hf', 'upload', repository, str(folder)])}"
+            f"`hf auth whoami` and the name, then run: {shlex.join(['hf', 'upload_to_hub', repository, str(folder)])}"
         ) from error
     return str(commit.repo_url)

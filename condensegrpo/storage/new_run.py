@@ -55,7 +55,7 @@ def check_run_name(path: Path, *, overwrite: bool) -> None:
 
 def discard_replaced(run: RunFolder) -> None:
     """Delete the run that this one replaces, if there is one, and if this one has learned something."""
-    if _aside(run.path).is_dir() and run.learned:
+    if _aside(run.path).is_dir() and run.has_progress:
         shutil.rmtree(_aside(run.path), ignore_errors=True)
 
 
@@ -77,7 +77,7 @@ def _make_room(path: Path, *, overwrite: bool) -> None:
 
 def _is_kept(run: RunFolder) -> bool:
     """Whether a folder is a run: trajectories, such as those that failed, make one unless it is to replace another."""
-    return run.learned if _aside(run.path).is_dir() else run.trained
+    return run.has_progress if _aside(run.path).is_dir() else run.has_results
 
 
 def _restore(path: Path) -> None:
@@ -93,4 +93,4 @@ def _aside(path: Path) -> Path:
 def free_name(path: Path) -> str:
     """The name of a run folder if no run has it, or ``quickstart-2``, or the next number that is free."""
     names = (path.name, *(f"{path.name}-{number}" for number in range(2, 10_000)))
-    return next(name for name in names if not RunFolder(path.with_name(name)).trained)
+    return next(name for name in names if not RunFolder(path.with_name(name)).has_results)

@@ -100,13 +100,13 @@ class RunFolder:
         return MediaFolder(self.path / "media")
 
     @property
-    def trained(self) -> bool:
+    def has_results(self) -> bool:
         """Whether anything was learned, measured or sampled in it: a start that was killed leaves nothing."""
         sampled = (self.trajectory_folder.glob("*"), self.evaluation_folder.glob("*/*"))
-        return self.learned or any(True for files in sampled for _ in files)
+        return self.has_progress or any(True for files in sampled for _ in files)
 
     @property
-    def learned(self) -> bool:
+    def has_progress(self) -> bool:
         """Whether anything was learned or measured in it: the first rollout of a start leaves trajectories alone."""
         folders = ("checkpoints/*", "origin/warm", "origin/.warm-checkpoints")
         measured = self.metrics.is_file() and self.metrics.stat().st_size > 0  # empty before the first metrics

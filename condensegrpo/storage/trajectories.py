@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from condensegrpo.core.errors import DataError, TrajectoryFileError
-from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryFigures
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryStats
 from condensegrpo.core.trajectory import Score, Trajectory
 from condensegrpo.storage.codec import decode, dump_line
 from condensegrpo.storage.files import append_line, read_lines, write_atomically
@@ -78,7 +78,7 @@ class ReadResult:
 class _TrajectoryLine:
     trajectory: Trajectory
     score: Score
-    figures: TrajectoryFigures
+    figures: TrajectoryStats
     provenance: Provenance | None = None
 
     @property

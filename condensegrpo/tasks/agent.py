@@ -22,14 +22,14 @@ from typing import Annotated, Any, Literal, SupportsFloat
 from annotated_types import Ge, Gt, Lt
 from pydantic import BeforeValidator
 
-from condensegrpo.core.failures import Failure, at_definition
+from condensegrpo.core.failures import PluginFailure, at_definition
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.threads import awaited_in_thread
-from condensegrpo.core.trajectory import Finish, Stop
-from condensegrpo.episodes.boundary import Ended
+from condensegrpo.core.trajectory import FinishReason, StopReason
+from condensegrpo.episodes.boundary import EndEpisode
 from condensegrpo.sandbox import folders
 from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.tasks.agent_conversation import Conversation
@@ -132,7 +132,7 @@ class AgentEpisode:
     _making: "asyncio.Task[Path] | None" = field(default=None, init=False)  # of the folder
     _running: "asyncio.Task[Step] | None" = field(default=None, init=False)
     _request: ChatRequest | None = field(default=None, init=False)  # that waits for the next reply
-    _finish: Finish = field(default=Finish.STOP, init=False)  # of the next reply
+    _finish: FinishReason = field(default=FinishReason.STOP, init=False)  # of the next reply
 
     async def start(self) -> tuple[Message, ...]:
         """The messages of the first request."""
@@ -158,7 +158,7 @@ class AgentEpisode:
         """Those of the waiting request."""
         return () if self._request is None else self._request.stop
 
-    def read_finish(self, finish: Finish) -> None:
+    def read_finish(self, finish: FinishReason) -> None:
         """Take up why the next reply ended, which the agent gets with it."""
         self._finish = finish
 
@@ -223,8 +223,8 @@ class AgentEpisode:
         seconds = self.task.limits.seconds
         call = partial(function, self.problem, inbox.url, inbox.key)
         returned = await awaited_in_thread(call, name="the agent", seconds=seconds, setting="limits.seconds")
-        if isinstance(returned, Failure):
-            raise Ended.by(returned, Stop.ENVIRONMENT_ERROR)
+        if isinstance(returned, PluginFailure):
+            raise EndEpisode.by(returned, StopReason.ENVIRONMENT_ERROR)
         if not isinstance(returned, Awaitable):
             return returned
         limit = asyncio.timeout(seconds)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from condensegrpo.core.messages import History, Message, ToolCall, Unit
-from condensegrpo.core.protocols.environment import Rewritten, Step
+from condensegrpo.core.protocols.environment import RewrittenHistory, Step
 from condensegrpo.episodes import strictjson
 from condensegrpo.episodes.toolformats import JSON_FORMATS, Native, Tagged, parsed_arguments
 
@@ -77,7 +77,7 @@ class Conversation:
         if same_tools and continues and plain and all(message.role != "assistant" for message in observed):
             return Step(observations=observed)
         reason = _reason(before, number, after, same_tools=same_tools)
-        return Step(observations=observed, rewritten=Rewritten(history=after, by=AGENT, reason=reason))
+        return Step(observations=observed, rewritten=RewrittenHistory(history=after, by=AGENT, reason=reason))
 
     def _read(self, messages: Sequence[Message]) -> History:
         pinned, units, last = list[Message](), list[Unit](), -1

@@ -19,7 +19,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from condensegrpo.core.credentials import REMOVED, secret_values
-from condensegrpo.core.trajectory import Finish
+from condensegrpo.core.trajectory import FinishReason
 from condensegrpo.tasks.agent_request import ChatReply, ChatRequest, RequestRefused, read_request
 
 MODEL = "policy"
@@ -239,7 +239,7 @@ def _completion(request: ChatRequest, reply: ChatReply) -> dict[str, Any]:
             {
                 "index": 0,
                 "message": {**message, "tool_calls": calls} if calls else message,
-                "finish_reason": "tool_calls" if calls and reply.finish is Finish.STOP else str(reply.finish),
+                "finish_reason": "tool_calls" if calls and reply.finish is FinishReason.STOP else str(reply.finish),
                 "logprobs": None,
             }
         ],

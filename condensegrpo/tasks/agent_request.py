@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from condensegrpo.core.messages import Message, ToolCall, encodable
 from condensegrpo.core.protocols.tool import EnvironmentTool
-from condensegrpo.core.trajectory import Finish
+from condensegrpo.core.trajectory import FinishReason
 
 T = TypeVar("T")
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -45,7 +45,7 @@ class ChatReply:
     """A reply as the client gets it."""
 
     message: Message
-    finish: Finish
+    finish: FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -66,7 +66,7 @@ class CorpusIndex:
         return tuple(Passage(title=title, text=text) for title, text in map(json.loads, lines))
 
 
-def opened(corpus: str, cache: str | None = None) -> CorpusIndex:
+def open_index(corpus: str, cache: str | None = None) -> CorpusIndex:
     """The index of a corpus, built if this machine has none of this version of the file.
 
     Args:

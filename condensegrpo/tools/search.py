@@ -5,7 +5,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from condensegrpo.tools.corpus_index import opened
+from condensegrpo.tools.corpus_index import open_index
 
 MAX_QUERY = 1000  # characters of a query that are read
 
@@ -23,7 +23,7 @@ class Search:
     cache: str | None = None  # folder of the indices; None: ``condensegrpo/search`` in the user's cache folder
 
     def __post_init__(self) -> None:
-        self._index = opened(self.corpus, self.cache)
+        self._index = open_index(self.corpus, self.cache)
 
     def __call__(self, query: str) -> str:
         """Searches a collection of passages and returns those that match the query best.

@@ -12,7 +12,7 @@ from condensegrpo.core.credentials import redacted
 from condensegrpo.core.failures import message_of
 from condensegrpo.core.protocols.tracker import LogsTables, RunStart, StartedRun, StartsRun, Table, Tracker
 from condensegrpo.core.threads import DaemonThread
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 
 CAPACITY = 1000  # calls that wait; a further one is dropped
 Call = Callable[[], None]
@@ -79,7 +79,7 @@ class BackgroundTracker:
         if not lost and not unfinished:
             return ""
         end = " and did not end in time" if unfinished else ""
-        return f"tracker {self._name} lost {lost} of {counted(self._total, 'record', 'records')}{end}"
+        return f"tracker {self._name} lost {lost} of {plural(self._total, 'record', 'records')}{end}"
 
     def _put(self, call: Call) -> None:
         self._total += 1

@@ -94,7 +94,7 @@ class CheckpointSaver:
                 if adapter is not None:
                     write_adapter(folder / "adapter", policy, adapter)
 
-        write = checkpoint.collect(
+        write = checkpoint.save_shards(
             learner,
             self._folder,
             step=step,
@@ -135,15 +135,15 @@ def resume(
     newest = checkpoint.latest(folder.checkpoints)
     done, batches = 0, dict[int, StepBatch]()
     if newest is not None:
-        state = checkpoint.load(learner, newest)
+        state = checkpoint.load_checkpoint(learner, newest)
         done = int(state["step"])
-        observer.say(f"resumed after step {done} from {newest}")
+        observer.notice(f"resumed after step {done} from {newest}")
         batches = restore_batches(
             newest,
             settings=named_as(folder, state["sampled_by"], rollout_settings(config)),
             stored_settings=state["sampled_by"],
             last_step=config.train.steps,
-            say=observer.say,
+            say=observer.notice,
         )
     rewind(folder, config, after=-1 if newest is None else done)
     for step, batch in batches.items():

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 
 from condensegrpo.assembly.learning_signal import turn_reward_estimators
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.trajectory import Stop
+from condensegrpo.core.trajectory import StopReason
 
 PATIENCE = 3  # steps in a row before a hint
 REPEAT = 20  # steps until it is repeated
 REJECTED = 0.25  # fraction of rejected summaries from which a step counts
-LIMITS: Mapping[Stop, str] = {  # stops that a key can prevent
-    Stop.TURN_LIMIT: "rollout.limits.max_turns",
-    Stop.CONTEXT_OVERFLOW: "rollout.limits.max_context_tokens",
-    Stop.OUTPUT_LENGTH: "rollout.limits.max_output_tokens",
+LIMITS: Mapping[StopReason, str] = {  # stops that a key can prevent
+    StopReason.TURN_LIMIT: "rollout.limits.max_turns",
+    StopReason.CONTEXT_OVERFLOW: "rollout.limits.max_context_tokens",
+    StopReason.OUTPUT_LENGTH: "rollout.limits.max_output_tokens",
 }
 
 

@@ -79,7 +79,7 @@ def first_policy(
         discard_progress(warm)
         return str(warm)
     if ranks.from_first(learned_otherwise(folder, config)):
-        observer.say("the warm start begins again: the configuration was changed")
+        observer.notice("the warm start begins again: the configuration was changed")
         discard_progress(warm)
     if ranks.rank() == 0:
         store_configuration(folder, config, first_step=0)
@@ -199,8 +199,8 @@ def warm_start(
         learner = open_learner(source)
         try:
             if newest is not None:
-                checkpoint.load(learner, newest)
-                observer.say(f"warm start: continued after step {done} of round {number}")
+                checkpoint.load_checkpoint(learner, newest)
+                observer.notice(f"warm start: continued after step {done} of round {number}")
             observer.phase(f"warm start, round {number}", settings.steps - done)
             saver = _Saver(learner, _checkpoints(target), number, settings.steps)
             for step in range(done, settings.steps):
@@ -222,14 +222,16 @@ def warm_start(
         if settings.probe_target is None:
             break
         result = ranks.from_first(probe.run(source, observer))
-        observer.say(
+        observer.notice(
             f"warm start: {result.sound:.1%} of {result.judged} single turns are sound "
             f"(target: {settings.probe_target:.0%})"
         )
         if result.sound >= settings.probe_target:
             break
     else:
-        observer.say(f"the warm start ends after {settings.max_rounds} rounds (warm_start.max_rounds); training starts")
+        observer.notice(
+            f"the warm start ends after {settings.max_rounds} rounds (warm_start.max_rounds); training starts"
+        )
     if ranks.rank() == 0:
         Path(source).rename(target)
     discard_progress(target)

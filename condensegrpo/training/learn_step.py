@@ -26,7 +26,7 @@ from condensegrpo.algorithms.objective import (
 )
 from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, SourceCredit, StopSettings
 from condensegrpo.core.errors import LearnerError, PluginError
-from condensegrpo.core.failures import Failure, plugin_code
+from condensegrpo.core.failures import PluginFailure, plugin_code
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import NamedTensors, Sampler, TakesAdapters
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
@@ -191,10 +191,10 @@ def step_metrics(
 def condenser_counts(counts: Counts, observer: Observer) -> dict[str, float]:
     """What the condensers of all ranks counted in this step; nothing of one that fails, which is reported."""
     counted = result_in_thread(counts, name="the counts of the condenser", seconds=COUNT_SECONDS)
-    if isinstance(counted, Failure):
-        observer.failed(str(counted), counted.traceback)
+    if isinstance(counted, PluginFailure):
+        observer.trajectories_failed(str(counted), counted.traceback)
     sums: dict[str, float] = {}
-    for of_rank in ranks.gather({} if isinstance(counted, Failure) else counted):
+    for of_rank in ranks.gather({} if isinstance(counted, PluginFailure) else counted):
         for name, value in of_rank.items():
             sums[f"condenser/{name}"] = sums.get(f"condenser/{name}", 0.0) + value
     return sums

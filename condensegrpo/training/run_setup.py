@@ -62,15 +62,15 @@ class PreparedRun:
         Returns:
             Whether all steps were taken.
         """
-        observer.say(f"run folder {folder.path}")
+        observer.notice(f"run folder {folder.path}")
         for note in self.notes:
-            observer.say(note)
+            observer.notice(note)
         observer.phase("loading DeepSpeed", None)
         try:
             finished = self._train(folder, observer, stopping)
         except CondenseError as error:
             with suppress(RunError):  # the log may be what cannot be written
-                observer.record(f"error: {error}")
+                observer.log_lines(f"error: {error}")
             raise
         if finished and launched_rank(os.environ) == 0:
             observer.phase("drawing the report", None)
@@ -86,7 +86,7 @@ class PreparedRun:
         from condensegrpo.learner.devices import expand_segments
         from condensegrpo.planning.plan import VLLM
         from condensegrpo.planning.remedies import advice_for_learner
-        from condensegrpo.training.train import train
+        from condensegrpo.training.train import run_training
 
         resume_collections()
         config = self.components.config
@@ -101,9 +101,9 @@ class PreparedRun:
             return stopping()
 
         try:
-            return train(self.components, folder, observer=observer, stopping=stop)
+            return run_training(self.components, folder, observer=observer, stopping=stop)
         except Interrupted as reason:
-            observer.say(str(reason))
+            observer.notice(str(reason))
             return False
         except torch.OutOfMemoryError as error:
             advice = advice_for_learner(

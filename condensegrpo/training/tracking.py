@@ -85,7 +85,7 @@ class RunTracking:
         try:
             self._report.flush()
         except RunError as error:  # perhaps that of the run, which is raised already
-            self._observer.say(str(error))
+            self._observer.notice(str(error))
         if self._trackers:
             self._observer.phase("closing the trackers", None)
         for tracker in self._trackers.values():
@@ -94,12 +94,12 @@ class RunTracking:
         losses = [tracker.wait(deadline - time.monotonic()) for tracker in self._trackers.values()]
         self._say_messages()
         for loss in filter(None, losses):
-            self._observer.say(loss)
+            self._observer.notice(loss)
 
     def _say_messages(self) -> None:
         for tracker in self._trackers.values():
             for message in tracker.messages():
-                self._observer.say(message)
+                self._observer.notice(message)
 
 
 def trajectory_table(file: Path) -> Table:

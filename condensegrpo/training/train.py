@@ -17,16 +17,16 @@ from condensegrpo.algorithms.credit import rows_of
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.open_learner import choices, open_learner
-from condensegrpo.assembly.players import GroupPlayer, Players
+from condensegrpo.assembly.players import GroupPlayer, RolloutPlayers
 from condensegrpo.assembly.runtime import close_sampler, open_sampler, open_writer, use_threads
 from condensegrpo.config.located import plugin_files
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import SamplerError, TooManyFailed
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols.sampler import Describes, Sampler, Sleeps
+from condensegrpo.core.protocols.sampler import DescribesSettings, Sampler, SleepingSampler
 from condensegrpo.episodes.failures import FailureWatch, failures_of
-from condensegrpo.evaluation.evaluate import evaluate
+from condensegrpo.evaluation.evaluate import evaluate_variant
 from condensegrpo.evaluation.figures import metric_prefix
 from condensegrpo.learner import ranks
 from condensegrpo.learner.devices import gpu_bfloat16, precision_warning
@@ -72,7 +72,7 @@ class _Run:
 
     components: Components
     folder: RunFolder
-    players: Players  # with the folder or Hub id that GRPO starts from
+    players: RolloutPlayers  # with the folder or Hub id that GRPO starts from
     player: GroupPlayer  # of the batches
     learner: DeepSpeedEngine
     reference: Reference | None  # only where a KL term is measured against it
@@ -92,7 +92,9 @@ class _Run:
         return self.players.sampler
 
 
-def train(components: Components, folder: RunFolder, *, observer: Observer, stopping: Callable[[], bool]) -> bool:
+def run_training(
+    components: Components, folder: RunFolder, *, observer: Observer, stopping: Callable[[], bool]
+) -> bool:
     """Train in a run folder, from its newest checkpoint if it has one.
 
     Args:
@@ -109,10 +111,10 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
         folder.remove_leftovers()
     check_agreement(components, folder.path)
     if ranks.rank() == 0:
-        observer.record(write_environment(folder.path, plugins=plugin_files(config.model_dump(mode="json"))))
+        observer.log_lines(write_environment(folder.path, plugins=plugin_files(config.model_dump(mode="json"))))
     edited = (f"{file} was edited since this run began to use it" for file in edited_plugins(folder.path))
     for warning in (*edited, *_warnings(config, components.estimator.plugin)):
-        observer.say(warning)
+        observer.notice(warning)
     source = base_policy(config, components.task, folder)
     check_model(components, source)
     source = first_policy(components, folder, source, observer=observer, stopping=stopping)
@@ -123,7 +125,7 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
         if _evaluation_is_due(run, done):
             _evaluate(run, done)
         elif 0 < last == done:
-            observer.say(
+            observer.notice(
                 f"no step is left to train: train.steps is {config.train.steps}. Set a larger train.steps to continue"
             )
         return _loop(run, done, stopping)
@@ -132,9 +134,9 @@ def train(components: Components, folder: RunFolder, *, observer: Observer, stop
 def _let_sleep(sampler: Sampler, name: str, observer: Observer) -> None:
     """Let a new sampler sleep if it can: opening the learner takes memory. It gets the learner's weights afterwards."""
     with plugin_code(f"opening the sampler {name}", SamplerError):
-        if isinstance(sampler, Describes):
-            observer.say(str(sampler.describe()))
-        if isinstance(sampler, Sleeps):
+        if isinstance(sampler, DescribesSettings):
+            observer.notice(str(sampler.describe()))
+        if isinstance(sampler, SleepingSampler):
             sampler.sleep(keep_weights=False)
 
 
@@ -165,9 +167,11 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
         )
         opened.callback(close_deepspeed, learner)
         for note in choices(fitted, learner):
-            observer.say(note)
+            observer.notice(note)
         configs = [each.config for each in (components, *components.evaluations.values())]
-        players = Players(config, sampler, source, folder.media, writer=open_writer(configs, source, folder.media))
+        players = RolloutPlayers(
+            config, sampler, source, folder.media, writer=open_writer(configs, source, folder.media)
+        )
         opened.callback(players.close)
         player = players.player(components, temperature=config.rollout.temperature)
         tracking = RunTracking(config, folder, observer) if ranks.rank() == 0 else None
@@ -254,7 +258,7 @@ def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
         run.observer.step(step, metrics)
         for watch in watches:
             if hint := watch.hint(step, metrics):
-                run.observer.say(hint)
+                run.observer.notice(hint)
         last = step == schedule.steps
         stop = ranks.any_rank(stopping())
         save = last or stop or bool(schedule.save_every and step % schedule.save_every == 0)
@@ -280,7 +284,7 @@ def _step(run: _Run, step: int, failing: FailureWatch) -> dict[str, float]:
     batch = run.prefetcher.take(step)
     failing.check(ranks.gather(failures_of(batch.trajectories)), run.observer)
     update_follows = sampler_gets_weights(step, run.config.rollout.staleness)
-    if run.prefetcher.idle and isinstance(run.sampler, Sleeps):
+    if run.prefetcher.idle and isinstance(run.sampler, SleepingSampler):
         with plugin_code("letting the sampler sleep", SamplerError):
             run.sampler.sleep(keep_weights=not update_follows)
     sampled = time.monotonic()
@@ -347,7 +351,7 @@ def _metrics(run: _Run, step: int, batch: StepBatch, credit: StepCredit) -> dict
     )
     for name, value in metrics.items():
         if name.startswith("condenser/") and name.endswith("refused") and value:
-            run.observer.say(f"{name}: {value:g} in this step; condensegrpo inspect says why")
+            run.observer.notice(f"{name}: {value:g} in this step; condensegrpo inspect says why")
     return metrics
 
 
@@ -362,7 +366,7 @@ def _send_weights(run: _Run, step: int) -> float:
 def _evaluate(run: _Run, step: int) -> None:
     """Make the evaluations after a step, and record them."""
     results = [
-        evaluate(
+        evaluate_variant(
             name,
             components,
             players=run.players,

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from condensegrpo.algorithms.advantages import mean
 from condensegrpo.algorithms.credit import Estimator, Scores
-from condensegrpo.core.plugins import load
+from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardResult
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.trajectory import Stop, Trajectory
+from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.rewards.context import InverseMaxContext, InverseScaled, LinearPassRate, Multiplicative
 
 CONTEXTS = (100, 200, 400, 1600)
@@ -165,7 +165,7 @@ def draw_plot(path: Path) -> None:
 def _answered(answer: str, context: int) -> Trajectory:
     return Trajectory(
         id="t", problem_id="p", group_id="g", sample=0, turns=(turn_of((0,) * context, 1),),
-        stop=Stop.ANSWERED, answer=answer, seconds=0.0,
+        stop=StopReason.ANSWERED, answer=answer, seconds=0.0,
     )  # fmt: skip
 
 
@@ -206,4 +206,4 @@ def _one_turn(name: str, batch: Batch, outcome_N: Tensor, options: Mapping[str, 
         turn_reward_NK=torch.zeros_like(outcome_N)[:, None],
         act_NK=torch.zeros_like(once_N)[:, None],
     )
-    return Estimator(load("estimators", name), options)(scores).advantage_NK[:, 0]
+    return Estimator(load_plugin("estimators", name), options)(scores).advantage_NK[:, 0]

@@ -12,9 +12,9 @@ from condensegrpo.algorithms.credit import Estimator, Scores, scores_of, turn_to
 from condensegrpo.algorithms.losses import KL
 from condensegrpo.algorithms.objective import WEIGHTS, importance, token_weights, totals
 from condensegrpo.assembly.learning_signal import declared
-from condensegrpo.core.plugins import load
+from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Score, Stop, Trajectory
+from condensegrpo.core.trajectory import Score, StopReason, Trajectory
 
 
 class Act(NamedTuple):
@@ -83,7 +83,7 @@ def advantage_table() -> str:
 
 def example_advantages(name: str, scores: Scores) -> Tensor:
     """The advantages of the group under an estimator with its defaults."""
-    plugin = load("estimators", name)
+    plugin = load_plugin("estimators", name)
     return Estimator(plugin, ANCHORS if "context_low" in plugin.options else {})(scores).advantage_NK
 
 
@@ -117,7 +117,7 @@ def first_token(name: str, options: Mapping[str, float], advantage: float) -> tu
     logp_T = torch.tensor(LEARNS, dtype=torch.float64, requires_grad=True)
     old_T = torch.tensor(OLD, dtype=torch.float64)
     advantage_T, turn_T = torch.full_like(old_T, advantage), torch.zeros(2).long()
-    losses = load("losses", name)(logp_T, old_T, advantage_T, turn_T=turn_T, **options)
+    losses = load_plugin("losses", name)(logp_T, old_T, advantage_T, turn_T=turn_T, **options)
     (gradient_T,) = torch.autograd.grad(losses.loss_T.sum(), logp_T)
     return losses.ratio_T[0].item(), losses.loss_T[0].item(), gradient_T[0].item()
 
@@ -180,7 +180,7 @@ def _turn_by_turn(value_NK: Tensor, scores: Scores, digits: int = 3) -> list[str
 def _scored(name: str, right: float, turns: Sequence[Act]) -> ScoredTrajectory:
     made = tuple(turn_of((ord(turn.prompt),) * turn.context, turn.output, result=turn.result) for turn in turns)
     trajectory = Trajectory(
-        id=name, problem_id="p", group_id="g", sample=0, turns=made, stop=Stop.ANSWERED, answer="yes", seconds=0.0
+        id=name, problem_id="p", group_id="g", sample=0, turns=made, stop=StopReason.ANSWERED, answer="yes", seconds=0.0
     )
     score = Score(
         total=right,

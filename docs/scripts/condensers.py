@@ -12,9 +12,9 @@ from pathlib import Path
 from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
-from condensegrpo.core.protocols.condenser import Budget, Request, Written, account
+from condensegrpo.core.protocols.condenser import Budget, Request, WrittenSummary, condensation_spans
 from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools
-from condensegrpo.core.trajectory import Finish
+from condensegrpo.core.trajectory import FinishReason
 
 WIDTH = 62  # of the left column
 SUMMARY = "Facts: Mia 0.7312 (a), Ben 0.1184 (b). Done: Mia, Ben. Pending: Zoe. Failed: none. Next: Zoe."
@@ -84,9 +84,9 @@ async def _answer(tool: EnvironmentTool, arguments: Mapping[str, object], histor
     return str(await tool.call(arguments, history))
 
 
-async def policy(request: Request) -> Written:
+async def policy(request: Request) -> WrittenSummary:
     """What a policy might write."""
-    return Written(text=SUMMARY, finish=Finish.STOP)
+    return WrittenSummary(text=SUMMARY, finish=FinishReason.STOP)
 
 
 def drawn(name: str, options: dict[str, object], tokens: int, history: History = EXAMPLE) -> str:
@@ -99,7 +99,7 @@ def drawn(name: str, options: dict[str, object], tokens: int, history: History =
     lines = [f"{f'{count(history.messages)} tokens':{WIDTH}}   {after} tokens, of {tokens} allowed"]
     lines += [f"{message.role:9} {message.text:{WIDTH - 10}}   {message.text}" for message in EXAMPLE.pinned]
     summarised = history if condensed.summary is None else history.with_summary(condensed.summary)
-    spans = account(summarised, condensed.units, count)
+    spans = condensation_spans(summarised, condensed.units, count)
     statuses = {turn: span.status.value for span in spans for turn in span.turns}
     for unit in history.units:
         lines += _unit(unit, shown.get(unit.turn), statuses[unit.turn])

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.studies.lab.intervals import mean_interval
 
 UNTRAINED = "_zero"
@@ -43,7 +43,7 @@ def _over_folds(differences: Mapping[str, float]) -> str:
     mean = mean_interval(np.array([[value] for value in differences.values()]), share=False)
     folds = ", ".join(f"{name} {value:+.3f}" for name, value in differences.items())
     spread = mean if len(differences) > 1 else mean.mean  # one fold has no interval
-    return f"{spread:+.3f} over {counted(len(differences), 'fold')} ({folds})"
+    return f"{spread:+.3f} over {plural(len(differences), 'fold')} ({folds})"
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from condensegrpo.config.checks import check_figures
+from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import config_on
 from condensegrpo.config.schema import ModelSettings
 from condensegrpo.planning.architecture import Architecture, architecture
-from condensegrpo.planning.plan import plan
+from condensegrpo.planning.plan import predict_memory
 
 COLUMNS = "120"  # of the output
 GIB = 1 << 30
@@ -71,8 +71,8 @@ def table(folder: Path) -> Iterator[str]:
     for size, ranks, memory, keys in RUNS:
         path = folder / "Qwen" / f"Qwen2.5-{size}B-Instruct"
         config = config_on("gpu", str(folder / "my.yaml"), [f"model.path={path}", *keys.split()])
-        check_figures(config)
-        planned = plan(config, size_of(config.model), ranks=ranks, device="gpu", memory=memory * GIB)
+        check_values(config)
+        planned = predict_memory(config, size_of(config.model), ranks=ranks, device="gpu", memory=memory * GIB)
         phases = " | ".join(f"{planned.total(phase) / GIB:.1f}" for phase in planned.phases)
         written = " ".join(f"`{key}`" for key in keys.split()) or "none"
         again = f"{planned.run.checkpointed} of {planned.run.model.decoder.layers}"

@@ -12,7 +12,7 @@ from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.study import same_warm_start
 from condensegrpo.core.errors import RunError
-from condensegrpo.core.wording import counted
+from condensegrpo.core.wording import plural
 from condensegrpo.evaluation.figures import metrics_of
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
@@ -162,7 +162,7 @@ def _table(evaluation: EvaluationFigures, figures: StudyFigures) -> str:
     rows = [_row(arm, compared.get(arm.arm), curves.get(arm.arm), metrics) for arm in evaluation.arms]
     lines = (f"| {' | '.join(cells)} |" for cells in ([*heads, *metrics], ["---"] * len([*heads, *metrics]), *rows))
     few, many = (choose(arm.problems for arm in evaluation.arms) for choose in (min, max))
-    title = f"## {evaluation.name}: {counted(many, 'problem') if few == many else f'{few} to {many} problems an arm'}"
+    title = f"## {evaluation.name}: {plural(many, 'problem') if few == many else f'{few} to {many} problems an arm'}"
     return "\n".join([title, "", *lines])
 
 

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from condensegrpo.core.messages import Caption, History, Message, Summary, Unit
 from condensegrpo.core.protocols.pictures import MediaStore
-from condensegrpo.core.trajectory import Finish, Span, SpanStatus
+from condensegrpo.core.trajectory import FinishReason, Span, SpanStatus
 
 Count = Callable[[Sequence[Message]], int]  # tokens of these messages as a whole prompt, template and tools included
 
@@ -43,14 +43,14 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenSummary:
     """What the policy wrote."""
 
     text: str  # special tokens in it are text
-    finish: Finish  # a text that was cut off by length is no summary
+    finish: FinishReason  # a text that was cut off by length is no summary
 
 
-Write = Callable[[Request], Awaitable[Written]]
+WriteSummary = Callable[[Request], Awaitable[WrittenSummary]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Budget:
     tokens: int  # at most, of the whole prompt by ``count``
     count: Count
     scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # by name, those of ``RanksUnits``
-    write: Write | None = None  # samples a condense turn; None: the condenser is none of ``Writes``
+    write: WriteSummary | None = None  # samples a condense turn; None: the condenser is none of ``WritesSummaries``
     request_tokens: int | None = None  # at most, of the prompt of a request; None: as ``tokens``
     reply_tokens: int | None = None  # at most, of a text that is written; None: as many as the request allows
     seconds: float | None = None  # after which the engine gives the condenser up; None: never
@@ -86,7 +86,7 @@ class Condenser(Protocol):
 
 
 @runtime_checkable
-class Writes(Protocol):
+class WritesSummaries(Protocol):
     """A condenser that asks the policy for text: only such a one gets ``Budget.write``."""
 
     @property
@@ -155,7 +155,7 @@ def added_tokens(history: History, unit: Unit, count: Count) -> int:
     return tokens
 
 
-def account(history: History, shown: Sequence[Unit], count: Count) -> tuple[Span, ...]:
+def condensation_spans(history: History, shown: Sequence[Unit], count: Count) -> tuple[Span, ...]:
     """What became of every unit of a history, from the units that are shown in place of them.
 
     A unit is kept if it is shown unchanged, rewritten if another unit is shown in its place, and otherwise dropped. If
@@ -182,7 +182,7 @@ def _runs(history: History, shown: tuple[Unit, ...]) -> Iterator[tuple[SpanStatu
     if history.summary is not None and shown[:1] == (history.summary.unit,):
         shown, done = shown[1:], bisect_left(units, history.summary.through + 1, key=_turn)
         yield SpanStatus.REWRITTEN, done
-    for unit, index in zip(shown, positions(units, shown, done), strict=True):
+    for unit, index in zip(shown, unit_positions(units, shown, done), strict=True):
         if index > done:
             yield SpanStatus.DROPPED, index
         done = index + 1
@@ -191,7 +191,7 @@ def _runs(history: History, shown: tuple[Unit, ...]) -> Iterator[tuple[SpanStatu
         yield SpanStatus.DROPPED, len(units)
 
 
-def positions(units: Sequence[Unit], shown: Sequence[Unit], first: int = 0) -> Sequence[int]:
+def unit_positions(units: Sequence[Unit], shown: Sequence[Unit], first: int = 0) -> Sequence[int]:
     """The index of each shown unit among the units of a history from ``first`` on, found by its turn.
 
     Raises:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.trajectory import Finish
+from condensegrpo.core.trajectory import FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rewritten:
+class RewrittenHistory:
     """The history as the environment has it from now on, such as an agent that edits, drops or adds messages.
 
     The next prompt is rendered from it and declared as a condensation: it never continues the last one by ids.
@@ -30,7 +30,7 @@ class Step:
     outcome: float | None = None  # with ``done``: what the episode was worth to the environment, see reward environment
     turn_rewards: Mapping[str, float] = field(default_factory=dict)
     new_query: bool = False  # the observations ask a further question: limits per query count from here
-    rewritten: Rewritten | None = None  # None: the history goes on with the reply and the observations
+    rewritten: RewrittenHistory | None = None  # None: the history goes on with the reply and the observations
 
 
 class Environment(Protocol):
@@ -72,12 +72,12 @@ class ReadsHistory(Protocol):
 class ReadsFinish(Protocol):
     """An environment that passes replies on to someone who has to know whether each is whole."""
 
-    def read_finish(self, finish: Finish) -> None:
+    def read_finish(self, finish: FinishReason) -> None:
         """Why the reply ended that ``step`` is given next. By default one that was cut off ends the episode instead."""
 
 
 @runtime_checkable
-class Closes(Protocol):
+class ClosableEnvironment(Protocol):
     """An environment that holds something: a process, a file, a connection."""
 
     async def close(self) -> None:

@@ -32,7 +32,7 @@ class Sampler(Protocol):
 
 
 @runtime_checkable
-class Sleeps(Protocol):
+class SleepingSampler(Protocol):
     """A sampler that can give memory back while the learner works."""
 
     def sleep(self, *, keep_weights: bool) -> None:
@@ -63,7 +63,7 @@ class StagesWeights(Protocol):
 
 
 @runtime_checkable
-class Describes(Protocol):
+class DescribesSettings(Protocol):
     """A sampler that chose settings by itself."""
 
     def describe(self) -> str:
@@ -71,7 +71,7 @@ class Describes(Protocol):
 
 
 @runtime_checkable
-class Measures(Protocol):
+class LogprobSampler(Protocol):
     """A sampler that can say how probable a given reply is to its model. Optional: samplers may do without."""
 
     async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
@@ -131,7 +131,7 @@ class TokenAttention:
 
 
 @runtime_checkable
-class Attends(Protocol):
+class AttentionSampler(Protocol):
     """A sampler that can return its model's attention. Optional: samplers may do without."""
 
     async def attend(self, query: AttentionQuery) -> TokenAttention:

@@ -7,7 +7,7 @@ worker ─▶ rank    SamplerRequest · Withdraw · a ScoredTrajectory · PlayRe
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from condensegrpo.core.failures import Failure
+from condensegrpo.core.failures import PluginFailure
 from condensegrpo.episodes.group import ProblemGroup
 
 PLAIN_DATA = "Make Problem.data of plain values, or set rollout.workers.processes=0"
@@ -59,4 +59,4 @@ class PlayReport(NamedTuple):
     """All trajectories of a play are scored."""
 
     condensing: float  # seconds that its condenser was at work
-    counts: Mapping[str, float] | Failure  # of its condenser
+    counts: Mapping[str, float] | PluginFailure  # of its condenser

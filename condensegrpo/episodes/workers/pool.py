@@ -13,11 +13,11 @@ from functools import partial
 from typing import Protocol, cast
 
 from condensegrpo.core.errors import CondenseError, RolloutError
-from condensegrpo.core.failures import Failure, failure_of
-from condensegrpo.core.protocols.sampler import Attends, Measures, Sampler
+from condensegrpo.core.failures import PluginFailure, failure_of
+from condensegrpo.core.protocols.sampler import AttentionSampler, LogprobSampler, Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Stop, Trajectory
-from condensegrpo.episodes.boundary import Ended, guarded
+from condensegrpo.core.trajectory import StopReason, Trajectory
+from condensegrpo.episodes.boundary import EndEpisode, call_plugin
 from condensegrpo.episodes.group import ProblemGroup
 from condensegrpo.episodes.player import OnScored
 from condensegrpo.episodes.sampling import generated
@@ -60,7 +60,7 @@ class WorkerHost(Protocol):
 class WorkerPool:
     """Workers that are started when they are first needed, and replaced when they end. One batch at a time."""
 
-    def __init__(self, host: WorkerHost, sampler: Sampler, model: Callable[[str], Attends]) -> None:
+    def __init__(self, host: WorkerHost, sampler: Sampler, model: Callable[[str], AttentionSampler]) -> None:
         """Start nothing yet.
 
         Args:
@@ -160,7 +160,7 @@ class WorkerPool:
                             return report
                         case CondenseError() as error:
                             raise error
-            failure = Failure(source="a rollout worker", error="", message=await self._end(worker))
+            failure = PluginFailure(source="a rollout worker", error="", message=await self._end(worker))
             for group, sample in missing.values():
                 record(_lost(group, sample, failure, time.monotonic() - began))
             return None
@@ -175,11 +175,11 @@ class WorkerPool:
     async def _answer(self, request: SamplerRequest, worker: WorkerHandle, turn_seconds: float) -> None:
         work = partial(self._called, request)
         try:
-            value = await guarded(
-                work, who=SAMPLER, stop=Stop.SAMPLER_ERROR, turn_seconds=turn_seconds, plugin=self._sampler
+            value = await call_plugin(
+                work, who=SAMPLER, stop=StopReason.SAMPLER_ERROR, turn_seconds=turn_seconds, plugin=self._sampler
             )
-        except Ended as end:
-            value = end.failure or Failure(source=SAMPLER, error="", message=end.detail)
+        except EndEpisode as end:
+            value = end.failure or PluginFailure(source=SAMPLER, error="", message=end.detail)
         try:
             data = pickle.dumps(Answer(request.number, value), pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # what a sampler of a user's returned: the worker must not wait for it for ever
@@ -192,9 +192,9 @@ class WorkerPool:
             case "sample":
                 return await generated(self._sampler, *request.arguments)
             case "measure":
-                return tuple(await cast(Measures, model).measure(*request.arguments))
+                return tuple(await cast(LogprobSampler, model).measure(*request.arguments))
             case "attend":
-                return await cast(Attends, model).attend(*request.arguments)
+                return await cast(AttentionSampler, model).attend(*request.arguments)
 
 
 def _pickled(play: Play) -> bytes:
@@ -212,7 +212,7 @@ def _unpickled(data: bytes) -> object:
         raise RolloutError(f"reading what a rollout worker sent: {failure_of('', error)}.") from error
 
 
-def _lost(group: ProblemGroup, sample: int, failure: Failure, seconds: float) -> ScoredTrajectory:
+def _lost(group: ProblemGroup, sample: int, failure: PluginFailure, seconds: float) -> ScoredTrajectory:
     """A trajectory whose worker ended."""
     trajectory = Trajectory(
         id=f"{group.id}/{sample}",
@@ -222,7 +222,7 @@ def _lost(group: ProblemGroup, sample: int, failure: Failure, seconds: float) ->
         question=group.problem.question,
         ground_truth=group.problem.answer,
         turns=(),
-        stop=Stop.ENVIRONMENT_ERROR,
+        stop=StopReason.ENVIRONMENT_ERROR,
         answer=None,
         seconds=seconds,
         detail=str(failure),

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import cast
 
 from condensegrpo.core.errors import CondenseError, RolloutError, SamplerError
-from condensegrpo.core.failures import Failure, failure_of
+from condensegrpo.core.failures import PluginFailure, failure_of
 from condensegrpo.core.protocols.sampler import AttentionQuery, NamedTensors, TokenAttention
 from condensegrpo.core.shared_sequence import shared_ids
 from condensegrpo.core.threads import awaited_in_thread
-from condensegrpo.core.trajectory import Generation, SamplingParams, Stop
-from condensegrpo.episodes.boundary import Ended
+from condensegrpo.core.trajectory import Generation, SamplingParams, StopReason
+from condensegrpo.episodes.boundary import EndEpisode
 from condensegrpo.episodes.player import COUNT_SECONDS, LocalPlayer
 from condensegrpo.episodes.workers.messages import (
     PLAIN_DATA,
@@ -34,7 +34,7 @@ class Requests:
         self._answers: dict[int, asyncio.Future[object]] = {}
 
     async def answer(self, model: str, method: Method, *arguments: object) -> object:
-        """The answer to a request; a ``Failure`` if the sampler failed."""
+        """The answer to a request; a ``PluginFailure`` if the sampler failed."""
         self._sent += 1
         number, future = self._sent, asyncio.get_running_loop().create_future()
         self._answers[number] = future
@@ -65,8 +65,8 @@ class RemoteSampler:
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """One reply of the rank's sampler."""
         answer = await self.requests.answer(self.model, "sample", shared_ids(prompt_ids), params)
-        if isinstance(answer, Failure):
-            raise Ended.by(answer, Stop.SAMPLER_ERROR)
+        if isinstance(answer, PluginFailure):
+            raise EndEpisode.by(answer, StopReason.SAMPLER_ERROR)
         return cast(Generation, answer)
 
     async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
@@ -87,7 +87,7 @@ class RemoteSampler:
 
 
 def _checked(answer: object) -> object:
-    if isinstance(answer, Failure):
+    if isinstance(answer, PluginFailure):
         raise SamplerError(answer.message)
     return answer
 

@@ -25,8 +25,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # public,
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import NamedTensors
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
-from condensegrpo.core.wording import counted
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
+from condensegrpo.core.wording import plural
 from condensegrpo.episodes.group import rare_collections
 from condensegrpo.learner.devices import use_new_stream
 from condensegrpo.learner.ranks import gather, leave
@@ -47,7 +47,7 @@ GIB = 1 << 30
 MAX_RUNNING = 256  # requests in one step on a CPU
 Part = Literal["weights", "kv_cache"]  # of what sleeps, by vLLM's names
 PARTS: tuple[Part, ...] = ("weights", "kv_cache")
-FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
+FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 SETTINGS = {  # environment variables, unless the user set them
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
@@ -95,7 +95,7 @@ class VllmEngine:
         with _undisturbed(), rare_collections(), _without_compiler(settings):
             _join_alone()
             if settings.tensor_parallel_size > 1:
-                check_ranks(gather(socket.gethostname()), settings.tensor_parallel_size)
+                check_sharing(gather(socket.gethostname()), settings.tensor_parallel_size)
             _remove_shared_memory(settings.tensor_parallel_size)
             import vllm
             from vllm.sampling_params import RequestOutputKind
@@ -182,9 +182,11 @@ class VllmEngine:
         if fault is not None:
             return fault
         if output.prompt_logprobs is not None:
-            return _generation(output.prompt_token_ids[1:], output.prompt_logprobs.logprobs, Finish.STOP)
+            return _generation(output.prompt_token_ids[1:], output.prompt_logprobs.logprobs, FinishReason.STOP)
         reply = output.outputs[0]
-        return _generation(reply.token_ids, reply.logprobs.logprobs, FINISHES.get(reply.finish_reason, Finish.ABORT))
+        return _generation(
+            reply.token_ids, reply.logprobs.logprobs, FINISHES.get(reply.finish_reason, FinishReason.ABORT)
+        )
 
     def load(self, named_tensors: NamedTensors) -> None:
         """Load weights under their Hugging Face names, or the adapters alone, and drop every cached key and value."""
@@ -313,7 +315,7 @@ def usage_context(*, on_gpu: bool) -> Any:  # noqa: ANN401  vLLM's classes are u
     return UsageContext.LLM_CLASS if on_gpu else UsageContext.ENGINE_CONTEXT
 
 
-def _generation(token_ids: Sequence[int], logprobs: Sequence[float], finish: Finish) -> Generation | SamplerError:
+def _generation(token_ids: Sequence[int], logprobs: Sequence[float], finish: FinishReason) -> Generation | SamplerError:
     if not all(map(math.isfinite, logprobs)):
         return SamplerError.not_numbers(f"{len(logprobs)} tokens")
     return Generation(token_ids=tuple(token_ids), logprobs=tuple(logprobs), finish=finish)
@@ -330,7 +332,7 @@ def _join_alone() -> None:
         atexit.register(leave)
 
 
-def check_ranks(machines: Sequence[str], sharing: int) -> None:
+def check_sharing(machines: Sequence[str], sharing: int) -> None:
     """Check that the ranks divide into groups that share a copy of the model, each on one machine.
 
     Args:
@@ -340,7 +342,7 @@ def check_ranks(machines: Sequence[str], sharing: int) -> None:
     if any(len(group) < sharing or len(set(group)) > 1 for group in groups):
         raise SamplerError(
             f"starting vLLM with sampler.options.engine.tensor_parallel_size={sharing}: found "
-            f"{counted(len(machines), 'rank')} on {counted(len(set(machines)), 'machine')}, wanted groups of {sharing} "
+            f"{plural(len(machines), 'rank')} on {plural(len(set(machines)), 'machine')}, wanted groups of {sharing} "
             f"neighbouring ranks, each on one machine. Start a multiple of {sharing} on every machine (torchrun "
             f"--nproc_per_node; srun --ntasks-per-node --distribution=block), or use sampler.name=vllm_server, whose "
             f"servers take several GPUs each."

@@ -25,7 +25,7 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueue
 from condensegrpo.core.threads import DaemonThread
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.learner.devices import DtypeName, on_this_device, synchronize
 from condensegrpo.learner.model_folder import trained_steps
 from condensegrpo.learner.settings import LoraSettings
@@ -37,7 +37,7 @@ from condensegrpo.storage.media import MediaFolder
 
 STUCK_SECONDS = 600.0  # a step that takes longer hangs: its requests fail
 CLOSE_SECONDS = 30.0  # that ``close`` and the end of the process wait for the thread
-ABANDONED = Generation(token_ids=(), logprobs=(), finish=Finish.ABORT)
+ABANDONED = Generation(token_ids=(), logprobs=(), finish=FinishReason.ABORT)
 
 E = TypeVar("E")
 _Prompt = tuple[Sequence[int], SamplingParams | None]  # without parameters the prompt is only read

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
-from condensegrpo.core.trajectory import Finish, Generation, SamplingParams
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.samplers.http_client import Body, HttpClient, Json, reason
 from condensegrpo.samplers.vllm.request import PicturePrompts, mismatch
 from condensegrpo.samplers.vllm.weights import NAME as ADAPTERS
@@ -18,7 +18,7 @@ from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 ENGINE_HEADER = "X-data-parallel-rank"  # vLLM's: the engine that computes a request
 SHORT_SECONDS = 30.0  # time limit of calls that need no computation
 NO_NUMBER = -9999.0  # nats, what vLLM writes for NaN and for less
-FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
+FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
 class Description(NamedTuple):

@@ -34,14 +34,14 @@ PART_BYTES = 256 << 20  # sent at once; the learner's GPU holds a part that is s
 POLL_SECONDS = 0.001  # between two checks of a GPU's progress
 
 
-class Member(NamedTuple):
+class ServerMember(NamedTuple):
     """A server of the group."""
 
     client: ServerClient
     workers: int  # processes, one a GPU
 
 
-class Wire(Protocol):
+class WeightBroadcast(Protocol):
     """The learner's end of the group."""
 
     def broadcast(self, tensor: Tensor, src: int) -> None:
@@ -54,10 +54,12 @@ class Wire(Protocol):
         """Leave the group."""
 
 
-Join = Callable[[Mapping[str, object]], Wire]  # of a master's address and port and the number of all ranks; as rank 0
+Join = Callable[
+    [Mapping[str, object]], WeightBroadcast
+]  # of a master's address and port and the number of all ranks; as rank 0
 
 
-def join_nccl(meeting: Mapping[str, object]) -> Wire:
+def join_nccl(meeting: Mapping[str, object]) -> WeightBroadcast:
     """Join on the current GPU, as rank 0, in a thread of its own: vLLM gives the thread another stream.
 
     It waits five minutes for the others to connect, and for ever for them in ``ncclCommInitRank``.
@@ -93,7 +95,7 @@ class _OnSeparateStream:
 class NcclGroup:
     """A group that joins with all workers when it is made. A server that was started again needs a new group."""
 
-    members: Sequence[Member]
+    members: Sequence[ServerMember]
     loop: BackgroundLoop  # of the members' clients
     _: KW_ONLY
     seconds: float  # time limit of each call
@@ -140,7 +142,7 @@ class NcclGroup:
         ]
         await asyncio.gather(*calls)
 
-    def _joined(self, meeting: Mapping[str, object]) -> Wire:
+    def _joined(self, meeting: Mapping[str, object]) -> WeightBroadcast:
         """This end of the group, which all workers joined in time."""
         where = f"{meeting['master_address']}:{meeting['master_port']}"
         joining = self.loop.submit(
@@ -148,7 +150,7 @@ class NcclGroup:
         )
         thread, on_device = DaemonThread("NCCL"), on_this_device()
 
-        def join_here() -> Wire:
+        def join_here() -> WeightBroadcast:
             on_device()
             return self.join(meeting)
 
@@ -261,7 +263,7 @@ async def _all_receive(replicas: Sequence[Replica], label: str) -> None:
     await asyncio.gather(*(replica.receive(label) for replica in replicas))
 
 
-def _member(replica: Replica) -> Member:
+def _member(replica: Replica) -> ServerMember:
     served = replica.description
     if served is None or not served.nccl:
         raise SamplerError(
@@ -273,11 +275,11 @@ def _member(replica: Replica) -> Member:
             f"sending weights to {replica.url} over NCCL: its {served.engines} data-parallel engines would join the "
             f"group as one. Set server.weights=folder, or start a server for each engine."
         )
-    return Member(client=replica.client, workers=served.world_size)
+    return ServerMember(client=replica.client, workers=served.world_size)
 
 
 def _invitations(
-    members: Sequence[Member], meeting: Mapping[str, object], part_bytes: int
+    members: Sequence[ServerMember], meeting: Mapping[str, object], part_bytes: int
 ) -> Iterator[dict[str, object]]:
     """The settings of the group for each server: its workers' ranks follow those of the servers before it."""
     first = 1
@@ -287,7 +289,7 @@ def _invitations(
         first += member.workers
 
 
-def _address(members: Sequence[Member]) -> str:
+def _address(members: Sequence[ServerMember]) -> str:
     """This machine's address for the servers: the source address of packets to the first remote server."""
     for member in members:
         host = urlsplit(member.client.url).hostname or ""

@@ -14,7 +14,7 @@ import torch
 
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.process_guard import STOP_SECONDS
-from condensegrpo.learner.model_folder import positions
+from condensegrpo.learner.model_folder import max_positions
 from condensegrpo.learner.ranks import gather, rank
 from condensegrpo.samplers.vllm.request import INSTALL
 from condensegrpo.samplers.vllm.settings import NCCL, NO_COMPILER, ServedModel, ServerSettings
@@ -35,13 +35,13 @@ LAUNCHED = {  # variables by which torchrun and deepspeed describe ranks
 ELASTIC = "TORCHELASTIC_"  # begins further ones of torchrun
 
 
-def check_installed() -> None:
+def check_vllm_installed() -> None:
     """Raise ``SamplerError`` where vLLM is missing."""
     if find_spec("vllm") is None:
         raise SamplerError(f"starting a vLLM server: vLLM is not installed. {INSTALL}.")
 
 
-def command(model: ServedModel, settings: ServerSettings, *, host: str, port: int) -> list[str]:
+def server_command(model: ServedModel, settings: ServerSettings, *, host: str, port: int) -> list[str]:
     """The command line of a server.
 
     Log-probabilities are those of the distribution sampled from, temperature included, and the model folder's
@@ -99,7 +99,7 @@ def _sizes(model: ServedModel, settings: ServerSettings) -> Iterator[str]:
         yield from ("--gpu-memory-utilization", str(settings.gpu_memory_utilization))
         yield from ("--tensor-parallel-size", str(settings.tensor_parallel_size))
     else:  # on a CPU a seeded request prefilled in two steps crashes the engine of vLLM 0.32
-        longest = model.max_model_len or positions(model.path) or 0
+        longest = model.max_model_len or max_positions(model.path) or 0
         yield from ("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(longest, SHORTEST_BATCH)))
     lora_rank = native_rank(model.lora, dtype=model.dtype)
     if model.lora is not None and lora_rank is not None and settings.weights != NCCL:
@@ -147,7 +147,7 @@ class ServerProcess:
 
     def start(self) -> None:
         """Start it; it answers some seconds later. It ends when its standard input closes."""
-        line = command(self._model, self._settings, host=LOOPBACK, port=self._port)
+        line = server_command(self._model, self._settings, host=LOOPBACK, port=self._port)
         line[3:3] = ["--watched", str(self.log.parent)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

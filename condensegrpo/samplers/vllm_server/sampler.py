@@ -37,7 +37,7 @@ from condensegrpo.samplers.vllm.weights import ExpectedWeights, native_rank
 from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.samplers.vllm_server.nccl import NcclPublisher
 from condensegrpo.samplers.vllm_server.pool import ReplicaPool
-from condensegrpo.samplers.vllm_server.process import ServerProcess, check_installed, devices_of
+from condensegrpo.samplers.vllm_server.process import ServerProcess, check_vllm_installed, devices_of
 from condensegrpo.samplers.vllm_server.publish import FolderPublisher
 from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE, shape_of
@@ -141,7 +141,7 @@ class VllmServerSampler:
         if server.weights == NCCL and not torch.cuda.is_available():
             raise ValueError("server.weights='nccl': NCCL needs a GPU, and there is none; use weights=folder")
         if not urls:
-            check_installed()
+            check_vllm_installed()
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """One reply to one prompt, by the server of its trajectory, or by another where that one is gone."""

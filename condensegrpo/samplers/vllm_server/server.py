@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from condensegrpo.core.process import postpone_collections, resume_collections
-from condensegrpo.core.process_guard import guarded
+from condensegrpo.core.process_guard import run_supervised
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ def main() -> None:
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # short: a socket's path has at most 107 bytes
         left = tempfile.mkdtemp(prefix="condensegrpo-server-", dir=memory)
     os.environ.setdefault("VLLM_RPC_BASE_PATH", watched or left or "")  # its sockets, which a killed engine leaves
-    guarded(_serve, watched=watched, left=left)
+    run_supervised(_serve, watched=watched, left=left)
 
 
 def _serve() -> None:
