@@ -8,9 +8,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
-from functools import partial
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from condensegrpo.cli.findings import GIB, Finding, Level, ok, problem, warning
 from condensegrpo.cli.options import AsJson, Overrides
 from condensegrpo.core.errors import CondenseError, ConfigError, DataError, PluginError
 from condensegrpo.core.wording import plural
@@ -36,7 +35,6 @@ from condensegrpo.storage.hub import hub_fault
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
 
-GIB = 1 << 30
 LOW_DISK, FULL_DISK = 5 * GIB, GIB // 4
 LARGE = 400e6  # parameters above which training on a CPU takes hours instead of minutes
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -48,28 +46,7 @@ COMPILERS = (
 )
 
 
-class Level(StrEnum):
-    """How serious a finding is."""
-
-    OK = "ok"  # nothing to do
-    WARNING = "warning"  # works, but slowly or not for every use
-    PROBLEM = "problem"  # a run will fail
-
-
 MARKS = {Level.OK: ("✓", theme.GOOD), Level.WARNING: ("!", theme.WARN), Level.PROBLEM: ("✗", theme.BAD)}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check."""
-
-    level: Level
-    area: str
-    found: str
-    cure: str = ""
-
-
-ok, warning, problem = (partial(Finding, level) for level in Level)
 
 
 def doctor(

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from condensegrpo.cli.doctor import GIB, Finding, Level, ok, problem
+from condensegrpo.cli.findings import GIB, Finding, Level, ok, problem
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.core.wording import plural
 from condensegrpo.display import theme

@@ -13,10 +13,7 @@ from builders import write_tokenizer
 from typer.testing import CliRunner, Result
 
 from condensegrpo.cli.doctor import (
-    GIB,
     INSTALL,
-    Finding,
-    Level,
     compiler_findings,
     config_findings,
     device_findings,
@@ -24,16 +21,14 @@ from condensegrpo.cli.doctor import (
     doctor,
     free_memory,
     memory_finding,
-    ok,
     package_findings,
     print_findings,
-    problem,
     python_finding,
     sandbox_finding,
     thread_finding,
     usable_cores,
-    warning,
 )
+from condensegrpo.cli.findings import GIB, Finding, Level, ok, problem, warning
 from condensegrpo.cli.init import describe_plugin, docstring_in_source, plugins
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import PluginError
@@ -248,7 +243,7 @@ def test_what_tools_read_and_need_is_looked_for(tmp_path: Path) -> None:
     tools = f"rollout.tools.use=[{{name: search, options: {{corpus: {corpus}, cache: {tmp_path}/cache}}}}]"
     path = config_with(tmp_path, CONFIG)
     assert any(str(corpus) in each.found for each in config_findings(path, [tools]) if each.level is Level.PROBLEM)
-    corpus.write_text('{"title": "a", "text": "b"}\n')
+    corpus.write_text('{"title": "Tides", "text": "The moon pulls the sea."}\n')
     assert levels(config_findings(path, [tools]))["plug-ins"] is Level.OK
     lucene = config_findings(path, [f"rollout.tools.use=[{{name: search_lucene, options: {{index: {tmp_path}}}}}]"])
     assert "pyserini and a Java" in next(each.found for each in lucene if each.area == "plug-ins")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from condensegrpo.cli.doctor import Level
 from condensegrpo.cli.doctor_gpu import sampler_findings
+from condensegrpo.cli.findings import Level
 from condensegrpo.config.load import vary
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.parity import BOUNDS, MOVED, Parity, ParityTrial, parity_config, parity_trial

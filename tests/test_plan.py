@@ -520,11 +520,11 @@ def test_shipped_configurations_with_a_new_model_are_planned() -> None:
 
 
 def test_what_does_not_fit_exits_with_1_and_says_what_would() -> None:
-    done = run("plan", "gsm8k", "model.dtype=float32", "--device-memory", "1GiB")
+    done = run("plan", "gsm8k", "model.dtype=float32", "--device-memory", "192MiB")
     assert done.returncode == 1
-    assert "does not fit: needs 1.25 GiB, available 921.6 MiB (1.00 GiB less 10% for CUDA, NCCL and" in done.stdout
+    assert "does not fit: needs 221.0 MiB, available 172.8 MiB (192.0 MiB less 10% for CUDA, NCCL and" in done.stdout
     assert "it would fit, with" in done.stdout
-    assert "\n  sampler.options.max_batch=64\n" in done.stdout
+    assert "\n  sampler.options.max_batch=64 learner.tokens_per_micro_batch=8192\n" in done.stdout
 
 
 def test_json_holds_what_the_table_shows() -> None:
