@@ -70,6 +70,9 @@ def test_the_results_of_a_sweep_and_figures_by_seed_make_the_same_kind_of_table(
     (script.RESULTS / "s.json").write_text(json.dumps(results))
     table = script.tables("s")
     assert "| b − a in success > 0 (held-out) | 0.500 [-0.800, 1.000], paired | **undecided** |" in table
+    assert "`a`" not in table  # the arms of a study with predictions stand in the file alone
+    (script.RESULTS / "s.json").write_text(json.dumps(results | {"predictions": []}))
+    table = script.tables("s")
     assert "| `a` | 0.500 [0.400, 0.600] |" in table  # as stored
     assert "| `b` | 1.000 [0.971, 1.000] |" in table  # 256 of 256: Wilson, with each of 128 problems as one cluster
 

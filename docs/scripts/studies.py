@@ -10,7 +10,7 @@ problems of the study, and the predictions of the study file are compared with t
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,24 +42,14 @@ def filled(page: str) -> str:
 
 
 def tables(name: str) -> str:
-    """The predictions of a study and what was found, success by arm and evaluation, and the tokens in one line."""
+    """The predictions of a study and what was found; without predictions success by arm and evaluation."""
     results: Json = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     parts = [f"Measured {results['measured']}. {results['note']}"] if "note" in results else []
     if predicted := predictions_of(results, name):
         cells = (re.split(r" *\| *", line)[2:5] for line in predictions_table(predicted).splitlines())
         parts.append("\n".join(f"| {' | '.join(row)} |" for row in cells))  # without the claim in words and the seeds
-    evaluations: Sequence[Json] = results["evaluations"]
-    figure = next(iter(evaluations[0]["arms"][0]["by_seed"]))
-    by_arm: dict[str, dict[str, str]] = {}
-    for evaluation in evaluations:
-        for arm in evaluation["arms"]:
-            by_arm.setdefault(arm["arm"], {})[evaluation["name"]] = _cell(arm, figure)
-    names = [evaluation["name"] for evaluation in evaluations]
-    rows = [(f"`{arm}`", *(cells.get(evaluation, "–") for evaluation in names)) for arm, cells in by_arm.items()]
-    parts.append(_table((figure, *names), rows))
-    if "context_tokens" in evaluations[-1]["arms"][0]["by_seed"] and len(by_arm) < 6:
-        tokens = "; ".join(_tokens(arm) for arm in evaluations[-1]["arms"])
-        parts.append(f"Tokens ({names[-1]}; largest prompt / read in all / with a prefix cache): {tokens}.")
+    else:
+        parts.append(_arms(results["evaluations"]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -91,8 +81,16 @@ def _figure(results: Json, evaluation: str, arm: str, figure: str) -> Figure | N
     return None
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
+def _arms(evaluations: Sequence[Json]) -> str:
+    """A row for each arm, a column for each evaluation."""
+    figure = next(iter(evaluations[0]["arms"][0]["by_seed"]))
+    by_arm: dict[str, dict[str, str]] = {}
+    for evaluation in evaluations:
+        for arm in evaluation["arms"]:
+            by_arm.setdefault(arm["arm"], {})[evaluation["name"]] = _cell(arm, figure)
+    names = [evaluation["name"] for evaluation in evaluations]
+    rows = [(f"`{arm}`", *(cells.get(name, "–") for name in names)) for arm, cells in by_arm.items()]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in ((figure, *names), ["---"] * (len(names) + 1), *rows))
 
 
 def _cell(arm: Json, figure: str) -> str:
@@ -104,12 +102,6 @@ def _cell(arm: Json, figure: str) -> str:
     mean = Interval(*arm[figure]) if figure in arm else mean_interval(cell_SP, share=share)
     before = arm.get("success_before") if share else None
     return f"{mean:.3f}" if before is None else f"{before:.3f} → {mean:.3f}"
-
-
-def _tokens(arm: Json) -> str:
-    keys = [key for key in ("context_tokens", "prompt_tokens", "prompt_tokens_uncached") if key in arm["by_seed"]]
-    means = " / ".join(f"{_column(arm['by_seed'][key]).mean():,.0f}" for key in keys)
-    return f"`{arm['arm']}` {means}"
 
 
 def _column(values: Mapping[str, float]) -> "np.ndarray[Any, np.dtype[np.float64]]":
