@@ -100,7 +100,7 @@ def evaluate_command(
         typer.Option(metavar="FOLDER", help="Write trajectories and tokenizer into this new folder, not the run's."),
     ] = None,
     as_json: AsJson = False,
-    compare_contenders: Annotated[
+    compare: Annotated[
         str | None,
         typer.Option(
             metavar="CONDENSERS", help="Compare condensers, such as 'full, last_k keep_last=3, truncate, random_drop'."
@@ -123,16 +123,16 @@ def evaluate_command(
 
     Example: condensegrpo eval runs/memory --compare "full, truncate, random_drop, attention" --budgets 50,100
     """
-    if compare_contenders is None and (budgets is not None or out is not None):
+    if compare is None and (budgets is not None or out is not None):
         raise ConfigError(
             "reading the options: found --budgets or --out without --compare. Add --compare with the condensers."
         )
     check_alone(os.environ)
     override = [] if samples is None else [f"evaluate.samples={samples}"]
     config, model, run = _policy(policy, [*(arguments or []), *override])
-    if compare_contenders is not None:
+    if compare is not None:
         with in_use(model):
-            named, limits = parsed_condensers(compare_contenders), parsed_budgets(budgets)
+            named, limits = parsed_condensers(compare), parsed_budgets(budgets)
             _compare(config, model, named, limits, out or Path("compare"), save=save, quiet=as_json, debug=debug)
         return
     with in_use(model), loading("torch, transformers and the model", quiet=as_json, debug=debug) as display:

@@ -79,7 +79,7 @@ def list_runs(
     show_fitting(console, table("", ("run", "state", "step", "held-out success", "age", "size"), rows, left=2))
 
 
-@runs.command()
+@runs.command("compare")
 def compare_command(
     paths: Annotated[
         list[Path],
@@ -236,11 +236,11 @@ def export_command(
             "exporting: --public and --dry-run say how to upload. Add --push-to-hub REPO, or leave them out."
         )
     with waiting_for("loading torch and transformers") as display:
-        from condensegrpo.learner.checkpoint import Part, checkpoint_of, export_checkpoint
+        from condensegrpo.learner.checkpoint import ExportedPart, checkpoint_of, export_checkpoint
 
         display.phase(f"exporting {source}", None)
         checkpoint = checkpoint_of(source, step)
-        part: Part = "adapter" if adapter else "model"
+        part: ExportedPart = "adapter" if adapter else "model"
         run = run_of_policy(str(checkpoint))
         if run is None:
             export_checkpoint(checkpoint, target, part)

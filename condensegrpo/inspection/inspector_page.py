@@ -31,7 +31,7 @@ from condensegrpo.inspection.views import READY_VIEWS, select
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.stored_trajectory import stored
 
-Piece = tuple[str, int | None, int, int | None]  # status, turn, index of the message, index of its difference
+PagePiece = tuple[str, int | None, int, int | None]  # status, turn, index of the message, index of its difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class PageTurn:
     advantage: float | None
     weight: float | None  # of one token's loss; 0.0: not trained
     credit: tuple[CreditLine, ...]
-    pieces: tuple[Piece, ...]  # the history with what was dropped and rewritten
+    pieces: tuple[PagePiece, ...]  # the history with what was dropped and rewritten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +203,7 @@ def _turns(
 ) -> Iterator[PageTurn]:
     """The turns of a trajectory; adds what was rewritten, with its text before, to ``rewritings``."""
     for number, turn in enumerate(opened.turns):
-        pieces = list[Piece]()
+        pieces = list[PagePiece]()
         for piece in opened.pieces(number):
             rewriting = None
             if piece.rewritten is not None:

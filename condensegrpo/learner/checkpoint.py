@@ -308,7 +308,7 @@ def _damaged(checkpoint: Path, name: str, found: str, wanted: str) -> Checkpoint
     )
 
 
-Part = Literal["model", "adapter"]  # folders of a checkpoint: a whole Hugging Face folder, and a PEFT folder
+ExportedPart = Literal["model", "adapter"]  # folders of a checkpoint: a whole Hugging Face folder, and a PEFT folder
 
 
 def checkpoint_of(path: Path, step: int | None) -> Path:
@@ -337,7 +337,7 @@ def checkpoint_of(path: Path, step: int | None) -> Path:
 
 
 def export_checkpoint(
-    source: Path, target: Path, part: Part, describe: Callable[[Path, int], None] = lambda folder, step: None
+    source: Path, target: Path, part: ExportedPart, describe: Callable[[Path, int], None] = lambda folder, step: None
 ) -> None:
     """Copy a part of a checkpoint to a new folder, which appears whole or not at all.
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from condensegrpo.assembly.exported import CONDENSER, exported_settings
 from condensegrpo.config.resumed import config_at, recorded_changes, written_at
@@ -11,6 +11,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import dump
 from condensegrpo.core.protocols.tracker import Cell, Table, markdown
 from condensegrpo.evaluation.figures import evaluations_in
+from condensegrpo.learner.checkpoint import ExportedPart
 from condensegrpo.learner.model_folder import auto_class, configuration, sees
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
@@ -19,7 +20,6 @@ from condensegrpo.storage.trajectories import sample_trajectories
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-Part = Literal["model", "adapter"]
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 SHOWN = {"success": "success", "context_tokens": "largest context, tokens", "turns": "turns"}  # metric → column
 CARD = """\
@@ -87,7 +87,7 @@ model = PeftModel.from_pretrained(base, ".")
 """
 
 
-def write_card(run: RunFolder, target: Path, step: int, *, part: Part, name: str, licence: str | None) -> None:
+def write_card(run: RunFolder, target: Path, step: int, *, part: ExportedPart, name: str, licence: str | None) -> None:
     """Write ``README.md`` and ``condenser.yaml`` beside the weights of a step."""
     config, written = config_at(run, step), written_at(run, step)
     write_atomically(target / CONDENSER, exported_settings(written))
@@ -181,7 +181,12 @@ def _example(run: RunFolder, step: int) -> dict[str, str]:
 
 
 def _metadata(
-    config: RunConfig, evaluated: Sequence[Sequence[Cell]], part: Part, name: str, licence: str | None, kind: str
+    config: RunConfig,
+    evaluated: Sequence[Sequence[Cell]],
+    part: ExportedPart,
+    name: str,
+    licence: str | None,
+    kind: str,
 ) -> str:
     """The YAML that the Hub reads, with the rows of the exported step; what is not known, or no Hub id, is left out."""
     path, base = config.task.data, base_model(config)

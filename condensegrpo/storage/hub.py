@@ -81,6 +81,6 @@ def upload_to_hub(folder: Path, repository: str, *, public: bool, message: str, 
     except Exception as error:  # the boundary to the Hub, whose HTTP library raises errors of its own
         raise RunError(
             f"uploading {folder} to {repository}: {redacted(str(error)).strip()}. The folder is complete; check "
-            f"`hf auth whoami` and the name, then run: {shlex.join(['hf', 'upload_to_hub', repository, str(folder)])}"
+            f"`hf auth whoami` and the name, then run: {shlex.join(['hf', 'upload', repository, str(folder)])}"
         ) from error
     return str(commit.repo_url)

@@ -22,7 +22,7 @@ LEAST = 8  # consecutive ids that are worth a copy
 BYTES = array("I").itemsize  # of an id
 BETWEEN = 64  # matches of the same bytes that begin within an id, after which a copy is not looked for any further
 
-Part = list[int]
+CopiedPart = list[int]
 
 
 class _Messages:
@@ -153,7 +153,7 @@ def _restore_ids(turn: dict[str, object], last: SharedSequence[int] | None, path
         raise ValueError(f"{path}.{key}: wanted token ids, found a number that is none ({error})") from error
 
 
-def copied_parts(ids: Sequence[int], earlier: Sequence[int]) -> list[Part]:
+def copied_parts(ids: Sequence[int], earlier: Sequence[int]) -> list[CopiedPart]:
     """The parts that make up some ids: copies of earlier ids with new ones between them.
 
         earlier  5 6 7 8 9 10 11 12     ids  5 6 7 99 9 10 11 12     ─▶     [0, 3, 99] [4, 8]

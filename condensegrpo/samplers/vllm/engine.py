@@ -45,8 +45,8 @@ from condensegrpo.storage.media import MediaFolder
 
 GIB = 1 << 30
 MAX_RUNNING = 256  # requests in one step on a CPU
-Part = Literal["weights", "kv_cache"]  # of what sleeps, by vLLM's names
-PARTS: tuple[Part, ...] = ("weights", "kv_cache")
+SleepingPart = Literal["weights", "kv_cache"]  # of what sleeps, by vLLM's names
+PARTS: tuple[SleepingPart, ...] = ("weights", "kv_cache")
 FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 SETTINGS = {  # environment variables, unless the user set them
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -88,7 +88,7 @@ class VllmEngine:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the learner's tensors are passed without pickling
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
-        self.asleep: set[Part] = set()
+        self.asleep: set[SleepingPart] = set()
         self._expected = ExpectedWeights(model_path)
         self._pictures = picture_prompts(model_path, media)
         self._rendered: dict[str, Sequence[int]] = {}  # prompts with pictures under way, by name
@@ -214,7 +214,7 @@ class VllmEngine:
         self._engine.sleep(level=1 if keep_weights else 2)
         self.asleep = set(PARTS)
 
-    def wake(self, part: Part) -> None:
+    def wake(self, part: SleepingPart) -> None:
         """Take memory of the GPU for a part that sleeps; scheduling goes on when both have it."""
         if part in self.asleep:
             self._engine.wake_up([part])

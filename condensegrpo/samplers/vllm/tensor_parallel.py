@@ -20,7 +20,7 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.threads import DaemonThread
 from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.samplers.vllm.engine import PARTS, Part, VllmEngine
+from condensegrpo.samplers.vllm.engine import PARTS, SleepingPart, VllmEngine
 from condensegrpo.samplers.vllm.request import refused
 
 IDLE_SECONDS = 0.005  # between two rounds without a request on any rank
@@ -46,7 +46,8 @@ class Command:
     replies: int  # a checksum of all replies of the last step
 
 
-Exchange = Callable[[Command], Sequence[Command]]  # of this rank's command for those of all ranks, in their order
+# this rank's command ─▶ those of all ranks, in their order
+ExchangeCommands = Callable[[Command], Sequence[Command]]
 
 
 class LockstepEngine:
@@ -55,7 +56,7 @@ class LockstepEngine:
     All calls are made in the engine's thread.
     """
 
-    def __init__(self, engine: VllmEngine, exchange: Exchange, index: int, thread: DaemonThread) -> None:
+    def __init__(self, engine: VllmEngine, exchange: ExchangeCommands, index: int, thread: DaemonThread) -> None:
         """Start the rounds.
 
         Args:
@@ -73,7 +74,7 @@ class LockstepEngine:
         thread.submit(self._take_part)
 
     @property
-    def asleep(self) -> set[Part]:
+    def asleep(self) -> set[SleepingPart]:
         """The parts that sleep."""
         return self._engine.asleep
 
@@ -113,7 +114,7 @@ class LockstepEngine:
         with self.exclusive():
             self._engine.sleep(keep_weights=keep_weights)
 
-    def wake(self, part: Part) -> None:
+    def wake(self, part: SleepingPart) -> None:
         """As ``VllmEngine`` for an update; all ranks wake for the first request of any rank."""
         if self._exclusive:
             self._engine.wake(part)

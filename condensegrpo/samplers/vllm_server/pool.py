@@ -97,7 +97,7 @@ class ReplicaPool:
             while True:
                 await asyncio.sleep(seconds)
                 async with self._update:
-                    await asyncio.gather(*(replica.look_after() for replica in self.replicas))
+                    await asyncio.gather(*(replica.check_health() for replica in self.replicas))
 
         self._watch = asyncio.create_task(look())
 

@@ -177,7 +177,7 @@ class Replica:
                 await asyncio.sleep(POLL_SECONDS)
         self.state = ReplicaState.READY
 
-    async def look_after(self) -> None:
+    async def check_health(self) -> None:
         """Drop it if it does not answer or lacks the current weights; if it is down, wait for it again."""
         if self.ready:
             try:
