@@ -69,8 +69,8 @@ class AggregationSettings:
     max_tokens: Annotated[int, Ge(1)] | None = None
     """L of trajectory_constant; null: max_turns · max_output_tokens."""
     turns: TrainedKind = "all"
-    """The turns that train: all, only those in which the policy acts, or only those in which it writes for a condenser.
-    Tokens and turns of the others count in no denominator; trajectories count all the same."""
+    """The turns that train: all, only those in which the policy acts, or only those in which it writes for a
+    condenser."""
     summary_share: Annotated[float, Ge(0), Le(1)] | None = None
     """Share of all token weight that the tokens of summaries get; null: the share that the mode gives them."""
 
@@ -91,8 +91,7 @@ class KlSettings:
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """One of condensegrpo.algorithms.losses.KL."""
     aggregation: Aggregation | None = None
-    """How the KL terms of tokens are weighed, as algorithm.aggregation.mode (L is algorithm.aggregation.max_tokens);
-    null: as the loss of the token."""
+    """How the KL terms of tokens are weighed, as algorithm.aggregation.mode; null: as the loss of the token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

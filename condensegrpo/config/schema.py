@@ -95,10 +95,9 @@ class ModelSettings(Section):
     attention: str = "auto"
     """The learner's kernel: auto chooses; sdpa, flex and flash compute prefix trees; other names are transformers'."""
     vision: Vision = "frozen"
-    """Whether the vision tower trains too: all of its weights, or with ``lora`` adapters of its layers. Frozen, it has
-    neither gradients nor optimiser. A model of text has none."""
+    """Whether the vision tower trains too: all of its weights, or with ``lora`` adapters of its layers."""
     lora: LoraSettings | None = None
-    """null: all weights train. The warm start of a new model trains all of them in any case."""
+    """null: all weights train, as in the warm start of a new model."""
 
     @model_validator(mode="before")
     @classmethod
@@ -175,8 +174,7 @@ class RolloutSettings(Section):
     staleness: int = Field(default=0, ge=0)
     """Maximum number of training steps between the weights that sampled a batch and the weights that it trains.
 
-    0: sampling and learning alternate. 1: the next batch is sampled during the optimiser step. n: up to n batches are
-    sampled in advance, and the sampler gets new weights every n steps.
+    0: sampling and learning alternate. n: up to n batches are sampled in advance, and weights are sent every n steps.
     """
     workers: Workers = Workers()
 
@@ -221,10 +219,8 @@ class LearnerSettings(Section):
     tokens_per_micro_batch: int = Field(default=16384, ge=16)
     """Largest packed micro-batch, in tokens; no row is ever split."""
     checkpoint_activations: Checkpointing = "auto"
-    """Whether backward computes decoder layers again (on) or keeps their activations (off); a number: only so many.
-
-    auto: as many as the memory of the GPU requires; none on a CPU.
-    """
+    """Whether backward computes decoder layers again: on, off, or how many. auto: as many as the GPU's memory
+    requires."""
     compile_layers: Switch = "auto"
     """Whether decoder layers are compiled, not with zero_stage 3; auto: on a GPU, if a trial finds them faster."""
     sequence_parallel: int = Field(default=1, ge=1)

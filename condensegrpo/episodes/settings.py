@@ -24,12 +24,12 @@ class Limits:
     max_output_tokens: Annotated[int, Ge(1)] = 512
     """Sampled tokens of one turn."""
     ends_at_cut: bool = True
-    """Whether a reply that is cut off at max_output_tokens ends the episode (stop: output_length); otherwise the cut
-    reply is used and the episode continues. The default of ``condensegrpo proxy`` is false."""
+    """Whether a reply that is cut off at max_output_tokens ends the episode (stop: output_length); false: it is
+    used."""
     turn_seconds: Annotated[float, Gt(0)] = 600.0
     """Time limit of one reply (waiting for a batch included), of one environment step and of one condensation."""
     reward_seconds: Annotated[float, Gt(0)] = 300.0
-    """Time limit of one call of the reward; a trajectory whose reward exceeds it ends as reward_error."""
+    """Time limit of one call of the reward (stop: reward_error)."""
 
     @property
     def turn_tokens(self) -> int:
@@ -44,7 +44,7 @@ class ToolLimits:
     max_turns: Annotated[int, Ge(0)] | None = None
     """Replies of a trajectory whose calls are run; a later call ends it unexecuted (stop: turn_limit). null: all."""
     max_turns_per_query: Annotated[int, Ge(0)] | None = None
-    """Likewise of one query, where a task asks several: a follow-up question counts from 0. null: all."""
+    """Likewise of one query, where a task asks several. null: all."""
     seconds: Annotated[float, Gt(0)] = 10.0
     """Time limit of one tool call."""
     max_chars: Annotated[int, Ge(1)] = 4000
@@ -66,14 +66,12 @@ class CondenseSettings:
 
     writer: Literal["policy", "initial"] = "policy"
     """Who writes the texts that a condenser asks for: the policy, or the policy that GRPO starts from. Texts of the
-    latter never train and no update changes how they are written; it is a second copy of the model, sampled by
-    transformers."""
+    latter never train; it is a second copy of the model, sampled by transformers."""
     meter: Literal["none", "turns", "tokens"] = "none"
     """What a line at the end of every observation says: the number of its turn, or also the used and free tokens."""
     schedule: tuple[tuple[Annotated[int, Ge(0)], Annotated[float, Gt(0), Le(1)]], ...] = ()
-    """Shares of max_context_tokens by training step, linear between two points: the budget is that share of it, as if
-    max_context_tokens were smaller. Evaluations use the last, and half of the demonstrations that an expert plays; the
-    others that of any step. []: all of it at every step."""
+    """Budget as shares of max_context_tokens by training step, linear between two points; evaluations use the last. []:
+    all of it at every step."""
 
     def __post_init__(self) -> None:
         steps = [step for step, _ in self.schedule]
@@ -121,8 +119,8 @@ class Workers:
     """Where trajectories are played: in the process of the sampler, or in workers that ask it by token ids."""
 
     processes: Annotated[int, Ge(0)] | None = None
-    """Processes of each rank on its machine. 0: none, the rank plays by itself. null: one for every 64 trajectories of
-    a batch, at most two fewer than the rank has CPUs; none if that makes fewer than two."""
+    """Processes of each rank; 0: none. null: one for every 64 trajectories of a batch, at most two fewer than the rank
+    has CPUs; none if that makes fewer than two."""
     ray: Annotated[int, Ge(0)] = 0
     """Ray actors of each rank on any machine of a Ray cluster, in place of processes; needs the extra ray."""
 

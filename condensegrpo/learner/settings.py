@@ -33,13 +33,11 @@ class LoraSettings:
     alpha: Annotated[float, Gt(0)] = 32.0
     """Strength: B·A is multiplied by alpha/rank."""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Share of an adapter's inputs set to 0 during an optimiser step; inactive everywhere else."""
+    """Share of an adapter's inputs set to 0 during an optimiser step."""
     targets: Targets = LINEAR
-    """Linear layers by the last part of their names, each of which must exist; all-linear: all but the LM head. Those
-    of a vision tower are among them with ``model.vision: train``."""
+    """Linear layers by the last part of their names; all-linear: all but the LM head."""
     sampler: Literal["auto", "native", "merged"] = "auto"
-    """What the sampler gets: native: the adapters alone (vLLM); merged: one weight of base and adapter, rounded to the
-    learner's type; auto: native in bfloat16 where vLLM supports it, else merged."""
+    """The sampler gets the adapters alone (native, vLLM) or merged weights; auto: native in bfloat16 where vLLM can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,6 @@ def _summary() -> str:
 
 
 EXAMPLES: dict[str, Callable[[], str]] = {
-    "last_k": lambda: drawn("last_k", {"keep_last": 2}, 300),
     "observation_mask": lambda: drawn("observation_mask", {"keep": 1}, 300),
     "summary": _summary,
     "anchors": lambda: drawn("anchors", {}, 130),
@@ -140,12 +139,6 @@ EXAMPLES: dict[str, Callable[[], str]] = {
             *(ZOE, BY_ID),
             ("return", {"message": "Zoe 0.9001"}),
         ),
-    ),
-    "prune": lambda: drawn(
-        "prune",
-        {},
-        300,
-        decided("prune", MIA, BEN, ZOE, ("prune", {"turns": [0, 1], "note": "Mia 0.7312, Ben 0.1184"})),
     ),
     "memory": lambda: drawn(
         "memory", {}, 160, decided("memory", MIA, ("memory_write", {"name": "Mia", "text": "0.7312"}), BEN, ZOE, BY_ID)
