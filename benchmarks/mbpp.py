@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from condensegrpo.sandbox.calls import SandboxLimits
 from condensegrpo.sandbox.grade import CodeVerdict, grade
-from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.sandbox import Sandbox
 from condensegrpo.storage.rows import read_rows
 from condensegrpo.tasks.mbpp import entry_points

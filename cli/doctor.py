@@ -27,7 +27,7 @@ from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
 from condensegrpo.display.theme import neutral
-from condensegrpo.sandbox.isolation import Isolation
+from condensegrpo.sandbox.calls import Isolation
 from condensegrpo.sandbox.probing import AUTO, REMEDIES, probe_backends
 from condensegrpo.storage.files import placeholder_in
 from condensegrpo.storage.hub import hub_fault

@@ -6,8 +6,8 @@ from typing import Literal
 
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.rewards.mathematics import equal
+from condensegrpo.sandbox.calls import CallOutcome
 from condensegrpo.sandbox.grade import grade_now
-from condensegrpo.sandbox.result import CallOutcome
 from condensegrpo.sandbox.sandbox import Sandbox
 
 Match = Literal["exact", "number", "last_number", "alias", "contains", "words", "math", "tests"]

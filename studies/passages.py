@@ -35,7 +35,7 @@ from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.storage.rows import Row, read_rows
 from condensegrpo.studies.tasks.bfcl_memory import BfclMemory
 from condensegrpo.studies.tasks.notes import NotesEnvironment
-from condensegrpo.tasks.splits import Splits, fold, is_held_out
+from condensegrpo.tasks.answers import Splits, fold, is_held_out
 
 PINNED = (
     "You will get texts, one at a time, each with the same question. Answer with a few words copied from the text. You "

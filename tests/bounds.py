@@ -13,10 +13,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from condensegrpo.sandbox.limits import MIB, SandboxLimits
-from condensegrpo.sandbox.result import CallResult
+from condensegrpo.sandbox.calls import MIB, CallResult, SandboxLimits
 from condensegrpo.sandbox.sandbox import Sandbox
-from condensegrpo.sandbox.syscalls import numbers
+from condensegrpo.sandbox.seccomp import numbers
 
 LIMITS = SandboxLimits(seconds=10, memory_mib=256, processes=8, disk_mib=4, files=200)
 ENDED = ("timeout", "memory", "processes", "disk", "killed")

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from condensegrpo.sandbox.calls import CallResult, SandboxLimits
 from condensegrpo.sandbox.grade import CodeVerdict, grade
-from condensegrpo.sandbox.limits import SandboxLimits
-from condensegrpo.sandbox.result import CallResult
 from condensegrpo.sandbox.sandbox import Sandbox
 
 SECONDS = 2.0

@@ -12,8 +12,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from condensegrpo.sandbox.limits import SandboxLimits
-from condensegrpo.sandbox.result import CallResult
+from condensegrpo.sandbox.calls import CallResult, SandboxLimits
 from condensegrpo.sandbox.sandbox import Sandbox
 
 SECONDS = 1.5

@@ -32,11 +32,10 @@ from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import SpanStatus, StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
-from condensegrpo.sandbox.limits import SandboxLimits
+from condensegrpo.sandbox.calls import SandboxLimits
 from condensegrpo.storage.run_folder import read_metrics
-from condensegrpo.tasks.agent import LIMITS, Agent
+from condensegrpo.tasks.agent import LIMITS, Agent, run_program
 from condensegrpo.tasks.agent_endpoint import AgentEndpoint
-from condensegrpo.tasks.agent_program import run_program
 from condensegrpo.tasks.agent_request import RequestRefused, read_request
 
 UP = {

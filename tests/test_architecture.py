@@ -57,10 +57,10 @@ PLUG_IN_LOADERS = {  # beside the assembly
     *("condensegrpo.integrations.env_class", "condensegrpo.integrations.gym"),  # what they adapt
 }
 EFFECTS = {"pathlib", "os", "io", "json", "sys", "logging", "time", "random", "asyncio", "subprocess", "shutil"}
-FILE_LOADERS = {f"condensegrpo.{name}" for name in ("core.plugins", "sandbox.script", "sandbox.job")}  # of users
+FILE_LOADERS = {f"condensegrpo.{name}" for name in ("core.plugins", "sandbox.candidate", "sandbox.job")}  # of users
 SANDBOXED = {  # modules of the sandbox that run in processes of their own
-    *("server", "supervisor", "job", "script", "judge", "candidate", "values", "wire", "usage", "isolation", "program"),
-    *("linux", "namespaces", "landlock", "seccomp", "syscalls", "limits", "result", "folders", "disk_budget"),
+    *("server", "supervisor", "job", "judge", "candidate", "wire", "calls", "program"),
+    *("linux", "namespaces", "seccomp", "folders"),
 }
 
 

@@ -26,8 +26,7 @@ from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.toolformats import JSON_FORMATS
-from condensegrpo.integrations.bfcl import CATEGORIES, Bfcl, BfclEpisode, Simulators
-from condensegrpo.storage.bfcl import bfcl_rows
+from condensegrpo.integrations.bfcl import CATEGORIES, Bfcl, BfclEpisode, Simulators, bfcl_rows
 from condensegrpo.storage.run_folder import read_metrics
 
 FOLDER = Path(sys.prefix) / "others" / "bfcl"

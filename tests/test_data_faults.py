@@ -17,11 +17,11 @@ from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.protocols.task import Problem, Task
 from condensegrpo.learner.model_folder import configuration, in_main_memory, load_policy, load_tokenizer, write_policy
 from condensegrpo.rewards.outcome import Correct
+from condensegrpo.tasks.answers import fold
 from condensegrpo.tasks.gsm8k import Gsm8k
 from condensegrpo.tasks.jsonl import Jsonl
 from condensegrpo.tasks.mbpp import Mbpp
 from condensegrpo.tasks.search_qa import SearchQa
-from condensegrpo.tasks.splits import fold
 
 Rows = list[dict[str, Any]]
 

@@ -15,9 +15,9 @@ import pytest
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import DataError, PluginError
 from condensegrpo.core.messages import Message
-from condensegrpo.storage.rows import read_rows, require_unique
+from condensegrpo.storage.rows import check_rows, read_rows
+from condensegrpo.tasks.answers import is_held_out
 from condensegrpo.tasks.jsonl import SYSTEM, Jsonl
-from condensegrpo.tasks.splits import is_held_out
 
 ROWS: list[dict[str, Any]] = [{"question": f"What is {n} and {n}?", "answer": 2 * n} for n in range(40)]
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -137,7 +137,7 @@ def test_a_folder_without_the_split_lists_what_it_has(tmp_path: Path) -> None:
 
 def test_ids_that_occur_twice_are_named() -> None:
     with pytest.raises(DataError, match="rows 1 and 3 have the same id '7'"):
-        require_unique([{"id": 7}, {"id": 8}, {"id": "7"}], "id", source="x")
+        check_rows([{"id": 7}, {"id": 8}, {"id": "7"}], ["id"], source="x", unique="id")
 
 
 # --- the task -------------------------------------------------------------------------------------------------------

@@ -16,8 +16,7 @@ from confined import BACKENDS, ROOT, gone, late, processes, python_for_nobody, w
 from hostile import descriptors
 
 from condensegrpo.core.errors import SandboxError
-from condensegrpo.sandbox.limits import MIB, SandboxLimits
-from condensegrpo.sandbox.result import CallOutcome
+from condensegrpo.sandbox.calls import MIB, CallOutcome, SandboxLimits
 from condensegrpo.sandbox.sandbox import Sandbox
 from condensegrpo.sandbox.supervisor import OutputBuffer
 
@@ -297,7 +296,7 @@ def test_under_landlock_root_runs_code_as_nobody_if_nobody_can_read_python() -> 
 def test_without_a_working_backend_code_is_refused_and_the_message_says_why() -> None:
     program = (
         "from condensegrpo.sandbox import seccomp\nfrom condensegrpo.sandbox.sandbox import Sandbox\n"
-        "seccomp.confine(alone=False)\n"  # simulates a machine without namespaces and Landlock
+        "seccomp.confine_syscalls(alone=False)\n"  # simulates a machine without namespaces and Landlock
         "try: Sandbox().open()\nexcept Exception as error: print(type(error).__name__, error)\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=240)

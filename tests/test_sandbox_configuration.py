@@ -10,7 +10,7 @@ from condensegrpo.assembly.components import Components
 from condensegrpo.config.load import evaluations, load_config
 from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.sandbox.limits import SandboxLimits
+from condensegrpo.sandbox.calls import SandboxLimits
 
 CONFIG = "model: {path: nowhere}\ntask: {name: ledger}\n"
 RUNS_CODE = "rollout: {tools: {use: [python], format: code}}\nreward: {name: correct, options: {match: tests}}\n"

@@ -13,8 +13,7 @@ import pytest
 from confined import BACKENDS, gone, late, processes, why_not
 
 from condensegrpo.sandbox import process
-from condensegrpo.sandbox.limits import SandboxLimits
-from condensegrpo.sandbox.result import CallOutcome
+from condensegrpo.sandbox.calls import CallOutcome, SandboxLimits
 from condensegrpo.sandbox.sandbox import Sandbox
 
 HEAD = "import os, signal, sys, threading, time\nfrom condensegrpo.sandbox.sandbox import Sandbox\n"

@@ -7,8 +7,8 @@ import forgeries
 import pytest
 from confined import BACKENDS, USERS, late, needs, printed_by_nobody
 
+from condensegrpo.sandbox.calls import CallOutcome
 from condensegrpo.sandbox.grade import CodeVerdict
-from condensegrpo.sandbox.result import CallOutcome
 
 
 @cache

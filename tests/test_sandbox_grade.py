@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from condensegrpo.sandbox.calls import SandboxLimits
 from condensegrpo.sandbox.grade import CodeVerdict, grade, grade_now
-from condensegrpo.sandbox.limits import SandboxLimits
 from condensegrpo.sandbox.sandbox import Sandbox
 
 TESTS = ("assert add(1, 2) == 3", "assert add([1], [2]) == [1, 2]", "assert add('a', 'b') == 'ab'")

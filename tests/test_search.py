@@ -12,9 +12,8 @@ from transformers.utils import get_json_schema
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import DataError, PluginError
-from condensegrpo.tools import corpus_index
-from condensegrpo.tools.corpus_index import open_index
-from condensegrpo.tools.search import Search
+from condensegrpo.tools import search as search_module
+from condensegrpo.tools.search import Search, open_index
 
 PASSAGES = (
     {"title": "Paris", "text": "Paris is the capital of France, on the river Seine."},
@@ -67,7 +66,7 @@ def test_a_corpus_in_the_columns_of_pyserini_and_packed_is_read(tmp_path: Path) 
 def test_the_index_is_built_once_for_a_file_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     search(tmp_path)
     (folder,) = (tmp_path / "cache").iterdir()
-    corpus_index._at.cache_clear()  # as another process
+    search_module._at.cache_clear()  # as another process
     (folder / "offsets.npy").touch()
     before = sorted((entry.name, entry.stat().st_mtime_ns) for entry in folder.iterdir())
     path = tmp_path / "corpus.jsonl"
@@ -131,7 +130,7 @@ def test_the_schema_tells_the_model_what_a_query_is(tmp_path: Path) -> None:
 
 
 def test_an_index_on_another_library_says_what_it_needs() -> None:
-    from condensegrpo.tools.search_lucene import SearchLucene
+    from condensegrpo.tools.search import SearchLucene
 
     with pytest.raises(ValueError, match=r"pip install pyserini.*Java.*the tool search, which needs neither"):
         SearchLucene(index="wikipedia-dpr")

@@ -127,7 +127,7 @@ def test_the_quickstart_is_found_from_an_empty_folder(installed: Path, tmp_path:
         "import condensegrpo\n"
         "from condensegrpo.config.load import find_config\n"
         "from condensegrpo.config.study import find_study\n"
-        "from condensegrpo.core.plugins import installed, load\n"
+        "from condensegrpo.core.plugins import installed, load_plugin\n"
         "from condensegrpo.condensers.summary import PolicySummary\n"
         "from condensegrpo.cli.app import app\n"
         "assert 'torch' not in sys.modules\n"

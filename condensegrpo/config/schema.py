@@ -32,7 +32,7 @@ from condensegrpo.learner.settings import (
     Switch,
     Vision,
 )
-from condensegrpo.sandbox.limits import SandboxLimits
+from condensegrpo.sandbox.calls import SandboxLimits
 
 # Of a folder, or in a metric's name; file systems allow 255 bytes, and some files begin with it
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9=._-]*$", max_length=200)]

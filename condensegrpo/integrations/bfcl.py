@@ -10,24 +10,29 @@ and the results of the policy's calls must contain those of the ground truth. Th
 import ast
 import inspect
 import json
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from decimal import localcontext
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Gt, Lt
 
+from condensegrpo.core.errors import DataError, DataMissing
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.episodes.toolformats import parsed_arguments, quoted
-from condensegrpo.storage.bfcl import PACKAGE, bfcl_folder, bfcl_rows
-from condensegrpo.tasks.answers import pinned_messages
-from condensegrpo.tasks.splits import SplitTask, is_held_out, split
+from condensegrpo.tasks.answers import SplitTask, is_held_out, pinned_messages, split
 
+PACKAGE = "bfcl-eval==2026.3.23"
+FOLDERS = (".", "bfcl_eval/data", "data")  # where the files may be, below what the user names
+BfclFolder = Path | zipfile.Path
 KINDS = {"string": str, "integer": int, "number": int | float, "boolean": bool, "array": list, "object": dict}
 LARGEST = 10**18  # magnitude of a number
 LARGEST_OF = {"exponent": 1000, "precision": 1000, "decimal_places": 1000}  # whose cost grows with their value
@@ -145,7 +150,9 @@ class Bfcl(SplitTask):
             [problem for problem in problems if problem.id in held_out],
             source=PACKAGE,
         )
-        self._documents = _documents()
+        backend = import_module("bfcl_eval.constants.executable_backend_config")
+        files: Mapping[str, str] = backend.MULTI_TURN_FUNC_DOC_FILE_MAPPING
+        self._documents = {name: _functions(file) for name, file in files.items()}
 
     def environment(self, problem: Problem) -> "BfclEpisode":
         """A fresh episode."""
@@ -244,14 +251,43 @@ def _problems(category: Category) -> list[Problem]:
     ]
 
 
-def _documents() -> Documents:
-    files = import_module("bfcl_eval.constants.executable_backend_config").MULTI_TURN_FUNC_DOC_FILE_MAPPING
-    return {name: _functions(file) for name, file in files.items()}
-
-
 def _functions(file: str) -> tuple[EnvironmentTool, ...]:
     folder = bfcl_folder(f"multi_turn_func_doc/{file}") / "multi_turn_func_doc"
     return tuple(
         EnvironmentTool(name=row["name"], description=row["description"], parameters=json_schema(row["parameters"]))
         for row in bfcl_rows(folder / file, "name", "description", "parameters")
     )
+
+
+def bfcl_folder(file: str, source: Path | None = None) -> BfclFolder:
+    """The folder that has a file of the benchmark: of the installed package, a folder, or inside a wheel."""
+    roots: list[BfclFolder] = []
+    if source is None:
+        spec = find_spec("bfcl_eval")
+        roots = [Path(path) for path in (spec.submodule_search_locations or ())] if spec is not None else []
+    elif source.is_dir():
+        roots = [source]
+    elif zipfile.is_zipfile(source):
+        roots = [zipfile.Path(source)]
+    for candidate in (root / inside if inside != "." else root for root in roots for inside in FOLDERS):
+        if (candidate / file).is_file():
+            return candidate
+    lacking = (
+        f"the package bfcl_eval is not installed. Run `pip install --no-deps {PACKAGE}`"
+        if source is None
+        else f"{source} has no {file}. Run `pip download --no-deps {PACKAGE}` and name the wheel with --data"
+    )
+    raise DataMissing(f"reading BFCL's data: {lacking}")
+
+
+def bfcl_rows(file: BfclFolder, *columns: str) -> list[dict[str, Any]]:
+    """The rows of a file, each with these columns."""
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+        rows = [json.loads(line) for line in lines if line.strip()]
+    except (OSError, KeyError, ValueError) as error:
+        raise DataError(f"reading BFCL's data in {file}: {error}. Fetch {PACKAGE} again") from error
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict) or not all(row.get(column) for column in columns):
+            raise DataError(f"reading {file}: row {number} lacks one of {', '.join(columns)}. Fetch {PACKAGE} again")
+    return rows

@@ -26,7 +26,7 @@ from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.group import problem_draw, stream_seed
-from condensegrpo.sandbox.limits import SandboxLimits
+from condensegrpo.sandbox.calls import SandboxLimits
 from condensegrpo.tasks.agent import Agent
 from condensegrpo.tasks.agent_endpoint import chat_runner, close_server, read_body
 from condensegrpo.tasks.agent_request import RequestRefused, read_request

@@ -14,9 +14,8 @@ from pydantic import AliasChoices, AliasPath, BeforeValidator, Field, TypeAdapte
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message, Role, ToolCall
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.storage.rows import Row, read_rows, require_columns
-from condensegrpo.tasks.answers import AnswerStyle
-from condensegrpo.tasks.splits import SHARE, Splits, SplitTask, split
+from condensegrpo.storage.rows import Row, check_rows, read_rows
+from condensegrpo.tasks.answers import SHARE, AnswerStyle, Splits, SplitTask, split
 
 ROLES = {"developer": "system", "function": "tool", **{role: role for role in get_args(Role)}}
 NAME = AliasChoices(AliasPath("function", "name"), "name")  # of a call: OpenAI, verifiers
@@ -107,9 +106,8 @@ class ResetRows(SplitTask):
     def read_splits(self, data: str) -> Splits:
         """The problems of both splits, in the order of the files."""
         train = self._read(read_rows(data, split="train", limit=self.max_examples), "train", data)
-        held_out = None
-        if self.eval_data is not None:
-            held_out = self._read(read_rows(self.eval_data, split="test"), "test", self.eval_data)
+        held = self.eval_data
+        held_out = None if held is None else self._read(read_rows(held, split="test"), "test", held)
         splits = split(train, held_out, source=data, share=self.eval_share)
         return splits.mapped(lambda row: replace(row, question=self.first_messages(row.data)[-1].text))
 
@@ -120,7 +118,7 @@ class ResetRows(SplitTask):
 
     def _read(self, rows: Sequence[Row], split: str, source: str) -> list[Problem]:
         """The rows as problems, whose identity is all of their columns: many may have one prompt."""
-        require_columns(rows, [] if self.answer is None else [self.answer], source=source)
+        check_rows(rows, [] if self.answer is None else [self.answer], source=source)
         for number, row in enumerate(rows, start=1):
             try:
                 self.first_messages(row)

@@ -31,8 +31,7 @@ from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool, off
 from condensegrpo.integrations.mcp_client import Json, Refused
 from condensegrpo.integrations.reset_rows import Texts, messages
 from condensegrpo.integrations.servers import check_servers
-from condensegrpo.tasks.answers import read_answer
-from condensegrpo.tasks.splits import SHARE, SplitTask, split
+from condensegrpo.tasks.answers import SHARE, SplitTask, read_answer, split
 
 PROGRAM = Path(__file__).with_name("verifiers_server.py")
 _PROMPT: TypeAdapter[Texts] = TypeAdapter(Texts)

@@ -12,9 +12,8 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from condensegrpo.sandbox.limits import SandboxLimits
+from condensegrpo.sandbox.calls import CallOutcome, CallResult, SandboxLimits
 from condensegrpo.sandbox.process import python_request
-from condensegrpo.sandbox.result import CallOutcome, CallResult
 from condensegrpo.sandbox.sandbox import CallGroup, Sandbox, Work
 
 GRACE = 1.0  # extra seconds for the process of the code, which ends after that of the tests

@@ -11,12 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from condensegrpo.sandbox import landlock, linux, namespaces, seccomp
-from condensegrpo.sandbox.candidate import serve_candidate
-from condensegrpo.sandbox.isolation import Backend, Isolation
+from condensegrpo.sandbox import linux, namespaces, seccomp
+from condensegrpo.sandbox.calls import Backend, Isolation, SandboxLimits
+from condensegrpo.sandbox.candidate import NAME, execute, finish, fresh, serve_candidate
 from condensegrpo.sandbox.judge import judge
-from condensegrpo.sandbox.limits import SandboxLimits
-from condensegrpo.sandbox.script import NAME, execute, finish, fresh
 
 CHANNEL, RECORDS = 3, 4  # file descriptors after the three standard ones
 KEPT = {"python": 3, "candidate": 4, "judge": 5}  # how many of them the code of a request has
@@ -40,7 +38,16 @@ def become(request: Mapping[str, Any], limits: SandboxLimits, backend: Backend, 
     status = 70
     try:
         _confine(request, limits, backend, box, fds)
-        status = _work(request)
+        if request["kind"] == "judge":
+            status = judge(**request["judged"], channel=CHANNEL, records=RECORDS)
+        else:
+            os.close(RECORDS)
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(line_buffering=True)  # output survives a kill
+            if request["kind"] == "candidate":
+                status = serve_candidate(request["code"], CHANNEL)
+            else:
+                status = finish(execute(request["code"], fresh("__main__")))
     except BaseException as error:  # the boundary of a process: nothing may run after it
         with suppress(OSError):  # closed once the code runs: the error is then the code's
             os.write(RECORDS, f"{TROUBLE}{type(error).__name__}: {error}\n".encode())
@@ -61,8 +68,11 @@ def _confine(request: Mapping[str, Any], limits: SandboxLimits, backend: Backend
     write_files(box, request["files"])
     limit_process(limits, count_processes=backend.isolation is Isolation.NAMESPACES)
     if backend.isolation is Isolation.LANDLOCK:
-        landlock.confine_files((*backend.readable, "/dev/urandom", "/dev/random"), (box, "/dev/null"))
-        _hand_over(seccomp.count_writes(KEPT[request["kind"]]))
+        linux.confine_files((*backend.readable, "/dev/urandom", "/dev/random"), (box, "/dev/null"))
+        listener = seccomp.count_writes(KEPT[request["kind"]])
+        with socket.socket(fileno=os.dup(RECORDS)) as records:  # the supervisor decides about calls that take space
+            socket.send_fds(records, [b"\n"], [listener])
+        os.close(listener)
     if backend.isolation is not Isolation.NONE:
         linux.drop_capabilities()
         seccomp.confine_syscalls(alone=backend.isolation is Isolation.LANDLOCK, pinned=KEPT[request["kind"]])
@@ -74,29 +84,8 @@ def _confine(request: Mapping[str, Any], limits: SandboxLimits, backend: Backend
     sys.argv = [NAME]
 
 
-def _hand_over(listener: int) -> None:
-    """Give the supervisor the calls that take space on disk."""
-    with socket.socket(fileno=os.dup(RECORDS)) as records:
-        socket.send_fds(records, [b"\n"], [listener])
-    os.close(listener)
-
-
-def _work(request: Mapping[str, Any]) -> int:
-    kind, code = request["kind"], request["code"]
-    if kind == "judge":
-        return judge(**request["judged"], channel=CHANNEL, records=RECORDS)
-    os.close(RECORDS)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # output survives a kill
-    return serve_candidate(code, CHANNEL) if kind == "candidate" else finish(execute(code, fresh("__main__")))
-
-
 def write_files(box: str, files: Mapping[str, str]) -> None:
-    """Write files into a folder.
-
-    Raises:
-        ValueError: a path leads out of it.
-    """
+    """Write files into a folder."""
     for name, text in files.items():
         parts = Path(name).parts
         if not parts or name.startswith("/") or ".." in parts:

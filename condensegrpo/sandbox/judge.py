@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from condensegrpo.sandbox import values, wire
+from condensegrpo.sandbox import wire
 
 T = TypeVar("T", int, bool, str)
 MAX_ANSWER = 16 << 20  # bytes
@@ -124,8 +124,8 @@ class _Link:
         """The result of an operation of the candidate; arguments that it changed in place are changed here too."""
         request = {
             "function": function,
-            "arguments": [values.encode(argument, _handle) for argument in arguments],
-            "options": {name: values.encode(value, _handle) for name, value in options.items()},
+            "arguments": [wire.encode(argument, _handle) for argument in arguments],
+            "options": {name: wire.encode(value, _handle) for name, value in options.items()},
         }
         return self._ask(request, arguments[1:] if function == "call" else arguments)
 
@@ -141,8 +141,8 @@ class _Link:
                     kind = "a StopIteration of the code's"  # as itself it would end a loop of the tests
                 raise _exception(kind, text)
             for index, data in answer.get("changed", {}).items():
-                _replace(arguments[int(index)], values.decode_value(data, self._find))
-            return values.decode_value(answer["value"], self._find)
+                _replace(arguments[int(index)], wire.decode_value(data, self._find))
+            return wire.decode_value(answer["value"], self._find)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             if "error" in answer:
                 raise

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from condensegrpo.sandbox import linux
-from condensegrpo.sandbox.limits import SandboxLimits
+from condensegrpo.sandbox.calls import SandboxLimits
 
 BOX = "/box"  # the folder of a call
 NOBODY = 65534
@@ -27,9 +27,6 @@ def enter(root: str, readable: Sequence[str]) -> int:
 
     Returns:
         A file descriptor of the host's /proc, for the server only.
-
-    Raises:
-        OSError: the kernel or an administrator does not allow it; the message says which step.
     """
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     spaces = linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
@@ -58,11 +55,7 @@ def enter(root: str, readable: Sequence[str]) -> int:
 
 
 def enter_call(proc: int) -> None:
-    """Move this process into the user and mount namespaces of one call; its next child begins a process namespace.
-
-    Raises:
-        OSError: the kernel does not allow it.
-    """
+    """Move this process into the user and mount namespaces of one call; its next child begins a process namespace."""
     if os.geteuid() == 0:
         as_nobody()
     user, group = os.geteuid(), os.getegid()

@@ -9,11 +9,9 @@ from pathlib import Path
 
 from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox import folders
-from condensegrpo.sandbox.isolation import Isolation
-from condensegrpo.sandbox.limits import SandboxLimits
+from condensegrpo.sandbox.calls import CallOutcome, Isolation, SandboxLimits
 from condensegrpo.sandbox.process import Server, python_request
-from condensegrpo.sandbox.result import CallOutcome
-from condensegrpo.sandbox.syscalls import numbers
+from condensegrpo.sandbox.seccomp import numbers
 
 AUTO = "auto"
 REMEDIES = {
@@ -60,11 +58,7 @@ print(json.dumps(escapes))
 
 
 def open_server(isolation: str = AUTO, packages: Sequence[str] = ()) -> Server:
-    """Start a server with a backend that works; ``auto`` takes the strongest one, and never ``none``.
-
-    Raises:
-        SandboxError: no backend works; the message says what each one lacks.
-    """
+    """Start a server with a backend that works; ``auto`` takes the strongest one, and never ``none``."""
     if isolation == Isolation.NONE:
         return Server(Isolation.NONE, packages)
     candidates = [Isolation.NAMESPACES, Isolation.LANDLOCK] if isolation == AUTO else [Isolation(isolation)]
@@ -93,6 +87,7 @@ def probe_backends() -> dict[Isolation, str | None]:
 
 
 def _probed(isolation: Isolation, packages: Sequence[str]) -> Server:
+    """A server that code did not escape from. SandboxError: it escaped, or did not run."""
     server = Server(isolation, packages)
     try:
         _probe(server)
@@ -103,11 +98,7 @@ def _probed(isolation: Isolation, packages: Sequence[str]) -> Server:
 
 
 def _probe(server: Server) -> None:
-    """Run code on a server that tries to escape.
-
-    Raises:
-        SandboxError: it escaped, or did not run.
-    """
+    """Run code on a server that tries to escape."""
     with tempfile.NamedTemporaryFile(prefix=folders.PREFIX, mode="w", encoding="ascii") as secret:
         fcntl.flock(secret, fcntl.LOCK_SH)  # not a leftover
         secret.write("not to be read")

@@ -17,14 +17,11 @@ from typing import Any
 
 from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox import folders, wire
-from condensegrpo.sandbox.isolation import Isolation
-from condensegrpo.sandbox.limits import SandboxLimits
-from condensegrpo.sandbox.result import CallOutcome, CallResult
+from condensegrpo.sandbox.calls import CallOutcome, CallResult, Isolation, SandboxLimits
 
 START_SECONDS = 30.0
 END_SECONDS = 5.0
 LATE_SECONDS = 20.0  # after its time limit a call is given up, though its supervisor should have ended it long ago
-NO_FILES: Mapping[str, str] = {}
 Request = Mapping[str, Any]  # what a supervisor reads, as JSON
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from condensegrpo.sandbox.server import main; main({control})"
@@ -72,20 +69,18 @@ class Call:
         self._end.close()
 
 
-def python_request(code: str, limits: SandboxLimits, stdin: str = "", files: Mapping[str, str] = NO_FILES) -> Request:
+def python_request(
+    code: str, limits: SandboxLimits, stdin: str = "", files: Mapping[str, str] | None = None
+) -> Request:
     """The request of a call that runs Python source."""
-    return {"kind": "python", "code": code, "stdin": stdin, "files": dict(files), "limits": asdict(limits)}
+    return {"kind": "python", "code": code, "stdin": stdin, "files": dict(files or {}), "limits": asdict(limits)}
 
 
 class Server:
     """A server process with one isolation backend, its control socket and its folder."""
 
     def __init__(self, isolation: Isolation, packages: Sequence[str] = ()) -> None:
-        """Start the process.
-
-        Raises:
-            SandboxError: the backend does not work on this machine; the message says which step failed.
-        """
+        """Start the process."""
         self.isolation = isolation
         folders.remove_leftovers()
         self.folder, lock = folders.make()
@@ -93,8 +88,19 @@ class Server:
         self._lock = threading.Lock()
         self._calls: weakref.WeakSet[Call] = weakref.WeakSet()  # in progress, or ended and not yet collected
         self._control, theirs = socket.socketpair()
+        # the last argument identifies the server in a list of processes
+        program = (_PROGRAM.format(control=theirs.fileno()), str(Path(__file__).resolve().parents[2]), self.folder)
         with theirs:
-            self._process = _start(theirs.fileno(), lock, self.folder)
+            self._process = subprocess.Popen(
+                [os.path.realpath(sys.executable), "-s", "-S", "-P", "-c", *program],
+                env={"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"},  # reproducible results
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                pass_fds=(theirs.fileno(), lock),
+                start_new_session=True,
+            )
         os.close(lock)  # the server and its supervisors hold it
         try:
             self._open(packages)
@@ -107,9 +113,6 @@ class Server:
 
         Args:
             channel: a socket that its job shares with the job of another call; the caller closes it.
-
-        Raises:
-            SandboxError: the server has ended.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -181,22 +184,6 @@ def _answered(end: socket.socket, seconds: float) -> bool:
     poll = select.poll()
     poll.register(end, select.POLLIN)
     return bool(poll.poll(1000 * seconds))
-
-
-def _start(control: int, lock: int, folder: str) -> "subprocess.Popen[bytes]":
-    root = str(Path(__file__).resolve().parents[2])
-    command = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-c", _PROGRAM.format(control=control), root]
-    command.append(folder)  # identifies the server in a list of processes
-    return subprocess.Popen(
-        command,
-        env={"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"},  # reproducible results
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        pass_fds=(control, lock),
-        start_new_session=True,
-    )
 
 
 def _standard_library() -> list[str]:

@@ -16,10 +16,10 @@ import sys
 import time
 from functools import partial
 
-from condensegrpo.sandbox import linux, usage
+from condensegrpo.sandbox import linux
+from condensegrpo.sandbox.calls import SandboxLimits
 from condensegrpo.sandbox.job import limit_process
-from condensegrpo.sandbox.limits import SandboxLimits
-from condensegrpo.sandbox.supervisor import CHECK_EVERY, end_orphans
+from condensegrpo.sandbox.supervisor import CHECK_EVERY, end_orphans, folder_exceeds, of_descendants
 
 OWNER = 0  # stdin
 LOOKING = 0.02  # share of the time that looking at all files of the folder may take
@@ -69,10 +69,10 @@ def _exceeded(pid: int, limits: SandboxLimits, folder: str, proc: int) -> str:
     while True:
         ready, _, _ = select.select([OWNER, ended], [], [], CHECK_EVERY)
         if (began := time.monotonic()) >= due:
-            too_large = usage.folder_exceeds(folder, disk_bytes=limits.disk_bytes, files=limits.files)
-            took = time.monotonic() - began
-            due = time.monotonic() + took / LOOKING
-        used = usage.of_descendants(os.getpid(), proc)
+            too_large = folder_exceeds(folder, limits)
+            now = time.monotonic()
+            due = now + (now - began) / LOOKING
+        used = of_descendants(os.getpid(), proc)
         checks = {
             "owner": OWNER in ready,
             "seconds": time.monotonic() > deadline,

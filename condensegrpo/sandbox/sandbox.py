@@ -19,10 +19,8 @@ from typing import Self, TypeVar
 
 from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox import probing
-from condensegrpo.sandbox.isolation import Isolation
-from condensegrpo.sandbox.limits import SandboxLimits
+from condensegrpo.sandbox.calls import CallResult, Isolation, SandboxLimits
 from condensegrpo.sandbox.process import Call, Server, python_request
-from condensegrpo.sandbox.result import CallResult
 
 T = TypeVar("T")
 
@@ -182,7 +180,7 @@ class Sandbox:
         self, code: str, stdin: str, files: Mapping[str, str] | None, seconds: float | None
     ) -> Work[CallResult]:
         limits = self.limits if seconds is None else replace(self.limits, seconds=seconds)
-        request = python_request(code, limits, stdin, files or {})
+        request = python_request(code, limits, stdin, files)
         return lambda group: group.call(request).result()
 
 

@@ -12,8 +12,8 @@ import sys
 from contextlib import suppress
 
 from condensegrpo.sandbox import linux, namespaces, supervisor, wire
+from condensegrpo.sandbox.calls import Backend, Isolation
 from condensegrpo.sandbox.folders import remove
-from condensegrpo.sandbox.isolation import Backend, Isolation
 
 # imported before the first call, so that calls start faster
 _WARM = (
@@ -47,23 +47,19 @@ def main(control: int) -> None:
             if not byte:
                 break
             if os.fork() == 0:
-                _serve(control, calls, backend)
+                try:
+                    os.close(control)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    linux.prctl(linux.PR_SET_PDEATHSIG, 0)
+                    supervisor.supervise(calls[0], calls[1] if len(calls) > 1 else None, backend)
+                finally:
+                    os._exit(0)
             for call in calls:
                 os.close(call)
     with suppress(ChildProcessError):
         os.wait()  # for the supervisors, which end their jobs now; with SIGCHLD ignored: until no child is left
     if backend.isolation is not Isolation.NAMESPACES:
         remove(backend.folder)
-
-
-def _serve(control: int, calls: list[int], backend: Backend) -> None:
-    try:
-        os.close(control)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        linux.prctl(linux.PR_SET_PDEATHSIG, 0)
-        supervisor.supervise(calls[0], calls[1] if len(calls) > 1 else None, backend)
-    finally:
-        os._exit(0)
 
 
 def _enter(isolation: Isolation, request: dict[str, list[str]]) -> Backend:

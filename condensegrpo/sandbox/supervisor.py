@@ -3,6 +3,7 @@
 It runs outside the confinement of the job, which cannot reach it. Standard library only.
 """
 
+import errno
 import fcntl
 import math
 import os
@@ -11,17 +12,16 @@ import resource
 import selectors
 import signal
 import socket
+import struct
 import tempfile
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
-from condensegrpo.sandbox import job, linux, namespaces, usage, wire
-from condensegrpo.sandbox.disk_budget import DiskBudget
+from condensegrpo.sandbox import job, linux, namespaces, wire
+from condensegrpo.sandbox.calls import Backend, CallOutcome, Isolation, SandboxLimits
 from condensegrpo.sandbox.folders import remove
-from condensegrpo.sandbox.isolation import Backend, Isolation
-from condensegrpo.sandbox.limits import SandboxLimits
-from condensegrpo.sandbox.result import CallOutcome
+from condensegrpo.sandbox.seccomp import WRITES, numbers
 
 FIRST_CHECK, CHECK_EVERY = 0.05, 0.1  # seconds between checks of what a job uses
 _MOST_RECORDS = 4 << 20
@@ -177,15 +177,13 @@ class _Supervisor:
 
     def _exceeded(self) -> CallOutcome | None:
         """The exceeded limit, of those that the kernel does not enforce."""
-        used = usage.of_descendants(os.getpid(), self._backend.proc)
+        used = of_descendants(os.getpid(), self._backend.proc)
         if used.memory > self._limits.memory_bytes:
             return CallOutcome.MEMORY
         if used.tasks > self._limits.processes:
             return CallOutcome.PROCESSES
-        if self._backend.isolation is Isolation.NONE:
-            disk, files = self._limits.disk_bytes, self._limits.files
-            if usage.folder_exceeds(self._box, disk_bytes=disk, files=files):
-                return CallOutcome.DISK
+        if self._backend.isolation is Isolation.NONE and folder_exceeds(self._box, self._limits):
+            return CallOutcome.DISK
         return None
 
     def _end(self) -> int:
@@ -214,7 +212,7 @@ class _Supervisor:
 
 def end_orphans(proc: int) -> None:
     """Kill the descendants of this process: orphans too, which are reparented to it."""
-    while pids := usage.of_descendants(os.getpid(), proc).pids:
+    while pids := of_descendants(os.getpid(), proc).pids:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -238,3 +236,116 @@ def _filled(text: str) -> int:
 def _cpu_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+BLOCKS = 8192  # bytes that a call can take besides its own: a write begins and ends in a block, a name needs one too
+_RECEIVE, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1  # SECCOMP_IOCTL_NOTIF_…, SECCOMP_USER_NOTIF_FLAG_CONTINUE
+_CALL = struct.Struct("=Q8xi12x6Q")  # struct seccomp_notif: id, number of the call, its arguments
+_ANSWER = struct.Struct("=QqiI")  # struct seccomp_notif_resp: id, result, −errno, flags
+
+
+class DiskBudget:
+    """What a call may still put on disk where no file system of its own limits it.
+
+        job          write(7, …, 8192)  ──▶  supervisor: 8192 bytes are left  ──▶  the kernel goes on with the call
+                     open("x", O_CREAT) ──▶  supervisor: no entry is left     ──▶  ENOSPC
+
+    The kernel stops the job at every call that can take space (``seccomp.count_writes``) until the supervisor has
+    decided. Only numbers in registers count, which the job cannot change meanwhile. Freed space does not count.
+    """
+
+    def __init__(self, listener: int, limits: SandboxLimits) -> None:
+        self.listener = listener  # file descriptor; readable while a call waits for its answer
+        self._bytes = limits.disk_bytes
+        self._entries = limits.files
+        self._writes = {numbers()[name] for name in WRITES}
+
+    def answer(self) -> None:
+        """Let a waiting call go on if it fits what is left, else let it fail with ENOSPC."""
+        message = bytearray(_CALL.size)
+        try:
+            fcntl.ioctl(self.listener, _RECEIVE, message)
+            identity, call, _, _, size, *_ = _CALL.unpack(message)
+            writes = call in self._writes
+            space = BLOCKS + (size if writes else 0)
+            fits = space <= self._bytes and (writes or self._entries > 0)
+            if fits:
+                self._bytes -= space
+                self._entries -= not writes
+            fcntl.ioctl(
+                self.listener, _SEND, _ANSWER.pack(identity, 0, *((0, _CONTINUE) if fits else (-errno.ENOSPC, 0)))
+            )
+        except FileNotFoundError:
+            pass  # a signal interrupted the call, which asks again, or the job has ended
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Usage(NamedTuple):
+    """The usage of all descendants of a process."""
+
+    tasks: int  # processes and threads
+    memory: int  # resident bytes; pages shared by two processes count twice
+    pids: tuple[int, ...]
+
+
+def of_descendants(pid: int, proc: int) -> Usage:
+    """The usage of all descendants of a process with one thread. ``proc`` is a file descriptor of /proc."""
+    tasks = memory = 0
+    pids = []
+    waiting = [*map(int, _read(f"{pid}/task/{pid}/children", proc).split())]
+    while waiting:
+        current = waiting.pop()
+        try:
+            threads = _list(f"{current}/task", proc)
+        except OSError:
+            continue  # it has ended
+        resident = 0  # every thread shows the pages of its process, except for one that has ended
+        for thread in threads:
+            with suppress(OSError, IndexError):  # this thread has ended, the others count
+                waiting += map(int, _read(f"{current}/task/{thread}/children", proc).split())
+                resident = max(resident, int(_read(f"{current}/task/{thread}/statm", proc).split()[1]))
+        memory += resident * _PAGE
+        tasks += len(threads)
+        pids.append(current)
+    return Usage(tasks, memory, tuple(pids))
+
+
+def folder_exceeds(folder: str, limits: SandboxLimits) -> bool:
+    """Whether a folder holds more bytes or entries than allowed, or more than can be counted."""
+    total = entries = 0
+    try:
+        for _, folders, names, descriptor in os.fwalk(folder, onerror=_refuse):
+            for name in (*folders, *names):
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    total += os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_blocks * 512
+                entries += 1
+            if total > limits.disk_bytes or entries > limits.files:
+                return True
+    except FileNotFoundError:
+        pass  # the code removed its own folder
+    except (OSError, RecursionError):  # unreadable, or very deep
+        return True
+    return False
+
+
+def _refuse(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _read(path: str, proc: int) -> str:
+    file = os.open(path, os.O_RDONLY, dir_fd=proc)
+    try:
+        return os.read(file, 1 << 16).decode("ascii", "replace")
+    finally:
+        os.close(file)
+
+
+def _list(path: str, proc: int) -> list[str]:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=proc)
+    try:
+        return os.listdir(folder)
+    finally:
+        os.close(folder)

@@ -8,6 +8,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,21 @@ def read_rows(source: str, *, split: str, limit: int | None = None) -> list[Row]
     return rows[:limit]
 
 
-def require_columns(rows: Sequence[Row], columns: Sequence[str], *, source: str) -> None:
-    """Raise DataError unless every row has these columns; the message lists the columns that exist."""
+def check_rows(
+    rows: Sequence[Row],
+    columns: Sequence[str],
+    *,
+    source: str,
+    texts: Sequence[str] = (),
+    unique: str | None = None,
+) -> None:
+    """Raise DataError for the first row that does not fit.
+
+    Args:
+        columns: every row has them.
+        texts: of the columns, those with a text in every row, and not only white space.
+        unique: the column whose values differ; None: none.
+    """
     for at, row in enumerate(rows):
         for column in columns:
             if column not in row:
@@ -59,30 +73,21 @@ def require_columns(rows: Sequence[Row], columns: Sequence[str], *, source: str)
                     f"reading the dataset {source}: row {at + 1} has no column {column!r}. It has: "
                     f"{', '.join(map(repr, row)) or 'none'}. Map the columns in task.options"
                 )
-
-
-def require_texts(rows: Sequence[Row], column: str, *, source: str) -> None:
-    """Raise DataError unless every row has a text in this column, and not only white space."""
-    for at, row in enumerate(rows):
-        text = row[column]
-        if not isinstance(text, str) or not text.strip():
+    for column, (at, row) in product(texts, enumerate(rows)):
+        if not isinstance(row[column], str) or not row[column].strip():
             raise DataError(
-                f"reading the dataset {source}: row {at + 1} has the {column} {text!r:.80}, wanted a text. Correct the "
-                f"row or remove it"
+                f"reading the dataset {source}: row {at + 1} has the {column} {row[column]!r:.80}, wanted a text. "
+                f"Correct the row or remove it"
             )
-
-
-def require_unique(rows: Sequence[Row], column: str, *, source: str) -> None:
-    """Raise DataError if two rows have one value in this column."""
+    if unique is None:
+        return
     first: dict[str, int] = {}
     for at, row in enumerate(rows):
-        value = str(row[column])
-        if value in first:
+        if (before := first.setdefault(value := str(row[unique]), at)) != at:
             raise DataError(
-                f"reading the dataset {source}: rows {first[value] + 1} and {at + 1} have the same {column} {value!r}. "
+                f"reading the dataset {source}: rows {before + 1} and {at + 1} have the same {unique} {value!r}. "
                 f"An id names one problem: remove one of them or map another column as the id"
             )
-        first[value] = at
 
 
 def _kind(path: Path) -> str:

@@ -13,7 +13,9 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -31,17 +33,20 @@ from condensegrpo.core.threads import awaited_in_thread
 from condensegrpo.core.trajectory import FinishReason, StopReason
 from condensegrpo.episodes.boundary import EndEpisode
 from condensegrpo.sandbox import folders
-from condensegrpo.sandbox.limits import SandboxLimits
+from condensegrpo.sandbox.calls import SandboxLimits
 from condensegrpo.tasks.agent_conversation import Conversation
 from condensegrpo.tasks.agent_endpoint import AgentEndpoint, Inbox
-from condensegrpo.tasks.agent_program import LimitExceeded, ProgramFailed, last_text, run_program
 from condensegrpo.tasks.agent_request import ChatReply, ChatRequest
+from condensegrpo.tasks.answers import SHARE
 from condensegrpo.tasks.jsonl import Jsonl
-from condensegrpo.tasks.splits import SHARE
 
 PROBLEM = "problem.json"
 LIMITS = SandboxLimits(seconds=600, memory_mib=8192, processes=256, disk_mib=1024, files=100_000)
 Command = tuple[str, ...]
+END_SECONDS = 10.0
+_ROOT = str(Path(__file__).resolve().parents[2])
+_MAIN = "import sys; sys.path.insert(0, sys.argv[1]); from condensegrpo.sandbox.program import main; main()"
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ")
 _remove_leftovers = cache(folders.remove_leftovers)  # of episodes that were killed, once a process
 
 
@@ -64,6 +69,14 @@ def _check_function(function: AgentFunction) -> None:
         signature.bind(None, "", "")
     except TypeError:
         raise ValueError(f"the agent takes {signature}, wanted (problem, url, key){at_definition(function)}") from None
+
+
+class ProgramFailed(Exception):
+    """A program could not be started, exceeded a limit, or ended with another status than 0."""
+
+
+class LimitExceeded(ProgramFailed):
+    """A program exceeded a limit."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -275,7 +288,12 @@ class AgentEpisode:
         )
 
     def _text(self, file: Path) -> str:
-        return last_text(file, self.task.limits)
+        """The last ``output_bytes`` of a file as text; empty: there is no such file."""
+        if not file.is_file():
+            return ""
+        with file.open("rb") as opened:
+            opened.seek(max(file.stat().st_size - self.task.limits.output_bytes, 0))
+            return opened.read().decode("utf-8", "replace").strip()
 
     async def _outcome(self, failure: ProgramFailed | None) -> float | None:
         """1 or 0, or the number in the last line that the judging command printed."""
@@ -317,13 +335,11 @@ class AgentEpisode:
         return True
 
     def _write_problem(self, work: Path) -> None:
-        (work / PROBLEM).write_text(json.dumps(self._shown(), default=str), encoding="utf-8")
-
-    def _shown(self) -> Mapping[str, object]:
-        """The problem as the program reads it: without the ground truth."""
+        """Write the problem as the program reads it: without the ground truth."""
         hidden = {"answer", "aliases", self.task.answer}
         data = {name: value for name, value in self.problem.data.items() if name not in hidden}
-        return {"id": self.problem.id, "question": self.problem.question, "data": data}
+        shown = {"id": self.problem.id, "question": self.problem.question, "data": data}
+        (work / PROBLEM).write_text(json.dumps(shown, default=str), encoding="utf-8")
 
 
 def _cleared(name: str, work: Path) -> bool:
@@ -339,3 +355,42 @@ def _cleared(name: str, work: Path) -> bool:
     except (OSError, RuntimeError):  # a file in the place of a folder, links in a circle
         return False
     return True
+
+
+async def run_program(
+    command: Sequence[str], *, folder: Path, environment: Mapping[str, str], limits: SandboxLimits, log: Path
+) -> int:
+    """Run a program to its end; with a cancellation it ends, and every process that it started.
+
+    Args:
+        folder: in which it runs; also its home and the place of its temporary files.
+        environment: its variables, beside ``PATH`` and those of the locale.
+        log: prefix of the files of its output, ``.out`` and ``.err``.
+
+    Returns:
+        Its exit status, or −signal.
+    """
+    files = {"folder": str(folder), "stdout": f"{log}.out", "stderr": f"{log}.err"}
+    request = {"command": list(command), "limits": asdict(limits), **files}
+    text = json.dumps(request, ensure_ascii=False)  # the kernel limits its bytes, of which an escaped letter has six
+    inherited = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", "-c", _MAIN, _ROOT, text),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for the owner
+        env={**inherited, "HOME": str(folder), "TMPDIR": str(folder), **environment},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        report = json.loads(await process.stdout.read() or b'{"trouble": "its supervisor was killed"}')
+    finally:
+        process.stdin.close()  # which ends the program
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), END_SECONDS)
+    if trouble := report.get("trouble"):
+        raise ProgramFailed(f"starting {command[0]!r}: {trouble}")
+    if limit := report["limit"]:
+        raise LimitExceeded(f"{command[0]!r} exceeded its limit {limit}={getattr(limits, limit)}")
+    return int(report["status"])

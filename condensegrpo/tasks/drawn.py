@@ -1,16 +1,14 @@
-"""What the tasks that draw their problems share: training problems by index, a held-out share, replies in one tag."""
+"""Parts of tasks that draw their problems: problems by index, a held-out share, replies in one tag."""
 
 import hashlib
-import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import overload
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.task import Problem
 
-Draw = Callable[[random.Random, str], Problem]  # a problem with a label
 EVAL_SHARE = 8  # one problem in so many is kept for evaluation, by the hash of its content
 
 
@@ -39,49 +37,6 @@ def is_eval_content(content: str) -> bool:
     """Whether the problem with this content is for evaluation."""
     digest = hashlib.blake2b(content.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % EVAL_SHARE == 0
-
-
-def drawn_problems(
-    split: Split,
-    draw: Draw,
-    content: Callable[[Problem], str],
-    *,
-    sizes: tuple[int, int],
-    seeds: tuple[str, str],
-    described: str = "problems",
-    cure: str = "lower eval_problems",
-) -> Sequence[Problem]:
-    """The problems of a split; which content is held out depends on the content alone.
-
-    Training problems are labelled train-0, train-1, … and made when they are read, each from the random numbers of its
-    index. Evaluation problems are a list of different contents, labelled eval-0, eval-1, …, in the order of drawing.
-
-    Args:
-        draw: makes a problem, held out or not.
-        content: of a problem, which decides whether it is held out.
-        sizes: of the virtual sequence for training, and of the list.
-        seeds: of the two.
-        described: what is drawn, for the error.
-        cure: what the user can do about the error.
-    """
-
-    def problem_of(index: int) -> Problem:
-        rng = random.Random(f"{seeds[0]} {index}")
-        while True:  # seven draws in eight are for training
-            problem = draw(rng, f"train-{index}")
-            if not is_eval_content(content(problem)):
-                return problem
-
-    if split == "train":
-        return DrawnProblems(size=sizes[0], draw=problem_of)
-    rng, chosen, count = random.Random(seeds[1]), dict[str, Problem](), sizes[1]
-    for _ in range(100 * EVAL_SHARE * count):
-        problem = draw(rng, f"eval-{len(chosen)}")
-        if is_eval_content(content(problem)):
-            chosen.setdefault(content(problem), problem)
-        if len(chosen) == count:
-            return list(chosen.values())
-    raise ValueError(f"holding out {count} different {described}: found {len(chosen)}; {cure}")
 
 
 def ends_with_request(context: Sequence[Message]) -> bool:

@@ -23,9 +23,8 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.episodes.toolformats import JSON_FORMATS, Native, Tagged
-from condensegrpo.storage.rows import read_rows, require_columns, require_texts
-from condensegrpo.tasks.answers import AnswerStyle, QuestionTask, is_call_or_answer
-from condensegrpo.tasks.splits import split
+from condensegrpo.storage.rows import check_rows, read_rows
+from condensegrpo.tasks.answers import AnswerStyle, QuestionTask, is_call_or_answer, split
 from condensegrpo.tools.calculator import calculator
 
 TOOL = "calculator"
@@ -69,7 +68,12 @@ class Gsm8k(QuestionTask):
     def __post_init__(self) -> None:
         self._format = JSON_FORMATS["native" if self.tool_format == "native" else "tagged"]
         if self.system is None:
-            known = {"code": CODE_SYSTEM, "native": _system(self._format), "tagged": _system(self._format)}
+            call = self._format.call(TOOL, {"expression": "48/2"})
+            with_tool = (
+                f"Solve the problem step by step. To calculate, write {call} and wait for the result. "
+                f"End with <answer>number</answer>."
+            )
+            known = {"code": CODE_SYSTEM, "native": with_tool, "tagged": with_tool}
             self.system = known.get(self.tool_format, "")  # another format explains itself
         train = _problems(self.data, "train", limit=self.max_examples)
         self._splits = split(train, _problems(self.eval_data, "test"), source=self.data)
@@ -128,19 +132,10 @@ def final_answer(worked: str) -> str | None:
     return bare if mark and bare else None
 
 
-def _system(calls_as: Native | Tagged) -> str:
-    call = calls_as.call(TOOL, {"expression": "48/2"})
-    return (
-        f"Solve the problem step by step. To calculate, write {call} and wait for the result. "
-        f"End with <answer>number</answer>."
-    )
-
-
 def _problems(source: str, split: str, *, limit: int | None = None) -> tuple[Problem, ...]:
     rows = read_rows(source, split=split, limit=limit)
-    require_columns(rows, ("question", "answer"), source=source)
-    require_texts(rows, "question", source=source)
-    require_texts(rows, "answer", source=source)
+    columns = ("question", "answer")
+    check_rows(rows, columns, source=source, texts=columns)
     problems = []
     for number, row in enumerate(rows):
         worked = str(row["answer"])
@@ -172,7 +167,10 @@ def _sums(worked: str) -> tuple[_Sum, ...]:
                 return ()  # not every mark is arithmetic: <<2x=8>>
             if not _agree(result, mark[2].strip()):
                 return ()
-            sums.append(_Sum(thought=_thought(line[at : mark.start()]), expression=mark[1], result=result))
+            thought = line[at : mark.start()].split()
+            while thought and _SUM_WORD.fullmatch(thought[-1]):  # "Natalia sold 48/2 = $" is "Natalia sold"
+                thought.pop()
+            sums.append(_Sum(thought=" ".join(thought), expression=mark[1], result=result))
             at = mark.end()
     return tuple(sums)
 
@@ -187,14 +185,6 @@ def _agree(result: str, stated: str) -> bool:
     decimals = len(stated.partition(".")[2])
     allowed = max(Decimal(5).scaleb(-decimals - 1), _TINY) if decimals else Decimal(0)
     return abs(Decimal(result) - Decimal(stated)) <= allowed
-
-
-def _thought(text: str) -> str:
-    """A text without the written-out sum at its end: ``Natalia sold 48/2 = $`` is ``Natalia sold``."""
-    words = text.split()
-    while words and _SUM_WORD.fullmatch(words[-1]):
-        words.pop()
-    return " ".join(words)
 
 
 def _final(problem: Problem) -> str:

@@ -11,9 +11,8 @@ from annotated_types import Ge, Gt, Lt
 
 from condensegrpo.core.errors import DataError, DataMissing
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.storage.rows import Row, read_file, read_rows, require_columns, require_texts, require_unique
-from condensegrpo.tasks.answers import AnswerStyle, QuestionTask
-from condensegrpo.tasks.splits import SHARE, Splits, split
+from condensegrpo.storage.rows import Row, check_rows, read_file, read_rows
+from condensegrpo.tasks.answers import SHARE, AnswerStyle, QuestionTask, Splits, split
 
 SYSTEM = "Answer the question. Think first, then end with <answer>your answer</answer>."
 
@@ -40,9 +39,8 @@ class Jsonl(QuestionTask):
 
     def __post_init__(self) -> None:
         train = self._read(read_rows(self.data, split="train", limit=self.max_examples), "train", self.data)
-        held_out = None
-        if self.eval_data is not None:
-            held_out = self._read(read_rows(self.eval_data, split="test"), "test", self.eval_data)
+        held = self.eval_data
+        held_out = None if held is None else self._read(read_rows(held, split="test"), "test", held)
         self._splits = split(train, held_out, source=self.data, share=self.eval_share, identity=self._identity)
         if self.ground_truth_file is not None:
             self._splits = _with_answers(self.ground_truth_file, self._splits)
@@ -53,10 +51,8 @@ class Jsonl(QuestionTask):
 
     def _read(self, rows: Sequence[Row], split: str, source: str) -> tuple[Problem, ...]:
         answer = None if self.ground_truth_file else self.answer
-        require_columns(rows, [name for name in (self.question, answer, self.id) if name is not None], source=source)
-        require_texts(rows, self.question, source=source)
-        if self.id is not None:
-            require_unique(rows, self.id, source=source)
+        columns = [name for name in (self.question, answer, self.id) if name is not None]
+        check_rows(rows, columns, source=source, texts=[self.question], unique=self.id)
         return tuple(
             _answered(
                 Problem(
@@ -103,8 +99,7 @@ def _read_truths(source: str) -> Mapping[str, object]:
             if isinstance(by_id, dict) and by_id:
                 return by_id
     rows = read_file(path)
-    require_columns(rows, ("id", "answer"), source=source)
-    require_unique(rows, "id", source=source)
+    check_rows(rows, ("id", "answer"), source=source, unique="id")
     if not rows:
         raise DataError(f"reading the ground truth {source}: it is empty, wanted at least one answer")
     return {str(row["id"]): row["answer"] for row in rows}

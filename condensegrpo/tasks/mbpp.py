@@ -14,9 +14,8 @@ from annotated_types import Ge
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.storage.rows import Row, read_rows, require_columns, require_texts, require_unique
-from condensegrpo.tasks.answers import AnswerStyle, QuestionTask
-from condensegrpo.tasks.splits import split
+from condensegrpo.storage.rows import Row, check_rows, read_rows
+from condensegrpo.tasks.answers import AnswerStyle, QuestionTask, split
 
 SYSTEM = (
     "Write the Python function that is asked for. You may use tools to try it out. End with the whole function in one "
@@ -51,9 +50,7 @@ class Mbpp(QuestionTask):
         self._splits = split(train, held_out, source=self.data)
 
     def _read(self, rows: Sequence[Row], source: str) -> tuple[Problem, ...]:
-        require_columns(rows, ("task_id", "code", "test_list"), source=source)
-        require_texts(rows, "code", source=source)
-        require_unique(rows, "task_id", source=source)
+        check_rows(rows, ("task_id", "code", "test_list"), source=source, texts=["code"], unique="task_id")
         return tuple(self._problem(row, number, source) for number, row in enumerate(rows, start=1))
 
     def _problem(self, row: Row, number: int, source: str) -> Problem:
@@ -74,9 +71,12 @@ class Mbpp(QuestionTask):
                 f"Python ({error})"
             ) from error
         columns = {"task_id": task_id, "code": code, "follow_ups": row.get("follow_ups")}
+        question = f"{text.strip()} Call it {' and '.join(f'`{name}`' for name in names)}." if names else text.strip()
+        if examples := "\n".join(shown[: self.shown_tests]):
+            question += f"\nIt must pass tests such as:\n{examples}"
         return Problem(
             id=f"mbpp-{task_id}",
-            question=_question(text, names, shown[: self.shown_tests]),
+            question=question,
             answer=code,
             data={**columns, TESTS: tests, SETUP: setup, ENTRY: list(names)},
         )
@@ -104,9 +104,3 @@ def _of(problems: Sequence[Problem], numbers: range, source: str) -> tuple[Probl
             f"{problems[0].data['task_id']!r}. Give eval_data, then nothing is split"
         )
     return chosen
-
-
-def _question(text: str, names: Sequence[str], shown: Sequence[str]) -> str:
-    named = f" Call it {' and '.join(f'`{name}`' for name in names)}." if names else ""
-    tests = "\n".join(shown)
-    return f"{text.strip()}{named}" + (f"\nIt must pass tests such as:\n{tests}" if tests else "")

@@ -15,9 +15,8 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.episodes.toolformats import Tagged
-from condensegrpo.storage.rows import Row, read_rows, require_columns, require_texts
-from condensegrpo.tasks.answers import AnswerStyle, QuestionTask, is_call_or_answer
-from condensegrpo.tasks.splits import SHARE, split
+from condensegrpo.storage.rows import Row, check_rows, read_rows
+from condensegrpo.tasks.answers import SHARE, AnswerStyle, QuestionTask, is_call_or_answer, split
 
 SYSTEM = (
     "Answer the question. In every turn think in <reasoning>...</reasoning> first. Then either search with "
@@ -50,9 +49,8 @@ class SearchQa(QuestionTask):
     def __post_init__(self) -> None:
         rows = read_rows(self.data, split="train", limit=self.max_examples)
         train = _problems(rows, split="train", source=self.data)
-        held_out = None
-        if self.eval_data is not None:
-            held_out = _problems(read_rows(self.eval_data, split=self.eval_split), split="eval", source=self.eval_data)
+        held, name = self.eval_data, self.eval_split
+        held_out = None if held is None else _problems(read_rows(held, split=name), split="eval", source=held)
         self._splits = split(train, held_out, source=self.data, share=self.eval_share)
         self._passages = tuple(_passages(rows))
 
@@ -114,36 +112,27 @@ def _answer(answer: str) -> str:
 
 
 def _problems(rows: Sequence[Row], *, split: str, source: str) -> tuple[Problem, ...]:
-    require_columns(rows, ("question",), source=source)
-    require_texts(rows, "question", source=source)
-    return tuple(_problem(row, number, split=split, source=source) for number, row in enumerate(rows))
-
-
-def _problem(row: Row, number: int, *, split: str, source: str) -> Problem:
-    aliases = _aliases(row)
-    if not aliases:
-        raise DataError(
-            f"reading the dataset {source}: row {number + 1} has no answer. Wanted an 'answer' with 'value' and "
-            f"'aliases' (TriviaQA), or a list of texts as 'answer' or 'answers' (NQ-open); it has: "
-            f"{', '.join(map(repr, row))}"
+    check_rows(rows, ["question"], source=source, texts=["question"])
+    problems = []
+    for number, row in enumerate(rows):
+        aliases = _aliases(row)
+        if not aliases:
+            raise DataError(
+                f"reading the dataset {source}: row {number + 1} has no answer. Wanted an 'answer' with 'value' and "
+                f"'aliases' (TriviaQA), or a list of texts as 'answer' or 'answers' (NQ-open); it has: "
+                f"{', '.join(map(repr, row))}"
+            )
+        question = str(row["question"])
+        problems.append(
+            Problem(id=f"{split}-{number}", question=question, answer=aliases[0], data={"aliases": aliases})
         )
-    return Problem(
-        id=f"{split}-{number}", question=str(row["question"]), answer=aliases[0], data={"aliases": list(aliases)}
-    )
+    return tuple(problems)
 
 
-def _aliases(row: Row) -> tuple[str, ...]:
-    """Every form of the answer, the main one first, each once; () if the row follows neither schema."""
+def _aliases(row: Row) -> list[str]:
+    """Every form of the answer, the main one first, each once; [] if the row follows neither schema."""
     given = row.get("answers") if row.get("answer") is None else row["answer"]
     if isinstance(given, dict):
-        named: list[object] = [
-            given.get("value"),
-            *(given.get("aliases") or ()),
-            *(given.get("normalized_aliases") or ()),
-        ]
-        return _texts(named)
-    return _texts(given if isinstance(given, list) else [given])
-
-
-def _texts(values: Iterable[object]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(value.strip() for value in values if isinstance(value, str) and value.strip()))
+        given = [given.get("value"), *(given.get("aliases") or ()), *(given.get("normalized_aliases") or ())]
+    forms = given if isinstance(given, list) else [given]
+    return list(dict.fromkeys(form.strip() for form in forms if isinstance(form, str) and form.strip()))

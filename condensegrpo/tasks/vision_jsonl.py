@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from condensegrpo.core.errors import DataError, DataMissing
-from condensegrpo.core.messages import MediaPart, Part, TextPart
+from condensegrpo.core.messages import Part, TextPart
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.storage.rows import Row, require_columns
+from condensegrpo.storage.rows import Row, check_rows
 from condensegrpo.tasks.jsonl import Jsonl
 from condensegrpo.vision.image_files import from_base64, part_of_file
 
@@ -27,7 +27,7 @@ class VisionJsonl(Jsonl):
     pictures: str = "pictures"  # column of one picture or a list: paths beside the data file, base64, data URIs
 
     def _read(self, rows: Sequence[Row], split: str, source: str) -> tuple[Problem, ...]:
-        require_columns(rows, (self.pictures,), source=source)
+        check_rows(rows, (self.pictures,), source=source)
         folder = Path(source).expanduser()
         folder = folder if folder.is_dir() else folder.parent
         problems = []
@@ -51,9 +51,19 @@ class VisionJsonl(Jsonl):
         return " ".join((problem.question, *digests))
 
     def _question(self, problem: Problem) -> tuple[Part, ...]:
-        """The question with its pictures."""
+        """The question with its pictures where it has marks, or before it."""
         doing = f"reading the pictures of problem {problem.id}"
-        return _marked(problem.question, [_part(value, doing) for value in problem.data[self.pictures]])
+        shown = [
+            part_of_file(_bytes(value, doing), f"{doing}: {value}" if isinstance(value, Path) else f"{doing}:")
+            for value in problem.data[self.pictures]
+        ]
+        if MARK not in problem.question:
+            return (*shown, TextPart(text=f"\n{problem.question}"))
+        first, *others = problem.question.split(MARK)
+        parts: list[Part] = [TextPart(text=first)] if first else []
+        for part, text in zip(shown, others, strict=True):
+            parts += [part, TextPart(text=text)] if text else [part]
+        return tuple(parts)
 
 
 def _located(value: object, folder: Path, doing: str) -> bytes | Path:
@@ -74,24 +84,8 @@ def _located(value: object, folder: Path, doing: str) -> bytes | Path:
     raise DataMissing(f"{doing} names the picture {value!r:.80}: there is no such file (looked for {file})")
 
 
-def _part(value: bytes | Path, doing: str) -> MediaPart:
-    name = f" {value}" if isinstance(value, Path) else ""
-    return part_of_file(_bytes(value, doing), f"{doing}:{name}")
-
-
 def _bytes(value: bytes | Path, doing: str) -> bytes:
     try:
         return value.read_bytes() if isinstance(value, Path) else value
     except OSError as error:
         raise DataError(f"{doing}: {error.filename}: {error.strerror}") from error
-
-
-def _marked(question: str, shown: Sequence[MediaPart]) -> tuple[Part, ...]:
-    """The question with its pictures where it has marks, or before it."""
-    if MARK not in question:
-        return (*shown, TextPart(text=f"\n{question}"))
-    first, *others = question.split(MARK)
-    parts: list[Part] = [TextPart(text=first)] if first else []
-    for part, text in zip(shown, others, strict=True):
-        parts += [part, TextPart(text=text)] if text else [part]
-    return tuple(parts)

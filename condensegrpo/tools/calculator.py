@@ -53,10 +53,13 @@ def _value(node: ast.expr, source: str) -> Fraction:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             operands = (_value(left, source), _value(right, source))
             try:
-                return _bounded(_OPERATORS[type(op)](*operands))
+                result = _OPERATORS[type(op)](*operands)
             except ZeroDivisionError:
                 zero = left if isinstance(op, ast.Pow) else right
                 raise ValueError(f"division by zero: {ast.get_source_segment(source, zero)} is 0") from None
+            if _bits(result) > MAX_BITS:
+                raise _too_large()
+            return result
     raise ValueError(
         f"{ast.get_source_segment(source, node)!r} is not arithmetic: only + - * / // % ** and parentheses are known"
     )
@@ -80,12 +83,6 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
     ast.Mod: operator.mod,
     ast.Pow: _power,
 }
-
-
-def _bounded(value: Fraction) -> Fraction:
-    if _bits(value) > MAX_BITS:
-        raise _too_large()
-    return value
 
 
 def _bits(value: Fraction) -> int:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from annotated_types import Gt
 
-from condensegrpo.sandbox.result import CallOutcome, CallResult
+from condensegrpo.sandbox.calls import CallOutcome
 from condensegrpo.sandbox.sandbox import Sandbox
 
 
@@ -34,13 +34,10 @@ class Python:
             The output of the code.
         """
         result = await self.sandbox.run_python(code, seconds=self.seconds)
-        if result.outcome is not CallOutcome.FINISHED:
-            raise RuntimeError(_fault(result))
-        return result.stdout
-
-
-def _fault(result: CallResult) -> str:
-    output = "\n".join(text.strip() for text in (result.stdout, result.stderr) if text.strip())
-    if result.outcome is CallOutcome.FAILED and output:
-        return output
-    return f"the code was stopped ({result.outcome}) {result.detail}".strip() + (f"\n{output}" if output else "")
+        if result.outcome is CallOutcome.FINISHED:
+            return result.stdout
+        output = "\n".join(text.strip() for text in (result.stdout, result.stderr) if text.strip())
+        if result.outcome is CallOutcome.FAILED and output:
+            raise RuntimeError(output)
+        stopped = f"the code was stopped ({result.outcome}) {result.detail}".strip()
+        raise RuntimeError(f"{stopped}\n{output}" if output else stopped)

@@ -47,13 +47,10 @@ class ReadFile:
         if not file.is_file():
             known = ", ".join(sorted(entry.name for entry in self._folder.iterdir())[:20])
             raise ValueError(f"there is no file {path!r}; the working folder holds: {known or 'nothing'}")
-        return self._read(file)
-
-    def _read(self, path: Path) -> str:
         # resolved above; do not follow a link or wait for a pipe that was created since
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ValueError(f"{path.name!r} is no regular file")
-            data = file.read(self.max_bytes + 1)
+        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
+            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                raise ValueError(f"{file.name!r} is no regular file")
+            data = opened.read(self.max_bytes + 1)
         text = data[: self.max_bytes].decode("utf-8", "replace")
         return text if len(data) <= self.max_bytes else f"{text}\n[… only the first {self.max_bytes} bytes are shown …]"

@@ -32,11 +32,10 @@ from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.task import Problem
+from condensegrpo.integrations.bfcl import PACKAGE, bfcl_folder, bfcl_rows
 from condensegrpo.rewards.matches import contains_answer
-from condensegrpo.storage.bfcl import PACKAGE, bfcl_folder, bfcl_rows
 from condensegrpo.studies.tasks.notes import NotesEnvironment
-from condensegrpo.tasks.answers import read_answer
-from condensegrpo.tasks.splits import SplitTask, split
+from condensegrpo.tasks.answers import SplitTask, read_answer, split
 
 QUESTIONS = "BFCL_v4_memory.json"
 SYSTEM = (

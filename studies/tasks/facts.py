@@ -26,7 +26,8 @@ from annotated_types import Ge, Gt, Le
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Demonstration, Problem, Split
-from condensegrpo.tasks.drawn import Tags, drawn_problems
+from condensegrpo.studies.tasks.drawn import drawn_problems
+from condensegrpo.tasks.drawn import Tags
 
 KEYS = ("red", "blue", "green", "black", "white", "gold", "pink", "grey")  # asked for in this order
 NOISE = ("boat", "cave", "dust", "farm", "gate", "hill", "lake", "moon", "path", "rain", "road", "sand", "snow", "tree",

@@ -20,9 +20,9 @@ from annotated_types import Ge, Le
 from condensegrpo.core.messages import History
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool
+from condensegrpo.studies.tasks.drawn import drawn_problems
 from condensegrpo.studies.tasks.notes import NAMES, NUMBERS, THINGS, NotesEnvironment, content, fact_of, question_of
 from condensegrpo.tasks.answers import pinned_messages, read_answer
-from condensegrpo.tasks.drawn import drawn_problems
 
 INSTRUCTION = (
     "You will get messages, one at a time, and then a question about one of them. Earlier messages may be left out: "

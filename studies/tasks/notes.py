@@ -28,8 +28,9 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.studies.tasks.drawn import drawn_problems
 from condensegrpo.tasks.answers import read_answer
-from condensegrpo.tasks.drawn import drawn_problems, ends_with_request
+from condensegrpo.tasks.drawn import ends_with_request
 
 INSTRUCTION = (
     "You will get messages, one at a time, and then a question about one of them. You see only your last reply, so "

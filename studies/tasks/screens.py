@@ -30,7 +30,7 @@ from condensegrpo.core.messages import MediaPart, Message
 from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
-from condensegrpo.tasks.drawn import drawn_problems
+from condensegrpo.studies.tasks.drawn import drawn_problems
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -35,8 +35,9 @@ from annotated_types import Ge, Le
 from condensegrpo.core.messages import Message, Summary
 from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.studies.tasks.drawn import drawn_problems
 from condensegrpo.studies.tasks.notes import NotesEnvironment
-from condensegrpo.tasks.drawn import Tags, drawn_problems, ends_with_request
+from condensegrpo.tasks.drawn import Tags, ends_with_request
 
 NAMES = ("Mira", "Jon", "Ada", "Omar", "Lena", "Theo", "Ruth", "Kofi")  # a question lists them in this order
 PLACES = ("attic", "cellar", "garden", "garage", "kitchen", "library", "office", "stable")
