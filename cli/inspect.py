@@ -8,14 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import RenderableType
 from rich.text import Text
 
 from condensegrpo.algorithms.segments import check
-from condensegrpo.cli.inspect_page import Choice
+from condensegrpo.cli.inspect_app.selection import Listing
+from condensegrpo.cli.inspect_page import Choice, export_page
 from condensegrpo.cli.options import AsJson
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, changes, description, figures_of
@@ -34,10 +35,7 @@ from condensegrpo.inspection.pictures import media_of
 from condensegrpo.inspection.records import Group, IndexedTrajectory, groups
 from condensegrpo.storage.codec import dump_line, fields_of
 from condensegrpo.storage.files import write_atomically
-from condensegrpo.storage.trajectories import Credit, Provenance, ReadResult, read_trajectories
-
-if TYPE_CHECKING:
-    from condensegrpo.cli.inspect_app.selection import Listing
+from condensegrpo.storage.trajectories import Credit, ReadResult, read_trajectories
 
 MOST_WORSE = 20  # problems that are printed
 RunOrFile = Annotated[
@@ -107,8 +105,7 @@ def inspect_trajectory(
     choosing = {"--group": group, "--trajectory": trajectory or trajectory_id, "--view": view, "--where": where}
     if check:
         _alone("--check", {**choosing, "--sort": sort, **printing, "--html": html})
-        every_file = path.is_dir() and step is None and evaluation is None
-        files = trajectory_files(path) if every_file else ()
+        files = trajectory_files(path) if path.is_dir() and step is None and evaluation is None else ()
         print_breaches(files or (choose(path, step, evaluation),), as_json=as_json)
         return
     for output, endings in ((html, (".html", ".htm")), (svg, (".svg",))):
@@ -140,8 +137,6 @@ def inspect_trajectory(
         )
     if html is not None:
         _alone("--html", {"--json": as_json, "--sort": sort, **printing})
-        from condensegrpo.cli.inspect_page import export_page
-
         is_single = path.is_file() or choice.is_named or step is not None or evaluation is not None
         export_page(html, index, file if is_single else None, choice.within(ready))
     elif sys.stdin.isatty() and sys.stdout.isatty() and not printed:
@@ -161,10 +156,8 @@ def _alone(option: str, given: Mapping[str, object]) -> None:
         raise ConfigError(f"reading {option}: it goes without {', '.join(others)}. Run the command once for each.")
 
 
-def _listing(choice: Choice, ready: views.ReadyView | None, file: Path | None) -> "Listing | None":
+def _listing(choice: Choice, ready: views.ReadyView | None, file: Path | None) -> Listing | None:
     """The matches that the application lists first; None: no view, condition or order is given."""
-    from condensegrpo.cli.inspect_app.selection import Listing
-
     given = (("--view", ready and ready.name), ("--where", choice.where), ("--sort", choice.sort))
     shown = [(option, value) for option, value in given if value]
     meant = choice.within(ready)
@@ -298,8 +291,11 @@ def _listing_parts(view: View, choice: Choice, width: int) -> Iterator[Renderabl
     batch, chosen = view.opened.batch, view.opened.record
     trajectories = plural(sum(len(group.siblings) for group in view.groups), "trajectory", "trajectories")
     yield Text(f"{_purpose(batch)}{trajectories}   {one_line(str(batch.file), 120)}", theme.DIM)
-    if batch.provenance is not None:
-        yield Text(_sampled_with(batch.provenance), theme.DIM)
+    if (known := batch.provenance) is not None:
+        how = "greedy" if known.temperature == 0 else f"temperature {known.temperature:g}"
+        model = f"model {one_line(known.model, 80)} · " if known.evaluation is not None else ""
+        limit = f"contexts of at most {known.max_context_tokens} tokens"
+        yield Text(f"{model}condenser {one_line(known.condenser, 40)} · {limit} · {how} · seed {known.seed}", theme.DIM)
     if batch.beside:
         yield Text(f"beside it: {one_line(', '.join(batch.beside), 120)} (--evaluation NAME)", theme.DIM)
     if view.opened.reader.budget is None:
@@ -327,15 +323,6 @@ def _purpose(batch: TrajectoryBatch) -> str:
     name = batch.provenance.evaluation if batch.provenance is not None else None
     steps = "" if batch.number is None else f" after {plural(batch.number, 'step')} of training"
     return f"evaluation{f' {one_line(name, 60)}' if name else ''}{steps} · "
-
-
-def _sampled_with(known: Provenance) -> str:
-    how = "greedy" if known.temperature == 0 else f"temperature {known.temperature:g}"
-    model = f"model {one_line(known.model, 80)} · " if known.evaluation is not None else ""
-    return (
-        f"{model}condenser {one_line(known.condenser, 40)} · contexts of at most {known.max_context_tokens} tokens · "
-        f"{how} · seed {known.seed}"
-    )
 
 
 def print_breaches(files: Sequence[Path], *, as_json: bool) -> None:
@@ -400,14 +387,10 @@ def _of_credit(trajectories: Sequence[ScoredTrajectory], given: Mapping[str, Cre
         if name not in turns:
             yield f"the credit of {name} belongs to no trajectory of the file"
             continue
-        yield from (f"{name}: {breach}" for breach in _of_numbers(credit, turns[name]))
-
-
-def _of_numbers(credit: Credit, turns: int) -> Iterator[str]:
-    if len(credit.advantages) != turns:
-        yield f"it has {turns} turns and credit for {len(credit.advantages)}"
-    for index, (advantage, weight) in enumerate(zip(credit.advantages, credit.weights, strict=True)):
-        if not math.isfinite(advantage):
-            yield f"the advantage of turn {index} is {advantage}"
-        if not (math.isfinite(weight) and weight >= 0):
-            yield f"the token weight of turn {index} is {weight}, wanted a finite number of at least 0"
+        if len(credit.advantages) != turns[name]:
+            yield f"{name}: it has {turns[name]} turns and credit for {len(credit.advantages)}"
+        for index, (advantage, weight) in enumerate(zip(credit.advantages, credit.weights, strict=True)):
+            if not math.isfinite(advantage):
+                yield f"{name}: the advantage of turn {index} is {advantage}"
+            if not (math.isfinite(weight) and weight >= 0):
+                yield f"{name}: the token weight of turn {index} is {weight}, wanted a finite number of at least 0"

@@ -58,8 +58,7 @@ class Choice:
 
     def of(self, every: Sequence[IndexedTrajectory]) -> tuple[IndexedTrajectory, ...]:
         """The trajectories that match, in order. Without options: the first group with a signal."""
-        meant = self.named(every)
-        matches = views.select(meant, where=self.where, sort=self.sort, most=len(every)).records
+        matches = views.select(self.named(every), where=self.where, sort=self.sort, most=len(every)).records
         if not matches:
             raise DataError(
                 f"looking for trajectories where {self.where}: none of {len(every)} is left. Try another step or a "

@@ -6,10 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -18,16 +17,27 @@ from rich.table import Table
 from rich.text import Text
 
 from condensegrpo.cli.process import SWEEP, StopRequest, outlived_streams
+from condensegrpo.config.study import Study, find_study, load_study
 from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
 from condensegrpo.learner.launchers import check_alone
+from condensegrpo.storage.environment import edited_plugins
 from condensegrpo.storage.files import make_folder, write_atomically
 from condensegrpo.storage.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from condensegrpo.config.study import Study
-    from condensegrpo.training.sweep import Launch, RunProcess, StudyRun, Sweep, SweepLog
+from condensegrpo.training.sweep import (
+    Launch,
+    RunProcess,
+    RunState,
+    StudyRun,
+    Sweep,
+    SweepLog,
+    check_runs,
+    results_table,
+    run_seconds,
+    runs_of,
+    seconds_left,
+)
 
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 60.0  # between two status lines where there is no terminal
@@ -54,17 +64,12 @@ def sweep(
     Example: condensegrpo sweep studies/s1_summaries.yaml --parallel 2
     """
     check_alone(os.environ)
-    from condensegrpo.config.study import find_study, load_study
-
     run_sweep(load_study(find_study(study)), out, parallel=parallel, dry_run=dry_run, launch=start_process)
 
 
-def run_sweep(study: "Study", out: Path | None, *, parallel: int, launch: "Launch", dry_run: bool = False) -> None:
+def run_sweep(study: Study, out: Path | None, *, parallel: int, launch: Launch, dry_run: bool = False) -> None:
     """Run a study; a test gives another ``launch``."""
     stop = StopRequest()
-    from condensegrpo.storage.environment import edited_plugins
-    from condensegrpo.training.sweep import RunState, Sweep, SweepLog, check_runs, runs_of
-
     folder = out or Path("runs") / study.name
     runs = runs_of(study, folder)
     log = SweepLog(folder / "sweep.jsonl")
@@ -92,7 +97,7 @@ def run_sweep(study: "Study", out: Path | None, *, parallel: int, launch: "Launc
         _finish(planned, folder, console, unfinished=unfinished)
 
 
-def start_process(run: "StudyRun") -> "RunProcess":
+def start_process(run: StudyRun) -> RunProcess:
     """A run in a process and process group of its own, so that only the sweep hears Ctrl-C; it ends with the sweep."""
     logs = run.folder.path.parent / "logs"
     logs.mkdir(exist_ok=True)
@@ -107,11 +112,9 @@ def start_process(run: "StudyRun") -> "RunProcess":
         )
 
 
-def plan_text(sweep: "Sweep", log: "SweepLog", parallel: int) -> str:
+def plan_text(sweep: Sweep, log: SweepLog, parallel: int) -> str:
     """A line for each run: its state and its command; then how long the open ones will take."""
     lines = [f"{run.name:24} {sweep.states[run.name]:9} condensegrpo {shlex.join(run.command)}" for run in sweep.runs]
-    from condensegrpo.training.sweep import run_seconds, seconds_left
-
     each = run_seconds(sweep.runs, log)
     if each is None:
         return "\n".join([*lines, f"{plural(len(sweep.runs), 'run')}; the time is known after the first run"])
@@ -122,15 +125,14 @@ def plan_text(sweep: "Sweep", log: "SweepLog", parallel: int) -> str:
 class SweepProgress:
     """Shows the runs of a sweep: a live table on a terminal, else a line when one starts or ends, and every minute."""
 
-    def __init__(self, sweep: "Sweep", log: "SweepLog", console: Console, parallel: int) -> None:
+    def __init__(self, sweep: Sweep, log: SweepLog, console: Console, parallel: int) -> None:
         self._sweep, self._log, self._console, self._parallel = sweep, log, console, parallel
         self._states = dict(sweep.states)
-        self._each: Mapping[str, float] | None = None
+        self._each = run_seconds(sweep.runs, log)
         self._next_status = time.monotonic() + STATUS_SECONDS
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> "SweepProgress":
-        self._measure()
         if self._live:
             self._live.start()
         return self
@@ -144,7 +146,7 @@ class SweepProgress:
         changed = [run for run in self._sweep.runs if self._states[run.name] != self._sweep.states[run.name]]
         self._states = dict(self._sweep.states)
         if changed:
-            self._measure()
+            self._each = run_seconds(self._sweep.runs, self._log)
         for run in changed:
             self._console.print(f"{run.name}: {self._states[run.name]}. {self._summary()}")
         if self._live:
@@ -154,14 +156,7 @@ class SweepProgress:
             steps = (f"{run.name} step {run.step}/{run.config.train.steps}" for run in self._sweep.active)
             self._console.print(f"{', '.join(steps)}. {self._summary()}")
 
-    def _measure(self) -> None:
-        from condensegrpo.training.sweep import run_seconds
-
-        self._each = run_seconds(self._sweep.runs, self._log)
-
     def _summary(self) -> str:
-        from condensegrpo.training.sweep import RunState, seconds_left
-
         finished = sum(state is RunState.FINISHED for state in self._states.values())
         text = f"{finished} of {plural(len(self._states), 'run')} finished"
         if self._each is None:
@@ -178,7 +173,7 @@ class SweepProgress:
         return table
 
 
-def _run(sweep: "Sweep", study: "Study", stop: StopRequest, progress: SweepProgress) -> int:
+def _run(sweep: Sweep, study: Study, stop: StopRequest, progress: SweepProgress) -> int:
     """Run until nothing is left to do; returns the exit code of a sweep that did not finish every run."""
     began, stopping = time.monotonic(), False
     with progress:
@@ -194,14 +189,12 @@ def _run(sweep: "Sweep", study: "Study", stop: StopRequest, progress: SweepProgr
     return stop.exit_code if stopping else 1
 
 
-def _finish(sweep: "Sweep", folder: Path, console: Console, *, unfinished: int) -> None:
+def _finish(sweep: Sweep, folder: Path, console: Console, *, unfinished: int) -> None:
     """Write the results of the finished runs, name the failed ones, and say how to continue.
 
     Args:
         unfinished: the exit code if a run is not finished.
     """
-    from condensegrpo.training.sweep import RunState, results_table
-
     finished = [run for run in sweep.runs if sweep.states[run.name] is RunState.FINISHED]
     if finished:
         table = results_table(finished)

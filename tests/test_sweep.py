@@ -20,7 +20,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.studies.lab.results import write_results
 from condensegrpo.studies.lab.study import load_lab_study, write_pilots
-from condensegrpo.training.sweep import adopt_warm_start, runs_of
+from condensegrpo.training.sweep import StudyRun, adopt_warm_start, results_table, runs_of
 
 STUDY = """
 name: two_by_two
@@ -241,3 +241,19 @@ def test_a_run_of_another_configuration_is_not_continued(finished: Path, study: 
     assert done.returncode == 2
     assert "outcome-seed0 was started with another configuration:" in done.stderr
     assert "train.samples_per_problem  2 → 3" in done.stderr
+
+
+def test_results_over_few_seeds(tmp_path: Path) -> None:
+    """Success stays inside [0, 1], tokens above 0, and one seed shows no interval."""
+    runs = []
+    for arm, seed, success, tokens in (("two", 0, 0.5, 60.0), ("two", 1, 0.75, 40.0), ("one", 0, 0.25, 50.0)):
+        config = load_config(find_config("quickstart"), [f"runs_dir={tmp_path}", f"name={arm}-{seed}"])
+        runs.append(StudyRun(arm=arm, seed=seed, config=config, arguments=()))
+        folder = RunFolder.create(runs[-1].folder.path)
+        line = {"step": 60, "eval/success": success, "eval/context_tokens": tokens}
+        folder.metrics.write_text(json.dumps(line) + "\n")
+    # the t interval of two seeds reaches 12.706 times half their difference: 1.588 and 127.1
+    assert results_table(runs).splitlines()[2:] == [
+        "| two | held-out | 2 | 0.625 [0.000, 1.000] | 50.0 [0.0, 177.1] |",
+        "| one | held-out | 1 | 0.250 | 50.0 |",
+    ]

@@ -23,7 +23,7 @@ from condensegrpo.cli.inspect_app import rows
 from condensegrpo.cli.inspect_app.rows import Listed
 from condensegrpo.cli.inspect_app.selection import PAGE, Listing, Selection, fault
 from condensegrpo.cli.inspect_app.tabs import BINDINGS, TABS, CompareDialog, KeysDialog, ViewsDialog, tab_content
-from condensegrpo.cli.inspect_page import Choice
+from condensegrpo.cli.inspect_page import Choice, write_selection
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
@@ -408,8 +408,6 @@ class InspectorApp(App[None]):
     @work(thread=True, exclusive=True, group="export")
     def export(self) -> None:
         """Write a page of the listed trajectories and of the open group."""
-        from condensegrpo.cli.inspect_page import write_selection
-
         try:
             text = write_selection(self.selection, None if self.listed is None else self.listed.records)
         except CondenseError as error:

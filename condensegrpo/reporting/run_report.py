@@ -21,7 +21,7 @@ from condensegrpo.core.wording import plural
 from condensegrpo.inspection.page import page, typed_path
 from condensegrpo.inspection.pictures import pictures_named
 from condensegrpo.inspection.samples import SampleReader, SampleSet
-from condensegrpo.reporting.plots import PANELS, SHARES, Diagram, Metrics, Pairs, Series, series, variants
+from condensegrpo.reporting.plots import PANELS, SHARES, Diagram, Metrics, Pairs, Series, draw_run, series, variants
 from condensegrpo.storage.environment import ENVIRONMENT
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
@@ -61,8 +61,6 @@ class RunReport:
 
 def write_picture(run_folder: Path) -> Path:
     """Write ``report.png`` into the folder of a run that has ended; returns its path."""
-    from condensegrpo.reporting.plots import draw_run
-
     run, image = RunFolder(run_folder), run_folder / "report.png"
     try:
         draw_run(_metrics(run), recorded_changes(run), title=run_folder.resolve().name, file=image)
@@ -77,8 +75,7 @@ def write_page(run_folder: Path, reader: SampleReader | None = None, *, file: Pa
     report = run_report(run, reader or SampleReader(run))
     styles = ("inspection/page.css", "reporting/report.css")
     scripts = ("inspection/page.js", "reporting/report.js")
-    text = page(report.name, report, styles=styles, scripts=scripts)
-    write_atomically(file, text)
+    write_atomically(file, page(report.name, report, styles=styles, scripts=scripts))
     return file
 
 

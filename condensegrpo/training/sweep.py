@@ -5,6 +5,7 @@ skipped, others resume from their newest checkpoint. Arms that differ in GRPO on
 ``sweep.jsonl`` holds how long the processes took, for estimates only.
 """
 
+import math
 import shutil
 import signal
 import time
@@ -16,15 +17,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Protocol
 
-from condensegrpo.assembly.build import build
-from condensegrpo.assembly.preflight import check_run
 from condensegrpo.config.load import load_config
 from condensegrpo.config.resumed import change_table, changes_between, store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.study import Study, run_name, same_warm_start
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.evaluation.figures import evaluations_in
-from condensegrpo.learner.atomic_folder import remove_leftover, temporary_folder
 from condensegrpo.metrics.intervals import Interval
 from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.files import append_line, read_lines
@@ -127,6 +125,9 @@ def runs_of(study: Study, out: Path) -> tuple[StudyRun, ...]:
 
 def check_runs(runs: Iterable[StudyRun]) -> None:
     """Check every run as ``train`` does, before any of them starts."""
+    from condensegrpo.assembly.build import build  # imports torch
+    from condensegrpo.assembly.preflight import check_run
+
     for run in runs:
         check_run(build(run.config), resumed=run.folder.config.is_file())
 
@@ -185,7 +186,12 @@ class Sweep:
                 failed = code != 0 and not self._stopping and not run.finished
                 error = RunState.KILLED if code == -signal.SIGKILL else RunState.FAILED
                 self.states[name] = error if failed else _state(run)
-        while len(self._active) < self._parallel and (waiting := self._next()) is not None:
+        while len(self._active) < self._parallel:
+            warming = [run.config for run in self.active if not is_warm(run.folder)]
+            # an active run may be making the warm start of a waiting one
+            ready = (run for run in self._waiting if not any(same_warm_start(run.config, each) for each in warming))
+            if (waiting := next(ready, None)) is None:
+                break
             self._start(waiting)
         return bool(self._active)
 
@@ -197,13 +203,6 @@ class Sweep:
             adopt_warm_start(run.folder, run.config, ((other.folder, other.config) for other in self.runs))
         self._active[run.name] = (run, self._launch(run), time.monotonic())
         self.states[run.name] = RunState.RUNNING
-
-    def _next(self) -> StudyRun | None:
-        """The first waiting run for which no active run is making the warm start."""
-        warming = [run.config for run in self.active if not is_warm(run.folder)]
-        return next(
-            (run for run in self._waiting if not any(same_warm_start(run.config, config) for config in warming)), None
-        )
 
     def start_no_more(self) -> None:
         """Leave what is waiting for the next sweep."""
@@ -228,24 +227,26 @@ def seconds_left(sweep: Sweep, each: Mapping[str, float], parallel: int) -> floa
 def results_table(runs: Sequence[StudyRun]) -> str:
     """Success and context of finished runs after training, by arm and evaluation, as a table in Markdown.
 
-    Intervals are t intervals over seeds, 95 %.
+    Intervals are t intervals over seeds, 95 %; a single seed has none.
     """
     lines = ["| arm | evaluation | seeds | success [95 %] | largest context, tokens [95 %] |", "|---|---|---|---|---|"]
     for arm in dict.fromkeys(run.arm for run in runs):
         last = [run.evaluated[-1] for run in runs if run.arm == arm]
         for name, prefix in evaluations_in(last[0]).items():
-            success = _over_seeds([line[f"{prefix}/success"] for line in last])
-            context = _over_seeds([line[f"{prefix}/context_tokens"] for line in last])
-            lines.append(f"| {arm} | {name} | {len(last)} | {success:.3f} | {context:.1f} |")
+            success = _over_seeds([line[f"{prefix}/success"] for line in last], ".3f", low=0.0, high=1.0)
+            context = _over_seeds([line[f"{prefix}/context_tokens"] for line in last], ".1f", low=0.0)
+            lines.append(f"| {arm} | {name} | {len(last)} | {success} | {context} |")
     return "\n".join(lines)
 
 
-def _over_seeds(values: Sequence[float]) -> Interval:
-    """The mean of one number for each seed; one seed has no width."""
+def _over_seeds(values: Sequence[float], form: str, *, low: float, high: float = math.inf) -> str:
+    """The mean of one number for each seed, with its interval inside the possible values."""
+    if len(values) == 1:
+        return format(values[0], form)
     from scipy.special import stdtrit
 
-    reach = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    return Interval(fmean(values), fmean(values) - reach, fmean(values) + reach)
+    mean, reach = fmean(values), float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / len(values) ** 0.5
+    return format(Interval(mean, max(mean - reach, low), min(mean + reach, high)), form)
 
 
 def _state(run: StudyRun) -> RunState:
@@ -271,6 +272,8 @@ def adopt_warm_start(folder: RunFolder, config: RunConfig, others: Iterable[tupl
     origin = next(origins, None)
     if origin is None:
         return False
+    from condensegrpo.learner.atomic_folder import remove_leftover, temporary_folder  # imports torch
+
     aside = folder.path.with_name(f".{folder.path.name}")
     remove_leftover(aside)
     with temporary_folder(aside):
