@@ -151,8 +151,7 @@ def evaluate_command(
     if save is not None:
         typer.echo(f"next: condensegrpo inspect {shlex.quote(str(save))} --tokens")
     elif run is not None and step is not None:
-        run_folder = shlex.quote(str(run))
-        typer.echo(f"stored as {result.name}: condensegrpo inspect {run_folder} --evaluation {result.name}")
+        typer.echo(f"stored as {result.name}: condensegrpo inspect {shlex.quote(str(run))} --evaluation {result.name}")
 
 
 def _policy(policy: str, arguments: list[str]) -> tuple[RunConfig, str, Path | None]:
@@ -166,17 +165,18 @@ def _policy(policy: str, arguments: list[str]) -> tuple[RunConfig, str, Path | N
             f"evaluating {policy}: it is not a run folder or a checkpoint in one, so a CONFIG must say the task. Add "
             f"one, such as gsm8k."
         )
-    config = named_config(names[0] if names else str(run), ["evaluate.variants={}", *overrides])
-    return config, model, run
+    return named_config(names[0] if names else str(run), ["evaluate.variants={}", *overrides]), model, run
 
 
 def _print(result: Evaluation, model: str, step: int | None) -> None:
     bounds = f"95 % interval [{result.success_low:.3f}, {result.success_high:.3f}]"
     stops = [(key.removeprefix("stop/"), value) for key, value in result.metrics.items() if key.startswith("stop/")]
-    rows = [("success", f"{result.success:.3f}  {bounds}")]
-    rows += [(f"pass@{k}", f"{value:.3f}") for k, value in result.pass_at.items()]
-    rows += [(label, f"{result.metrics[key]:.3f}") for label, key in SHOWN if key in result.metrics]
-    rows += [(f"stop: {stop}", f"{value:.3f}") for stop, value in stops if value]
+    rows = [
+        ("success", f"{result.success:.3f}  {bounds}"),
+        *((f"pass@{k}", f"{value:.3f}") for k, value in result.pass_at.items()),
+        *((label, f"{result.metrics[key]:.3f}") for label, key in SHOWN if key in result.metrics),
+        *((f"stop: {stop}", f"{value:.3f}") for stop, value in stops if value),
+    ]
     if result.information:
         known = " ".join("–" if value is None else f"{value:.1f}" for value in result.information[:MOST_TURNS])
         more = " …" if len(result.information) > MOST_TURNS else ""
@@ -264,11 +264,9 @@ def _compare(
         differences = (
             (_budget(each.budget), each.ours, each.theirs, f"{each.success:+.3f}") for each in result.differences
         )
-        title, names = (
-            "differences in success, paired by problem",
-            ("budget", "condenser", "minus", "difference [95 %]"),
-        )
-        show_folding(console, table(title, names, differences, left=3), heads=3)
+        heads = ("budget", "condenser", "minus", "difference [95 %]")
+        drawn = table("differences in success, paired by problem", heads, differences, left=3)
+        show_folding(console, drawn, heads=3)
     steps = "" if result.step is None else f", after {plural(result.step, 'step')}"
     console.print(f"model   {result.model}{steps}\nfolder  {out}: {', '.join(FILES)}", soft_wrap=True)
 

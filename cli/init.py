@@ -140,8 +140,7 @@ def plugins(
     """List the plug-ins by kind: name, summary, object and package. Exit code 1 if a plug-in does not load."""
     if kind is not None and kind not in KINDS:
         raise PluginError(f"listing plug-ins: found the kind {kind!r}, wanted one of {', '.join(KINDS)}.")
-    kinds = (kind,) if kind else KINDS
-    listed = [describe_plugin(name, point) for name in kinds for point in installed(name)]
+    listed = [describe_plugin(name, point) for name in ((kind,) if kind else KINDS) for point in installed(name)]
     if as_json:
         typer.echo(json.dumps({"version": 1, "plugins": [asdict(plugin) for plugin in listed]}))
     else:

@@ -286,8 +286,18 @@ def sagemaker(
     if not bucket.startswith("s3://"):
         raise ConfigError(f"reading --bucket: found {bucket}, wanted an address such as s3://my-runs.")
     job = Job.load(config, (*(overrides or ()), f"runs_dir={CHECKPOINTS}"))
+    address, seconds = f"{bucket.rstrip('/')}/{job.config.name}", round(3600 * hours)
+    code = {"S3DataType": "S3Prefix", "S3Uri": f"{address}/code/"}
     request = {
-        **_request(job.config.name, f"{bucket.rstrip('/')}/{job.config.name}", round(3600 * hours), spot=spot),
+        "TrainingJobName": cloud_name(job.config.name)[:LONGEST_NAME].rstrip("-"),  # submitting appends the time
+        "InputDataConfig": [{"ChannelName": Path(CODE).name, "DataSource": {"S3DataSource": code}}],
+        "CheckpointConfig": {"S3Uri": f"{address}/checkpoints", "LocalPath": CHECKPOINTS},
+        "OutputDataConfig": {"S3OutputPath": f"{address}/output"},
+        "EnableManagedSpotTraining": spot,
+        "StoppingCondition": {
+            "MaxRuntimeInSeconds": seconds,
+            **({"MaxWaitTimeInSeconds": 2 * seconds} if spot else {}),
+        },
         "RoleArn": role,
         "ResourceConfig": {"InstanceType": instance, "InstanceCount": 1, "VolumeSizeInGB": disk},
         "AlgorithmSpecification": {
@@ -313,22 +323,6 @@ def sagemaker(
         typer.echo(f"created the training job {_submitted(folder)}")
     else:
         typer.echo("to submit it: the same command with --submit")
-
-
-def _request(name: str, address: str, seconds: int, *, spot: bool) -> dict[str, object]:
-    """Input, output and time limit of the job; the time is appended to its name when it is submitted."""
-    code = {"S3DataType": "S3Prefix", "S3Uri": f"{address}/code/"}
-    return {
-        "TrainingJobName": cloud_name(name)[:LONGEST_NAME].rstrip("-"),
-        "InputDataConfig": [{"ChannelName": Path(CODE).name, "DataSource": {"S3DataSource": code}}],
-        "CheckpointConfig": {"S3Uri": f"{address}/checkpoints", "LocalPath": CHECKPOINTS},
-        "OutputDataConfig": {"S3OutputPath": f"{address}/output"},
-        "EnableManagedSpotTraining": spot,
-        "StoppingCondition": {
-            "MaxRuntimeInSeconds": seconds,
-            **({"MaxWaitTimeInSeconds": 2 * seconds} if spot else {}),
-        },
-    }
 
 
 def _submitted(folder: Path) -> str:

@@ -142,8 +142,7 @@ def _print_dry_run(prepared: "PreparedRun", configuration: Callable[[], str]) ->
     splits: tuple[Split, ...] = ("train", "eval")
     for split in splits:
         problems = prepared.components.problems(split)
-        count = plural(len(problems), "problem")
-        typer.echo(f"# {split}: {count}, the first: {problems[0].question[:80]!r}")
+        typer.echo(f"# {split}: {plural(len(problems), 'problem')}, the first: {problems[0].question[:80]!r}")
     typer.echo(configuration(), nl=False)
 
 

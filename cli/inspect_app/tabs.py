@@ -5,7 +5,7 @@ Every distinction has a glyph or a word beside its colour.
 The dialogs cover the screen for a moment: the keys, the ready views, two siblings beside each other.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -130,23 +130,20 @@ def shown(opened: OpenedTrajectory, turn: int) -> RenderableType:
 
 def full(opened: OpenedTrajectory, turn: int) -> RenderableType:
     """The whole history before the turn, with dropped and rewritten messages in their places."""
-    legend = Text.assemble((f"{_unseen(turn, opened.turns[turn].context.statuses)}\n", "bold"))
+    statuses = opened.turns[turn].context.statuses
+    unseen = "; ".join(
+        f"{'turn' if len(units) == 1 else 'turns'} {ranges(units)} {status}"
+        for status in (SpanStatus.DROPPED, SpanStatus.REWRITTEN)
+        if (units := sorted(unit for unit, each in statuses.items() if each is status))
+    )
+    sentence = f"turn {turn} did not see: {unseen}" if unseen else f"turn {turn} saw the whole history"
+    legend = Text.assemble((f"{sentence}\n", "bold"))
     declared = next((view.condensation for view in opened.turns[turn::-1] if view.condensation is not None), None)
     if declared is not None:
         legend.append(f"{one_line(declared.condenser, 30)}: {one_line(declared.reason, MOST) or 'not stated'}\n")
     for mark in MARKS.values():
         legend.append(f"{mark.glyph} ", mark.style).append(f"{mark.word}   ", theme.DIM)
     return Lines(legend, *map(_piece, opened.pieces(turn)))
-
-
-def _unseen(turn: int, statuses: Mapping[int, SpanStatus]) -> str:
-    """The earlier turns that a turn did not see, in a sentence."""
-    parts = [
-        f"{'turn' if len(units) == 1 else 'turns'} {ranges(units)} {status}"
-        for status in (SpanStatus.DROPPED, SpanStatus.REWRITTEN)
-        if (units := sorted(unit for unit, each in statuses.items() if each is status))
-    ]
-    return f"turn {turn} did not see: {'; '.join(parts)}" if parts else f"turn {turn} saw the whole history"
 
 
 def reply(opened: OpenedTrajectory, turn: int, *, ids: bool) -> RenderableType:

@@ -31,20 +31,14 @@ def table(
     *,
     left: int = 1,
     padding: tuple[int, int, int, int] = (0, 1, 0, 0),
-    lines: bool = False,
 ) -> Table:
-    """A table without vertical lines, of which the first ``left`` columns are text; no title where it is empty.
-
-    Args:
-        lines: an empty line between rows, which tells rows of several lines apart.
-    """
+    """A table without vertical lines, of which the first ``left`` columns are text; no title where it is empty."""
     drawn = Table(
         title=title or None,
         title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
         padding=padding,
-        show_lines=lines,
         header_style="bold",
     )
     for index, head in enumerate(heads):

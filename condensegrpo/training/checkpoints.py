@@ -81,9 +81,8 @@ class CheckpointSaver:
         def export(folder: Path) -> None:
             write_batches(folder, batches)
             if ranks.rank() == 0:
-                target = folder / "model"
                 write_policy(
-                    target,
+                    folder / "model",
                     policy.config,
                     tensors,
                     tokenizer=tokenizer,

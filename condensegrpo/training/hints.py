@@ -38,8 +38,7 @@ class SignalWatch:
 
     def hint(self, step: int, metrics: Mapping[str, float]) -> str | None:
         """The hint after a step; None while something is learned, or shortly after the last hint."""
-        idle = metrics["groups_without_advantage"] >= 1 or metrics.get("rows") == 0
-        if not self._streak.due(idle):
+        if not self._streak.due(metrics["groups_without_advantage"] >= 1 or metrics.get("rows") == 0):
             return None
         why, *remedies = _diagnosis(self._config, metrics)
         advice = "".join(f"\n  - {remedy}" for remedy in remedies)

@@ -115,7 +115,9 @@ def parity_trial(config: RunConfig, folder: RunFolder) -> ParityTrial:
     sampler: Sampler | None = None
     try:
         sampler = open_sampler(config, source, lora=config.model.sampled_lora)
-        prompts = _prompts(learner.module.policy.config.get_text_config().vocab_size)
+        vocabulary = learner.module.policy.config.get_text_config().vocab_size
+        draw, lengths = random.Random(0), [1 + (LONGEST - 1) * index // (PROMPTS - 1) for index in range(PROMPTS)]
+        prompts = [tuple(draw.randrange(vocabulary) for _ in range(length)) for length in lengths]
         with all_gathered(sampled_weights(sampler, learner)) as tensors:
             sampler.update_weights(tensors, 0)
         before = _compared(learner, sampler, prompts)
@@ -138,13 +140,6 @@ def parity_trial(config: RunConfig, folder: RunFolder) -> ParityTrial:
         if sampler is not None:
             sampler.close()
         close_deepspeed(learner)
-
-
-def _prompts(vocabulary: int) -> list[tuple[int, ...]]:
-    """Random ids, from one token to ``LONGEST``."""
-    draw = random.Random(0)
-    lengths = [1 + (LONGEST - 1) * index // (PROMPTS - 1) for index in range(PROMPTS)]
-    return [tuple(draw.randrange(vocabulary) for _ in range(length)) for length in lengths]
 
 
 def _compared(learner: DeepSpeedEngine, sampler: Sampler, prompts: Sequence[tuple[int, ...]]) -> tuple[Parity, ...]:

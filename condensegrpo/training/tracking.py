@@ -77,8 +77,7 @@ class RunTracking:
         for tracker in self._trackers.values():
             for result in results:
                 file = self._folder.evaluation(step, result.name)
-                name = f"trajectories/{result.name}"
-                tracker.log_table(step, name, partial(trajectory_table, file))
+                tracker.log_table(step, f"trajectories/{result.name}", partial(trajectory_table, file))
 
     def close(self) -> None:
         """Write the report, close the trackers, and wait for them for a limited time."""

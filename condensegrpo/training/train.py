@@ -359,8 +359,7 @@ def _send_weights(run: _Run, step: int) -> float:
     """Give the sampler the weights after ``step``, unless it has them; returns the seconds waited for its requests."""
     if run.sampler.version == step:
         return 0.0
-    weights = sampled_weights(run.sampler, run.learner)
-    return run.prefetcher.update_sampler(run.sampler, weights, step)
+    return run.prefetcher.update_sampler(run.sampler, sampled_weights(run.sampler, run.learner), step)
 
 
 def _evaluate(run: _Run, step: int) -> None:
