@@ -116,7 +116,7 @@ seeds: install
 STUDIES := $(wildcard studies/s*.yaml)
 studies-smollm2: STUDIES := $(patsubst %,studies/%.yaml,a_notes b_start b_passages c_start c_memory)
 studies studies-smollm2: install
-	for study in $(STUDIES); do OMP_NUM_THREADS=1 $(BIN)/condensegrpo sweep $$study --parallel $(PARALLEL) && \
+	for study in $(STUDIES); do $(BIN)/python -m condensegrpo.studies.lab check $$study && OMP_NUM_THREADS=1 $(BIN)/condensegrpo sweep $$study --parallel $(PARALLEL) && \
 		$(BIN)/python -m condensegrpo.studies.lab results $$study || exit 1; done
 
 # The comparison of methods, whose arms share their warm starts; it continues where it was stopped.

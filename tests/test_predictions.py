@@ -10,10 +10,13 @@ from builders import scored, trajectory, turn
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import write_trajectory
+from condensegrpo.studies.lab.__main__ import main
 from condensegrpo.studies.lab.figures import SeedOutcome, StudyFigures, evaluation_figures
 from condensegrpo.studies.lab.predictions import Figure, PredictionOutcome, Verdict, outcome
 from condensegrpo.studies.lab.results import _outcome, markdown
 from condensegrpo.studies.lab.study import Prediction
+
+ROOT = Path(__file__).parent.parent
 
 
 def column(*values: float, seeds: tuple[int, ...] | None = None) -> Figure:
@@ -150,3 +153,14 @@ def test_a_table_counts_the_problems_of_each_arm_and_has_a_column_of_what_no_run
     assert "## held-out: 2 to 3 problems an arm\n" in others
     rows = [line for line in others.splitlines() if line.startswith(("| arm | seeds", "| b | 1 |"))]
     assert [row.split(" | ")[-2:] for row in rows] == [["turns", "trns |"], ["3.000", "– |"]]
+
+
+def test_a_study_is_checked_before_its_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "studies" / "s3_efficiency.yaml").read_text(encoding="utf-8")
+    for name, arm in (("right", "efficient"), ("wrong", "eficient")):
+        (tmp_path / f"{name}.yaml").write_text(text.replace("arm: efficient", f"arm: {arm}"), encoding="utf-8")
+    main(["check", str(tmp_path / "right.yaml")])
+    assert "predictions, pilots and report fit" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["check", str(tmp_path / "wrong.yaml")])
+    assert "eficient" in capsys.readouterr().err

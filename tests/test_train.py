@@ -115,7 +115,7 @@ def assert_tracked(run_folder: Path) -> None:
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4]
     assert [event.step for event in events.Scalars("eval/success")] == [0, 2, 4]
-    assert {"config/text_summary", "evaluation/text_summary"} <= set(events.Tags()["tensors"])
+    assert {"config/text_summary", "trajectories/held-out/text_summary"} <= set(events.Tags()["tensors"])
 
 
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(finished: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class QueuedRequest(Generic[Q, R]):
 
 Outcomes = Iterable[tuple[QueuedRequest[Q, R], R | Exception]]
 Driver = Callable[[Sequence[QueuedRequest[Q, R]]], Outcomes[Q, R]]
-Failure = Callable[[Exception, int], Exception]  # an error and the number of requests that fail by it ─▶ their error
+FailureOf = Callable[[Exception, int], Exception]  # an error and the number of requests that fail by it ─▶ their error
 
 
 @dataclass(eq=False, kw_only=True)
@@ -65,7 +65,7 @@ class RequestQueue(Generic[Q, R]):
 
     drive: Driver[Q, R]
     worker: Executor | DaemonThread  # of one thread; queues may share it: their calls take turns
-    failure: Failure = lambda error, requests: error  # of an error that concerns all requests under way
+    failure: FailureOf = lambda error, requests: error  # of an error that concerns all requests under way
     most: int = sys.maxsize  # requests under way at once; further ones wait
     settle: bool = False  # whether a call waits until no further request arrives: for drivers that compute batches
     call_seconds: float | None = None  # without a call that begins or ends for longer, requests fail; None: no limit

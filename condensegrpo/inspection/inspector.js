@@ -63,7 +63,7 @@ function draw(scroll = true) {
   if (all.length > MOST_GROUPS) ofGroup.push(h("p", { class: "dim" }, `${digits(all.length - MOST_GROUPS)} more groups; search or choose a view`));
   groupPane.replaceChildren(h("h2", {}, `${counted(all.length, "group", "groups")}${view ? `: ${data.ready_views.find(([name]) => name === view)[1]}` : ""}${problem === null ? "" : `: problem ${problem}`}`), ...ofGroup);
   siblingPane.replaceChildren(
-    h("div", {}, h("h2", {}, `siblings of ${group().id}${group().idle ? `: ${group().idle}` : ""}`), group().siblings.map(siblingItem), leftOut()),
+    h("div", {}, h("h2", {}, `siblings of ${group().id}${group().exclusion ? `: ${group().exclusion}` : ""}`), group().siblings.map(siblingItem), leftOut()),
     h("div", {}, h("h2", {}, "turns"), sibling().turns.map(turnItem)));
   const tabs = TABS.map((name, index) => h("button", { type: "button", role: "tab", "aria-selected": String(name === tab), onclick: () => pick(name) }, `${index + 1} ${name}`));
   rightPane.replaceChildren(h("div", { class: "tabs", role: "tablist" }, tabs), h("div", { class: "pane", role: "tabpanel" }, head(), sibling().turns.length ? panes[tab]() : h("p", { class: "dim" }, "no turn was sampled")));
@@ -84,7 +84,7 @@ function groupItem({ index, number, one }) {
   return h("button", { type: "button", class: "item", "aria-current": String(current), onclick: () => go({ batch: index, group: number, sibling: first }, false) },
     h("span", { class: "row" }, h("span", {}, wide ? `${data.batches[index].title} · ${one.id}` : one.id), bar),
     h("small", {}, [one.question, one.ground_truth === null ? null : `→ ${one.ground_truth}`].filter(Boolean).join(" ").slice(0, 160)),
-    one.idle && h("small", { class: "warn" }, `○ ${one.idle}`));
+    one.exclusion && h("small", { class: "warn" }, `○ ${one.exclusion}`));
 }
 
 function verdictOf({ verdict: [text, quality] }) {

@@ -67,7 +67,7 @@ class PageGroup:
     problem: str
     question: str | None
     ground_truth: str | None
-    idle: str  # why it does not train; empty: it may train
+    exclusion: str  # why it does not train; empty: it may train
     success: float  # of the whole group
     left_out: int  # siblings that the page does not hold
     siblings: tuple[PageTrajectory, ...]
@@ -165,7 +165,7 @@ class _Reader:
             problem=whole.problem,
             question=whole.question,
             ground_truth=whole.ground_truth,
-            idle=whole.exclusion,
+            exclusion=whole.exclusion,
             success=whole.success,
             left_out=len(whole.siblings) - len(shown),
             siblings=tuple(self._trajectory(opened, whole, siblings) for opened in siblings),

@@ -1,5 +1,6 @@
-"""Writes the results of a study, or the study file of its pilots:
+"""Checks a study, writes its results, or writes the study file of its pilots:
 
+python -m condensegrpo.studies.lab check studies/s1_summaries.yaml       # before its runs
 python -m condensegrpo.studies.lab results studies/s1_summaries.yaml     # after, or during, condensegrpo sweep
 python -m condensegrpo.studies.lab pilots studies/s1_summaries.yaml      # then sweep the file that it names
 """
@@ -21,12 +22,15 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("action", choices=("results", "pilots"))
+    parser.add_argument("action", choices=("check", "results", "pilots"))
     parser.add_argument("study", help="a study file, or the name of a shipped study")
     parser.add_argument("--out", type=Path, help="folder of the runs; by default runs/ and the name of the study")
     given = parser.parse_args(arguments)
     try:
         study = load_lab_study(find_study(given.study))
+        if given.action == "check":
+            print(f"{given.study}: predictions, pilots and report fit its arms and seeds")
+            return
         if given.action == "pilots":
             file = write_pilots(study, given.out)
             print(f"no held-out problem of the pilots is one of the study. Run them: condensegrpo sweep {file}")
