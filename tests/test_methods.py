@@ -338,7 +338,7 @@ def recipe(method: str, world: Path, *more: str) -> RunConfig:
         changes += [f"task.data={world}", "task.options.messages=2"]
     else:
         changes += [
-            f"task.data={world / 'run_training.jsonl'}",
+            f"task.data={world / 'train.jsonl'}",
             f"task.eval_data={world / 'eval.jsonl'}",
             f"rollout.tools.use.0.options.corpus={world / 'passages.jsonl'}",
             f"rollout.tools.use.0.options.cache={world / 'cache'}",

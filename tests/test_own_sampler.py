@@ -22,14 +22,14 @@ from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.train import run_training
 
 SAMPLERS = """
-    from condensegrpo.core.trajectory import Finish, Generation
+    from condensegrpo.core.trajectory import FinishReason, Generation
 
     class Right:
         version = 0
         ids = (5, 6, 2)
 
         async def sample(self, prompt_ids, params):
-            return Generation(token_ids=self.ids, logprobs=(-1.0,) * 3, finish=Finish.STOP)
+            return Generation(token_ids=self.ids, logprobs=(-1.0,) * 3, finish=FinishReason.STOP)
 
         def update_weights(self, named_tensors, version):
             self.version = version

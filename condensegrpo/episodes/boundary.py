@@ -170,7 +170,7 @@ def checked_step(value: object) -> Step:
     if not isinstance(value, Step):
         raise TypeError(f'step() returned {_short(value)}, wanted a Step, as in return Step(done=True, answer="4")')
     if not isinstance(value.rewritten, RewrittenHistory | None):
-        raise TypeError(f"step() returned rewritten={_short(value.rewritten)}, wanted a Rewritten or None")
+        raise TypeError(f"step() returned rewritten={_short(value.rewritten)}, wanted a RewrittenHistory or None")
     answer, outcome = checked_end(value.answer, value.outcome, "step()")
     check_done(value, "step()")
     return Step(
