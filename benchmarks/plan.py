@@ -43,8 +43,7 @@ from condensegrpo.learner.engine import (
 )
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.model_folder import configuration
-from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.plan import COLOCATED, Device, Plan, predict_memory
+from condensegrpo.planning.plan import COLOCATED, Device, Plan, architecture
 
 MIB = 1 << 20
 SECONDS = 600  # of a case
@@ -221,14 +220,14 @@ def measured(case: Case, folder: Path) -> dict[str, float]:
 
 def line(name: str, predicted: Plan, peaks: dict[str, float]) -> str:
     """A row of the table."""
-    most, run = max(peaks.values()), predicted.run
+    most = max(peaks.values())
     others = ", ".join(
         f"{phase} {predicted.total(phase) / MIB:.0f} / {peaks[phase] / MIB:.0f}"
         for phase in predicted.phases
         if phase in peaks and phase != predicted.peak
     )
     return (
-        f"| {name} | {run.trainable / 1e6:.0f} M | {run.batch.tokens} | {predicted.peak} | "
+        f"| {name} | {predicted.trainable / 1e6:.0f} M | {predicted.batch.tokens} | {predicted.peak} | "
         f"{predicted.bytes / MIB:.0f} | {most / MIB:.0f} | {predicted.bytes / most - 1:+.1%} | {others} |"
     )
 
@@ -248,7 +247,7 @@ def main(names: Sequence[str]) -> None:
             print(
                 line(
                     case.name,
-                    predict_memory(config, architecture(config.model), ranks=case.ranks, device=device),
+                    Plan(config, architecture(config.model), ranks=case.ranks, device=device),
                     peaks,
                 )
             )

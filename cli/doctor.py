@@ -357,14 +357,13 @@ def memory_finding(config: "RunConfig", gpus: Sequence[int], memory: int) -> Fin
         gpus: free bytes of each; (): everything is in main memory.
         memory: free bytes of main memory.
     """
-    from condensegrpo.planning.architecture import architecture
-    from condensegrpo.planning.plan import predict_memory
+    from condensegrpo.planning.plan import Plan, architecture
     from condensegrpo.planning.remedies import advice, remedy
 
     area, room = "model memory", min(gpus, default=memory)
     try:
         model = architecture(config.model)
-        planned = predict_memory(config, model, ranks=len(gpus) or 1, device="gpu" if gpus else "cpu", memory=room)
+        planned = Plan(config, model, ranks=len(gpus) or 1, device="gpu" if gpus else "cpu", memory=room)
     except ConfigError as error:
         return problem(area, str(error), "see condensegrpo plan")
     least = planned.states / GIB

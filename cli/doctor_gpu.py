@@ -184,8 +184,7 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     from condensegrpo.learner import ranks
     from condensegrpo.learner.engine import close_deepspeed, optimizer_step
     from condensegrpo.learner.micro_batches import pack_rows
-    from condensegrpo.planning.architecture import architecture
-    from condensegrpo.planning.plan import Device, config_on_devices, predict_memory
+    from condensegrpo.planning.plan import Device, Plan, architecture, config_on_devices
     from condensegrpo.planning.remedies import advice_for_learner
     from condensegrpo.training.initial_policy import base_policy
 
@@ -215,7 +214,7 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     if device == "gpu":
         model = architecture(config.model.model_copy(update={"new": None, "path": source}))
         config = vary(config, (f"learner.compile_layers={learner.module.compiled}",))  # auto is planned as not compiled
-        planned = predict_memory(config, model, ranks=size, device=device).total("learning")
+        planned = Plan(config, model, ranks=size, device=device).total("learning")
         peak = torch.cuda.max_memory_allocated()
         text += f", peak {peak / GIB:.2f} GiB, planned {planned / GIB:.2f} GiB"
     close_deepspeed(learner)

@@ -14,8 +14,8 @@ from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 
 if TYPE_CHECKING:
-    from condensegrpo.planning import remedies
     from condensegrpo.planning.plan import Plan
+    from condensegrpo.planning.remedies import Overrides as Changes
 
 GIB, MIB = 1 << 30, 1 << 20
 UNITS = {"MB": 10**6, "GB": 10**9, "MIB": MIB, "GIB": GIB, "M": MIB, "G": GIB}
@@ -29,10 +29,7 @@ def plan_command(
         Literal["cpu", "gpu"] | None, typer.Option(help="Device of each rank; by default what this machine has.")
     ] = None,
     device_memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="Memory of a GPU, such as 24GiB: check that the run fits. Exit code 1: it does not."
-        ),
+        str | None, typer.Option(metavar="SIZE", help="Memory of a GPU, such as 24GiB: exit with 1 if it is too small.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -43,29 +40,24 @@ def plan_command(
     room = None if device_memory is None else parse_size(device_memory)
     from condensegrpo.display.console import loading
 
-    with loading("torch and transformers") as display:
+    with loading("torch and transformers"):
         import torch
 
         from condensegrpo.config.checks import check_values
         from condensegrpo.config.load import config_on
-        from condensegrpo.planning.architecture import architecture
-        from condensegrpo.planning.plan import predict_memory as predict
+        from condensegrpo.planning.plan import Plan, architecture
         from condensegrpo.planning.remedies import remedy
 
-        if device is None:
-            device = "gpu" if room is not None or torch.cuda.is_available() else "cpu"
+        device = device or ("gpu" if room is not None or torch.cuda.is_available() else "cpu")
         loaded = config_on(device, config, overrides or ())
         check_values(loaded)
-        display.phase("predicting the memory of every phase", None)
-        predicted = predict(loaded, architecture(loaded.model), ranks=ranks, device=device, memory=room)
-        fits = room is None or predicted.fits(room)
-        change = None if room is None or fits else remedy(predicted, room)
+        planned = Plan(loaded, architecture(loaded.model), ranks=ranks, device=device, memory=room)
+        fits = room is None or planned.fits(room)
+        change = None if room is None or fits else remedy(planned, room)
     if as_json:
-        typer.echo(json.dumps(_as_json(predicted, room, change), indent=2))
+        _print_json(planned, room, change)
     else:
-        _show(predicted)
-        if room is not None:
-            _verdict(predicted, room, change)
+        _show(planned, room, change)
     if not fits:
         raise typer.Exit(1)
 
@@ -74,9 +66,7 @@ def parse_size(text: str) -> int:
     """A size in bytes: ``24GiB``, ``80 GB``, ``512MiB``; ``24G`` is ``24GiB``."""
     size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if size is None or size[2].upper() not in UNITS or float(size[1]) <= 0:
-        raise ConfigError(
-            f"reading --device-memory {text!r}: wanted a positive size with its unit (GiB, GB, MiB, MB), such as 24GiB."
-        )
+        raise ConfigError(f"reading --device-memory {text!r}: wanted a positive size with its unit, such as 24GiB.")
     return int(float(size[1]) * UNITS[size[2].upper()])
 
 
@@ -84,95 +74,67 @@ def _size(size: int) -> str:
     return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"
 
 
-def _show(predicted: "Plan") -> None:
-    run, config, console, peak = predicted.run, predicted.run.config, theme.console(), predicted.peak
-    where = config.model.path or "a new model"
+def _show(planned: "Plan", room: int | None, change: "tuple[Changes, Plan] | None") -> None:
+    from condensegrpo.planning.plan import USABLE
+    from condensegrpo.planning.remedies import advice
+
+    config, model, console, peak = planned.config, planned.model, theme.console(), planned.peak
     console.print(
-        f"{where} ({run.model.kind}): {run.model.parameters:,} parameters, {config.model.dtype}, ZeRO "
-        f"{config.learner.zero_stage} on {run.ranks} × {run.device}\n",
+        f"{config.model.path or 'a new model'} ({model.kind}): {model.parameters:,} parameters, {config.model.dtype}, "
+        f"ZeRO {config.learner.zero_stage} on {planned.ranks} × {planned.device}\n",
         style="bold",
     )
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style=theme.DIM)
-    table.add_column("")
-    for name in predicted.phases:
+    table = Table("", box=None, padding=(0, 2, 0, 0), header_style=theme.DIM)
+    for name in planned.phases:
         table.add_column(Text(name, theme.HEAD if name == peak else theme.DIM), justify="right")
-    for part in dict.fromkeys(part for parts in predicted.phases.values() for part in parts):
-        sizes = [parts.get(part, 0) for parts in predicted.phases.values()]
+    for part in dict.fromkeys(part for parts in planned.phases.values() for part in parts):
+        sizes = [parts.get(part, 0) for parts in planned.phases.values()]
         if any(sizes):
             table.add_row(part, *(_size(size) if size else "" for size in sizes))
-    totals = (Text(_size(predicted.total(name)), theme.HEAD if name == peak else "bold") for name in predicted.phases)
+    totals = (Text(_size(planned.total(name)), theme.HEAD if name == peak else "bold") for name in planned.phases)
     table.add_row(Text("total", "bold"), *totals)
     console.print(table)
-    parts, tokens = predicted.phases[peak], predicted.tokens
-    largest = max(parts, key=lambda part: parts[part])
-    each = plural(tokens.micro_batches, "micro-batch", "micro-batches")
+    largest, size = max(planned.phases[peak].items(), key=lambda item: item[1])
+    tokens, batches = planned.tokens, plural(planned.tokens.micro_batches, "micro-batch", "micro-batches")
     console.print(
-        f"\npeak      {_size(predicted.bytes)} on each device, when {peak}; largest part: {largest}, "
-        f"{_size(parts[largest])}\n"
+        f"\npeak      {_size(planned.bytes)} on each device, when {peak}; largest part: {largest}, {_size(size)}\n"
         f"a step    at most {tokens.step:,} tokens, {tokens.trained:,} of them trained, over all ranks; "
-        f"{each} of at most {run.batch.tokens:,} tokens on each\n"
-        f"sampling  at most {predicted.requests:,} requests at a time\n"
+        f"{batches} of at most {planned.batch.tokens:,} tokens on each\n"
+        f"sampling  at most {planned.requests:,} requests at a time\n"
         f"the run   {config.train.steps * config.algorithm.updates_per_batch:,} optimiser steps"
     )
-    if run.checkpointed:
-        console.print(f"backward  computes {run.checkpointed} of {run.model.decoder.layers} decoder layers again")
-    for note in predicted.notes:
+    if planned.checkpointed:
+        console.print(f"backward  computes {planned.checkpointed} of {model.layers} decoder layers again")
+    for note in planned.notes:
         console.print(f"note      {note}", style=theme.WARN)
-
-
-def _verdict(predicted: "Plan", room: int, change: "tuple[remedies.Overrides, Plan] | None") -> None:
-    from condensegrpo.planning.plan import USABLE
-    from condensegrpo.planning.remedies import advice, lines
-
-    console, needed = theme.console(), predicted.bytes
+    if room is None:
+        return
     usable = f"{_size(int(USABLE * room))} ({_size(room)} less {1 - USABLE:.0%} for CUDA, NCCL and unused reserves)"
-    if predicted.fits(room):
-        console.print(f"\nfits      {_size(needed)} of {usable}", style=theme.GOOD)
+    if planned.fits(room):
+        console.print(f"\nfits      {_size(planned.bytes)} of {usable}", style=theme.GOOD)
         return
-    console.print(f"\ndoes not fit: needs {_size(needed)}, available {usable}", style=theme.BAD)
-    if predicted.refusal is not None:
-        console.print(predicted.refusal, style=theme.BAD)
-    if change is None:
-        text = (
-            "no smaller batch, bfloat16, activation checkpointing, offload or ZeRO 3 on up to 64 devices (numbers that "
-            "divide train.problems_per_step) makes it fit: "
-        )
-        console.print(f"→ {text}{advice(predicted, None)}.", style=theme.BAD)
-        return
-    overrides, changed = change
-    ranks = changed.run.ranks
-    where = "" if ranks == predicted.run.ranks else f" on {ranks} devices (--ranks {ranks})"
-    console.print(f"→ it would fit{where}, with {_size(changed.bytes)}:", style=theme.BAD)
-    typer.echo(f"  {' '.join(lines(overrides))}")  # on one line, to be copied
+    console.print(f"\ndoes not fit: needs {_size(planned.bytes)}, available {usable}", style=theme.BAD)
+    if planned.refusal is not None:
+        console.print(planned.refusal, style=theme.BAD)
+    found = "no smaller batch, bfloat16, checkpointing, offload or ZeRO 3 on up to 64 devices makes it fit"
+    if change is not None:
+        found = f"it would fit, with {_size(change[1].bytes)}"
+    console.print(f"→ {found}:", style=theme.BAD)
+    typer.echo(f"  {advice(planned, change)}")  # on one line, to be copied
 
 
-def _as_json(
-    predicted: "Plan", room: int | None, change: "tuple[remedies.Overrides, Plan] | None"
-) -> dict[str, object]:
+def _print_json(planned: "Plan", room: int | None, change: "tuple[Changes, Plan] | None") -> None:
     from condensegrpo.planning.remedies import lines
 
-    run = predicted.run
-    return {
+    names, phases = ("device", "ranks", "trainable", "requests", "notes", "refusal"), planned.phases.items()
+    found = {
         "version": 1,
-        "model": {"kind": run.model.kind, "parameters": run.model.parameters, "trainable": run.trainable},
-        "device": run.device,
-        "ranks": run.ranks,
-        "phases": [
-            {
-                "name": name,
-                "bytes": predicted.total(name),
-                "parts": {part: size for part, size in parts.items() if size},
-            }
-            for name, parts in predicted.phases.items()
-        ],
-        "peak": {"phase": predicted.peak, "bytes": predicted.bytes},
-        "checkpointed_layers": run.checkpointed,
-        "tokens": predicted.tokens._asdict(),
-        "micro_batch": run.batch._asdict(),
-        "requests": predicted.requests,
-        "notes": predicted.notes,
-        "device_memory": room,
-        "fits": room is None or predicted.fits(room),
-        "refusal": predicted.refusal,
-        "remedy": None if change is None else {"overrides": lines(change[0]), "ranks": change[1].run.ranks},
+        **{name: getattr(planned, name) for name in names},
+        "phases": [{"name": name, "bytes": planned.total(name), "parts": parts} for name, parts in phases],
+        "peak": {"phase": planned.peak, "bytes": planned.bytes},
+        "checkpointed_layers": planned.checkpointed,
+        "tokens": planned.tokens._asdict(),
+        "fits": room is None or planned.fits(room),
+        "remedy": None if change is None else {"overrides": lines(change[0]), "ranks": change[1].ranks},
     }
+    typer.echo(json.dumps(found, indent=2))

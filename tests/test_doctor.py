@@ -34,8 +34,7 @@ from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.plugins import KINDS, installed, load_plugin
 from condensegrpo.display.theme import console
-from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.plan import predict_memory
+from condensegrpo.planning.plan import Plan, architecture
 from condensegrpo.planning.remedies import lines, remedy
 from condensegrpo.sandbox import probing
 
@@ -222,7 +221,7 @@ def test_a_prediction_above_the_free_memory_is_a_note_while_the_states_fit(tmp_p
     write_config(policy, hidden_size=1024, intermediate_size=4096, num_hidden_layers=24)  # 0.4 G parameters
     text = f"name: demo\nmodel: {{path: {policy}}}\ntask: {{name: ledger}}\n"
     config = load_config(Path(config_with(tmp_path, text)), [])
-    planned = predict_memory(config, architecture(config.model), ranks=2, device="gpu", memory=GIB)
+    planned = Plan(config, architecture(config.model), ranks=2, device="gpu", memory=GIB)
     assert planned.states < planned.bytes
     note = memory_finding(config, (planned.states, planned.bytes), 0)
     assert note.level is Level.OK

@@ -13,8 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from condensegrpo.algorithms.objective import MicroBatchLoss, PerToken, supervised
 from condensegrpo.learner import head as fused_head
 from condensegrpo.learner.head import ChunkedHead
-from condensegrpo.planning.architecture import Decoder
-from condensegrpo.planning.plan import layer_bytes
+from condensegrpo.planning.plan import Decoder, layer_bytes
 
 SIZES = {
     "vocab_size": 64,

@@ -11,7 +11,7 @@ import torch
 from command import ENVIRONMENT, ROOT, run, succeed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from predict_memory import CASES, configured
+from plan import CASES, configured
 from tiny import llama, qwen3
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
 
@@ -24,8 +24,7 @@ from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.new_model import new_model, new_tokenizer
 from condensegrpo.learner.settings import LoraSettings, NewModel
 from condensegrpo.learner.targets import adapted_layers
-from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.plan import FILLED, MicroBatch, Plan, config_on_devices, predict_memory
+from condensegrpo.planning.plan import FILLED, MicroBatch, Plan, architecture, config_on_devices
 from condensegrpo.planning.remedies import Overrides, advice, remedy
 
 # 2 problems × 3 samples × 4 turns of at most 30 + 10 tokens: 24 rows of 40 tokens
@@ -46,7 +45,7 @@ FLASH = ("model.attention=flash_attention_2",)
 
 def planned(*overrides: str, ranks: int = 1, config: RunConfig = CONFIG, memory: int | None = None) -> Plan:
     varied = vary(config, overrides)
-    return predict_memory(varied, architecture(varied.model), ranks=ranks, device="gpu", memory=memory)
+    return Plan(varied, architecture(varied.model), ranks=ranks, device="gpu", memory=memory)
 
 
 def part(found: Plan, phase: str, name: str) -> int:
@@ -62,7 +61,7 @@ def test_parameters_are_those_of_the_real_model(make: object, tmp_path: Path) ->
     model.config.save_pretrained(tmp_path)  # config.json alone, no weights
     found = architecture(ModelSettings(path=str(tmp_path)))
     assert found.parameters == sum(tensor.numel() for tensor in model.parameters())
-    assert found.decoder.tied == model.config.tie_word_embeddings
+    assert found.tied == model.config.tie_word_embeddings
     assert found.known
 
 
@@ -86,7 +85,7 @@ def test_other_architectures_are_counted_exactly_and_their_activations_flagged(t
     config.save_pretrained(tmp_path)
     found = architecture(ModelSettings(path=str(tmp_path)))
     assert found.parameters == sum(tensor.numel() for tensor in GPT2LMHeadModel(config).parameters())
-    assert (found.decoder.hidden, found.decoder.layers, found.decoder.ffn) == (16, 2, 64)
+    assert (found.hidden, found.layers, found.ffn) == (16, 2, 64)
     notes = planned("model.new=null", f"model.path={tmp_path}").notes
     assert any("gpt2" in note for note in notes)
 
@@ -134,9 +133,9 @@ def test_tokens_by_hand() -> None:
 
 def test_the_largest_micro_batch_by_hand() -> None:
     """200 tokens in rows of 40, of which at most 39 can be trained: four turns of 10 that continue each other."""
-    assert planned().run.batch == MicroBatch(tokens=200, length=40, trained=195)
-    assert planned("rollout.limits.max_turns=1").run.batch == MicroBatch(tokens=200, length=40, trained=50)
-    assert planned("learner.tokens_per_micro_batch=5000").run.batch.tokens == 24 * 40  # there are no more
+    assert planned().batch == MicroBatch(tokens=200, length=40, trained=195)
+    assert planned("rollout.limits.max_turns=1").batch == MicroBatch(tokens=200, length=40, trained=50)
+    assert planned("learner.tokens_per_micro_batch=5000").batch.tokens == 24 * 40  # there are no more
 
 
 def test_requests_are_trajectories_that_run_at_the_same_time() -> None:
@@ -157,10 +156,8 @@ def test_a_batch_of_requests_that_is_no_number_is_an_error(most: str) -> None:
         planned(f"sampler.options.max_batch={most}")
 
 
-def test_a_row_that_no_micro_batch_holds_is_a_note() -> None:
-    found = planned("learner.tokens_per_micro_batch=32")
-    assert "a row may have 40 tokens" in found.notes[0]
-    assert found.run.batch.tokens == 32
+def test_a_micro_batch_has_no_more_tokens_than_are_set() -> None:
+    assert planned("learner.tokens_per_micro_batch=32").batch.tokens == 32
 
 
 # --- memory
@@ -259,7 +256,7 @@ def test_a_measured_peak_on_a_cpu_is_predicted(name: str, tmp_path: Path) -> Non
     case = next(case for case in CASES if case.name == name)
     AutoConfig.for_model(case.kind, **case.sizes).save_pretrained(tmp_path)
     config = configured(case, tmp_path)
-    found = predict_memory(config, architecture(config.model), ranks=1, device="cpu")
+    found = Plan(config, architecture(config.model), ranks=1, device="cpu")
     assert found.bytes / 2**20 == pytest.approx(MEASURED[name], rel=NEAR)
 
 
@@ -269,7 +266,7 @@ def test_a_measured_peak_on_a_cpu_is_predicted(name: str, tmp_path: Path) -> Non
 def test_a_measured_peak_of_the_learner_on_a_gpu_is_predicted(override: str, measured: float) -> None:
     """GiB of an H100 of 80 GB, by ``doctor --gpu``."""
     config = config_on("gpu", "quickstart", [*USUAL, "sampler.name=scripted", override])
-    found = predict_memory(config, architecture(config.model), ranks=1, device="gpu", memory=80 << 30)
+    found = Plan(config, architecture(config.model), ranks=1, device="gpu", memory=80 << 30)
     assert found.total("learning") / 2**30 == pytest.approx(measured, rel=NEAR)
 
 
@@ -279,7 +276,7 @@ def test_a_measured_peak_of_the_learner_on_a_gpu_is_predicted(override: str, mea
 def test_adapters_train_and_everything_else_is_frozen_by_hand() -> None:
     """Rank 3 beside q, k, v, o (16 + 16) and gate, up, down (16 + 32) of 2 layers: 3·2·(4·32 + 3·48)."""
     found = planned("model.lora.rank=3")
-    assert (found.run.trainable, found.run.weights) == (1632, 6832 + 1632)
+    assert (found.trainable, found.weights) == (1632, 6832 + 1632)
     assert part(found, "learning", "weights") == 4 * (6832 + 1632)
     assert part(found, "learning", "Adam's moments") == 8 * 1632
     assert part(found, "learning", "sampler: weights") == 4 * 6832  # adapters are merged into them
@@ -314,11 +311,11 @@ def test_as_few_layers_are_computed_again_as_the_memory_allows() -> None:
     assert sizes == sorted(sizes, reverse=True)
     for count in (0, 4, 9):
         memory = ceil(sizes[count] / FILLED)
-        assert planned(*wide, alone, memory=memory).run.checkpointed == count
+        assert planned(*wide, alone, memory=memory).checkpointed == count
         config = config_on_devices(vary(CONFIG, (*wide, alone)), ranks=1, memory=memory)
         assert config.learner.checkpoint_activations == count
         assert config_on_devices(config, ranks=1, memory=memory * 2) is config
-    assert planned(*wide, alone, memory=sizes[9] // 2).run.checkpointed == planned(*wide).run.checkpointed == 9
+    assert planned(*wide, alone, memory=sizes[9] // 2).checkpointed == planned(*wide).checkpointed == 9
 
 
 def test_offloads_leave_the_gpu_by_hand() -> None:
@@ -387,7 +384,7 @@ def test_a_share_that_holds_no_request_is_refused_and_raised() -> None:
     small = (*small, "sampler.options.engine.enforce_eager=true")
     config = vary(CONFIG, [VLLM, *small])
     memory = 32 << 20
-    found = predict_memory(config, architecture(config.model), ranks=1, device="gpu", memory=memory)
+    found = Plan(config, architecture(config.model), ranks=1, device="gpu", memory=memory)
     assert found.refusal is not None
     assert "vLLM would not start" in found.refusal
     assert not found.fits(1 << 40)
@@ -416,7 +413,7 @@ def test_larger_budgets_never_take_less(stage: int, tokens: int, context: int, d
 
     def planned_with(*overrides: str) -> Plan:
         fixed = (f"learner.zero_stage={stage}", f"model.dtype={dtype}", f"rollout.limits.max_context_tokens={context}")
-        return predict_memory(vary(CONFIG, [*fixed, *overrides]), size, ranks=1, device="gpu")
+        return Plan(vary(CONFIG, [*fixed, *overrides]), size, ranks=1, device="gpu")
 
     smaller = planned_with(f"learner.tokens_per_micro_batch={tokens}")
     larger = planned_with(f"learner.tokens_per_micro_batch={2 * tokens}")

@@ -11,8 +11,7 @@ from hub_models import SIZES, write_config
 from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import config_on, find_config, shipped, vary
 from condensegrpo.config.schema import ModelSettings, RunConfig
-from condensegrpo.planning.architecture import architecture
-from condensegrpo.planning.plan import Device, Plan, predict_memory
+from condensegrpo.planning.plan import Device, Plan, architecture
 from condensegrpo.planning.remedies import lines, remedy
 
 GIB = 1 << 30
@@ -47,9 +46,7 @@ def planned(name: str, overrides: Sequence[str], models: Path, on: Hardware) -> 
     path = [] if config.model.path is None else [f"model.path={write_config(config.model.path, models)}"]
     varied = vary(config, [*path, *on.overrides])
     check_values(varied)
-    return varied, predict_memory(
-        varied, architecture(varied.model), ranks=on.ranks, device=on.device, memory=on.memory
-    )
+    return varied, Plan(varied, architecture(varied.model), ranks=on.ranks, device=on.device, memory=on.memory)
 
 
 @pytest.mark.parametrize("name", sorted(SIZES))
@@ -88,7 +85,7 @@ def test_adapters_of_qwen3_8b_by_hand(models: Path) -> None:
     """
     _, found = planned("gsm8k", LORA, models, CARD)
     adapters = 16 * 36 * (8192 + 5120 + 5120 + 8192 + 3 * 16384)
-    assert (found.run.trainable, found.run.weights) == (adapters, 8_190_735_360 + adapters)
+    assert (found.trainable, found.weights) == (adapters, 8_190_735_360 + adapters)
     held = found.phases["learning"]
     assert held["weights"] == 2 * (8_190_735_360 + adapters)
     assert held["fp32 masters"] == 4 * adapters
@@ -103,10 +100,10 @@ def test_a_fitting_setting_for_qwen3_8b_is_found_as_overrides(more: tuple[str, .
     change = remedy(found, CARD.memory)
     assert change is not None
     overrides, after = change
-    assert (after.run.ranks, after.bytes <= CARD.memory) == (1, True)
+    assert (after.ranks, after.bytes <= CARD.memory) == (1, True)
     again = vary(config, lines(overrides))  # as a person pastes them behind the command
     check_values(again)
-    assert predict_memory(again, found.run.model, ranks=1, device="gpu", memory=CARD.memory).phases == after.phases
+    assert Plan(again, found.model, ranks=1, device="gpu", memory=CARD.memory).phases == after.phases
 
 
 def test_qwen3_8b_with_lora_and_vllm_fits_one_card_with_defaults(models: Path) -> None:

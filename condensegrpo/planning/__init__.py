@@ -1,4 +1,1 @@
-"""Predicts the memory of each device from a configuration, without loading weights.
-
-It imports floors 1 to 4. Start with ``plan.py``.
-"""
+"""Predicts the memory of each device from a configuration. It imports floors 1 to 4. Start with ``plan.py``."""

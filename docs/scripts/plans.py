@@ -20,8 +20,7 @@ from pathlib import Path
 from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import config_on
 from condensegrpo.config.schema import ModelSettings
-from condensegrpo.planning.architecture import Architecture, architecture
-from condensegrpo.planning.plan import predict_memory
+from condensegrpo.planning.plan import Architecture, Plan, architecture
 
 COLUMNS = "120"  # of the output
 GIB = 1 << 30
@@ -72,10 +71,10 @@ def table(folder: Path) -> Iterator[str]:
         path = folder / "Qwen" / f"Qwen2.5-{size}B-Instruct"
         config = config_on("gpu", str(folder / "my.yaml"), [f"model.path={path}", *keys.split()])
         check_values(config)
-        planned = predict_memory(config, size_of(config.model), ranks=ranks, device="gpu", memory=memory * GIB)
+        planned = Plan(config, size_of(config.model), ranks=ranks, device="gpu", memory=memory * GIB)
         phases = " | ".join(f"{planned.total(phase) / GIB:.1f}" for phase in planned.phases)
         written = " ".join(f"`{key}`" for key in keys.split()) or "none"
-        again = f"{planned.run.checkpointed} of {planned.run.model.decoder.layers}"
+        again = f"{planned.checkpointed} of {planned.model.layers}"
         fits = "yes" if planned.fits(memory * GIB) else "no"
         yield f"| {size} B | {ranks} × {memory} GiB | {written} | {phases} | {again} | {fits} |"
 
