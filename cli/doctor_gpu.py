@@ -1,10 +1,6 @@
-"""The trials of ``doctor``: a sampler against the learner (``--sampler``), and what a run does on GPUs (``--gpu``).
+"""Findings of ``doctor``, and its trials: a sampler against the learner, and what a run does on GPUs (``--gpu``).
 
-Every trial of ``--gpu`` is a process of its own, because it may crash, hang or leave memory behind, as drivers do:
-
-    python -m condensegrpo.cli.doctor_gpu NAME FILE [CONFIG [KEY=VALUE …]]
-
-It writes its findings to FILE as JSON. With a configuration it tries that run's model, kernel and sampler.
+A trial is a process, which may crash or hang: python -m condensegrpo.cli.doctor_gpu NAME FILE [CONFIG [KEY=VALUE …]]
 """
 
 import json
@@ -14,125 +10,94 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from condensegrpo.cli.findings import GIB, Finding, Level, ok, problem
 from condensegrpo.core.errors import CondenseError
+from condensegrpo.core.trajectory import Segment, TrainedTurn
 from condensegrpo.core.wording import plural
-from condensegrpo.display import theme
+from condensegrpo.display.console import quiet_libraries
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
     from condensegrpo.storage.run_folder import RunFolder
-    from condensegrpo.training.parity import ParityTrial
 
+GIB = 1 << 30
 SECONDS = 1200.0  # time limit of a trial, which may compile kernels
-MODEL_FILES = ["*.json", "*.safetensors*", "*.model", "*.txt", "*.jinja"]
-TAIL = 1200  # characters shown of what a trial printed before it died
 INSTALL = "install the CUDA build of torch for your driver (nvidia-smi shows it), or use a machine with a GPU"
 NCCL = "NCCL_DEBUG=INFO says where it stops; NCCL_P2P_DISABLE=1 or NCCL_IB_DISABLE=1 tries another way"
-AGAIN = "run it alone to see all it prints: python -m condensegrpo.cli.doctor_gpu"
+MODULE = "condensegrpo.cli.doctor_gpu"
+AGAIN = f"run it alone to see all it prints: python -m {MODULE}"
 UNFIT = "do not train with it: importance ratios would be wrong; condensegrpo train … sampler.name=transformers works"
 USUAL = (  # without a configuration: the quickstart's task with 0.15 B parameters and full micro-batches
-    "model.dtype=bfloat16",
-    *("model.new.hidden_size=1024", "model.new.layers=12", "model.new.heads=16", "model.new.ffn_size=3072"),
-    "model.new.initializer_range=0.02",
-    *("rollout.limits.max_turns=1", "rollout.limits.max_context_tokens=1792", "rollout.limits.max_output_tokens=256"),
-    "train.problems_per_step=8",
-    "learner.tokens_per_micro_batch=8192",
-    "sampler.name=vllm",
+    *("model.dtype=bfloat16", "model.new.hidden_size=1024", "model.new.layers=12", "model.new.heads=16"),
+    *("model.new.ffn_size=3072", "model.new.initializer_range=0.02", "rollout.limits.max_turns=1"),
+    *("rollout.limits.max_context_tokens=1792", "rollout.limits.max_output_tokens=256"),
+    *("train.problems_per_step=8", "learner.tokens_per_micro_batch=8192", "sampler.name=vllm"),
 )
 
 
-def sampler_findings(name: str, config: str | None, overrides: Sequence[str]) -> list[Finding]:
-    """Sample, take an optimiser step, send the weights, sample again and compare. Takes half a minute."""
-    from condensegrpo.config.load import named_config
+class Level(StrEnum):
+    """How serious a finding is."""
 
-    with suppress(CondenseError):  # which the trial reports
-        if config is None or named_config(config, overrides).sampler.name != name:
-            overrides = (*overrides, f"sampler={{name: {name}}}")
-    return _tried("sampler", config or "quickstart", overrides)
+    OK = "ok"  # nothing to do
+    WARNING = "warning"  # works, but slowly or not for every use
+    PROBLEM = "problem"  # a run will fail
 
 
-def _parity_findings(area: str, outcome: "ParityTrial") -> list[Finding]:
-    """A finding for each stage and temperature."""
-    if not outcome.moved_enough:
-        text = f"the optimiser step changed the log-probabilities by {outcome.moved:.1e} nats only: no conclusion"
-        return [problem(area, text, "report this: the change should be far larger")]
-    findings = []
-    for stage, parities in (("as loaded", outcome.before), ("after an optimiser step", outcome.after)):
-        for parity in parities:
-            sign = "−" if parity.mean_ratio < 1 else "+"
-            text = (
-                f"{stage}, temperature {parity.temperature:g}: largest difference from the learner "
-                f"{parity.largest_gap:.1e} nats, mean ratio 1 {sign} {abs(parity.mean_ratio - 1):.1e}, "
-                f"{parity.tokens} tokens"
-            )
-            findings.append(ok(area, text) if parity.holds(outcome.bounds) else problem(area, text, UNFIT))
-    return findings
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    level: Level
+    area: str
+    found: str
+    cure: str = ""
 
 
-# --- trials of the devices
+ok, warning, problem = (partial(Finding, level) for level in Level)
 
 
 def gpu_findings(config: str | None, overrides: Sequence[str]) -> list[Finding]:
     """The findings of every trial on the devices that torch sees; a model of the Hub is downloaded first."""
     import torch
-
-    count = torch.cuda.device_count()
-    if not count:
-        return [problem("GPU", f"torch {torch.__version__} sees none", INSTALL)]
-    findings: list[Finding] = []
-    console = theme.console(sys.stderr)
-    if config is not None:
-        try:
-            _download(config, overrides)
-        except CondenseError as error:
-            return [problem("model", str(error), "correct it, and run doctor --gpu again")]
-    for name, (phase, _) in TRIALS.items():
-        with console.status(f"{phase} …"):
-            findings += run_trial(name, (*([config] if config else []), *overrides), ranks=count)
-    return findings
-
-
-def _download(name: str, overrides: Sequence[str]) -> None:
     from huggingface_hub import snapshot_download
 
     from condensegrpo.config.load import named_config
     from condensegrpo.learner.model_folder import local_source
     from condensegrpo.storage.hub import model_fault
 
-    path = named_config(name, overrides).model.path
-    if path is not None and local_source(path) is None and model_fault(path) is None:  # else the trials say why
-        snapshot_download(path, allow_patterns=MODEL_FILES)
+    if not (count := torch.cuda.device_count()):
+        return [problem("GPU", f"torch {torch.__version__} sees none", INSTALL)]
+    try:
+        path = None if config is None else named_config(config, overrides).model.path
+        if path is not None and local_source(path) is None and model_fault(path) is None:  # else the trials say why
+            snapshot_download(path, allow_patterns=["*.json", "*.safetensors*", "*.model", "*.txt", "*.jinja"])
+    except CondenseError as error:
+        return [problem("model", str(error), "correct it, and run doctor --gpu again")]
+    arguments = (*([config] if config else []), *overrides)
+    return [finding for name in ("sampler", "learner") for finding in run_trial(name, arguments, ranks=count)]
 
 
 def run_trial(
-    name: str,
-    arguments: Sequence[str],
-    *,
-    ranks: int,
-    seconds: float = SECONDS,
-    module: str = "condensegrpo.cli.doctor_gpu",
+    name: str, arguments: Sequence[str], *, ranks: int, seconds: float = SECONDS, module: str = MODULE
 ) -> list[Finding]:
     """The findings of a trial in processes of its own, a rank on every device; that it hangs or dies is one too."""
+    several = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}") if ranks > 1 else ()
+    cure = NCCL if several else AGAIN
     with tempfile.TemporaryDirectory(prefix="condensegrpo-") as folder:
-        file, launcher, cure = Path(folder) / "findings.json", ["-m", module], AGAIN
-        if ranks > 1:
-            launcher, cure = (
-                ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *launcher],
-                NCCL,
-            )
-        command = [sys.executable, *launcher, name, str(file), *arguments]
+        file = Path(folder) / "findings.json"
+        command = [sys.executable, *several, "-m", module, name, str(file), *arguments]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         ) as process:
             try:
-                printed = process.communicate(timeout=seconds)[0][-TAIL:].strip()
+                printed = process.communicate(timeout=seconds)[0][-1200:].strip()
             except subprocess.TimeoutExpired:
                 return [problem(name, f"no answer after {seconds:g} s", cure)]
             finally:
@@ -147,8 +112,7 @@ def run_trial(
 def try_sampler(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     """Sampler and learner on a tiny model, with the run's type of numbers, kernel, adapters and sampler options.
 
-    Every rank has them, and those that share a copy of the model (``tensor_parallel_size``) share it. The model has as
-    many heads as they need. The findings are those of the first rank that fails, or of the first one.
+    The findings are those of the first rank that fails, or of the first one.
     """
     from condensegrpo.config.load import vary
     from condensegrpo.learner import ranks
@@ -156,20 +120,27 @@ def try_sampler(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     from condensegrpo.training.parity import parity_config, parity_trial
 
     ranks.join()
-    model, heads = config.model, max(2, ranks_a_copy(config.sampler.options))
+    model, sampler, heads = config.model, config.sampler, max(2, ranks_a_copy(config.sampler.options))
     lora = "null" if model.lora is None else json.dumps(asdict(model.lora))
-    tiny = vary(
-        parity_config(config.sampler.name, config.sampler.options),
-        (
-            *(f"model.new.heads={heads}", f"model.new.hidden_size={32 * heads}"),
-            *(f"model.dtype={model.dtype}", f"model.attention={model.attention}", f"model.lora={lora}"),
-        ),
-    )
-    trials = ranks.gather(parity_trial(tiny, ranks.from_first(folder)))
+    tiny = (f"model.new.heads={heads}", f"model.new.hidden_size={32 * heads}", f"model.dtype={model.dtype}")
+    kernels = (f"model.attention={model.attention}", f"model.lora={lora}")
+    varied = vary(parity_config(sampler.name, sampler.options), (*tiny, *kernels))
+    trials = ranks.gather(parity_trial(varied, ranks.from_first(folder)))
     worst = next((trial for trial in trials if not trial.passed), trials[0])
-    return _parity_findings(
-        f"sampler {config.sampler.name}{f', {len(trials)} ranks' if len(trials) > 1 else ''}", worst
-    )
+    area = f"sampler {sampler.name}{f', {len(trials)} ranks' if len(trials) > 1 else ''}"
+    if not worst.moved_enough:
+        text = f"the optimiser step changed the log-probabilities by {worst.moved:.1e} nats only: no conclusion"
+        return [problem(area, text, "report this: the change should be far larger")]
+    findings = []
+    for stage, parities in (("as loaded", worst.before), ("after an optimiser step", worst.after)):
+        for parity in parities:
+            text = (
+                f"{stage}, temperature {parity.temperature:g}: largest difference from the learner "
+                f"{parity.largest_gap:.1e} nats, mean ratio 1 {'−' if parity.mean_ratio < 1 else '+'} "
+                f"{abs(parity.mean_ratio - 1):.1e}, {parity.tokens} tokens"
+            )
+            findings.append(ok(area, text) if parity.holds(worst.bounds) else problem(area, text, UNFIT))
+    return findings
 
 
 def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
@@ -180,23 +151,19 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     from condensegrpo.assembly.learning_signal import objective
     from condensegrpo.assembly.open_learner import open_learner
     from condensegrpo.config.load import vary
-    from condensegrpo.core.trajectory import Segment, TrainedTurn
     from condensegrpo.learner import ranks
     from condensegrpo.learner.engine import close_deepspeed, optimizer_step
     from condensegrpo.learner.micro_batches import pack_rows
-    from condensegrpo.planning.plan import Device, Plan, architecture, config_on_devices
+    from condensegrpo.planning.plan import Plan, architecture, config_on_devices
     from condensegrpo.planning.remedies import advice_for_learner
     from condensegrpo.training.initial_policy import base_policy
 
     ranks.join()
-    size, began = ranks.world_size(), time.monotonic()
-    device: Device = "gpu" if torch.cuda.is_available() else "cpu"
+    size, began, gpu = ranks.world_size(), time.monotonic(), torch.cuda.is_available()
     source = base_policy(config, build(config).task, ranks.from_first(folder))
-    alone = ("sampler={name: scripted}", "algorithm.kl.coefficient=0")  # without the memory of sampler and reference
-    config = vary(
-        config, (*alone, *(["learner.sequence_parallel=1"] if size % config.learner.sequence_parallel else []))
-    )
-    config = config_on_devices(config, ranks=size, memory=ranks.least_device_memory())
+    sharing = 1 if size % config.learner.sequence_parallel else config.learner.sequence_parallel
+    alone = ("sampler={name: scripted}", "algorithm.kl.coefficient=0", f"learner.sequence_parallel={sharing}")
+    config = config_on_devices(vary(config, alone), ranks=size, memory=ranks.least_device_memory())
     limits, most = config.rollout.limits, config.learner.tokens_per_micro_batch
     logprobs = (-1.0,) * limits.max_output_tokens
     turn = TrainedTurn(turn=0, start=limits.max_context_tokens, logprobs=logprobs, advantage=1.0, weight=1e-3)
@@ -208,35 +175,29 @@ def try_learner(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
         batches = pack_rows(rows, max_tokens=most, share=False, ranks_a_row=learner.module.ranks_a_row)
         optimizer_step(learner, batches, objective(config.algorithm))
     except torch.OutOfMemoryError as error:
-        cure = advice_for_learner(config, ranks=size, device=device)
+        cure = advice_for_learner(config, ranks=size, device="gpu" if gpu else "cpu")
         return [problem("learner", f"a step takes more memory than the device has: {error}", cure)]
     text = f"a step on {plural(size, 'rank')} in {time.monotonic() - began:.0f} s with loading"
-    if device == "gpu":
+    if gpu:
         model = architecture(config.model.model_copy(update={"new": None, "path": source}))
         config = vary(config, (f"learner.compile_layers={learner.module.compiled}",))  # auto is planned as not compiled
-        planned = Plan(config, model, ranks=size, device=device).total("learning")
-        peak = torch.cuda.max_memory_allocated()
-        text += f", peak {peak / GIB:.2f} GiB, planned {planned / GIB:.2f} GiB"
+        planned = Plan(config, model, ranks=size, device="gpu").total("learning")
+        text += f", peak {torch.cuda.max_memory_allocated() / GIB:.2f} GiB, planned {planned / GIB:.2f} GiB"
     close_deepspeed(learner)
     return [ok("learner", text)]
 
 
-TRIALS: Mapping[str, tuple[str, Callable[["RunConfig", "RunFolder"], list[Finding]]]] = {  # phase shown, trial
-    "sampler": ("sampling, learning a step, sending weights, sampling again", try_sampler),
-    "learner": ("learning a step on full micro-batches", try_learner),
-}
-
-
-def _tried(trial: str, name: str, overrides: Sequence[str]) -> list[Finding]:
+def tried_here(trial: str, name: str, overrides: Sequence[str]) -> list[Finding]:
+    """The findings of a trial in this process; an error is one too."""
     from condensegrpo.config.load import named_config
-    from condensegrpo.display.console import quiet_libraries
     from condensegrpo.storage.run_folder import RunFolder
 
     quiet_libraries()
     try:
         config = named_config(name, overrides)
         with tempfile.TemporaryDirectory(prefix="condensegrpo-") as temporary:
-            return TRIALS[trial][1](config, RunFolder.create(Path(temporary) / "run"))
+            folder = RunFolder.create(Path(temporary) / "run")
+            return try_learner(config, folder) if trial == "learner" else try_sampler(config, folder)
     except CondenseError as error:
         return [problem(trial, str(error), "correct the configuration, the overrides or the files that it names")]
 
@@ -245,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a trial and write its findings; on several ranks the first one writes."""
     trial, file, *config = sys.argv[1:] if arguments is None else arguments
     name, *overrides = config or ("quickstart", *USUAL)
-    findings = _tried(trial, name, overrides)
+    findings = tried_here(trial, name, overrides)
     if os.environ.get("RANK", "0") == "0":
         Path(file).write_text(json.dumps([asdict(finding) for finding in findings]), encoding="utf-8")
         os._exit(0)  # torch and DeepSpeed take seconds to leave

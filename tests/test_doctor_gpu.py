@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from condensegrpo.cli import doctor_gpu
 from condensegrpo.cli.app import app
-from condensegrpo.cli.doctor_gpu import run_trial
-from condensegrpo.cli.findings import Finding, Level
+from condensegrpo.cli.doctor_gpu import Finding, Level, run_trial
 
 TINY = ("quickstart", "learner.tokens_per_micro_batch=512", "train.problems_per_step=2", "train.samples_per_problem=2")
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from condensegrpo.cli.doctor_gpu import sampler_findings
-from condensegrpo.cli.findings import Level
+from condensegrpo.cli.doctor_gpu import Level, tried_here
 from condensegrpo.config.load import vary
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.parity import BOUNDS, MOVED, Parity, ParityTrial, parity_config, parity_trial
@@ -99,7 +98,7 @@ def test_in_bfloat16_rounding_passes_and_a_missed_update_does_not(faults: str, t
 
 
 def test_a_sampler_that_tells_another_temperatures_probabilities_is_found_out(faults: str) -> None:
-    findings = sampler_findings(f"{faults}:Raw", None, [])
+    findings = tried_here("sampler", "quickstart", [f"sampler.name={faults}:Raw"])
     assert [one.level for one in findings] == [Level.OK, Level.PROBLEM] * 2
     assert "temperature 0.7" in findings[1].found
 
@@ -114,7 +113,7 @@ def test_numbers_that_are_none_do_not_hold() -> None:
 
 
 def test_a_sampler_that_is_not_there_is_a_problem() -> None:
-    (finding,) = sampler_findings("vlm", None, [])
+    (finding,) = tried_here("sampler", "quickstart", ["sampler.name=vlm"])
     assert finding.level is Level.PROBLEM
     assert "Did you mean 'vllm'?" in finding.found
 
@@ -122,7 +121,7 @@ def test_a_sampler_that_is_not_there_is_a_problem() -> None:
 def test_the_options_of_a_configuration_are_tried(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("model: {new: {}}\ntask: {name: ledger}\nsampler: {options: {max_batch: 0}}\n")
-    (finding,) = sampler_findings("transformers", str(path), [])
+    (finding,) = tried_here("sampler", str(path), [])
     assert finding.level is Level.PROBLEM
     assert "the option max_batch is 0" in finding.found
 
