@@ -143,7 +143,7 @@ def test_a_table_that_does_not_fit_loses_neither_names_nor_figures(width: int) -
     rows = [[name, "no", *["0.52 [0.45, 0.59]\n-0.12 [-0.20, +0.03]"] * 4] for name in ("observation_mask", "anchors")]
     console = Console(width=width, force_terminal=False)
     with console.capture() as capture:
-        show_folding(console, table("answers that are kept", headings, rows, left=2, lines=True))
+        show_folding(console, table("answers that are kept", headings, rows, left=2))
     shown = capture.get()
     assert "answers that are kept" in shown
     assert all(name in shown for name in ("observation_mask", "anchors"))
