@@ -11,7 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.attention.scorer import MIN_TOKENS, AttentionScorer, pages, split_history
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.messages import History, MediaPart, Message, TextPart, Unit, flatten
+from condensegrpo.core.messages import History, Message, Unit, flatten
 from condensegrpo.core.protocols.sampler import AttentionQuery, TokenAttention
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
@@ -111,15 +111,6 @@ def test_the_window_is_the_end_of_the_question_and_of_the_last_output(model: Tra
     assert text(query.calibration_ids) == "N/A"
 
 
-def test_pictures_are_no_part_of_the_question(model: TransformersSampler) -> None:
-    picture = MediaPart.of(b"picture", "image/png")
-    asked = Message(role="user", content=(TextPart(text="which one?"), picture))
-    alone = Message(role="user", content=(picture,))
-    scorer = AttentionScorer(model, Renderer(tokenizer()))
-    for pinned in ((asked,), (asked, alone)):
-        assert text(scorer._question(History(pinned=pinned, units=()))) == "which one?"
-
-
 def test_the_prompt_is_the_prompt_of_the_history(model: TransformersSampler) -> None:
     recording, renderer = Recording(model), Renderer(tokenizer())
     past = history("hello", "one two", "x<|im_end|>y")
@@ -172,7 +163,7 @@ def test_a_page_beyond_the_models_positions_is_an_error_with_the_numbers(model: 
 
 
 def cut(past: History, room: int) -> list[Any]:
-    return list(pages(split_history(past, Renderer(tokenizer()).located(past.messages)), room))
+    return list(pages(split_history(past, Renderer(tokenizer()).content_spans(past.messages)), room))
 
 
 def test_each_older_unit_is_on_one_page_and_the_newest_on_every_page() -> None:
@@ -222,7 +213,7 @@ def test_pinned_messages_that_fill_the_page_leave_the_minimum_for_each_unit() ->
 
 def test_located_returns_the_places_of_each_messages_content() -> None:
     past = history("hello <|im_end|> there", "", "one")
-    located = Renderer(tokenizer()).located(past.messages)
+    located = Renderer(tokenizer()).content_spans(past.messages)
     said = [text(located.ids[span.start : span.stop]) for span in located.spans]
     assert said == [message.content for message in past.messages]
 

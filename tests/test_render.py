@@ -503,7 +503,7 @@ def test_messages_of_the_user_in_a_row_are_one_where_the_template_wants_roles_to
         assert strict.prompt([*context, reply, *outputs]) == (wanted := strict.prompt([*joined, reply, one]))
         assert strict.count([*context, reply, *outputs]) == len(wanted)
         assert strict.keeps_replies([*context, reply, *outputs])
-    located = strict.located([QUESTION, reply, *outputs])
+    located = strict.content_spans([QUESTION, reply, *outputs])
     assert [strict.text(located.ids[span.start : span.stop]) for span in located.spans[2:]] == [
         output.text for output in outputs
     ]

@@ -218,7 +218,7 @@ def test_a_text_model_refuses_pictures_before_it_is_loaded(tmp_path: Path) -> No
 def test_messages_with_pictures_are_located(tmp_path: Path) -> None:
     ours = renderer("qwen2_5_vl", tmp_path)
     messages = ours.store_media((Message(role="system", content="be brief"), shown("look ", FIRST)))
-    located = ours.located(messages)
+    located = ours.content_spans(messages)
     assert ours.pictures is not None
     assert located.ids[located.spans[1].start :].count(ours.pictures.placeholder_id) == 10
     assert len(located.spans[1]) >= 10

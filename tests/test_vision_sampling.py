@@ -224,3 +224,26 @@ def test_a_unit_is_scored_by_the_patches_of_its_picture(world: World) -> None:
     in_pages = scores(0, 2, 0, tokens=60)
     assert [score > 0 for score in in_pages] == [True, True, False]
     sampler.close()
+
+
+def test_pictures_are_no_part_of_the_question(world: World) -> None:
+    picture = MediaPart(sha256=world.pictures[0], type="image/png")
+    asked = Message(role="user", content=(TextPart(text="what is there ?"), picture))
+    alone = Message(role="user", content=(picture,))
+    units = tuple(Unit(turn=turn, reply=Message(role="assistant", content="say"), results=()) for turn in range(2))
+    sampler = world.sampler()
+    renderer = Renderer(load_tokenizer(str(world.folder)), pictures=world.processor)
+
+    queries = list[AttentionQuery]()
+
+    class Recording:
+        version = 0
+
+        async def attend(self, query: AttentionQuery) -> TokenAttention:
+            queries.append(query)
+            return await sampler.attend(query)
+
+    for pinned in ((asked,), (asked, alone)):
+        asyncio.run(AttentionScorer(Recording(), renderer).score([History(pinned=pinned, units=units)], 1000))
+    assert [renderer.text(query.question_ids) for query in queries] == ["what is there ?"] * 2
+    sampler.close()
