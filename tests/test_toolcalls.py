@@ -5,12 +5,16 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from datetime import date
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
 
 import pytest
 from formats import TOOL_FORMATS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import Field
 from talk import simulated
 
 from condensegrpo.core.errors import PluginError
@@ -463,7 +467,10 @@ def test_results_come_in_the_order_of_the_calls_although_they_run_at_the_same_ti
         (call("subtract"), "Error: there is no tool 'subtract'. The tools are: add"),
         (call("add"), "Error: add: missing a required argument: 'a'. It is called as add(a: int, b: int = 0) -> int"),
         (call("add", '{"a": 1, "c": 2}'), "Error: add: got an unexpected keyword argument 'c'. It is called as add(a:"),
-        (call("add", '{"a": 1, "b": "x"}'), "Error: add: TypeError: unsupported operand type(s)"),
+        (
+            call("add", '{"a": "21"}'),
+            """Error: add: argument 'a' is "21": Input should be a valid integer. It is called as add(a:""",
+        ),
         ("<tool_call>{}</tool_call>", "Error: a tool call cannot be understood: it lacks the key 'name'"),
         ('<tool_call>{"name": "add", "argu', "Error: a tool call cannot be read: the JSON breaks off"),
     ],
@@ -474,6 +481,123 @@ def test_a_call_that_cannot_be_run_is_an_error_that_names_what_exists(text: str,
     assert message.content.startswith(complaint)
     assert message.tool_call_id == "call_0"
     assert (found.attempted, found.succeeded) == (1, 0)
+
+
+def order(
+    size: Literal["S", "L"],
+    count: Annotated[int, Field(ge=1)] = 1,
+    gift: bool = False,
+    notes: list[str] | None = None,
+    price: float = 1.5,
+    colour: str = "red",
+    span: tuple[int, int] = (0, 0),
+) -> dict[str, object]:
+    """Orders.
+
+    Args:
+        size: of it.
+        count: how many.
+        gift: wrapped.
+        notes: on it.
+        price: of one.
+        colour: of it. (choices: ["red", "blue"])
+        span: of days.
+    """
+    return {"size": size, "count": count, "gift": gift, "notes": notes, "price": price, "span": span}
+
+
+ORDER_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "size": {"type": "string", "enum": ["S", "L"]},
+        "count": {"type": "integer"},
+        "gift": {"type": "boolean"},
+        "notes": {"type": "array", "items": {"type": "string"}, "nullable": True},
+        "price": {"type": ["number", "null"]},
+        "colour": {"enum": ["red", "blue"]},
+        "anything": {},
+    },
+    "required": ["size"],
+}
+
+
+async def ordered(arguments: Mapping[str, object], _: History) -> ToolResult:
+    return ToolResult(text=json.dumps(dict(arguments)))
+
+
+WRONG = [
+    ("size", '"M"'),
+    ("count", '"21"'),
+    ("count", "2.5"),
+    ("count", "true"),
+    ("count", "null"),
+    ("gift", '"false"'),
+    ("gift", "0"),
+    ("notes", '"one"'),
+    ("notes", '["one", 2]'),
+    ("price", '"2"'),
+    ("colour", '"green"'),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_an_argument_of_another_json_type_is_an_error_that_names_it(name: str, value: str) -> None:
+    offered = EnvironmentTool(name="order", description="Orders.", parameters=ORDER_SCHEMA, call=ordered)
+    arguments = ", ".join({"size": '"size": "S"', name: f'"{name}": {value}'}.values())
+    for box in (toolbox(order), toolbox().with_tools([offered])):
+        found = answers(box, call("order", f"{{{arguments}}}"))
+        assert found.messages[0].text.startswith(f"Error: order: argument {name!r} is {value}: ")
+        assert (found.attempted, found.succeeded) == (1, 0)
+
+
+def test_an_argument_outside_the_bounds_of_a_signature_is_an_error() -> None:
+    (message,) = answers(toolbox(order), call("order", '{"size": "S", "count": 0}')).messages
+    assert message.text.startswith("Error: order: argument 'count' is 0: Input should be greater than or equal to 1")
+
+
+def test_right_arguments_arrive_as_the_signature_says_and_as_the_schema_says() -> None:
+    arguments = '{"size": "L", "count": 2, "gift": true, "notes": null, "price": 3, "colour": "blue"}'
+    offered = EnvironmentTool(name="order", description="Orders.", parameters=ORDER_SCHEMA, call=ordered)
+    box = toolbox().with_tools([offered])
+    assert contents(box, call("order", arguments)) == [arguments]
+    assert contents(box, call("order", '{"size": "S", "anything": {"a": [1]}, "price": null}')) == [
+        '{"size": "S", "anything": {"a": [1]}, "price": null}'
+    ]
+    (content,) = contents(toolbox(order), call("order", '{"size": "S", "span": [1, 2], "price": 3}'))
+    assert json.loads(content) == {
+        "size": "S",
+        "count": 1,
+        "gift": False,
+        "notes": None,
+        "price": 3.0,
+        "span": [1, 2],
+    }
+
+
+@pytest.mark.parametrize(
+    ("returned", "shown", "succeeded"),
+    [
+        ({"ok": True, "café": [1, None]}, '{"ok": true, "café": [1, null]}', 1),
+        ([1, "two"], '[1, "two"]', 1),
+        ((1, 2), "[1, 2]", 1),
+        (None, "", 0),
+        (True, "true", 1),
+        (Fraction(1, 2), "1/2", 1),  # JSON has no fractions
+        ({Path("a"): date(2026, 1, 2)}, '{"a": "2026-01-02"}', 1),
+    ],
+)
+def test_a_result_is_text_or_json_and_none_is_empty(returned: object, shown: str, succeeded: int) -> None:
+    def get() -> Any:
+        """Gets."""
+        return returned
+
+    async def get_later() -> Any:
+        """Gets."""
+        return returned
+
+    for tool in (get, get_later):
+        found = answers(toolbox(tool), call(tool.__name__))
+        assert (found.messages[0].text, found.succeeded) == (shown, succeeded)
 
 
 def test_a_malformed_call_names_the_tools() -> None:

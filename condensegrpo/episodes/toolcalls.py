@@ -8,12 +8,17 @@ Whatever a model writes and whatever a tool does, the outcome is a message: a fa
 
 import asyncio
 import inspect
+import json
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from types import GenericAlias, MappingProxyType
+from typing import Any, Literal, Self, Union
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 
 from condensegrpo.core.errors import EnvironmentLost, PluginError
 from condensegrpo.core.failures import PluginFailure, at_definition
@@ -29,6 +34,7 @@ from condensegrpo.episodes.toolformats import (
     Malformed,
     ToolFormat,
     call_id_of,
+    one_line_at_most,
     parsed_arguments,
     quoted,
 )
@@ -78,7 +84,9 @@ class Toolbox:
         self.format = format
         self._limits = limits
         self._tools = {
-            name: _OfferedTool(tool) if isinstance(tool, EnvironmentTool) else _RunTool(name, tool)
+            name: _OfferedTool.of_environment(tool)
+            if isinstance(tool, EnvironmentTool)
+            else _OfferedTool.of_function(name, tool)
             for name, tool in tools.items()
         }
         self.schemas = tuple(tool.schema for tool in self._tools.values())
@@ -101,7 +109,7 @@ class Toolbox:
         if twice:
             raise ValueError(f"tools() offers {', '.join(map(repr, twice))}, which another tool is called too")
         toolbox = copy(self)
-        toolbox._tools = self._tools | {tool.name: _OfferedTool(tool) for tool in offered}
+        toolbox._tools = self._tools | {tool.name: _OfferedTool.of_environment(tool) for tool in offered}
         toolbox.schemas = (*self.schemas, *(tool.schema for tool in offered))
         return toolbox
 
@@ -189,11 +197,10 @@ class Toolbox:
             return _failed(f"there is no tool {quoted(attempt.name)}. {self._known()}")
         tool = self._tools[attempt.name]
         try:
-            arguments = parsed_arguments(attempt.arguments)
-            tool.check(arguments)
-        except (TypeError, ValueError) as error:
+            arguments = tool.arguments(attempt.arguments)
+        except ValueError as error:
             return _failed(f"{attempt.name}: {error}. It is called as {tool.called}")
-        return await self._limited(attempt.name, tool.bound(arguments, history), asynchronous=tool.asynchronous)
+        return await self._limited(attempt.name, partial(tool.call, arguments, history), asynchronous=tool.asynchronous)
 
     async def _limited(self, name: str, call: Callable[[], Any], *, asynchronous: bool) -> "_Outcome":
         seconds, source = self._limits.seconds, f"tool {name}"
@@ -212,48 +219,104 @@ class Toolbox:
         return f"The tools are: {', '.join(self._tools) or 'none'}"
 
 
-class _RunTool:
-    """A tool of the run: a function, called with its arguments by name."""
-
-    def __init__(self, name: str, function: Tool) -> None:
-        self._function = function
-        self._signature = inspect.signature(function)
-        self.schema = tool_schema(name, function)
-        self.called = f"{name}{self._signature}"
-        self.asynchronous = inspect.iscoroutinefunction(function)
-
-    def check(self, arguments: Mapping[str, object]) -> None:
-        """Raise TypeError for arguments that the function does not take."""
-        self._signature.bind(**arguments)
-
-    def bound(self, arguments: Mapping[str, object], _: History) -> Callable[[], Any]:
-        """The call."""
-        return partial(self._function, **arguments)
-
-
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _OfferedTool:
-    """A tool of an environment: called with its arguments and the history."""
+    """A tool and the arguments that it takes."""
 
-    asynchronous = True
+    schema: dict[str, Any]
+    call: Callable[[Mapping[str, Any], History], Any]
+    types: Mapping[str, Any]  # of the arguments, as annotations
+    required: Collection[str]
+    takes_others: bool  # arguments beyond those of ``types``
+    called: str  # for errors
+    asynchronous: bool = True
 
-    def __init__(self, tool: EnvironmentTool) -> None:
-        self._tool = tool
-        self._properties = tool.parameters.get("properties", {})
-        self.schema = tool.schema
-        self.called = f"{tool.name}({', '.join(self._properties)})"
+    @classmethod
+    def of_function(cls, name: str, function: Tool) -> Self:
+        """A tool of the run: a function, called with its arguments by name."""
+        schema = tool_schema(name, function)
+        properties = schema["function"]["parameters"]["properties"]
+        signature = inspect.signature(function, eval_str=True)
+        parameters = {name: p for name, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        return cls(
+            schema=schema,
+            call=lambda arguments, _: function(**arguments),
+            types={
+                # the docstring of a plain argument may list its choices
+                name: json_type(properties[name]) if p.annotation in (str, int) else p.annotation
+                for name, p in parameters.items()
+            },
+            required=[name for name, p in parameters.items() if p.default is p.empty],
+            takes_others=len(parameters) < len(signature.parameters),
+            called=f"{name}{signature}",
+            asynchronous=inspect.iscoroutinefunction(function),
+        )
 
-    def check(self, arguments: Mapping[str, object]) -> None:
-        """Raise TypeError for arguments that are missing or unknown."""
-        missing = [name for name in self._tool.parameters.get("required", ()) if name not in arguments]
+    @classmethod
+    def of_environment(cls, tool: EnvironmentTool) -> Self:
+        """A tool of an environment: called with its arguments and the history."""
+        properties = tool.parameters.get("properties", {})
+        return cls(
+            schema=tool.schema,
+            call=tool.call,
+            types={name: json_type(schema) for name, schema in properties.items()},
+            required=tool.parameters.get("required", ()),
+            takes_others=tool.parameters.get("additionalProperties") not in (None, False),  # {} allows any value
+            called=f"{tool.name}({', '.join(properties)})",
+        )
+
+    def arguments(self, raw: str) -> dict[str, Any]:
+        """The arguments of a call, from the JSON that the model wrote.
+
+        Raises:
+            ValueError: the tool does not take them; names the argument.
+        """
+        written = parsed_arguments(raw)
+        missing = [name for name in self.required if name not in written]
         if missing:
-            raise TypeError(f"missing a required argument: {missing[0]!r}")
-        unknown = [name for name in arguments if name not in self._properties]
-        if unknown and self._tool.parameters.get("additionalProperties") in (None, False):  # {} allows any value
-            raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}")
+            raise ValueError(f"missing a required argument: {missing[0]!r}")
+        unknown = [name for name in written if name not in self.types]
+        if unknown and not self.takes_others:
+            raise ValueError(f"got an unexpected keyword argument {unknown[0]!r}")
+        return {name: _validated(name, value, self.types.get(name, Any)) for name, value in written.items()}
 
-    def bound(self, arguments: Mapping[str, object], history: History) -> Callable[[], Any]:
-        """The call."""
-        return partial(self._tool.call, arguments, history)
+
+def _validated(name: str, value: object, annotation: Any) -> Any:  # noqa: ANN401  what the annotation says
+    text = encodable(json.dumps(value, ensure_ascii=False))
+    try:
+        return _adapter(annotation).validate_json(text, strict=True)  # JSON has no tuples or enums to be strict about
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]["msg"]
+        raise ValueError(f"argument {name!r} is {one_line_at_most(text)}: {fault}") from error
+
+
+@lru_cache(maxsize=1024)
+def _adapter(annotation: Any) -> TypeAdapter[Any]:  # noqa: ANN401  what a signature holds
+    return TypeAdapter(annotation)
+
+
+def json_type(schema: object) -> Any:  # noqa: ANN401  an annotation
+    """The annotation for a JSON schema's type, choices and items; ``Any`` for what it does not know.
+
+    {"type": "array", "items": {"enum": ["a", "b"]}}  →  list[Literal["a", "b"]]
+    """
+    if not isinstance(schema, Mapping):
+        return Any
+    choices, kinds = schema.get("enum"), schema.get("type")
+    if choices and all(isinstance(choice, str | int | None) for choice in choices):
+        annotation: Any = Literal[*choices]
+    elif isinstance(kinds, list):
+        annotation = Union[*(json_type({**schema, "type": kind}) for kind in kinds)]
+    elif kinds == "array":
+        annotation = GenericAlias(list, json_type(schema.get("items")))
+    else:
+        annotation = _JSON_TYPES.get(kinds, Any)
+    return annotation | None if schema.get("nullable") else annotation
+
+
+_JSON_TYPES: Mapping[object, Any] = MappingProxyType(
+    {"string": str, "integer": int, "number": int | float, "boolean": bool, "object": dict[str, Any], "null": None}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,9 +329,17 @@ class _Outcome:
 
 def _returned(value: object) -> _Outcome:
     result = value if isinstance(value, ToolResult) else None
-    text = str(value) if result is None else result.text
+    text = as_text(value) if result is None else result.text
     pictures_alone = result is not None and bool(result.media) and not text.strip()
     return _Outcome(text=text, succeeded=pictures_alone or is_success(text), result=result)
+
+
+def as_text(value: object) -> str:
+    """What a tool returned, as the model reads it: text as it is, nothing for None, JSON for the rest."""
+    if value is None:
+        return ""
+    value = to_jsonable_python(value, fallback=str)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def is_success(text: str) -> bool:

@@ -24,7 +24,7 @@ from condensegrpo.core.plugins import load_object
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
-from condensegrpo.episodes.toolcalls import tool_schema
+from condensegrpo.episodes.toolcalls import as_text, tool_schema
 from condensegrpo.integrations.episode_thread import EpisodeThread
 from condensegrpo.integrations.reset_rows import ResetRows
 from condensegrpo.tasks.answers import read_answer
@@ -95,7 +95,7 @@ class ClassEpisode:
             await self._thread.close()
 
     async def _use(self, name: str, arguments: Mapping[str, Any], history: History) -> ToolResult:
-        text = str(await self._called(name, **arguments))
+        text = as_text(await self._called(name, **arguments))
         if not getattr(self._object, "done", False):
             return ToolResult(text=text)
         outcome = await self._outcome()

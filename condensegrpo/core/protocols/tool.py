@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 from condensegrpo.core.messages import History, MediaPart
 
 NULL_IF_EMPTY = ("properties", "required")  # keys of a JSON schema, as servers in Go write them
-Tool = Callable[..., object]  # a typed function with a docstring, sync or async; what it returns is shown as str(...)
+Tool = Callable[..., object]  # a typed function with a docstring, sync or async; the model reads its result as JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
