@@ -21,10 +21,10 @@ from pydantic import TypeAdapter
 
 from condensegrpo.cli.options import Overrides, config_names
 from condensegrpo.config.checks import check_ranks
-from condensegrpo.config.extends import layered, plain
+from condensegrpo.config.extends import layered, overridden, plain
 from condensegrpo.config.load import config_on, find_config, load_config
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.config.yaml_tree import apply_overrides, dump, override
+from condensegrpo.config.yaml_tree import dump, override
 from condensegrpo.core.errors import ConfigError, DataMissing, ModelMissing, RunError
 from condensegrpo.core.wording import plural
 from condensegrpo.display.console import waiting_for
@@ -88,7 +88,7 @@ class Job:
     @property
     def text(self) -> str:
         """The configuration as one file: what it does not set is chosen where it is read, such as ``model.dtype``."""
-        return dump(apply_overrides(plain(layered(find_config(self.source))), self.overrides))
+        return dump(plain(overridden(layered(find_config(self.source)), self.overrides)))
 
     def with_overrides(self, *overrides: str) -> "Job":
         """The job with further overrides."""

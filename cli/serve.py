@@ -16,9 +16,9 @@ from condensegrpo.assembly.plugins import check_plugin
 from condensegrpo.cli.evaluate import parsed_condensers
 from condensegrpo.cli.options import AnyConfig, Overrides, base_url
 from condensegrpo.cli.process import handle_first
+from condensegrpo.config.extends import overridden
 from condensegrpo.config.load import dump_config, longest_request, named_config, validate
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.config.yaml_tree import apply_overrides
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Score, Trajectory
@@ -155,7 +155,7 @@ def proxy(
         "learner": {"tokens_per_micro_batch": UNLIMITED},  # it learns nothing
     }
     given = overrides or ()
-    config = validate(apply_overrides(tree, given), source="of the proxy", overrides=given)
+    config = validate(overridden(tree, given), source="of the proxy", overrides=given)
     with _proxy(config, model, out, sessions=sessions, idle=idle) as served:
         asyncio.run(_serve(served, host, port))
     if any((out / "trajectories").glob("*.jsonl")):

@@ -23,7 +23,7 @@ from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import StopReason
 from condensegrpo.storage.trajectories import read_credit
-from condensegrpo.training.learn_step import give_credit, record_credit
+from condensegrpo.training.learn_step import give_credit, no_signal, record_credit
 from condensegrpo.training.rollout import StepBatch
 
 
@@ -169,3 +169,18 @@ def test_what_the_initial_policy_wrote_weighs_nothing_and_counts_in_no_denominat
 def test_a_share_of_summaries_needs_both_kinds_of_turns() -> None:
     with pytest.raises(ValueError, match=r"turns=condense and summary_share=0\.5.*Remove summary_share"):
         AggregationSettings(turns="condense", summary_share=0.5)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({"success": 1.0}, "every trajectory is correct. Take harder problems"),
+        ({"success": 0.0}, "no trajectory is correct. Take easier problems"),
+        ({"success": 0.5}, "all rewards are equal (success is 0.50). Raise train.samples_per_problem"),
+        ({"success": 0.5, "masked": 1.0, "rows": 0.0, "groups_without_advantage": 0.0}, "masked for its stop"),
+        ({"success": 0.5, "groups_without_advantage": 0.9, "rows": 3.0}, None),
+    ],
+)
+def test_a_step_from_which_nothing_was_learned_says_why(metrics: dict[str, float], said: str | None) -> None:
+    why = no_signal({"groups_without_advantage": 1.0, "masked": 0.0, **metrics})
+    assert why is None if said is None else said in str(why)

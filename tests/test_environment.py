@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from condensegrpo.config.located import plugin_files
 from condensegrpo.core.errors import RunError
 from condensegrpo.storage.environment import edited_plugins, write_environment
 
@@ -66,13 +65,11 @@ def test_an_edited_plug_in_of_a_run_is_named(tmp_path: Path) -> None:
     plugin.write_text("class Brief: ...\n")
     run.mkdir()
     assert edited_plugins(run) == ()
-    files = plugin_files({"reward": {"name": f"{plugin}:Brief"}, "evaluate": [f"reward.name={plugin}:Brief"]})
-    assert files == (plugin,)
-    write_environment(run, plugins=files)
+    write_environment(run, plugins=(plugin,))
     assert edited_plugins(run) == ()
     plugin.write_text("class Brief: words = 3\n")
     assert edited_plugins(run) == (str(plugin),)
-    write_environment(run, plugins=files)  # resumed: half of it was made with what the file was
+    write_environment(run, plugins=(plugin,))  # resumed: half of it was made with what the file was
     assert edited_plugins(run) == (str(plugin),)
     plugin.unlink()  # as where the run was moved to another machine
     assert edited_plugins(run) == ()

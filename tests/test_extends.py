@@ -6,7 +6,7 @@ import pytest
 import yaml
 from command import succeed
 
-from condensegrpo.config.load import dump_config, dump_with_origins, find_config, load_config, shipped
+from condensegrpo.config.load import dump_config, dump_with_origins, find_config, load_config, shipped, vary
 from condensegrpo.config.yaml_tree import parse_yaml
 from condensegrpo.core.errors import ConfigError
 
@@ -157,6 +157,17 @@ def test_overrides_come_on_top_and_cannot_extend(folder: Path) -> None:
     child = write(folder, "child", "extends: base.yaml\nseed: 1\n")
     assert load_config(child, ["seed=2", "condenser.options.keep_last=5"]).condenser.options == {"keep_last": 5}
     assert "extends is a key of YAML files only" in refusal(child, "extends=other.yaml")
+
+
+def test_an_override_that_names_another_plug_in_drops_the_options_of_the_file(folder: Path) -> None:
+    text = "extends: base.yaml\ntask: {data: a.jsonl}\nreward: {name: composite, options: {tool: 1}}\n"
+    child = write(folder, "child", text)
+    config = load_config(child, ["condenser.name=full", "task.name=jsonl", "reward.options.x=2", "reward.name=other"])
+    assert (config.condenser.name, config.condenser.options) == ("full", {})
+    assert (config.task.options, config.task.data) == ({}, "a.jsonl")
+    assert config.reward.options == {"x": 2}  # of the command line, before the name or after it
+    assert load_config(child, ["condenser.name=last_k"]).condenser.options == load_config(child).condenser.options
+    assert vary(load_config(child), ["condenser.name=full"]).condenser.options == {}
 
 
 def test_an_override_inside_a_string_is_refused(folder: Path) -> None:

@@ -32,6 +32,13 @@ def lines(*rows: Mapping[str, Any]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def test_a_new_model_knows_the_words_of_the_rows(tmp_path: Path) -> None:
+    rows = [{"question": "one?", "answer": "1"}, {"question": "two?", "answer": ["2", "ii"]}]
+    task = Jsonl(data=write(tmp_path / "a.jsonl", lines(*rows)), eval_data=write(tmp_path / "b.jsonl", lines(*ROWS)))
+    said = [SYSTEM, "one?", "<answer>1</answer>", "two?", "<answer>2</answer>", "<answer>ii</answer>"]
+    assert list(task.corpus()) == said
+
+
 # --- rows that are read ---------------------------------------------------------------------------------------------
 
 

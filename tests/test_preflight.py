@@ -233,10 +233,6 @@ def test_a_reward_that_the_estimator_cannot_learn_from_is_refused() -> None:
         (["model={path: /nowhere}"], "there is no folder /nowhere. Set model.path"),
         (["model={path: no such model}"], "looking for model.path=no such model: it is no folder and not in the Hub"),
         (
-            ["task={name: jsonl, data: QUESTIONS}", "condenser={name: full}"],
-            "making a new model with the task Jsonl: a tokenizer needs its corpus(), which returns",
-        ),
-        (
             ["model.new.vocab_size=64", "task={name: studies/tasks/facts.py:FactsTask}", "condenser={name: full}"],
             "checking model.new: making",
         ),
@@ -505,6 +501,17 @@ def test_what_is_left_out_of_the_training_data_is_said(tmp_path: Path) -> None:
 def test_a_warm_start_without_demonstrations_is_refused(tmp_path: Path) -> None:
     changes = [*questions_by_a_saved_model(tmp_path), "warm_start.steps=1"]
     assert "warming up with the task Jsonl: it has no demonstrations. Set warm_start.steps=0" in refused(*changes)
+
+
+def test_all_that_a_task_lacks_is_reported_at_once(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from condensegrpo.tasks.ledger import Ledger\n\nclass Mine:\n    inner = Ledger()\n"
+        "    problems, environment = inner.problems, inner.environment\n"
+    )
+    message = refused(f"task={{name: '{mine}:Mine'}}", "warm_start.steps=1", "evaluate.variants={}")
+    assert "warming up with the task Mine: it has no demonstrations. Set warm_start.steps=0" in message
+    assert "making a new model with the task Mine: a tokenizer needs its corpus()" in message
 
 
 def test_nothing_is_written_for_a_run_that_is_refused(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def demonstrations(components: Components, renderer: Renderer, source: str) -> D
     Args:
         source: the model that the warm start begins with: where the condenser scores by the policy, it is this one.
     """
-    check_demonstrations(components)
+    check_task(components)
     task, config = components.task, components.config
     if not isinstance(task, HasExpert):
         assert isinstance(task, Demonstrates)
@@ -200,13 +200,24 @@ def demonstrations(components: Components, renderer: Renderer, source: str) -> D
     return PlayedDemonstrations(task=task, expert=task.expert, problems=components.problems("train"), engine=engine)
 
 
-def check_demonstrations(components: Components) -> None:
-    """Check that a run can warm up. Loads nothing."""
-    task = components.task
-    if not isinstance(task, HasExpert | Demonstrates):
-        raise ConfigError(
+def check_task(components: Components) -> None:
+    """Check that the task has what the warm start and a new model need of it; all that it lacks is reported at once."""
+    config, task, faults = components.config, components.task, []
+    if config.warm_start.steps and not isinstance(task, HasExpert | Demonstrates):
+        faults.append(
             f"warming up with the task {type(task).__name__}: it has no demonstrations. Set warm_start.steps=0."
         )
+    if config.model.new is not None and not isinstance(task, HasCorpus):
+        faults.append(_no_corpus(task))
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def _no_corpus(task: Task) -> str:
+    return (
+        f"making a new model with the task {type(task).__name__}: a tokenizer needs its corpus(), which returns texts "
+        f"with every word of the task. Give it one, a built-in task in a subclass, or set model.path instead."
+    )
 
 
 def made_turns(task: Demonstrates, seed: int) -> Iterator[Demonstration]:
@@ -228,10 +239,7 @@ def verdict_of(task: JudgesReplies, turn: Demonstration, reply: str) -> bool | N
 def corpus_of(task: Task) -> tuple[str, ...]:
     """Texts that hold every word of a task."""
     if not isinstance(task, HasCorpus):
-        raise ConfigError(
-            f"making a new model with the task {type(task).__name__}: a tokenizer needs its corpus(), which returns "
-            f"texts with every word of the task. Give it one, a built-in task in a subclass, or set model.path instead."
-        )
+        raise ConfigError(_no_corpus(task))
     with _named(task, "corpus"):
         given = task.corpus()
         texts = tuple(given)

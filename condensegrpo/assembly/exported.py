@@ -7,11 +7,10 @@ from tempfile import TemporaryDirectory
 
 from condensegrpo.assembly.build import build_components
 from condensegrpo.assembly.runtime import evaluation_temperature, open_sampler, renderer_for, trajectory_engine
-from condensegrpo.config.extends import sourced
-from condensegrpo.config.load import validate
-from condensegrpo.config.located import absolute_paths
+from condensegrpo.config.extends import overridden, sourced
+from condensegrpo.config.load import portable, validate
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.config.yaml_tree import apply_overrides, dump, read_yaml
+from condensegrpo.config.yaml_tree import dump, read_yaml
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.storage.media import MediaFolder
 
@@ -27,7 +26,7 @@ def exported_settings(config: RunConfig) -> str:
     tree = config.model_dump(mode="json")
     rollout = {key: tree["rollout"][key] for key in ROLLOUT}
     rollout["temperature"] = evaluation_temperature(config)
-    return dump({"condenser": tree["condenser"], "rollout": rollout})
+    return dump(portable({"condenser": tree["condenser"], "rollout": rollout}))
 
 
 @contextmanager
@@ -42,10 +41,10 @@ def open_engine(folder: Path | str, overrides: Sequence[str] = ()) -> Iterator[E
         overrides: ``key=value``, such as ``sampler.name=vllm``.
     """
     file = Path(folder) / CONDENSER
-    settings = absolute_paths(sourced(read_yaml(file), str(file)), file)
+    settings = sourced(read_yaml(file), str(file))
     tree = {"model": {"path": str(folder)}, "task": {"name": STAND_IN}, "learner": NOTHING_TRAINED, **settings}
     overrides = (ALONE, *overrides)
-    components = build_components(validate(apply_overrides(tree, overrides), source=str(file)))
+    components = build_components(validate(overridden(tree, overrides), source=str(file)))
     config, source = components.config, str(components.config.model.path)
     with ExitStack() as opened:
         media = MediaFolder(Path(opened.enter_context(TemporaryDirectory(prefix="condensegrpo-media-"))))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.demonstrations import check_demonstrations, corpus_of
+from condensegrpo.assembly.demonstrations import check_task, corpus_of
 from condensegrpo.assembly.held_out import check_disjoint
 from condensegrpo.assembly.learning_signal import turn_reward_estimators
 from condensegrpo.assembly.model_checks import check_model, check_prompts
@@ -189,8 +189,7 @@ def _check_variants(components: Components) -> None:
 def _check_policy(components: Components) -> Iterator[str]:
     """Check the policy as far as it can be read without weights and without a download; yields what was not checked."""
     config, task = components.config, components.task
-    if config.warm_start.steps:
-        check_demonstrations(components)
+    check_task(components)
     if config.model.new is not None:
         made = made_tokenizer(task, config.model.new)
         positions = config.model.new.max_positions

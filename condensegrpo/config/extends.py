@@ -1,10 +1,10 @@
-"""``extends``: YAML files on top of each other as one tree in which every value names its origin.
+"""YAML files and overrides on top of each other as one tree in which every value names its origin.
 
 extends: search_base          a path relative to this file, or the name of a shipped configuration; or a list,
 train: {steps: 10}            of which later files win. Mappings are merged, lists and scalars replaced.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from condensegrpo.algorithms.settings import LossSettings
 from condensegrpo.config.schema import CondenserPlugin, RewardPlugin, SamplerPlugin
-from condensegrpo.config.yaml_tree import EXTENDS, KeyPath, read_yaml
+from condensegrpo.config.yaml_tree import EXTENDS, KeyPath, apply_overrides, read_yaml
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import did_you_mean
 
@@ -96,11 +96,18 @@ def merged_tree(base: Tree, child: Tree, key_path: KeyPath = ()) -> Tree:
     return result
 
 
+def overridden(base: Tree, overrides: Sequence[str]) -> Tree:
+    """A tree with ``key=value`` overrides on top, see ``merged_tree``."""
+    keys = {".".join((*key_path, key)) for key_path, (key, _) in PLUGINS.items()}
+    names = apply_overrides({}, [each for each in overrides if each.partition("=")[0] in keys])
+    return apply_overrides(merged_tree(base, names), overrides, wrap=lambda value: sourced(value, OVERRIDE))
+
+
 def _without_other_options(base: Tree, child: Tree, key_path: KeyPath) -> Tree:
     if key_path not in PLUGINS:
         return base
     key, default = PLUGINS[key_path]
-    name = plain(base.get(key, default))
+    name = plain(base.get(key)) or default
     same = name is None or plain(child.get(key, name)) == name
     return base if same else {entry: value for entry, value in base.items() if entry != "options"}
 

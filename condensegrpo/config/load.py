@@ -1,41 +1,59 @@
-"""From a YAML file and ``key=value`` overrides to a configuration, and back to YAML."""
+"""From a YAML file and ``key=value`` overrides to a configuration, and back to YAML.
 
+    reward: {name: my/reward.py:Brief}   ─▶   reward: {name: /home/me/project/my/reward.py:Brief}
+
+A relative path is looked for in the working directory, and one of a file also beside that file. If it is found, it is
+absolute from here on; if not, it stays, and what reads it says so. Paths are the files of plug-ins and data wherever
+they are named, and the folders of ``FOLDERS``.
+"""
+
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from condensegrpo.config.extends import OVERRIDE, layered, shipped_file, shipped_files, shipped_name, sourced
+from condensegrpo.config.extends import (
+    OVERRIDE,
+    Sourced,
+    layered,
+    overridden,
+    plain,
+    shipped_file,
+    shipped_files,
+    shipped_name,
+    with_leaves,
+)
 from condensegrpo.config.extends import origins as origins_of
-from condensegrpo.config.located import SHIPPED, absolute_paths
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.config.yaml_tree import KeyPath, apply_overrides, dump, dump_commented, parse
+from condensegrpo.config.yaml_tree import KeyPath, dump, dump_commented, parse
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.process import working_directory
 from condensegrpo.core.wording import did_you_mean
 
 HELD_OUT = "held-out"  # the evaluation on a configuration's own problems
 STORED = "config.yaml"  # the configuration in a run folder
 BFLOAT16_CAP = 2.0  # of algorithm.importance, unless it is set: the bound that truncated importance sampling uses
+SHIPPED = Path(str(files("condensegrpo.configs"))).parent  # with configs/ and studies/, in a clone and installed
+FOLDERS = (("task", "data"), ("task", "eval_data"), ("model", "path"), ("sandbox", "packages"))  # they may be files
+# of the task ``agent``, relative to the folder of an episode
+IN_EPISODE = tuple(("task", "options", name) for name in ("program", "outcome", "answer_file", "protected"))
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration of a YAML file and the files that it extends, with ``key=value`` overrides on top.
 
-    A value is read as YAML: ``train.steps=20``, ``rollout.tools.use=[calculator]``, ``model.new=null``. Paths that are
-    relative to another folder are absolute in it, see ``located.py``.
+    A value is read as YAML: ``train.steps=20``, ``rollout.tools.use=[calculator]``, ``model.new=null``. Where an
+    override names another plug-in, the options of the file's plug-in are dropped.
     """
-    tree = absolute_paths(_with_origins(layered(path), overrides), path)
-    return validate(tree, source=str(path), overrides=overrides)
-
-
-def _with_origins(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    return apply_overrides(tree, overrides, wrap=lambda value: sourced(value, OVERRIDE))
+    return validate(overridden(layered(path), overrides), source=str(path), overrides=overrides)
 
 
 def vary(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """A configuration with some ``key=value`` overrides."""
-    return validate(apply_overrides(config.model_dump(mode="json"), overrides), source=f"overrides {list(overrides)}")
+    return validate(overridden(config.model_dump(mode="json"), overrides), source=f"overrides {list(overrides)}")
 
 
 def evaluations(config: RunConfig) -> dict[str, RunConfig]:
@@ -58,7 +76,7 @@ def dump_with_origins(config: RunConfig, path: Path, overrides: Sequence[str] = 
 
     ``path`` and ``overrides`` are those that gave the configuration.
     """
-    origins = dict(origins_of(_with_origins(layered(path), overrides)))
+    origins = dict(origins_of(overridden(layered(path), overrides)))
     names = Counter(Path(origin).name for origin in set(origins.values()))
 
     def comment(key_path: KeyPath) -> str:
@@ -119,8 +137,56 @@ def find_config(name: str) -> Path:
 
 
 def validate(tree: Mapping[str, Any], *, source: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The checked configuration of a tree, of which some values are those of ``overrides``."""
-    return _with_importance(parse(RunConfig, tree, source=f"the configuration {source}", overrides=overrides))
+    """The checked configuration of a tree, of which some values are those of ``overrides``.
+
+    Paths in leaves that name their origin are made absolute.
+    """
+    return _with_importance(
+        parse(RunConfig, with_leaves(tree, _absolute), source=f"the configuration {source}", overrides=overrides)
+    )
+
+
+def _absolute(leaf: object, key: KeyPath) -> object:
+    """The plain value of a leaf; of a text with a path that is found the text with the absolute path."""
+    if not (isinstance(leaf, Sourced) and isinstance(leaf.value, str)):
+        return plain(leaf)
+    name, equals, text = leaf.value.partition("=") if key[:2] == ("evaluate", "variants") else ("", "", leaf.value)
+    key = tuple(name.split(".")) if equals else key
+    file, colon, attribute = text.rpartition(":") if ".py:" in text else (text, "", "")
+    path, exists = Path(file), os.path.exists if key in FOLDERS else os.path.isfile  # of a text of any length
+    if path.is_absolute() or not (path.suffix or key in FOLDERS) or (key in IN_EPISODE and not colon):
+        return leaf.value
+    beside = () if leaf.origin == OVERRIDE else (Path(leaf.origin).parent,)
+    shipped = (SHIPPED,) if text.startswith("studies/") else ()  # files of the studies that a package brings
+    for folder in (working_directory(), *beside, *shipped):
+        if folder is not None and exists(folder / path):
+            found = (folder / path).parent.resolve() / path.name  # one file has one path, whatever links lead to it
+            return f"{name}{equals}{found}{colon}{attribute}"
+    return leaf.value
+
+
+def plugin_files(config: RunConfig) -> tuple[Path, ...]:
+    """The Python files that a configuration names, as ``path.py:Name``."""
+    leaves = list[object]()
+    with_leaves(config.model_dump(mode="json"), lambda leaf, _: leaves.append(leaf))
+    named = (leaf.rpartition("=")[2] for leaf in leaves if isinstance(leaf, str) and ".py:" in leaf)
+    return tuple(sorted({Path(text.rpartition(":")[0]).absolute() for text in named}))
+
+
+def portable(tree: Any) -> Any:  # noqa: ANN401  a YAML tree
+    """A plain tree without folders of this machine: paths below the working directory are relative to it, and of other
+    files only their names stay.
+    """
+    here = working_directory()
+
+    def relative(leaf: object, _: KeyPath) -> object:
+        file, colon, attribute = leaf.rpartition(":") if isinstance(leaf, str) and ".py:" in leaf else (leaf, "", "")
+        if not (isinstance(file, str) and os.path.isabs(file) and os.path.exists(file)):
+            return leaf
+        path = Path(file)
+        return f"{path.relative_to(here) if here and path.is_relative_to(here) else path.name}{colon}{attribute}"
+
+    return with_leaves(tree, relative)
 
 
 def _with_importance(config: RunConfig) -> RunConfig:

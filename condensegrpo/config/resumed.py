@@ -11,9 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from condensegrpo.config.extends import sourced
 from condensegrpo.config.load import load_config, validate
-from condensegrpo.config.located import absolute_paths, is_same_file
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import dump
 from condensegrpo.core.errors import ConfigError
@@ -85,25 +83,14 @@ def allowed_changes(folder: RunFolder, after: RunConfig, *, allow_changes: bool)
 
 
 def store_configuration(folder: RunFolder, config: RunConfig, *, first_step: int) -> None:
-    """Write ``config.yaml``, and record that it is the configuration from a step on; later records are removed.
-
-    A file keeps the path that the run knows it by, so that it is found when the project is moved after a resume in
-    another folder.
-    """
-    records, tree = _records(folder), config.model_dump(mode="json")
-    if records:
-        tree = named_as(folder, records[-1][1], tree)
-    kept = [(step, before) for step, before in records if step < first_step]
+    """Write ``config.yaml``, and record that it is the configuration from a step on; later records are removed."""
+    tree = config.model_dump(mode="json")
+    kept = [(step, before) for step, before in _records(folder) if step < first_step]
     if not kept or kept[-1][1] != tree:
         kept.append((first_step, tree))
     lines = (json.dumps({"first_step": step, "config": each}) for step, each in kept)
     write_atomically(folder.configurations, "".join(f"{line}\n" for line in lines))
     write_atomically(folder.config, dump(tree))
-
-
-def named_as(folder: RunFolder, record: object, tree: object) -> Any:  # noqa: ANN401  a YAML tree
-    """A configuration, or a part of one, in which files have the paths that they have in a record of the run."""
-    return _named_as(record, _located(folder, record), tree)
 
 
 def learned_otherwise(folder: RunFolder, config: RunConfig) -> bool:
@@ -124,12 +111,6 @@ def config_at(folder: RunFolder, step: int) -> RunConfig:
     return configs[-1] if configs else load_config(folder.config)
 
 
-def written_at(folder: RunFolder, step: int) -> RunConfig:
-    """As ``config_at``, with the paths of files as they were written, for whoever reads them in another place."""
-    trees = [tree for first, tree in _records(folder) if first <= step]
-    return validate(trees[-1], source=str(folder.configurations)) if trees else load_config(folder.config)
-
-
 def change_table(changes: Iterable[Change]) -> str:
     """A line for each change, of which there is at least one, in columns."""
     rows = [
@@ -142,8 +123,7 @@ def change_table(changes: Iterable[Change]) -> str:
 
 def _history(folder: RunFolder) -> list[tuple[int, RunConfig]]:
     """The recorded configurations with their first steps; none before the run has begun."""
-    source = str(folder.configurations)
-    return [(step, validate(_located(folder, tree), source=source)) for step, tree in _records(folder)]
+    return [(step, validate(tree, source=str(folder.configurations))) for step, tree in _records(folder)]
 
 
 def _records(folder: RunFolder) -> list[tuple[int, Any]]:
@@ -154,29 +134,10 @@ def _records(folder: RunFolder) -> list[tuple[int, Any]]:
     return [(line["first_step"], line["config"]) for _, line in lines]
 
 
-def _located(folder: RunFolder, tree: object) -> Any:  # noqa: ANN401  a YAML tree
-    """A recorded configuration whose paths are found from the working directory."""
-    return absolute_paths(sourced(tree, str(folder.configurations)), folder.config)
-
-
-def _named_as(record: Any, found: Any, tree: Any) -> Any:  # noqa: ANN401  YAML trees
-    """A configuration whose files have the paths of a record; ``found`` is that record with its paths found."""
-    if isinstance(record, dict) and isinstance(found, dict) and isinstance(tree, dict):
-        return {name: _named_as(record.get(name), found.get(name), value) for name, value in tree.items()}
-    if isinstance(record, list) and isinstance(tree, list) and len(record) == len(tree):
-        return [_named_as(*each) for each in zip(record, found, tree, strict=True)]
-    is_named = isinstance(found, str) and isinstance(tree, str) and (found == tree or is_same_file(found, tree))
-    return record if is_named else tree
-
-
 def changes_between(before: RunConfig, after: RunConfig, *, first_step: int = 0) -> tuple[Change, ...]:
-    """What differs, except for how a file is named: from another folder the same file has another path."""
+    """The keys in which two configurations differ."""
     leaves = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
-    return tuple(
-        Change(first_step=first_step, key=key, old=old, new=new)
-        for key, (old, new) in leaves.items()
-        if not (isinstance(old, str) and isinstance(new, str) and is_same_file(old, new))
-    )
+    return tuple(Change(first_step=first_step, key=key, old=old, new=new) for key, (old, new) in leaves.items())
 
 
 def _within(key: str, sections: Iterable[str]) -> bool:

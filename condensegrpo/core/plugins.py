@@ -17,7 +17,6 @@ from typing import Any
 
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.failures import failure_of, is_ctrl_c
-from condensegrpo.core.process import looked_in
 from condensegrpo.core.wording import did_you_mean
 
 OBJECT = "python:"  # begins the name that a configuration has for a plug-in given as an object
@@ -82,9 +81,9 @@ def load_object(kind: str, name: str) -> Any:  # noqa: ANN401  whatever the name
     path = Path(os.path.expanduser(path_text)).resolve()  # not Path.expanduser, which fails at an unknown user
     module = _import_file(path) if path.is_file() else _import_module(path_text)
     if module is None:
-        files = ", nor ".join(str(folder / path_text) for folder in looked_in(name)) or path
+        beside = "" if os.path.isabs(path_text) else ", nor one beside the configuration"
         raise PluginError(
-            f"looking for {name!r} among the {kind}: there is no file {files}, and no module of that name. "
+            f"looking for {name!r} among the {kind}: there is no file {path}{beside}, and no module of that name. "
             f"A plug-in in a file is written path/to/file.py:Name."
         )
     if not hasattr(module, attribute):

@@ -6,12 +6,11 @@ loads its libraries no garbage is searched: they are half a million objects, and
 
 import atexit
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NEVER = 1_000_000  # collections of younger objects before the oldest are looked at
-_looked_in = dict[str, tuple[Path, ...]]()  # by the text that names the file
 _begun = list[Callable[[], None]]()  # undone where the process ends at once: nothing is unwound then
 
 
@@ -21,16 +20,6 @@ def working_directory() -> Path | None:
         return Path.cwd()
     except FileNotFoundError:
         return None
-
-
-def looked_for(name: str, folders: Iterable[Path]) -> None:
-    """Note in which folders a file was looked for and not found, for the error that says so later."""
-    _looked_in[name] = tuple(dict.fromkeys(folders))
-
-
-def looked_in(name: str) -> tuple[Path, ...]:
-    """The folders in which it was looked for; none: nowhere but in the working directory."""
-    return _looked_in.get(name, ())
 
 
 def postpone_collections() -> None:

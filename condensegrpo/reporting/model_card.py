@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensegrpo.assembly.exported import CONDENSER, exported_settings
-from condensegrpo.config.resumed import config_at, recorded_changes, written_at
+from condensegrpo.config.load import portable, validate
+from condensegrpo.config.resumed import config_at, recorded_changes
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import dump
 from condensegrpo.core.protocols.tracker import Cell, Table, markdown
@@ -89,8 +90,10 @@ model = PeftModel.from_pretrained(base, ".")
 
 def write_card(run: RunFolder, target: Path, step: int, *, part: ExportedPart, name: str, licence: str | None) -> None:
     """Write ``README.md`` and ``condenser.yaml`` beside the weights of a step."""
-    config, written = config_at(run, step), written_at(run, step)
-    write_atomically(target / CONDENSER, exported_settings(written))
+    config = config_at(run, step)
+    # without folders of this machine
+    written = validate(portable(config.model_dump(mode="json")), source=str(run.config))
+    write_atomically(target / CONDENSER, exported_settings(config))
     evaluation = evaluation_table(read_metrics(run.metrics), step)
     of_step = [row for row in evaluation.rows if row[1] == step]
     base = base_model(config)

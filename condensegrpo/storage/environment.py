@@ -21,16 +21,6 @@ ENVIRONMENT = "environment.json"
 PACKAGES = ("condensegrpo", "torch", "transformers", "deepspeed", "peft", "vllm", "datasets", "pydantic")
 
 
-def started_in(run: Path) -> Path | None:
-    """The working directory in which a run was first started; None: not known, or the folder is not that of a run."""
-    file = run / ENVIRONMENT
-    try:
-        folder = json.loads(file.read_text(encoding="utf-8")).get("folder") if file.is_file() else None
-    except ValueError:  # damaged
-        return None
-    return Path(folder) if isinstance(folder, str) else None
-
-
 def edited_plugins(run: Path) -> tuple[str, ...]:
     """The files of a run's plug-ins that are not what they were when it began to use them, as far as that is known.
 
@@ -54,7 +44,7 @@ def write_environment(folder: Path, *, plugins: Iterable[Path] = ()) -> str:
     """Write ``environment.json``: versions, command line, git revision, files of plug-ins with hashes, and hardware.
 
     A value that is not known, or the version of a package that is not installed, is null. Resuming writes it again, but
-    for the folder, which stays that of the first start while there is one, and the hashes of known plug-ins.
+    for the hashes of known plug-ins.
 
     Args:
         plugins: the files of the run's plug-ins.
@@ -64,8 +54,6 @@ def write_environment(folder: Path, *, plugins: Iterable[Path] = ()) -> str:
     """
     revision = _output("git", "rev-parse", "HEAD")
     gpus = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-    start = started_in(folder)
-    folder_of_paths = start if start is not None and start.is_dir() else Path.cwd()
     command = redacted(shlex.join(sys.argv))
     packages: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for name in PACKAGES:
@@ -75,7 +63,7 @@ def write_environment(folder: Path, *, plugins: Iterable[Path] = ()) -> str:
         "started": datetime.now().astimezone().isoformat(" ", "seconds"),
         "host": socket.gethostname(),
         "command": command,
-        "folder": str(folder_of_paths),  # relative paths of the configuration are relative to it
+        "folder": os.getcwd(),
         "python": platform.python_version(),
         "packages": packages,
         "plugins": {str(file): _sha256(file) for file in plugins if file.is_file()} | _plugins(folder / ENVIRONMENT),

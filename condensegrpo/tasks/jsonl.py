@@ -1,7 +1,7 @@
 """Any questions and answers: a JSONL or Parquet file or a Hub dataset whose columns are mapped in the options."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +44,13 @@ class Jsonl(QuestionTask):
         self._splits = split(train, held_out, source=self.data, share=self.eval_share, identity=self._identity)
         if self.ground_truth_file is not None:
             self._splits = _with_answers(self.ground_truth_file, self._splits)
+
+    def corpus(self) -> Iterable[str]:
+        """The system message, and the questions and answers of the training rows."""
+        yield self.system
+        for problem in self.problems("train"):
+            answers = problem.data.get("aliases", [problem.answer])
+            yield from (problem.question, *(f"<answer>{answer}</answer>" for answer in answers if answer is not None))
 
     def _identity(self, problem: Problem) -> str:
         """What makes two questions the same."""

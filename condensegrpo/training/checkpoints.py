@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from condensegrpo.config.resumed import named_as, store_configuration
+from condensegrpo.config.resumed import store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CheckpointError, CondenseError, SamplerError
 from condensegrpo.core.failures import plugin_code
@@ -139,7 +139,7 @@ def resume(
         observer.notice(f"resumed after step {done} from {newest}")
         batches = restore_batches(
             newest,
-            settings=named_as(folder, state["sampled_by"], rollout_settings(config)),
+            settings=rollout_settings(config),
             stored_settings=state["sampled_by"],
             last_step=config.train.steps,
             say=observer.notice,

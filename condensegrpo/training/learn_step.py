@@ -159,6 +159,26 @@ def _zeros(scored: ScoredTrajectory) -> tuple[float, ...]:
     return (0.0,) * len(scored.trajectory.turns)
 
 
+def no_signal(metrics: Mapping[str, float]) -> str | None:
+    """Why nothing was learned in a step, and which keys help; None: something was learned."""
+    if metrics["groups_without_advantage"] < 1 and metrics.get("rows") != 0:
+        return None
+    if metrics["masked"] >= 1:
+        return "every trajectory is masked for its stop (algorithm.stops.handling)"
+    if metrics["success"] >= 1:
+        return "every trajectory is correct. Take harder problems (task.options), or end the run here"
+    if metrics["success"] == 0:
+        return (
+            "no trajectory is correct. Take easier problems (task.options), more steps of the warm start "
+            "(warm_start.steps), larger rollout.limits, or a reward for parts of the way (reward.name=weighted_sum); "
+            "`condensegrpo inspect RUN` shows what the policy does"
+        )
+    return (
+        f"within every group all rewards are equal (success is {metrics['success']:.2f}). Raise "
+        f"train.samples_per_problem or rollout.temperature, or set algorithm.resample_rounds=2"
+    )
+
+
 def step_metrics(
     step: int,
     batch: StepBatch,

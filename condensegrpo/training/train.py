@@ -19,7 +19,7 @@ from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.open_learner import choices, open_learner
 from condensegrpo.assembly.players import GroupPlayer, RolloutPlayers
 from condensegrpo.assembly.runtime import close_sampler, open_sampler, open_writer, use_threads
-from condensegrpo.config.located import plugin_files
+from condensegrpo.config.load import plugin_files
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import SamplerError, TooManyFailed
 from condensegrpo.core.failures import plugin_code
@@ -45,11 +45,11 @@ from condensegrpo.storage.environment import edited_plugins, write_environment
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.training.agreement import check_agreement
 from condensegrpo.training.checkpoints import CheckpointSaver, resume
-from condensegrpo.training.hints import SignalWatch, SummaryWatch, TurnRewardWatch
 from condensegrpo.training.initial_policy import base_policy, first_policy
 from condensegrpo.training.learn_step import (
     StepCredit,
     give_credit,
+    no_signal,
     record_credit,
     sampled_weights,
     step_metrics,
@@ -64,6 +64,9 @@ from condensegrpo.training.rollout import (
     trajectory_writer,
 )
 from condensegrpo.training.tracking import RunTracking
+
+PATIENCE = 3  # steps in a row from which nothing was learned before the log says why
+HINT_EVERY = 20  # steps until it says so again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +114,7 @@ def run_training(
         folder.remove_leftovers()
     check_agreement(components, folder.path)
     if ranks.rank() == 0:
-        observer.log_lines(write_environment(folder.path, plugins=plugin_files(config.model_dump(mode="json"))))
+        observer.log_lines(write_environment(folder.path, plugins=plugin_files(config)))
     edited = (f"{file} was edited since this run began to use it" for file in edited_plugins(folder.path))
     for warning in (*edited, *_warnings(config, components.estimator.plugin)):
         observer.notice(warning)
@@ -244,10 +247,8 @@ def _evaluations_after(run: _Run, step: int) -> Mapping[str, Components]:
 
 
 def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
-    config, schedule = run.config, run.config.train
-    used = run.components.estimator.plugin.sees_turn_rewards
-    watches = SignalWatch(config), SummaryWatch(config.condenser.name), TurnRewardWatch(config.estimator, used=used)
-    failing = FailureWatch(schedule.max_failed)
+    schedule = run.config.train
+    failing, idle = FailureWatch(schedule.max_failed), 0  # steps in a row from which nothing was learned
     if done < schedule.steps and ranks.any_rank(stopping()):  # requested while the policy was loaded or evaluated
         return False
     for step in range(done + 1, schedule.steps + 1):
@@ -256,9 +257,10 @@ def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
         if run.tracking is not None:
             run.tracking.log(step, metrics)
         run.observer.step(step, metrics)
-        for watch in watches:
-            if hint := watch.hint(step, metrics):
-                run.observer.notice(hint)
+        why = no_signal(metrics)
+        idle = idle + 1 if why else 0
+        if idle % HINT_EVERY == PATIENCE:
+            run.observer.notice(f"nothing was learned in steps {step - idle + 1} to {step}: {why}")
         last = step == schedule.steps
         stop = ranks.any_rank(stopping())
         save = last or stop or bool(schedule.save_every and step % schedule.save_every == 0)
