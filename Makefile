@@ -34,17 +34,6 @@ chaos: install vllm
 	OMP_NUM_THREADS=1 CHAOS_SECONDS=$(CHAOS_SECONDS) CHAOS_SEED=$$(date +%j) \
 		$(BIN)/python -m pytest -s tests/test_chaos.py
 
-# The tests that need Ray, after a change of rollout workers: some minutes.
-CLUSTER := $(VENV)/others/cluster
-cluster: install $(CLUSTER)
-	PYTHONPATH=$(abspath $(CLUSTER)) OMP_NUM_THREADS=1 \
-		$(BIN)/python -m pytest tests/test_rollout_workers.py -k "ray_actors or ray_cluster"
-
-$(CLUSTER): $(STAMP)
-	rm -rf $@ $@.part
-	$(BIN)/python -m pip install --quiet --target $@.part -c constraints.txt "ray>=2.50,<3"
-	mv $@.part $@ && touch $@
-
 install: $(STAMP)
 
 $(STAMP): pyproject.toml

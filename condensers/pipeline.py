@@ -13,7 +13,6 @@ from condensegrpo.core.protocols.condenser import (
     RanksUnits,
     Stage,
     WritesSummaries,
-    any_holds_model,
 )
 from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools
 
@@ -44,11 +43,6 @@ class Pipeline:
     def tools(self) -> Sequence[EnvironmentTool]:
         """The tools that its stages offer the policy."""
         return [tool for stage in self.stages for tool in _tools(stage)]
-
-    @property
-    def holds_model(self) -> bool:
-        """Whether the condenser of a stage may load a model."""
-        return any_holds_model(*(stage.condenser for stage in self.stages))
 
     @property
     def writes(self) -> int:

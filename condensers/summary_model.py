@@ -152,11 +152,6 @@ class SummaryModel:
         self._summaries: SharedResults[str, WrittenSummary] = SharedResults(CACHED)
         self._counts = dict.fromkeys(COUNTS, 0.0)
 
-    @property
-    def holds_model(self) -> bool:
-        """Whether the model is loaded into this process."""
-        return self.url is None
-
     def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
         """Refuse a local model that does not exist, and a budget without room even for an empty summary."""
         self._writer.check()

@@ -26,7 +26,6 @@ LONG = (
     "vllm_tensor_parallel",
     "serve",
     "vllm_train",
-    "rollout_workers",
     "seeing",
     "vision_vllm",
     "vllm_server",

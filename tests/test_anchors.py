@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from conformance import Case, answered, condense, count, history, statuses, unit
 
-from condensegrpo.condensers.anchors import Anchors, anchors
-from condensegrpo.condensers.summary_model import SummaryModel
+from condensegrpo.condensers.anchors import anchors
 from condensegrpo.core.messages import MediaPart, flatten
-from condensegrpo.core.protocols.condenser import Condensed, RanksUnits, Stage, WritesSummaries
+from condensegrpo.core.protocols.condenser import Condensed, RanksUnits, WritesSummaries
 
 MASK = {"name": "observation_mask", "options": {"keep": 1}}
 
@@ -148,8 +147,3 @@ def test_no_list_grows_over_two_hundred_turns() -> None:
         past = past.add(unit(turn, f"step_{turn}", f"result {turn} " * 6))
         sizes.append(count(flatten(past.pinned, condense(condenser, past, 500).units)))
     assert max(sizes) <= 500
-
-
-def test_a_model_that_a_stage_loads_is_one_of_the_condenser() -> None:
-    assert Anchors(stages=[Stage(name="summary_model", condenser=SummaryModel("path/to/model"))]).holds_model
-    assert not Anchors().holds_model

@@ -1,9 +1,8 @@
-"""Pictures through whole rollouts: bytes stored once, hashes to workers and files, faults before a model is loaded."""
+"""Pictures through whole rollouts: bytes stored once, hashes in files, faults before a model is loaded."""
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,31 +83,22 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_workers_send_hashes_and_play_the_same_trajectories(world: Path, tmp_path: Path, one_thread: None) -> None:
+def test_a_rollout_stores_pictures_once_and_shows_them_by_their_hashes(world: Path, tmp_path: Path) -> None:
     config = configured(world, world / "model", ["a.png", "b.png"], "rollout.condense.when=over_budget")
-    source, media = str(world / "model"), MediaFolder(tmp_path / "media")
-
-    def evaluated(workers: int) -> list[ScoredTrajectory]:
-        varied = vary(config, [f"rollout.workers.processes={workers}"])
-        scored: list[ScoredTrajectory] = []
-        file = tmp_path / f"{workers}.jsonl"
-        with (
-            closing(open_sampler(varied, source, media=media)) as sampler,
-            RolloutPlayers(varied, sampler, source, media) as players,
-        ):
-            parts, keep = build_components(varied), scored.append
-            evaluate_variant("held-out", parts, players=players, step=0, observer=Silent(), file=file, on_scored=keep)
-        timeless = (ScoredTrajectory.of(replace(each.trajectory, seconds=0.0), each.score) for each in scored)
-        return sorted(timeless, key=lambda each: each.trajectory.id)
-
-    alone, shared = evaluated(0), evaluated(2)
-    assert alone == shared
+    source, media, scored = str(world / "model"), MediaFolder(tmp_path / "media"), list[ScoredTrajectory]()
+    file = tmp_path / "0.jsonl"
+    with (
+        closing(open_sampler(config, source, media=media)) as sampler,
+        RolloutPlayers(sampler, source, media) as players,
+    ):
+        parts, keep = build_components(config), scored.append
+        evaluate_variant("held-out", parts, players=players, step=0, observer=Silent(), file=file, on_scored=keep)
     assert len(list(media.folder.iterdir())) == 2
-    turns = alone[0].trajectory.turns
-    assert [len(turn.media) for turn in turns] == [1, 2], alone[0].trajectory.detail
-    text = (tmp_path / "2.jsonl").read_text()
+    turns = scored[0].trajectory.turns
+    assert [len(turn.media) for turn in turns] == [1, 2], scored[0].trajectory.detail
+    text = file.read_text()
     assert '"data":' not in text
-    (read, *_) = read_trajectories(tmp_path / "2.jsonl").trajectories
+    (read, *_) = read_trajectories(file).trajectories
     assert [part.sha256 for part in read.trajectory.turns[1].context[0].media] == [turns[0].media[0]]
     assert media.read(turns[1].media[1]) == (world / "b.png").read_bytes()
 

@@ -24,10 +24,10 @@ from condensegrpo.assembly.scorers import check_scorers, names_of
 from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import evaluations
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import DataError
+from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.condenser import Counted
-from condensegrpo.episodes.workers.ray_actors import check_ray_installed
+from condensegrpo.core.protocols.sampler import ReachedByUrl
 
 BUILT_FROM: Mapping[str, Callable[[RunConfig], object]] = {  # the settings of each part that evaluations may share
     "sandbox": lambda config: config.sandbox,
@@ -62,14 +62,32 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
         _check_ids(name, each)
     runtime.check_sampler(config, objects)
     check_objects(config, objects)
-    if config.rollout.workers.ray:
-        check_ray_installed()
     sampler = type(objects[name]) if (name := config.sampler.name) in objects else load_plugin("samplers", name)
     check_scorers(names_of(built.condenser), sampler, name)
+    for each in (built, *named.values()):
+        _check_workers(each, sampler)
     for tracker in config.trackers:
         plugins.check_plugin("trackers", tracker.name, tracker.options)
         check_tracker(tracker.name)
     return replace(built, evaluations=named)
+
+
+def _check_workers(components: Components, sampler: type) -> None:
+    """Check that worker processes can reach all models."""
+    config, scorers = components.config, names_of(components.condenser)
+    if not config.rollout.workers.processes:
+        return
+    found = f"checking rollout.workers: found processes={config.rollout.workers.processes}, and"
+    if not issubclass(sampler, ReachedByUrl):
+        raise ConfigError(
+            f"{found} the model of the sampler {config.sampler.name} is in this process. Set "
+            f"rollout.workers.processes=0, or sampler.name=vllm_server."
+        )
+    if scorers:
+        raise ConfigError(
+            f"{found} the condenser {config.condenser.name} has units scored by {', '.join(scorers)}, a model in this "
+            f"process. Set rollout.workers.processes=0, or name another condenser."
+        )
 
 
 def _check_ids(name: str, components: Components) -> None:

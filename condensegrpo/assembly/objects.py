@@ -119,10 +119,10 @@ def object_or(objects: Objects, plugin: Plugin | TaskSettings, otherwise: Callab
 
 def check_objects(config: RunConfig, objects: Objects) -> None:
     """Check that a run can work with objects: other processes cannot have them."""
-    workers, names = config.rollout.workers, ", ".join(name for name in objects if name != config.sampler.name)
-    if names and (workers.ray or workers.processes):
+    names = ", ".join(name for name in objects if name != config.sampler.name)
+    if names and config.rollout.workers.processes:
         raise ConfigError(
-            f"checking rollout.workers: found {workers.processes or workers.ray} processes, which "
+            f"checking rollout.workers: found {config.rollout.workers.processes} processes, which "
             f"build plug-ins by name, and {names} is an object. Leave rollout.workers out, or put the class into a "
             f"file and name it path/to/file.py:Name."
         )

@@ -11,7 +11,6 @@ from condensegrpo.assembly.demonstrations import check_task, corpus_of
 from condensegrpo.assembly.held_out import check_disjoint
 from condensegrpo.assembly.learning_signal import turn_reward_estimators
 from condensegrpo.assembly.model_checks import check_model, check_prompts
-from condensegrpo.assembly.players import described_workers
 from condensegrpo.assembly.runtime import renderer_with
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, ModelMissing
@@ -52,7 +51,7 @@ def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ..
         resumed: the run has a folder, which may have been moved from ``runs_dir``.
 
     Returns:
-        Estimator, dtype and rollout workers with the reasons for them, and what could not be checked.
+        Estimator and dtype with the reasons for them, and what could not be checked.
     """
     config, name = components.config, components.config.sampler.name
     if not resumed:
@@ -69,7 +68,7 @@ def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ..
 
         check_attention(config.model.attention, config.model.dtype)
     unchecked = check_settings(components)
-    return (*_choices(components), described_workers(components), *unchecked)
+    return (*_choices(components), *unchecked)
 
 
 def check_settings(components: Components) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Opens what a run needs besides its components: sampler, trackers, renderer and trajectory engine."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, cast
 
@@ -10,7 +10,6 @@ from condensegrpo.assembly import plugins
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.objects import NO_OBJECTS, Objects, object_or
 from condensegrpo.assembly.scorers import frozen_model, names_of, open_scorers
-from condensegrpo.attention.scorer import VersionedAttention
 from condensegrpo.config.load import longest_request
 from condensegrpo.config.schema import RunConfig, SamplerPlugin
 from condensegrpo.core.errors import ConfigError, SamplerError
@@ -184,14 +183,8 @@ def trajectory_engine(
     sampler: Sampler,
     temperature: float,
     writer: Sampler | None = None,
-    model: Callable[[str], VersionedAttention] | None = None,
 ) -> Engine:
-    """The trajectory engine.
-
-    Args:
-        writer: the initial policy, for ``rollout.condense.writer=initial``; not used otherwise.
-        model: a frozen model of a scorer, by folder or Hub id; by default it is loaded into this process.
-    """
+    """The trajectory engine; ``writer``: the initial policy, for ``rollout.condense.writer=initial``."""
     config, scorer_names = components.config, names_of(components.condenser)
     frozen = config.rollout.condense.writer == "initial"
     if frozen and writer is None:
@@ -209,7 +202,7 @@ def trajectory_engine(
             scorer_names,
             sampler=sampler,
             renderer=renderer,
-            model=model or partial(frozen_model, dtype=config.model.dtype),
+            model=partial(frozen_model, dtype=config.model.dtype),
         ),
         trigger=config.rollout.condense,
         toolbox=components.toolbox,

@@ -77,10 +77,10 @@ def _check_condensing(config: RunConfig) -> None:
     if rollout.condense.writer == "policy":
         return
     # texts of the initial policy never train, and the initial policy is a copy in this process
-    aggregation, workers = config.algorithm.aggregation, config.rollout.workers
+    aggregation = config.algorithm.aggregation
     faults = (
         (
-            bool(workers.processes or workers.ray),
+            config.rollout.workers.processes > 0,
             "rollout.workers, which reach the policy alone. Set rollout.workers.processes=0",
         ),
         (

@@ -1,6 +1,7 @@
 """Roll out and score: problems in, scored trajectories out, each reported as soon as it is scored.
 
-``LocalPlayer`` plays in this process; ``workers/`` play in others."""
+``LocalPlayer`` plays in this process; ``assembly/workers.py`` plays in others.
+"""
 
 import asyncio
 import os

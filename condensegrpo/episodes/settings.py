@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-TRAJECTORIES_PER_WORKER = 64  # of a batch: fewer are played sooner than a worker starts
 PLACE = "{answer}"  # where an answer stands in the text that opens and closes it
 
 
@@ -116,27 +115,10 @@ class CondenseSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """Where trajectories are played: in the process of the sampler, or in workers that ask it by token ids."""
+    """Where trajectories are played: in the process of the sampler, or in workers if it is reached by URL."""
 
-    processes: Annotated[int, Ge(0)] | None = None
-    """Processes of each rank; 0: none. null: one for every 64 trajectories of a batch, at most two fewer than the rank
-    has CPUs; none if that makes fewer than two."""
-    ray: Annotated[int, Ge(0)] = 0
-    """Ray actors of each rank on any machine of a Ray cluster, in place of processes; needs the extra ray."""
-
-    def __post_init__(self) -> None:
-        if self.ray and self.processes is not None:
-            raise ValueError(f"found processes={self.processes} and ray={self.ray}, wanted one of them")
-
-    def number(self, *, groups: int, trajectories: int, cpus: int) -> int:
-        """How many workers play a batch, at most one for each group; 0: the rank plays it by itself.
-
-        128 trajectories of 16 groups on 2 CPUs  ─▶  0     on 8 CPUs  ─▶  2     512 of 64 on 8 CPUs  ─▶  6
-        """
-        if self.ray or self.processes is not None:
-            return min(self.ray or self.processes or 0, groups)
-        chosen = min(trajectories // TRAJECTORIES_PER_WORKER, cpus - 2, groups)
-        return chosen if chosen > 1 else 0
+    processes: Annotated[int, Ge(0)] = 0
+    """Worker processes of each rank, at most one for each group of a batch; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,7 +118,7 @@ def opened_policy(
         if config.sampler.name not in objects:
             opened.enter_context(closing(sampler))
         writer = open_writer([config], initial_of(source, config), media)
-        yield opened.enter_context(RolloutPlayers(config, sampler, source, media, writer=writer))
+        yield opened.enter_context(RolloutPlayers(sampler, source, media, writer=writer))
 
 
 def evaluate_policy(

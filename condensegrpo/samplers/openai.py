@@ -9,9 +9,10 @@ Their weights cannot be updated: they are for evaluations, rollouts and ``conden
 import asyncio
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
+from functools import partial
+from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -67,6 +68,11 @@ class _ServedModel:
             "whose model cannot be given new weights. Train with sampler.name=vllm_server, vllm or transformers; "
             "condensegrpo eval, eval --compare and proxy take this one"
         )
+
+    def client(self) -> Callable[[], Self]:
+        """A call that opens the same sampler in another process."""
+        options = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        return partial(type(self), **options)
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
         """Refuse: see ``check_training``."""

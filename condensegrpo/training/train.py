@@ -172,9 +172,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
         for note in choices(fitted, learner):
             observer.notice(note)
         configs = [each.config for each in (components, *components.evaluations.values())]
-        players = RolloutPlayers(
-            config, sampler, source, folder.media, writer=open_writer(configs, source, folder.media)
-        )
+        players = RolloutPlayers(sampler, source, folder.media, writer=open_writer(configs, source, folder.media))
         opened.callback(players.close)
         player = players.player(components, temperature=config.rollout.temperature)
         tracking = RunTracking(config, folder, observer) if ranks.rank() == 0 else None

@@ -87,6 +87,14 @@ class RepliesToMessages(Protocol):
 
 
 @runtime_checkable
+class ReachedByUrl(Protocol):
+    """A sampler whose model runs elsewhere: rollout workers open clients of their own (``rollout.workers``)."""
+
+    def client(self) -> Callable[[], Sampler]:
+        """A call, which can be pickled, that opens a client of the model with the weights in use now."""
+
+
+@runtime_checkable
 class ChecksTraining(Protocol):
     """A sampler that may refuse to train. A static method: it is called before the sampler is built."""
 

@@ -17,6 +17,7 @@ from condensegrpo.samplers.vllm_server.replica import Replica, WeightsLabel
 
 _LOG = logging.getLogger(__name__)
 WATCH_SECONDS = 2.0  # between two looks of the first rank at servers that several ranks share
+CONNECT_SECONDS = 5.0  # that a client waits for servers to answer before it samples from those that did
 PAUSE_SECONDS = 0.2  # before the first retry of a request; doubled before each further retry
 
 
@@ -71,6 +72,20 @@ class ReplicaPool:
         numbers, self._replica = count(), replica
         self.replicas = tuple(replica(url, process) for url, process in servers)
         await asyncio.gather(*(each.open() for each in self.replicas))
+
+    async def connect(
+        self,
+        urls: Sequence[str],
+        *,
+        token: str,
+        shape: Mapping[str, str],
+        start_seconds: float,
+        client: Callable[[str, str], ServerClient],
+    ) -> None:
+        """Connect to servers that have the weights; one that does not answer at once joins later."""
+        await self.open((), token=token, shape=shape, start_seconds=start_seconds, client=client)
+        await self.follow(urls)
+        await asyncio.wait([replica.join() for replica in self.replicas], timeout=CONNECT_SECONDS)
 
     async def follow(self, urls: Sequence[str]) -> None:
         """Sample from these running servers from now on. No request may be under way.

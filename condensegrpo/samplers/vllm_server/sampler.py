@@ -14,7 +14,7 @@ import shutil
 import socket
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -29,7 +29,7 @@ from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.devices import DTYPES, DtypeName
 from condensegrpo.learner.model_folder import trained_steps
-from condensegrpo.learner.ranks import from_first, gather, rank, world_size
+from condensegrpo.learner.ranks import from_first, gather, rank
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.request import check_request, picture_prompts
 from condensegrpo.samplers.vllm.settings import NCCL, TEMPORARY, RequestSettings, ServedModel, ServerSettings
@@ -109,13 +109,14 @@ class VllmServerSampler:
         )
         servers = [*((url, None) for url in urls), *((process.url, process) for process in self._processes)]
         try:
-            shape = shape_of(AutoConfig.from_pretrained(model_path))
+            shape, seconds = shape_of(AutoConfig.from_pretrained(model_path)), server.start_seconds
             client = partial(ServerClient, pictures=picture_prompts(model_path, media))
-            seconds = server.start_seconds
             self._loop.run(self._pool.open(servers, token=token, shape=shape, start_seconds=seconds, client=client))
+            opens = partial(VllmClient, model_path, token=token, shape=shape, requests=requests, media=media)
+            self._client = partial(opens, start_seconds=seconds)
             self._lora = self._native(lora, dtype, server)  # None: updates bring all weights
             self._publisher = self._open_publisher(server, DTYPES[dtype], first.folder)
-            if self._shared and world_size() > 1 and rank() == 0 and isinstance(self._publisher, FolderPublisher):
+            if self._shared and rank() == 0 and isinstance(self._publisher, FolderPublisher):
                 self._loop.run(self._pool.watch())
         except BaseException:
             self.close()
@@ -153,6 +154,11 @@ class VllmServerSampler:
             return await self._loop.call(self._pool.sample(prompt_ids, params))
         finally:
             self._in_flight -= 1
+
+    def client(self) -> "Callable[[], VllmClient]":
+        """A call that opens a client of the servers in another process, for the weights in use now."""
+        urls = [replica.url for replica in self._pool.replicas]
+        return partial(self._client, urls=urls, weights=self._pool.weights, version=self.version)
 
     def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
         """Give the learner's weights or adapters to every server; each drops its prefix cache.
@@ -249,6 +255,45 @@ class VllmServerSampler:
             publisher.close(self._pool)
         self._loop.close()
         self._remove()
+
+
+class VllmClient:
+    """Samples from the servers of a sampler in another process, which gives them the weights."""
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        urls: Sequence[str],
+        token: str,
+        shape: Mapping[str, str],
+        weights: WeightsLabel,
+        version: int,
+        requests: RequestSettings,
+        start_seconds: float,
+        media: MediaFolder | None,
+    ) -> None:
+        """Connect; ``weights`` have the version ``version``, for the rest see ``ReplicaPool`` and its ``open``."""
+        self.version = version
+        self._loop = BackgroundLoop("vllm-client")
+        self._pool = ReplicaPool(weights, requests, restores=False)
+        client = partial(ServerClient, pictures=picture_prompts(model_path, media))
+        opening = self._pool.connect(urls, token=token, shape=shape, start_seconds=start_seconds, client=client)
+        self._loop.run(opening)
+
+    async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """One reply to one prompt; see ``VllmServerSampler``."""
+        check_request(prompt_ids, params, room=self._pool.room)
+        return await self._loop.call(self._pool.sample(prompt_ids, params))
+
+    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        """Refuse: the other process does it."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._loop.run(self._pool.close())
+        self._loop.close()
 
 
 def _read_urls(file: str) -> tuple[str, ...]:
