@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -10,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command import TINY, run, start, succeed
+from command import TINY, run, start, succeed, succeed_on_two_ranks
 from metrics_page import missing, unexplained
 from runs import (
     TWO_RANKS,
@@ -86,11 +87,6 @@ def test_a_breach_in_an_early_step_is_found(finished: Path, tmp_path: Path) -> N
     assert "step_000001.jsonl" in done.stdout
 
 
-def test_two_runs_of_one_seed_are_equal_bit_for_bit(finished: Path, tmp_path: Path) -> None:
-    succeed("train", *TINY, f"runs_dir={tmp_path}", "name=whole")
-    assert_equal_runs(finished, tmp_path / "whole")
-
-
 def test_a_killed_run_goes_on_as_if_it_had_not_been(finished: Path, tmp_path: Path) -> None:
     trackers = "trackers=[tensorboard, tests/failing_tracker.py:Failing]"
     process = start("train", *TINY, trackers, f"runs_dir={tmp_path}", "name=killed")
@@ -120,7 +116,7 @@ def assert_tracked(run_folder: Path) -> None:
 
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(finished: Path, tmp_path: Path) -> None:
     process = start("train", *TINY, "train.save_every=0", f"runs_dir={tmp_path}", "name=stopped")
-    wait_for(tmp_path / "stopped/trajectories/step_000001.jsonl", process)
+    wait_for(tmp_path / "stopped/trajectories/step_000002.jsonl", process)  # the step's evaluation must not be lost
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
@@ -141,15 +137,6 @@ def test_ctrl_c_twice_leaves_at_once(tmp_path: Path) -> None:
     assert process.poll() is None  # still at it: once means to finish first
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=240) == -signal.SIGINT  # not at the end of the evaluation
-
-
-def test_stopping_at_an_evaluation_loses_none(finished: Path, tmp_path: Path) -> None:
-    process = start("train", *TINY, f"runs_dir={tmp_path}", "name=stopped")
-    wait_for(tmp_path / "stopped/trajectories/step_000002.jsonl", process)  # evaluated after this step
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
-    succeed("train", "--resume", str(tmp_path / "stopped"))
-    assert_equal_runs(finished, tmp_path / "stopped")
 
 
 def test_a_run_killed_in_its_last_evaluation_makes_that_again_and_no_step(finished: Path, tmp_path: Path) -> None:
@@ -178,14 +165,13 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(finished: Path, tm
     refused = run(*again, "condenser.options.keep_last=2")
     assert "condenser.options.keep_last  1 → 2" in refused.stderr
     succeed(*again)
-    assert_equal_runs(finished, tmp_path / "killed")
+    assert_equal_runs(finished, tmp_path / "killed")  # two runs of one seed, in two interpreters
 
 
 @pytest.mark.parametrize(
     ("override", "wanted"),
     [
         ("seed=9", "seed cannot change any more"),
-        ("model.new.hidden_size=32", "model.new.hidden_size cannot change any more"),
         ("condenser.options.keep_lst=3", "keep_lst"),
     ],
 )
@@ -232,12 +218,6 @@ def test_a_resume_prints_what_changes_and_needs_no_permission_for_steps_or_evalu
     ]
 
 
-def test_a_finished_run_can_be_resumed_for_more_steps(finished: Path, tmp_path: Path) -> None:
-    shutil.copytree(finished, tmp_path / "more")
-    succeed("train", "--resume", str(tmp_path / "more"), "train.steps=5")
-    assert [line["step"] for line in read_metrics(tmp_path / "more/metrics.jsonl") if "loss" in line] == [1, 2, 3, 4, 5]
-
-
 def test_a_run_that_is_resumed_for_fewer_steps_keeps_its_checkpoints_and_makes_the_evaluations_that_it_lacks(
     finished: Path, tmp_path: Path
 ) -> None:
@@ -266,17 +246,11 @@ def test_a_run_of_no_steps_can_be_evaluated_and_shows_itself_to_programs(tmp_pat
     assert json.loads(succeed("eval", str(tmp_path / "none"), "--json"))["problems"] == 8
 
 
-def test_two_updates_a_batch_share_one_cosine(finished: Path, tmp_path: Path) -> None:
-    """The schedule counts optimiser steps: it must not reach 0 when half of the batches are still to come."""
-    changes = ("algorithm.updates_per_batch=2", "learner.optimiser.schedule=cosine", "train.eval_every=0")
-    succeed(*from_the_start_of(finished, tmp_path / "two", *changes))
-    rates = [line["lr"] for line in read_metrics(tmp_path / "two/metrics.jsonl") if "lr" in line]
-    wanted = [1e-3 * 0.5 * (1 + math.cos(math.pi * step / 8)) for step in (1, 3, 5, 7)]  # of the second update
-    assert rates == pytest.approx(wanted)
-
-
 def test_the_schedule_of_a_resumed_run_counts_training_steps(finished: Path, tmp_path: Path) -> None:
-    """It counted optimiser steps taken: with other updates a batch, or after steps without signal, it was elsewhere."""
+    """It counted optimiser steps taken: with other updates a batch, or after steps without signal, it was elsewhere.
+
+    Two updates a batch share one cosine: it must not reach 0 when half of the batches are still to come.
+    """
     shutil.copytree(finished, tmp_path / "two")
     shutil.rmtree(tmp_path / "two/checkpoints/step_000004")
     (tmp_path / "two/checkpoints/latest").write_text("step_000002")
@@ -289,13 +263,13 @@ def test_the_schedule_of_a_resumed_run_counts_training_steps(finished: Path, tmp
 def test_without_an_evaluation_at_the_start_a_run_trains_equally_and_shows_no_figures_of_then(
     finished: Path, tmp_path: Path
 ) -> None:
-    out = succeed(*from_the_start_of(finished, tmp_path / "late", "train.eval_on_start=false"))
+    out = succeed(*from_the_start_of(finished, tmp_path / "late", "train.eval_on_start=false", "train.steps=2"))
     lines, theirs = (read_metrics(folder / "metrics.jsonl") for folder in (tmp_path / "late", finished))
-    assert [line["step"] for line in lines if "eval/success" in line] == [2, 4]
+    assert [line["step"] for line in lines if "eval/success" in line] == [2]
     trained, wanted = ([line["loss"] for line in each if "loss" in line] for each in (lines, theirs))
-    assert trained == wanted
-    assert len(trained) == 4
-    assert "held-out problems, after 4 steps" in out
+    assert trained == wanted[:2]
+    assert len(trained) == 2
+    assert "held-out problems, after 2 steps" in out
     assert "before" not in out
 
 
@@ -391,9 +365,7 @@ def test_a_name_that_is_taken_is_refused_and_nothing_is_overwritten(finished: Pa
 
 def test_two_ranks_under_zero_3_train_and_evaluate_and_one_rank_resumes(finished: Path, tmp_path: Path) -> None:
     changes = ("learner.zero_stage=3", "train.steps=2", "train.save_every=1", "evaluate.problems=2")
-    process = start(*from_the_start_of(finished, tmp_path / "two", *changes), launcher=TWO_RANKS)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, out[-2000:] + err[-4000:]
+    succeed_on_two_ranks(*from_the_start_of(finished, tmp_path / "two", *changes))
     lines = read_metrics(tmp_path / "two/metrics.jsonl")
     assert [line["trajectories"] for line in lines if "loss" in line] == [16, 16]
     assert all(line["ratio_max"] == pytest.approx(1, abs=1e-4) for line in lines if line.get("tokens"))
@@ -404,21 +376,38 @@ def test_two_ranks_under_zero_3_train_and_evaluate_and_one_rank_resumes(finished
     assert [line["step"] for line in read_metrics(tmp_path / "two/metrics.jsonl") if "loss" in line] == [1, 2, 3]
 
 
-def test_the_deepspeed_launcher_trains_adapters_under_zero_3(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    launcher = ("-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port", port, "--module")
-    settings = ("model.lora.rank=4", "learner.zero_stage=3", "algorithm.kl.coefficient=0.1")
-    steps = ("warm_start.steps=5", "train.steps=2", "evaluate.problems=2")
-    process = start("train", *TINY, *settings, *steps, f"runs_dir={tmp_path}", "name=two", launcher=launcher)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, out[-2000:] + err[-4000:]
-    lines = [line for line in read_metrics(tmp_path / "two/metrics.jsonl") if "loss" in line]
+ADAPTERS = (
+    *("model.lora.rank=4", "learner.zero_stage=3", "algorithm.kl.coefficient=0.1"),
+    *("warm_start.steps=5", "train.steps=2", "evaluate.problems=2", "name=two"),
+)
+
+
+def assert_adapters_trained(run_folder: Path) -> None:
+    lines = [line for line in read_metrics(run_folder / "metrics.jsonl") if "loss" in line]
     assert [line["trajectories"] for line in lines] == [16, 16]
     assert lines[0]["kl"] == lines[0]["kl_loss"] == 0.0
     for line in lines:  # the sampler's merged weights say what the learner's base and adapters say
         assert line["ratio_max"] == pytest.approx(1, abs=1e-4)
+
+
+def test_two_ranks_train_adapters_under_zero_3(tmp_path: Path) -> None:
+    """With the option that the deepspeed launcher passes to every process."""
+    succeed_on_two_ranks("--local_rank=0", "train", *TINY, *ADAPTERS, f"runs_dir={tmp_path}")
+    assert_adapters_trained(tmp_path / "two")
+
+
+@pytest.mark.skipif("LONG_TESTS" not in os.environ, reason="starts three interpreters: LONG_TESTS=1 runs it")
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+def test_the_launchers_start_two_ranks(launcher: str, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    deepspeed = ("-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port", port, "--module")
+    chosen = TWO_RANKS if launcher == "torchrun" else deepspeed
+    process = start("train", *TINY, *ADAPTERS, f"runs_dir={tmp_path}", launcher=chosen)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, out[-2000:] + err[-4000:]
+    assert_adapters_trained(tmp_path / "two")
 
 
 def test_what_dynamic_sampling_adds_does_not_depend_on_the_number_of_ranks(finished: Path, tmp_path: Path) -> None:
@@ -530,6 +519,7 @@ def test_doctor_plan_and_serve_take_the_folder_of_a_run(finished: Path) -> None:
 def test_eval_of_a_model_folder_takes_a_configuration(finished: Path) -> None:
     model = finished / "checkpoints/step_000004/model"
     result = json.loads(succeed("eval", str(model), *TINY, "--json"))
-    of_the_run = json.loads(succeed("eval", str(finished), "--json"))
-    assert undisturbed(result["metrics"]) == undisturbed(of_the_run["metrics"])
-    assert result["pass_at"] == of_the_run["pass_at"]
+    last = [line for line in read_metrics(finished / "metrics.jsonl") if "eval/success" in line][-1]
+    shared = undisturbed(result["metrics"]).keys() & {key.removeprefix("eval/") for key in last}
+    assert shared >= {"success", "context_tokens"}
+    assert {key: result["metrics"][key] for key in shared} == {key: last[f"eval/{key}"] for key in shared}
