@@ -210,7 +210,7 @@ def rollout(
     """
     from condensegrpo.assembly.model_checks import check_model
     from condensegrpo.assembly.runtime import provenance
-    from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
+    from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, Watch
     from condensegrpo.episodes.failures import check_failures, failures_of
     from condensegrpo.episodes.group import problem_groups
     from condensegrpo.evaluation.evaluate import opened_policy
@@ -232,7 +232,8 @@ def rollout(
         failed.callback(shutil.rmtree, folder, ignore_errors=True)
         posed = components.problems(split)[:problems] if isinstance(problems, int) else problems
         shown.phase("sampling", len(posed) * n)
-        with BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS) as loop:
+        watch = Watch(settings.rollout.limits.turn_seconds, shown.notice)
+        with BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS, watch=watch) as loop:
             scored = loop.run(
                 players.player(components, temperature=settings.rollout.temperature).play(
                     problem_groups(posed, step=step or 0),

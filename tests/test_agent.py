@@ -605,7 +605,7 @@ def test_a_function_that_is_not_asynchronous_runs_in_a_thread_that_its_limit_end
     assert (first.question, second.question) == ("count to 2", "count to 3")
     ended, hung = asyncio.run(both())
     assert (ended.answer, len(ended.turns)) == ("reply 0", 1)
-    assert "the agent: no result within 0.5 seconds (limits.seconds), abandoned (" in hung.detail
+    assert "the agent: no result within 0.5 seconds (limits.seconds) (" in hung.detail
 
 
 def test_a_function_of_other_arguments_or_results_is_told_what_is_wanted(tmp_path: Path) -> None:

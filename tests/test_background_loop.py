@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from condensegrpo.core.background_loop import BackgroundLoop
+from condensegrpo.core.background_loop import BackgroundLoop, Watch
+from condensegrpo.core.errors import RolloutError
 
 
 async def double(number: int) -> int:
@@ -124,3 +125,38 @@ def test_a_closed_loop_refuses_work() -> None:
     loop.close()
     with pytest.raises(RuntimeError, match="starting a coroutine: the background loop 'test' was closed"):
         loop.submit(double(1))
+
+
+# --- the watchdog
+
+
+async def hold(release: threading.Event, seconds: float = 60) -> str:
+    release.wait(seconds)
+    return "done"
+
+
+def test_what_blocks_the_loop_is_reported_and_a_loop_that_goes_on_is_left_alone() -> None:
+    reports, release = list[str](), threading.Event()
+
+    def report(text: str) -> None:
+        reports.append(text)
+        release.set()
+
+    with BackgroundLoop("test", watch=Watch(0.2, report)) as loop:
+        assert loop.run(hold(release)) == "done"
+        assert loop.run(double(1)) == 2
+    (text,) = reports
+    where = f"tests/test_background_loop.py:{hold.__code__.co_firstlineno + 1}"
+    assert text.startswith(f"the event loop 'test' has been blocked by {where} for 0.2 seconds.")
+    assert "release.wait(seconds)" in text  # of the stack
+
+
+def test_a_loop_that_stays_blocked_fails_what_runs_on_it_and_what_is_started_on_it() -> None:
+    reports, release = list[str](), threading.Event()
+    with BackgroundLoop("test", close_seconds=0.1, watch=Watch(0.1, reports.append)) as loop:
+        with pytest.raises(RolloutError, match=r"has been blocked by tests/test_background_loop.py:\d+ for 0.5 sec"):
+            loop.run(hold(release))
+        with pytest.raises(RolloutError, match=r"Put blocking code into asyncio.to_thread, or raise rollout.limits"):
+            loop.run(double(1))
+    release.set()
+    assert len(reports) == 1

@@ -1,33 +1,28 @@
 """The line between the engine and what others wrote: whatever is past it costs its own episode, and is named."""
 
 import asyncio
-import logging
 import math
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 from talk import Counting, agent, counting, engine, ignore, problem, said, simulated
 
-from condensegrpo.condensers.pipeline import Pipeline
 from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History, MediaPart, Message, TextPart
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Stage
+from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, StopReason, Trajectory
-from condensegrpo.episodes.boundary import EndEpisode, call_plugin, check_environment, checked_messages
+from condensegrpo.episodes.boundary import Boundary, EndEpisode, called, checked_messages
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups, rollout_group
-from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage import codec
 
 Play = Callable[[], Coroutine[Any, Any, Any]]
@@ -38,7 +33,8 @@ def ended(work: Play, seconds: float | None = None) -> EndEpisode:
 
     async def run() -> EndEpisode:
         with pytest.raises(EndEpisode) as caught:
-            await call_plugin(work, who="it", stop=StopReason.ENVIRONMENT_ERROR, turn_seconds=60, seconds=seconds)
+            async with Boundary("it", seconds=seconds):
+                await work()
         return caught.value
 
     return asyncio.run(run())
@@ -61,22 +57,7 @@ def roll(parts: Engine, environment: Callable[[Problem], Any] = Counting) -> tup
     return tuple(one for group in groups for one in group)
 
 
-def test_signatures_of_methods_that_belong_to_an_object_are_checked_for_each() -> None:
-    right = Counting(problem(0, "count"))
-    check_environment(SimpleNamespace(start=right.start, step=right.step))
-    with pytest.raises(TypeError, match=r"whose step\(\) is not asynchronous"):
-        check_environment(SimpleNamespace(start=right.start, step=lambda reply: None))
-
-
-# --- call_plugin -----------------------------------------------------------------------------------------------------
-
-
-def test_what_the_work_returns_comes_back() -> None:
-    async def five() -> int:
-        await asyncio.sleep(0)
-        return 5
-
-    assert asyncio.run(call_plugin(five, who="it", stop=StopReason.ENVIRONMENT_ERROR, turn_seconds=60, seconds=60)) == 5
+# --- the boundary -----------------------------------------------------------------------------------------------------
 
 
 class Panic(BaseException):
@@ -105,56 +86,18 @@ def test_whatever_is_raised_ends_the_episode_by_name(error: BaseException, stop:
     assert (end.stop, end.detail.partition(" (tests/")[0]) == (stop, detail)
 
 
-def test_work_that_is_not_even_asynchronous_ends_the_episode() -> None:
-    end = ended(lambda: 5)  # type: ignore[arg-type, return-value]  # wrong on purpose
-    assert "it: TypeError" in end.detail
-
-
-def test_work_that_cancels_its_own_task_cancels_nobody_else() -> None:
-    async def work() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
+def test_late_work_is_cancelled_where_it_waits() -> None:
+    async def waits() -> None:
+        await asyncio.sleep(0)
         await asyncio.sleep(20)
 
-    assert ended(work).detail == "it: CancelledError: it cancelled itself"
+    async def in_a_thread() -> None:
+        await called(time.sleep, 0.5)
 
-
-def test_work_that_ignores_its_cancellation_is_not_waited_for() -> None:
-    finished: list[str] = []
-
-    async def stubborn() -> None:
-        try:
-            await asyncio.sleep(20)
-        except asyncio.CancelledError:
-            await asyncio.sleep(0.5)
-        finished.append("stubborn")
-
-    async def run() -> tuple[str, list[str]]:
-        with pytest.raises(EndEpisode) as caught:
-            await call_plugin(stubborn, who="it", stop=StopReason.ENVIRONMENT_ERROR, turn_seconds=5, seconds=0.05)
-        return caught.value.detail, list(finished)
-
-    detail, before = asyncio.run(run())
-    assert detail.startswith("it: no result within 0.05 seconds (rollout.limits.turn_seconds) (tests/test_boundary.py:")
-    assert before == []
-
-
-def test_what_abandoned_work_raises_later_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    async def late() -> None:
-        try:
-            await asyncio.sleep(20)
-        except asyncio.CancelledError:
-            raise OSError("too late") from None
-
-    async def run() -> None:
-        with pytest.raises(EndEpisode):
-            await call_plugin(late, who="it", stop=StopReason.ENVIRONMENT_ERROR, turn_seconds=5, seconds=0.02)
-        await asyncio.sleep(0.02)
-
-    with caplog.at_level(logging.ERROR, logger="asyncio"):
-        asyncio.run(run())
-    assert caplog.records == []
+    line = waits.__code__.co_firstlineno + 2
+    message = "it: no result within 0.02 seconds (rollout.limits.turn_seconds)"
+    assert ended(waits, seconds=0.02).detail == f"{message} (tests/test_boundary.py:{line})"
+    assert ended(in_a_thread, seconds=0.02).detail.startswith(message)
 
 
 @pytest.mark.parametrize("pause", [0, 0.02])  # before the work's first step, and in the middle of it
@@ -170,9 +113,11 @@ def test_a_cancellation_of_the_episode_reaches_the_work_and_passes_through(pause
             raise
 
     async def run() -> bool:
-        task = asyncio.create_task(
-            call_plugin(patient, who="it", stop=StopReason.ENVIRONMENT_ERROR, turn_seconds=5, seconds=20)
-        )
+        async def inside() -> None:
+            async with Boundary("it", seconds=20):
+                await patient()
+
+        task = asyncio.create_task(inside())
         await asyncio.sleep(pause)
         task.cancel()
         await asyncio.wait({task})
@@ -184,30 +129,14 @@ def test_a_cancellation_of_the_episode_reaches_the_work_and_passes_through(pause
     assert pause == 0 or seen
 
 
-@pytest.mark.parametrize("times", [1, 2])  # the first cancels the main task, see asyncio.Runner; the second raises
-def test_ctrl_c_is_not_the_plugins(times: int) -> None:
+def test_ctrl_c_is_not_the_plugins() -> None:
     async def interrupted() -> None:
-        (main,) = asyncio.all_tasks() - {asyncio.current_task()}
-        os.kill(os.getpid(), signal.SIGINT)  # handled in the main thread, which waits for this
-        while not main.cancelling():
-            time.sleep(0.01)
-        if times == 2:
+        async with Boundary("it", seconds=20):
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(20)
-        await asyncio.sleep(20)
+            await asyncio.sleep(20)
 
-    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        # a signal that another thread gets is handled at the next check of the step: in 20 / 20 seconds at the latest
-        asyncio.run(call_plugin(interrupted, who="it", stop=StopReason.ENVIRONMENT_ERROR, turn_seconds=20))
-    assert time.monotonic() - began < 15
-
-
-def test_an_interrupt_that_the_work_raises_is_its_failure() -> None:
-    async def interrupted() -> NoReturn:
-        raise KeyboardInterrupt
-
-    assert ended(interrupted).detail.startswith("it: KeyboardInterrupt (tests/test_boundary.py:")
+        asyncio.run(interrupted())
 
 
 # --- messages of others -----------------------------------------------------------------------------------------------
@@ -237,11 +166,8 @@ def test_what_is_no_message_is_refused(found: object, complaint: str) -> None:
 # --- faulty environments ----------------------------------------------------------------------------------------------
 
 
-async def _swallows() -> Step:
-    try:
-        await asyncio.sleep(20)
-    except asyncio.CancelledError:
-        await asyncio.sleep(2)  # as if nothing had happened
+async def _waits() -> Step:
+    await asyncio.sleep(20)
     return Step()
 
 
@@ -267,7 +193,7 @@ FAULTS: Mapping[str, tuple[Callable[[], Awaitable[Step]], str]] = {
     "exit": (lambda: _raises(SystemExit(0)), "SystemExit: 0"),
     "sys.exit": (lambda: sys.exit(3), "SystemExit: 3"),
     "cancels": (lambda: _raises(asyncio.CancelledError()), "CancelledError: it cancelled itself"),
-    "swallows": (_swallows, "no result within 0.3 seconds (rollout.limits.turn_seconds)"),
+    "waits": (_waits, "no result within 0.3 seconds (rollout.limits.turn_seconds)"),
     "synchronous": (lambda: Step(), "TypeError: object Step can't be used in 'await'"),  # type: ignore[arg-type, return-value]  # wrong on purpose
 }
 
@@ -315,7 +241,7 @@ def test_turn_rewards_are_stored_as_plain_floats() -> None:
         (lambda: _gives(None), "TypeError: start() returned None, wanted a tuple of messages"),
         (lambda: _gives(()), "TypeError: start() returned no message, wanted at least the question"),
         (lambda: _raises(SystemExit(1)), "SystemExit: 1"),
-        (_swallows, "no result within 0.3 seconds"),
+        (_waits, "no result within 0.3 seconds"),
     ],
 )
 def test_an_environment_that_does_not_start_costs_its_own_episode(act: Callable[[], Any], complaint: str) -> None:
@@ -355,7 +281,7 @@ class FaultyCondenser:
         ),
         (lambda: _raises(SystemExit(0)), "SystemExit: 0"),
         (lambda: _raises(asyncio.CancelledError()), "CancelledError: it cancelled itself"),
-        (_swallows, "no result within 0.3 seconds"),
+        (_waits, "no result within 0.3 seconds"),
     ],
 )
 def test_a_faulty_condenser_costs_its_own_episodes(act: Callable[[], Any], complaint: str) -> None:
@@ -404,7 +330,7 @@ class Versionless(FaultySampler):
         ),
         (FaultySampler(lambda: _raises(SystemExit(0))), "SystemExit: 0"),
         (FaultySampler(lambda: _raises(asyncio.CancelledError())), "CancelledError: it cancelled itself"),
-        (FaultySampler(_swallows), "no result within 0.3 seconds"),
+        (FaultySampler(_waits), "no result within 0.3 seconds"),
         (Versionless(lambda: _gives(None)), "LookupError: no version"),
     ],
 )
@@ -413,41 +339,3 @@ def test_a_faulty_sampler_costs_its_own_episodes(sampler: FaultySampler, complai
         assert (one.stop, one.turns) == (StopReason.SAMPLER_ERROR, ())
         assert one.detail.startswith("the sampler: ")
         assert complaint in one.detail
-
-
-# --- a built-in plug-in that calls one of a user ----------------------------------------------------------------------
-
-
-class BlocksOnce:
-    """A condenser whose first call never lets the event loop go on."""
-
-    def __init__(self) -> None:
-        self.release = threading.Event()
-        self.calls = 0
-
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        self.calls += 1
-        if self.calls == 1:
-            self.release.wait(60)
-        return Condensed(units=history.units)
-
-
-def test_a_condenser_of_others_in_a_built_in_pipeline_is_abandoned_when_it_blocks() -> None:
-    mine = BlocksOnce()
-    script = ScriptedSampler(lambda ids: said("answer 1" if len(ids) > 120 else "go on"))
-    pipeline = Pipeline([Stage(name="mine", condenser=mine, over=0.0)])
-    groups = simulated(
-        rollout_group(
-            problem_groups([problem(0), problem(1)], 0),
-            samples=1,
-            environment=Counting,
-            engine=engine(script, condenser=pipeline, turn_seconds=1.0),
-            run_seed=0,
-            step=0,
-            on_finish=ignore,
-        )
-    )
-    mine.release.set()
-    assert [played.stop for (played,) in groups] == [StopReason.ENVIRONMENT_ERROR, StopReason.ANSWERED]
-    assert "it held up the event loop for more than 1 second" in groups[0][0].detail
-    assert "(tests/test_boundary.py:" in groups[0][0].detail

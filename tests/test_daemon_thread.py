@@ -1,12 +1,11 @@
-"""The daemon thread: order, results and errors, calls that are skipped, and its end."""
+"""The daemon thread: order, results and errors, calls that are skipped, its end, and calls that never return."""
 
-import subprocess
-import sys
+import asyncio
 import threading
 
 import pytest
 
-from condensegrpo.core.threads import DaemonThread
+from condensegrpo.core.threads import DaemonThread, to_thread
 
 
 def test_calls_run_in_order_and_an_error_concerns_its_own_call() -> None:
@@ -53,41 +52,27 @@ def test_a_cancelled_call_is_skipped_and_close_lets_those_that_wait_run() -> Non
         worker.submit(lambda: None)
 
 
-def test_the_outcome_of_a_call_is_awaited_within_a_time_limit() -> None:
-    release, worker = threading.Event(), DaemonThread("mine")
-    error = TimeoutError("of the call")
+def test_threads_serve_one_call_after_another_and_one_whose_call_is_late_serves_no_more() -> None:
+    release, served = threading.Event(), list[threading.Thread]()
+
+    def wait() -> None:
+        served.append(threading.current_thread())
+        release.wait(60)
 
     def fail() -> None:
-        raise error
+        served.append(threading.current_thread())
+        raise StopIteration(5)  # which no coroutine may raise
 
-    assert worker.outcome(lambda: 5, 60) == (5, None)
-    assert worker.outcome(fail, 60) == (None, error)
-    with pytest.raises(TimeoutError):
-        worker.outcome(lambda: release.wait(60), 0.02)
+    async def run() -> str:
+        with pytest.raises(RuntimeError, match=r"it raised StopIteration\(5,\)"):
+            await to_thread(fail)
+        with pytest.raises(TimeoutError) as late:
+            async with asyncio.timeout(0.5):
+                await to_thread(wait)
+        served.append(await to_thread(threading.current_thread))
+        return str(late.value.__cause__)
+
+    where = asyncio.run(run())
     release.set()
-    assert worker.outcome(lambda: 6, 60) == (6, None)
-    worker.close()
-    assert worker.join(60)
-
-
-EXITS = """
-import os
-from condensegrpo.core.threads import DaemonThread
-
-def fork():
-    child = os.fork()
-    if child == 0:
-        os._exit(5)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-worker = DaemonThread("mine")
-print(worker.submit(lambda: os._exit(7)).exception(60))
-print(worker.submit(fork).result(60), flush=True)
-os._exit(3)
-"""
-
-
-def test_os_exit_of_a_call_raises_and_ends_a_fork_or_another_thread_as_ever() -> None:
-    done = subprocess.run([sys.executable, "-c", EXITS], capture_output=True, text=True, check=False, timeout=240)
-    raised = "os._exit(7) would end the process without a message. Raise an exception instead."
-    assert (done.returncode, done.stdout.splitlines()) == (3, [raised, "5"]), done.stderr
+    assert served[0] is served[1] is not served[2]
+    assert where == f"tests/test_daemon_thread.py:{wait.__code__.co_firstlineno + 2}"

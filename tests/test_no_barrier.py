@@ -120,7 +120,7 @@ def calls(name: str, prompt: str) -> str:
 MANY = 48  # more than the threads of asyncio's own pool: 32 at most
 
 
-def test_each_blocking_tool_runs_in_its_own_thread() -> None:
+def test_all_blocking_tools_run_at_the_same_time() -> None:
     together = threading.Barrier(MANY)
 
     def meet() -> str:
@@ -150,9 +150,7 @@ def test_hung_tools_do_not_take_the_threads_of_others() -> None:
     tools = {"wait": wait, "hello": hello}
     stuck = roll(engine(sampler, tools=tools, tool_seconds=0.2), [problem(number, "stuck") for number in range(MANY)])
     fine = roll(engine(sampler, tools=tools), [problem(0, "go")])
-    hung = sum(thread.name == "abandoned: tool wait" for thread in threading.enumerate())
     release.set()
     assert {one.stop for one in stuck} == {StopReason.ANSWERED}
     assert all("did not finish within 0.2 seconds" in (one.answer or "") for one in stuck)
     assert [one.answer for one in fine] == ["hi"]
-    assert hung  # of a thread that was abandoned before it hung, nothing is left

@@ -140,7 +140,6 @@ def test_replies_without_log_probabilities_are_not_trained_on() -> None:
     ("name", "fault"),
     [
         ("Unclosed", "it has no close ("),
-        ("Helper", "reply() is not asynchronous: define it with async def"),
     ],
 )
 def test_a_sampler_that_lacks_a_method_is_refused(file: Path, name: str, fault: str) -> None:

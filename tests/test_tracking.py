@@ -196,13 +196,6 @@ def test_a_tracker_that_changes_what_it_is_given_changes_no_metrics_and_one_with
     ("methods", "wanted"),
     [
         ("def log(self, step, metrics): pass", r"Mine has no close \(.*own.py:1\)"),
-        ("async def log(self, step, metrics): pass", r"Mine has no close"),
-        ("close = log = lambda self: None", r"Mine log\(\) cannot be called with \(step, metrics\)"),
-        ("async def log(self, step, metrics): pass\n    def close(self): pass", r"Mine log\(\) is asynchronous"),
-        (
-            "def log(self, step, metrics): pass\n    def close(self): pass\n    def start(self): pass",
-            r"Mine start\(\) cannot be called with \(run\)",
-        ),
     ],
 )
 def test_a_tracker_without_the_methods_of_one_is_refused_before_a_run(

@@ -1,13 +1,11 @@
 """What the code of a user raises, or that it never returns, is the failure of one trajectory, with file and line."""
 
 import asyncio
-import contextlib
 import json
 import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any, cast
 import pytest
 from command import TINY, run, start
 from runs import wait_for, wait_for_error
-from talk import CHATML, Counting, agent, counting, engine, play_all, problem, said, simulated, tokenizer
+from talk import CHATML, Counting, agent, counting, engine, play_all, problem, said, tokenizer
 from tiny import qwen3
 
 from condensegrpo.algorithms.credit import scores_of, split_masked
@@ -37,7 +35,6 @@ from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.reward import Reward
 from condensegrpo.core.protocols.task import Demonstration, Problem, Task
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.threads import ABANDONED, MAX_ABANDONED, result_in_thread
 from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups
@@ -68,12 +65,6 @@ class Moody:
             return 1.0
         return {"correct": 1.0}
 
-class Loops:
-    """Never returns."""
-
-    def __call__(self, trajectory, problem):
-        while True:
-            pass
 '''
 
 
@@ -193,39 +184,19 @@ def test_failed_rewards_are_counted_and_leave_the_group(rewards: Path) -> None:
     assert scores_of(kept).total_N.tolist() == [1.0, 1.0]
 
 
-def test_an_abandoned_busy_loop_ends(rewards: Path) -> None:
-    """It would take its share of the processor from everything else."""
+def test_a_reward_that_never_returns_ends_its_trajectory_where_it_is() -> None:
+    def loops(trajectory: Trajectory, problem: Problem) -> dict[str, float]:
+        while not RELEASE.is_set():
+            pass
+        return {}
+
+    RELEASE.clear()
     parts = engine(ScriptedSampler(lambda _: said("answer 1")), reward_seconds=0.5)
-    (one,) = collected(load_plugin("rewards", f"{rewards}:Loops")(), samples=1, parts=parts)
-    limit = "0.5 seconds (rollout.limits.reward_seconds)"
-    assert one.trajectory.detail.startswith(f"the reward Loops: no result within {limit}, abandoned ({rewards}:2")
-    deadline = time.monotonic() + 60
-    while any(thread.name == f"{ABANDONED}the reward Loops" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_too_many_abandoned_calls_are_followed_by_no_further_one() -> None:
-    release, held = threading.Event(), list[None]()
-
-    def hold() -> None:
-        with contextlib.suppress(SystemExit):
-            held.append(None)  # from here on it stays; a thread that is abandoned before it ends at once
-            release.wait()
-        release.wait()
-
-    def running() -> int:
-        return sum(thread.name.startswith(ABANDONED) for thread in threading.enumerate())
-
-    while len(held) < MAX_ABANDONED:
-        assert isinstance(result_in_thread(hold, name="the reward Slow", seconds=0.001), PluginFailure)
-    refused = result_in_thread(lambda: 5, name="the reward Slow", seconds=10)
-    release.set()
-    message = f"{MAX_ABANDONED} calls that exceeded their time limit are still running"
-    assert str(refused) == f"the reward Slow: not called: {message}"
-    while running():
-        time.sleep(0.01)
-    assert result_in_thread(lambda: 5, name="the reward Slow", seconds=10) == 5
+    (one,) = collected(loops, samples=1, parts=parts)
+    RELEASE.set()
+    limit, line = "0.5 seconds (rollout.limits.reward_seconds)", loops.__code__.co_firstlineno
+    assert one.trajectory.detail.startswith(f"the reward loops: no result within {limit} (tests/test_user_code.py:")
+    assert line < int(one.trajectory.detail.rstrip(")").rpartition(":")[2]) <= line + 2
 
 
 def test_a_run_shows_failures_in_one_line_each_and_with_debug_their_tracebacks(rewards: Path, tmp_path: Path) -> None:
@@ -309,49 +280,34 @@ def test_an_exit_in_a_task_of_a_plugin_does_not_end_the_event_loop() -> None:
     assert one.trajectory.stop is StopReason.ANSWERED
 
 
-class Hangs(Counting):
-    """An environment whose first step lets the event loop go on no more: inside or outside of Python, or in a task."""
-
-    def __init__(self, posed: Problem, how: str) -> None:
-        super().__init__(posed)
-        self.how = how
-
-    async def step(self, reply: Message) -> Step:
-        while self.how == "python":
-            pass
-        if self.how == "outside":
-            RELEASE.wait(60)
-        if self.how == "task":
-            await asyncio.gather(asyncio.to_thread(len, ""), self.wait())
-        return await super().step(reply)
-
-    async def wait(self) -> None:
-        RELEASE.wait(60)
-
-
 RELEASE = threading.Event()
 
 
-@pytest.mark.parametrize("how", ["python", "outside", "task"])
-def test_an_environment_that_holds_up_the_event_loop_ends_its_own_trajectory(how: str) -> None:
+def test_a_synchronous_environment_plays_in_threads_and_one_that_hangs_ends_its_own_trajectory() -> None:
+    class Synchronous:
+        def __init__(self, posed: Problem) -> None:
+            self.hangs = posed.id == "p1"
+
+        def start(self) -> tuple[Message, ...]:
+            return (Message(role="user", content="hi"),)
+
+        def step(self, reply: Message) -> Step:
+            if self.hangs:
+                RELEASE.wait(60)
+            return Step(done=True, answer="1")
+
     RELEASE.clear()
-    hows = iter([how, "", "", ""])
     parts = engine(ScriptedSampler(lambda _: said("answer 1")), turn_seconds=1.0)
-    posed = [problem(number) for number in range(4)]
-    found = play_all(parts, posed, lambda one: Hangs(one, next(hows)), run_loop=simulated)
+    found = play_all(parts, [problem(number) for number in range(3)], cast(Any, Synchronous))
     RELEASE.set()
-    assert [one.stop for one in found] == [StopReason.ENVIRONMENT_ERROR, *[StopReason.ANSWERED] * 3]
-    line = Hangs.step.__code__.co_firstlineno
-    message = (
-        "it held up the event loop for more than 1 second, and was abandoned; put blocking code into asyncio.to_thread"
-    )
-    detail = found[0].detail
-    assert detail.startswith(f"the environment: {'Blocked: ' * (how == 'task')}{message} (tests/test_user_code.py:")
-    assert line < int(detail.rstrip(")").rpartition(":")[2]) < line + 12
+    assert [one.stop for one in found] == [StopReason.ANSWERED, StopReason.ENVIRONMENT_ERROR, StopReason.ANSWERED]
+    message = "the environment: no result within 1 second (rollout.limits.turn_seconds)"
+    line = Synchronous.step.__code__.co_firstlineno + 2
+    assert found[1].detail == f"{message} (tests/test_user_code.py:{line})"
 
 
-def test_a_tool_that_holds_up_the_event_loop_is_an_observation() -> None:
-    async def blocks() -> str:
+def test_a_synchronous_tool_that_hangs_is_an_observation() -> None:
+    def blocks() -> str:
         """Blocks."""
         RELEASE.wait(60)
         return "late"
@@ -388,25 +344,6 @@ def calls(name: str, prompt: str) -> str:
     return f'<tool>{{"name": "{name}", "args": {{}}}}</tool>'
 
 
-def test_a_tool_that_ignores_its_cancellation_holds_up_nothing_and_is_counted() -> None:
-    release = threading.Event()
-
-    async def stubborn() -> str:
-        """Never ends."""
-        while not release.is_set() and time.monotonic() < began + 60:
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0.05)
-        return "late"
-
-    began = time.monotonic()
-    parts = engine(agent(partial(calls, "stubborn")), tools={"stubborn": stubborn}, tool_seconds=0.2)
-    (one,) = collected(fine, samples=1, parts=parts)
-    release.set()
-    assert time.monotonic() - began < 30
-    assert one.trajectory.answer == "Error: stubborn did not finish within 0.2 seconds"
-    assert summarise([one.figures])["tool_calls_abandoned"] == 1.0
-
-
 def test_a_plain_function_that_returns_a_coroutine_is_a_faulty_tool() -> None:
     async def inner() -> str:
         return "done"
@@ -420,18 +357,10 @@ def test_a_plain_function_that_returns_a_coroutine_is_a_faulty_tool() -> None:
     assert "define the tool with async def" in result.content
 
 
-class Forgetful(Counting):
-    """An environment whose ``step`` is not asynchronous."""
-
-    def step(self, reply: Message) -> Step:  # type: ignore[override]  # wrong on purpose
-        return Step(done=True, answer="1")
-
-
 @pytest.mark.parametrize(
     ("environment", "complaint"),
     [
-        (Forgetful, "returned a Forgetful, whose step() is not asynchronous: define it with async def"),
-        (lambda _: Forgetful, "environment() returned the class Forgetful, wanted an object: Forgetful(…)"),
+        (lambda _: Counting, "environment() returned the class Counting, wanted an object: Counting(…)"),
         (lambda _: None, "environment() returned None, wanted an object with start() and step(), as in"),
     ],
 )
@@ -510,7 +439,7 @@ def test_whatever_a_chat_template_raises_is_one_clear_error(template: str, compl
 
 def test_a_chat_template_that_takes_seconds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"  # hours
-    with pytest.raises(ConfigError, match="the chat template: no result within 1 second, abandoned"):
+    with pytest.raises(ConfigError, match="the chat template: no result within 1 second"):
         Renderer(tokenizer(slow + CHATML), render_seconds=0.05)
     monkeypatch.setattr("condensegrpo.episodes.chat_template.WAIT", 6000)  # for the processor
     with pytest.raises(ConfigError, match=r"the chat template took \d.\d seconds to render a few messages"):

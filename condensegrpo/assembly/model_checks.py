@@ -21,7 +21,7 @@ from condensegrpo.core.protocols.condenser import Budget, ChecksRoom
 from condensegrpo.core.protocols.environment import ClosableEnvironment, Environment
 from condensegrpo.core.protocols.task import Demonstrates, Split
 from condensegrpo.core.threads import result_in_thread
-from condensegrpo.episodes.boundary import asynchronous, first_messages
+from condensegrpo.episodes.boundary import called, first_messages
 from condensegrpo.episodes.chat_template import first_rendering, tool_text
 from condensegrpo.episodes.prompt import check_pinned
 from condensegrpo.episodes.render import Renderer
@@ -167,7 +167,7 @@ def _pinned(components: Components, split: Split) -> tuple[Message, ...]:
             return error
         finally:
             if isinstance(environment, ClosableEnvironment):
-                await asynchronous(environment.close(), "close()")
+                await called(environment.close)
 
     seconds = components.config.rollout.limits.turn_seconds
     doing = f"starting the problem {problem.id} of the task {type(task).__name__}"

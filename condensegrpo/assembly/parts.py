@@ -12,13 +12,12 @@ from condensegrpo.config.schema import Plugin, RunConfig, StagePlugin, WeightedP
 from condensegrpo.config.yaml_tree import parse
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.failures import at_definition, plugin_code
-from condensegrpo.core.plugins import load_plugin
+from condensegrpo.core.plugins import load_plugin, missing_methods
 from condensegrpo.core.protocols.condenser import Condenser, Stage
 from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardPart, TurnReward
 from condensegrpo.core.protocols.task import Task
 from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools, Tool
-from condensegrpo.core.protocols.tracker import LogsTables, StartsRun, Tracker
-from condensegrpo.core.signatures import methods_of, return_fault, signature_faults
+from condensegrpo.core.protocols.tracker import Tracker
 from condensegrpo.episodes.boundary import checked_tools
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.episodes.toolformats import CallsOneTool, ToolFormat, check_format
@@ -126,11 +125,7 @@ def _of_one_kind(reward: Reward | GroupReward | TurnReward, name: str) -> Reward
             f"{' and '.join(present) or 'no method of a reward'}, wanted exactly one of "
             f"{', '.join(kinds)}{at_definition(reward)}; see docs/how-to/write-a-reward.md."
         )
-    protocol = kinds[present[0]]
-    _with_methods(reward, name, protocol)
-    if fault := return_fault(reward, protocol):
-        raise ConfigError(_faulty(name, reward, fault))
-    return reward
+    return _with_methods(reward, name, kinds[present[0]])
 
 
 def build_condenser(plugin: Plugin, objects: Objects = NO_OBJECTS) -> Condenser:
@@ -239,9 +234,6 @@ def check_tracker(name: str) -> None:
     factory = load_plugin("trackers", name)
     if isinstance(factory, type):
         _with_methods(factory, name, Tracker)
-        for protocol in (StartsRun, LogsTables):
-            if faults := [*signature_faults(factory, protocol)]:
-                raise ConfigError(_faulty(name, factory, faults[0]))
 
 
 def _faulty(name: str, plugin: object, fault: str) -> str:
@@ -251,9 +243,6 @@ def _faulty(name: str, plugin: object, fault: str) -> str:
 
 def _with_methods(plugin: P, name: str, protocol: type) -> P:
     """The plug-in, if it has the methods of its protocol: a plug-in inherits nothing, so nothing else would notice."""
-    missing = [method for method in methods_of(protocol) if not callable(getattr(plugin, method, None))]
-    if missing:
+    if missing := missing_methods(plugin, protocol):
         raise ConfigError(_faulty(name, plugin, f"has no {' and no '.join(missing)}{at_definition(plugin)}"))
-    if faults := [*signature_faults(plugin, protocol)]:
-        raise ConfigError(_faulty(name, plugin, faults[0]))
     return plugin

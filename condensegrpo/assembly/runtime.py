@@ -15,19 +15,14 @@ from condensegrpo.config.schema import RunConfig, SamplerPlugin
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.failures import at_definition, plugin_code
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.plugins import load_plugin
+from condensegrpo.core.plugins import load_plugin, missing_methods
 from condensegrpo.core.protocols.pictures import ExpandsPictures
 from condensegrpo.core.protocols.sampler import (
-    ChecksTraining,
-    DescribesSettings,
     LogprobSampler,
     RepliesToMessages,
     Sampler,
-    SleepingSampler,
-    StagesWeights,
 )
 from condensegrpo.core.protocols.tracker import Tracker
-from condensegrpo.core.signatures import methods_of, signature_faults
 from condensegrpo.episodes.engine import AnswerProbe, Engine
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.model_folder import end_ids, load_tokenizer
@@ -40,15 +35,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-METHODS = (
-    Sampler,
-    SleepingSampler,
-    StagesWeights,
-    DescribesSettings,
-    LogprobSampler,
-    RepliesToMessages,
-    ChecksTraining,
-)
 COPYING = "transformers"  # the sampler that holds a copy of the initial policy
 
 
@@ -247,11 +233,11 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
 
 
 def _check_methods(name: str, sampler: object) -> None:
-    missing = [method for method in methods_of(Sampler) if not callable(getattr(sampler, method, None))]
-    faults = [f"it has no {' and no '.join(missing)}{at_definition(sampler)}"] if missing else []
-    faults += [fault for protocol in METHODS for fault in signature_faults(sampler, protocol)]
-    if faults:
-        raise ConfigError(f"setting up the sampler {name}: {faults[0]}; see docs/reference/protocols.md.")
+    if missing := missing_methods(sampler, Sampler):
+        raise ConfigError(
+            f"setting up the sampler {name}: it has no {' and no '.join(missing)}{at_definition(sampler)}; see "
+            f"docs/reference/protocols.md."
+        )
 
 
 def _answer_probe(config: RunConfig, renderer: Renderer, sampler: Sampler) -> AnswerProbe | None:

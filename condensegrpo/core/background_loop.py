@@ -1,19 +1,37 @@
-"""An event loop in a daemon thread, for coroutines that outlive a single ``asyncio.run``. Standard library only."""
+"""An event loop in a daemon thread, for coroutines that outlive a single ``asyncio.run``. Standard library only.
+
+Plug-ins run on the loop. A watchdog reports what blocks it, since nothing can interrupt a thread.
+"""
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypeVar
+from weakref import WeakSet
 
+from condensegrpo.core.errors import RolloutError
 from condensegrpo.core.threads import DaemonThread
+from condensegrpo.core.wording import plural
 
 T = TypeVar("T")
 CLOSE_SECONDS = 60.0  # that ``close`` waits for the thread: a coroutine may block the loop for ever
 PLUGIN_SECONDS = 2.0  # the same where plug-ins run on the loop: one may ignore its cancellation
 SIGNAL_SECONDS = 0.2  # between looks for a signal while a thread waits
+PATIENCE = 5  # times the seconds of a watchdog, after which it gives up
+BEAT_SECONDS = 1.0  # between two looks of a watchdog
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How long the plug-ins on a loop may block it, and who learns what blocks it."""
+
+    seconds: float  # rollout.limits.turn_seconds
+    report: Callable[[str], None]  # called in the thread of the watchdog
 
 
 class BackgroundLoop:
@@ -26,15 +44,19 @@ class BackgroundLoop:
         future.result()                     # the result of work(), or the exception that it raised
     """
 
-    def __init__(self, name: str, *, close_seconds: float = CLOSE_SECONDS) -> None:
+    def __init__(self, name: str, *, close_seconds: float = CLOSE_SECONDS, watch: Watch | None = None) -> None:
         """Start the thread.
 
         Args:
             name: of the thread.
             close_seconds: longest wait of ``close``. A thread that is still blocked then is abandoned; it is a daemon
                 and does not keep the process alive.
+            watch: report what blocks the loop, and fail what runs on it with that report if it stays blocked for
+                ``PATIENCE`` times as long.
         """
         self._close_seconds = close_seconds
+        self._running = WeakSet[Future[object]]()
+        self._blocked: RolloutError | None = None
         self._closing = asyncio.Event()
         self._closed = False
         started: Future[asyncio.AbstractEventLoop] = Future()
@@ -43,6 +65,8 @@ class BackgroundLoop:
         self._thread.submit(partial(self._run, started))
         self._thread.close()
         self._loop = started.result()
+        if watch is not None:
+            threading.Thread(target=self._watch, args=(watch,), name="watchdog", daemon=True).start()
 
     def __enter__(self) -> Self:
         return self
@@ -55,7 +79,12 @@ class BackgroundLoop:
         if self._closed:
             work.close()
             raise RuntimeError(f"starting a coroutine: the background loop {self._name!r} was closed")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        if self._blocked is not None:
+            work.close()
+            raise self._blocked
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._running.add(future)
+        return future
 
     def run(self, work: Coroutine[object, object, T]) -> T:
         """Wait for the result of ``work`` in a thread without an event loop. Ctrl-C cancels the work."""
@@ -107,3 +136,34 @@ class BackgroundLoop:
         """Keep the loop running. After the return ``asyncio.Runner`` cancels the remaining tasks and waits for them."""
         started.set_result(asyncio.get_running_loop())
         await self._closing.wait()
+
+    def _held_up(self, seconds: float) -> str:
+        where = f" by {self._thread.location}" if self._thread.location else ""
+        return f"the event loop {self._name!r} has been blocked{where} for {plural(round(seconds, 1), 'second')}."
+
+    def _watch(self, watch: Watch) -> None:
+        """Look for a sign of life of the loop again and again, until it is closed or blocked for too long.
+
+        The seconds are counted in looks, since a process that was stopped did not block.
+        """
+        beat, blocked, reported, every = threading.Event(), 0.0, False, min(watch.seconds / 4, BEAT_SECONDS)
+        while not self._closed:
+            beat.clear()
+            with contextlib.suppress(RuntimeError):  # it is closed now
+                self._loop.call_soon_threadsafe(beat.set)
+            while not beat.wait(every) and not self._closed:
+                blocked += every
+                if blocked >= watch.seconds and not reported:
+                    watch.report(f"{self._held_up(blocked)}\n{self._thread.stack}")
+                    reported = True
+                if blocked >= PATIENCE * watch.seconds:
+                    self._blocked = RolloutError(
+                        f"{self._held_up(blocked)} Put blocking code into asyncio.to_thread, or raise "
+                        f"rollout.limits.turn_seconds."
+                    )
+                    for future in list(self._running):
+                        if not future.done():
+                            future.set_exception(self._blocked)
+                    return
+            blocked, reported = 0.0, False
+            time.sleep(every)

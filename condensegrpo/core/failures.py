@@ -1,5 +1,6 @@
 """What a plug-in raised, and in which line of its code. Standard library only."""
 
+import asyncio
 import inspect
 import linecache
 import os
@@ -20,6 +21,7 @@ from condensegrpo.core.process import working_directory
 
 PACKAGE = __name__.partition(".")[0]
 MESSAGE_CHARACTERS = 400  # of an exception
+_UNSAID: dict[type[BaseException], str] = {asyncio.CancelledError: "it cancelled itself"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ def failure_of(source: str, error: BaseException, *, plugin: object = None) -> P
     return PluginFailure(
         source=source,
         error=type(error).__name__,
-        message=" ".join(str(error).split())[:MESSAGE_CHARACTERS],
+        message=" ".join((str(error) or _UNSAID.get(type(error), "")).split())[:MESSAGE_CHARACTERS],
         location=location_of(reversed(walked)) or _definition(plugin),
         traceback="".join(traceback.format_exception(error)),
     )
@@ -95,6 +97,12 @@ def is_ctrl_c(error: BaseException) -> bool:
     return (
         isinstance(error, KeyboardInterrupt) and main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Whether the current task is to end; False if a plug-in raised ``CancelledError`` by itself."""
+    task = asyncio.current_task() if isinstance(error, asyncio.CancelledError) else None
+    return task is not None and task.cancelling() > 0
 
 
 def location_of(frames: Iterable[tuple[FrameType, int]]) -> str:

@@ -1,4 +1,4 @@
-"""The boundary between the engine and plug-ins: an exception, an exit or a hang in a plug-in ends one episode only.
+"""The boundary between the engine and plug-ins: an exception or a late call of a plug-in ends one episode only.
 
 What a task or an environment returns is checked here: a wrong type would otherwise fail later, when a file is written.
 """
@@ -6,18 +6,18 @@ What a task or an environment returns is checked here: a wrong type would otherw
 import asyncio
 import inspect
 import threading
-import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Self, SupportsFloat, TypeVar, get_args
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self, SupportsFloat, TypeVar, cast, get_args
 
 from condensegrpo.core.errors import ContextOverflow, SamplerError
-from condensegrpo.core.failures import PluginFailure, failure_of
+from condensegrpo.core.failures import PluginFailure, failure_of, is_cancellation, location_of
 from condensegrpo.core.messages import Message, Role
-from condensegrpo.core.plugin_task import result_of_task
 from condensegrpo.core.protocols.environment import Environment, RewrittenHistory, Step
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
-from condensegrpo.core.signatures import signature_faults
+from condensegrpo.core.threads import late, to_thread
 from condensegrpo.core.trajectory import MAX_REWARD, StopReason
 
 T = TypeVar("T")
@@ -38,61 +38,41 @@ class EndEpisode(Exception):
         return cls(stop, str(failure), failure)
 
 
-async def call_plugin(
-    work: Callable[[], Coroutine[object, object, T]],
-    *,
-    who: str,
-    stop: StopReason = StopReason.ENVIRONMENT_ERROR,
-    turn_seconds: float,
-    seconds: float | None = None,
-    plugin: object = None,
-) -> T:
-    """Run a plug-in's code: an exception or a timeout becomes ``EndEpisode`` with the plug-in's name and the line.
-
-    A cancellation of the episode cancels the work and propagates. ``ContextOverflow``, ``SamplerError`` and
-    ``EndEpisode`` keep their meaning. A ``KeyboardInterrupt`` that the work raises is its failure: Python raises the
-    one of Ctrl-C in the main thread, where no plug-in runs.
-
-    Args:
-        turn_seconds: for which the code may block the event loop, see ``result_of_task``.
-        seconds: for all of the work; None: its steps have limits of their own.
-        plugin: what is called, see ``failure_of``.
-    """
-
-    async def translated() -> T:
-        with Boundary(who, stop=stop, plugin=plugin):
-            return await work()
-
-    outcome = await result_of_task(
-        translated(),
-        name=who,
-        step_seconds=turn_seconds,
-        seconds=seconds,
-        setting="rollout.limits.turn_seconds",
-    )
-    if isinstance(outcome, PluginFailure):
-        raise EndEpisode.by(outcome, stop)
-    return outcome
-
-
-@dataclass(slots=True)
 class Boundary:
-    """A block with a step of the engine, in which an exception becomes ``EndEpisode`` with the name and the line.
+    """A block in which an exception of a plug-in becomes ``EndEpisode`` with the name of the plug-in and the line.
 
-    Plug-ins that the step calls run in their own ``call_plugin``.
+        async with Boundary("the environment", seconds=5):      # of code that awaits: within a time limit
+            step = await environment.step(reply)
+
+    A cancellation of the episode passes through. ``ContextOverflow``, ``SamplerError`` and ``EndEpisode`` keep their
+    meaning. A ``KeyboardInterrupt`` in another than the main thread is none of Ctrl-C.
     """
 
-    who: str
-    _: KW_ONLY
-    stop: StopReason = StopReason.ENVIRONMENT_ERROR
-    plugin: object = None  # whose code it is, see ``failure_of``
+    __slots__ = ("_limit", "plugin", "seconds", "setting", "stop", "who")
+
+    def __init__(
+        self,
+        who: str,
+        *,
+        stop: StopReason = StopReason.ENVIRONMENT_ERROR,
+        plugin: object = None,
+        seconds: float | None = None,
+        setting: str = "rollout.limits.turn_seconds",
+    ) -> None:
+        """Name the plug-in.
+
+        Args:
+            plugin: whose code it is, see ``failure_of``.
+            seconds: time limit of an asynchronous block; None: there is none.
+            setting: the configuration key of the limit.
+        """
+        self.who, self.stop, self.plugin, self.seconds, self.setting = who, stop, plugin, seconds, setting
 
     def __enter__(self) -> None:
-        """Begin the block."""
+        pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """End it."""
-        if error is None or isinstance(error, EndEpisode | asyncio.CancelledError | GeneratorExit):
+        if error is None or isinstance(error, EndEpisode | GeneratorExit) or is_cancellation(error):
             return
         if isinstance(error, ContextOverflow):
             raise EndEpisode(StopReason.CONTEXT_OVERFLOW, str(error)) from error
@@ -103,12 +83,28 @@ class Boundary:
         # the boundary to plug-ins; sys.exit() and a panic of Rust code are no Exception
         raise EndEpisode.by(failure_of(self.who, error, plugin=self.plugin), self.stop) from error
 
+    async def __aenter__(self) -> None:
+        self._limit = asyncio.timeout(self.seconds)
+        await self._limit.__aenter__()
 
-async def asynchronous(returned: Awaitable[T], call: str) -> T:
-    """The result of a plug-in's coroutine, from a call such as ``step()``."""
-    if not inspect.isawaitable(returned):
-        raise TypeError(f"{call} is not asynchronous, it returned {_short(returned)}: define it with async def")
-    return await returned
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError as timeout:
+            frames = reversed(list(traceback.walk_tb(error.__traceback__ if error is not None else None)))
+            location = location_of(frames) or str(timeout.__cause__)  # see ``to_thread``
+            raise EndEpisode.by(late(self.who, self.seconds or 0, self.setting, location), self.stop) from None
+        self.__exit__(kind, error, trace)
+
+
+async def called(method: Callable[..., Awaitable[T] | T], *arguments: object) -> T:
+    """What a method of a plug-in returns. One that is not asynchronous is called in a thread."""
+    if inspect.iscoroutinefunction(method):
+        return await cast(Awaitable[T], method(*arguments))
+    returned = await to_thread(partial(method, *arguments))
+    return await returned if isinstance(returned, Awaitable) else returned
 
 
 def checked_messages(value: object, call: str) -> tuple[Message, ...]:
@@ -132,30 +128,18 @@ def checked_messages(value: object, call: str) -> tuple[Message, ...]:
 
 async def first_messages(environment: Environment) -> tuple[Message, ...]:
     """How an episode begins."""
-    check_environment(environment)
-    messages = checked_messages(await asynchronous(environment.start(), "start()"), "start()")
+    if isinstance(environment, type):
+        name = environment.__name__
+        raise TypeError(f"environment() returned the class {name}, wanted an object: {name}(…)")
+    if not all(callable(getattr(environment, method, None)) for method in ("start", "step")):
+        raise TypeError(
+            f"environment() returned {_short(environment)}, wanted an object with start() and step(), as in "
+            f"return AnswerEnvironment(question=problem.question)"
+        )
+    messages = checked_messages(await called(environment.start), "start()")
     if not messages:
         raise TypeError("start() returned no message, wanted at least the question")
     return messages
-
-
-def check_environment(value: object) -> None:
-    """Check what a task returned for an environment; signatures once for a class whose methods they are."""
-    if isinstance(value, type):
-        raise TypeError(f"environment() returned the class {value.__name__}, wanted an object: {value.__name__}(…)")
-    if not all(callable(getattr(value, method, None)) for method in ("start", "step")):
-        raise TypeError(
-            f"environment() returned {_short(value)}, wanted an object with start() and step(), as in "
-            f"return AnswerEnvironment(question=problem.question)"
-        )
-    of_instance = getattr(value, "__dict__", {})
-    of_class = all(hasattr(type(value), method) and method not in of_instance for method in ("start", "step"))
-    if of_class and type(value) in _CHECKED:
-        return
-    if faults := [*signature_faults(value, Environment)]:
-        raise TypeError(f"environment() returned a {type(value).__name__}, whose {faults[0]}")
-    if of_class:
-        _CHECKED.add(type(value))
 
 
 def checked_tools(value: object) -> tuple[EnvironmentTool, ...]:
@@ -215,9 +199,6 @@ def checked_end(answer: str | None, outcome: float | None, call: str) -> tuple[s
             f"most, or None"
         )
     return answer, float(outcome)
-
-
-_CHECKED = weakref.WeakSet[type]()  # classes of environments
 
 
 def _short(value: object) -> str:

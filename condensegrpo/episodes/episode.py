@@ -14,7 +14,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols.environment import ClosableEnvironment, Environment, RewrittenHistory
@@ -24,8 +23,7 @@ from condensegrpo.core.trajectory import Rejected, StopReason, Trajectory, Turn
 from condensegrpo.episodes.boundary import (
     Boundary,
     EndEpisode,
-    asynchronous,
-    call_plugin,
+    called,
     checked_tools,
     first_messages,
 )
@@ -152,7 +150,7 @@ async def _play(
     rewritten: RewrittenHistory | None = None
     try:
         opened, pinned = await _started(environment, problem, engine, record)
-        run_engine, engine = engine, await _offering(engine, opened)
+        run_engine, engine = engine, _offering(engine, opened)
         history = History(pinned=engine.toolbox.introduced(pinned))
         record.texts = texts_allowed(engine)
         for _ in range(engine.limits.max_turns):
@@ -184,7 +182,7 @@ async def _play(
             last, rewritten = sampled, None
             if reaction.rewritten is not None:
                 last, history = None, replace(history, units=record.units, tokens=())
-                engine = await _offering(run_engine, opened)
+                engine = _offering(run_engine, opened)
                 rewritten = _numbered(engine, reaction.rewritten, history.units)
     except EndEpisode as end:
         return EpisodeEnd(stop=end.stop, detail=end.detail, failure=end.failure)
@@ -230,27 +228,16 @@ async def _started(
 ) -> tuple[StartedEnvironment, tuple[Message, ...]]:
     """The environment and its first messages."""
 
-    async def start() -> tuple[StartedEnvironment, tuple[Message, ...]]:
+    seconds = engine.limits.turn_seconds
+    async with Boundary("starting the environment", seconds=seconds, plugin=environment):
         episode = record.environment = environment(problem)  # closed even if it has no start() or step()
         pinned = engine.renderer.store_media(await first_messages(episode))
         return StartedEnvironment.of(episode), pinned
 
-    return await call_plugin(
-        start,
-        who="starting the environment",
-        turn_seconds=engine.limits.turn_seconds,
-        seconds=engine.limits.turn_seconds,
-        plugin=environment,
-    )
 
-
-async def _offering(engine: Engine, opened: StartedEnvironment) -> Engine:
+def _offering(engine: Engine, opened: StartedEnvironment) -> Engine:
     """The engine with the tools of the environment in its prompts and its toolbox."""
     environment = opened.environment
-
-    async def offering() -> Engine:
-        return engine.offering(checked_tools(environment.tools()) if isinstance(environment, OffersTools) else ())
-
     decided = isinstance(engine.condenser, OffersTools) and bool(engine.condenser.tools())
     if opened.answers_calls is not None and (decided or engine.trigger.meter != "none"):
         raise EndEpisode(
@@ -258,12 +245,8 @@ async def _offering(engine: Engine, opened: StartedEnvironment) -> Engine:
             "its environment answers every call and keeps the conversation itself, so that neither the tools of the "
             "condenser nor a meter reach the policy; choose a condenser without tools and rollout.condense.meter=none",
         )
-    return await call_plugin(
-        offering,
-        who="the tools of the environment",
-        turn_seconds=engine.limits.turn_seconds,
-        plugin=environment,
-    )
+    with Boundary("the tools of the environment", plugin=environment):
+        return engine.offering(checked_tools(environment.tools()) if isinstance(environment, OffersTools) else ())
 
 
 def _stop_strings(opened: StartedEnvironment) -> tuple[str, ...]:
@@ -309,17 +292,9 @@ async def _closed(record: _Record, seconds: float) -> EpisodeEnd | None:
 
 
 async def _close(environment: ClosableEnvironment, seconds: float) -> EpisodeEnd | None:
-    async def close() -> None:
-        await asynchronous(environment.close(), "close()")
-
     try:
-        await call_plugin(
-            close,
-            who="closing the environment",
-            turn_seconds=seconds,
-            seconds=seconds,
-            plugin=environment,
-        )
+        async with Boundary("closing the environment", seconds=seconds, plugin=environment):
+            await called(environment.close)
     except EndEpisode as end:
         return EpisodeEnd(stop=end.stop, detail=end.detail, failure=end.failure)
     return None
@@ -329,13 +304,9 @@ async def _answer_information(engine: Engine, problem: Problem, prompt: Prompt) 
     """Log-probability of the ground truth after the prompt, if it is measured."""
     if engine.probe is None:
         return None
-    return await call_plugin(
-        partial(engine.probe.measure, problem, prompt.ids, prompt.media),
-        who="measuring what the context knows of the answer",
-        stop=StopReason.SAMPLER_ERROR,
-        turn_seconds=engine.limits.turn_seconds,
-        seconds=engine.limits.turn_seconds,
-    )
+    who, seconds = "measuring what the context knows of the answer", engine.limits.turn_seconds
+    async with Boundary(who, stop=StopReason.SAMPLER_ERROR, seconds=seconds):
+        return await engine.probe.measure(problem, prompt.ids, prompt.media)
 
 
 async def _drafted(engine: Engine, prompt: Prompt, record: _Record) -> Drafted | None:

@@ -17,8 +17,9 @@ from condensegrpo.core.protocols.environment import Environment
 from condensegrpo.core.protocols.reward import GroupReward, Reward
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.threads import awaited_in_thread
+from condensegrpo.core.threads import to_thread
 from condensegrpo.core.trajectory import Trajectory
+from condensegrpo.episodes.boundary import Boundary, EndEpisode
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import ProblemGroup, rollout_group
 from condensegrpo.episodes.scoring import named, score, score_group, with_score
@@ -59,10 +60,12 @@ class _Scorer:
 
     async def _called(self, call: Callable[[], T]) -> T | PluginFailure:
         """The result of a call of the reward: in a thread of its own, a few at a time."""
-        async with self.slots:
-            return await awaited_in_thread(
-                call, name=named(self.reward), seconds=self.seconds, setting="rollout.limits.reward_seconds"
-            )
+        setting = "rollout.limits.reward_seconds"
+        try:
+            async with self.slots, Boundary(named(self.reward), seconds=self.seconds, setting=setting):
+                return await to_thread(call)
+        except EndEpisode as end:
+            return end.failure or PluginFailure(source=named(self.reward), error="", message=end.detail)
 
     def _report(self, scored: ScoredTrajectory) -> None:
         self.scored[scored.trajectory.id] = scored

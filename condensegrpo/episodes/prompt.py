@@ -8,9 +8,8 @@
 Sampled tokens are never tokenised again to continue a prompt: a prompt that does not continue by ids is declared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History, Message, Unit, flatten
@@ -26,7 +25,7 @@ from condensegrpo.core.protocols.condenser import (
 from condensegrpo.core.protocols.environment import RewrittenHistory
 from condensegrpo.core.shared_sequence import shared, shared_ids
 from condensegrpo.core.trajectory import Condensation, Span
-from condensegrpo.episodes.boundary import asynchronous, call_plugin
+from condensegrpo.episodes.boundary import Boundary
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.sampling import Prompt, Sampled
@@ -221,25 +220,18 @@ def _remembering(history: History, condensed: Condensed) -> History:
 
 async def _condense(engine: Engine, history: History, budget: Budget) -> Condensed:
     """Call the condenser and check its answer."""
-    return await call_plugin(
-        partial(_checked, engine, history, budget),
-        who=f"the condenser {engine.condenser_name!r}",
-        turn_seconds=engine.limits.turn_seconds,
-        seconds=budget.seconds,
-        plugin=engine.condenser,
-    )
-
-
-async def _checked(engine: Engine, history: History, budget: Budget) -> Condensed:
-    with engine.stopwatch:
-        condensed = await asynchronous(engine.condenser.condense(history, budget, engine.toolbox.schemas), "condense()")
-    if not isinstance(condensed, Condensed):
-        raise TypeError(
-            f"condense() returned {condensed!r:.80}, wanted a Condensed, as in return Condensed(units=units)"
-        )
-    condensed = replace(condensed, units=tuple(condensed.units))  # a list may change later
-    _check_units(history.units, condensed.units)
-    _check_summary(history.units, condensed)
+    who = f"the condenser {engine.condenser_name!r}"
+    async with Boundary(who, seconds=budget.seconds, plugin=engine.condenser):
+        with engine.stopwatch:
+            answer: object = engine.condenser.condense(history, budget, engine.toolbox.schemas)
+            condensed = await answer if isinstance(answer, Awaitable) else answer
+        if not isinstance(condensed, Condensed):
+            raise TypeError(
+                f"condense() returned {condensed!r:.80}, wanted a Condensed, as in return Condensed(units=units)"
+            )
+        condensed = replace(condensed, units=tuple(condensed.units))  # a list may change later
+        _check_units(history.units, condensed.units)
+        _check_summary(history.units, condensed)
     return condensed
 
 

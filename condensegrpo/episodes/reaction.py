@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import NamedTuple, Self
 
 from condensegrpo.core.failures import PluginFailure
@@ -20,8 +19,7 @@ from condensegrpo.core.trajectory import FinishReason, StopReason, Turn
 from condensegrpo.episodes.boundary import (
     Boundary,
     EndEpisode,
-    asynchronous,
-    call_plugin,
+    called,
     check_done,
     checked_end,
     checked_rewards,
@@ -162,13 +160,8 @@ async def _stepped(
 ) -> Reaction:
     """The response of the environment."""
     try:
-        step = await call_plugin(
-            partial(_step, engine, opened, history, reply, finish),
-            who="the environment",
-            turn_seconds=engine.limits.turn_seconds,
-            seconds=engine.limits.turn_seconds,
-            plugin=opened.environment,
-        )
+        async with Boundary("the environment", seconds=engine.limits.turn_seconds, plugin=opened.environment):
+            step = await _step(engine, opened, history, reply, finish)
     except EndEpisode as end:
         return Reaction(reply=reply, ending=EpisodeEnd(stop=end.stop, detail=end.detail, failure=end.failure))
     return Reaction(
@@ -188,7 +181,7 @@ async def _step(
         opened.reads_history.read_history(history)
     if opened.reads_finish is not None:
         opened.reads_finish.read_finish(finish)
-    step = checked_step(await asynchronous(opened.environment.step(reply), "step()"))
+    step = checked_step(await called(opened.environment.step, reply))
     return replace(step, observations=engine.renderer.store_media(step.observations))
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from operator import index
 
@@ -12,7 +11,7 @@ from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.sampler import RepliesToMessages, Sampler
 from condensegrpo.core.protocols.task import Expert
 from condensegrpo.core.trajectory import Condensation, FinishReason, Generation, SamplingParams, StopReason, Turn
-from condensegrpo.episodes.boundary import EndEpisode, call_plugin
+from condensegrpo.episodes.boundary import Boundary, EndEpisode
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.render import Renderer
 
@@ -85,14 +84,9 @@ async def sample(
         trajectory=trajectory,
         media=prompt.media,
     )
-    sampled = await call_plugin(
-        partial(_sampled, engine, prompt, params),
-        who="the sampler" if engine.expert is None else "the expert",
-        stop=StopReason.SAMPLER_ERROR,
-        turn_seconds=engine.limits.turn_seconds,
-        seconds=engine.limits.turn_seconds,
-        plugin=engine.expert,
-    )
+    who, seconds = "the sampler" if engine.expert is None else "the expert", engine.limits.turn_seconds
+    async with Boundary(who, stop=StopReason.SAMPLER_ERROR, seconds=seconds, plugin=engine.expert):
+        sampled = await _sampled(engine, prompt, params)
     if sampled.generation.finish is FinishReason.ABORT:
         raise EndEpisode(StopReason.ABORTED, "the sampler aborted the reply")
     pictures = engine.renderer.pictures

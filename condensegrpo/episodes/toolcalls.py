@@ -21,11 +21,10 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from condensegrpo.core.errors import EnvironmentLost, PluginError
-from condensegrpo.core.failures import PluginFailure, at_definition
+from condensegrpo.core.failures import at_definition, is_cancellation
 from condensegrpo.core.messages import History, Message, ToolCall, encodable
-from condensegrpo.core.plugin_task import result_of_task
 from condensegrpo.core.protocols.tool import EnvironmentTool, Tool, ToolResult
-from condensegrpo.core.threads import awaited_in_thread
+from condensegrpo.core.threads import to_thread
 from condensegrpo.core.wording import plural
 from condensegrpo.episodes.settings import ToolLimits
 from condensegrpo.episodes.toolformats import (
@@ -64,7 +63,7 @@ class Toolbox:
     The calls of one reply run at the same time, so tools must not depend on each other's order; their results come back
     in the order of the calls. A synchronous tool runs in a separate daemon thread: one that hangs costs its call the
     time limit and then lingers, since a thread cannot be stopped, but delays neither its siblings nor the exit. An
-    asynchronous tool is cancelled at the limit, or abandoned in its thread if it blocks the event loop.
+    asynchronous tool is cancelled at the limit.
     """
 
     def __init__(
@@ -203,17 +202,12 @@ class Toolbox:
         return await self._limited(attempt.name, partial(tool.call, arguments, history), asynchronous=tool.asynchronous)
 
     async def _limited(self, name: str, call: Callable[[], Any], *, asynchronous: bool) -> "_Outcome":
-        seconds, source = self._limits.seconds, f"tool {name}"
-        if asynchronous:
-            work = _awaited(name, call)
-            outcome = await result_of_task(work, name=source, step_seconds=seconds, seconds=seconds)
-        else:
-            outcome = await awaited_in_thread(partial(_ran, name, call), name=source, seconds=seconds)
-        if not isinstance(outcome, PluginFailure):
-            return outcome
-        if outcome.error:
-            return _failed(f"{name} was cancelled")
-        return replace(_failed(f"{name} did not finish within {plural(seconds, 'second')}"), abandoned=True)
+        seconds = self._limits.seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await (_awaited(name, call) if asynchronous else to_thread(partial(_ran, name, call)))
+        except TimeoutError:  # none of the tool's: they are outcomes
+            return replace(_failed(f"{name} did not finish within {plural(seconds, 'second')}"), abandoned=True)
 
     def _known(self) -> str:
         return f"The tools are: {', '.join(self._tools) or 'none'}"
@@ -361,8 +355,11 @@ async def _awaited(name: str, call: Callable[[], Any]) -> _Outcome:
         return _returned(await returned if inspect.isawaitable(returned) else returned)
     except EnvironmentLost:
         raise  # ends the episode
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # the boundary to a tool; an exit would end the loop
-        return _raised(name, error)
+    except (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:  # the boundary to a tool
+        if is_cancellation(error):
+            raise
+        cancelled = isinstance(error, asyncio.CancelledError)
+        return _failed(f"{name} was cancelled") if cancelled else _raised(name, error)
 
 
 def _ran(name: str, call: Callable[[], object]) -> _Outcome:

@@ -19,7 +19,7 @@ from condensegrpo.assembly.players import RolloutPlayers
 from condensegrpo.assembly.runtime import evaluation_temperature, open_sampler, open_writer, provenance, use_threads
 from condensegrpo.config.load import HELD_OUT, vary
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
+from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, Watch
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
@@ -83,7 +83,8 @@ def evaluate_variant(
             writer.submit(partial(write_trajectory, file, trajectory, sampled_with))
         on_scored(trajectory)
 
-    with BackgroundWriter() as writer, BackgroundLoop("evaluation", close_seconds=PLUGIN_SECONDS) as loop:
+    watch = Watch(config.rollout.limits.turn_seconds, observer.notice)
+    with BackgroundWriter() as writer, BackgroundLoop("evaluation", close_seconds=PLUGIN_SECONDS, watch=watch) as loop:
         scored = loop.run(
             player.play(
                 groups,

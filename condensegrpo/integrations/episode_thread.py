@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
-from condensegrpo.core.threads import DaemonThread, abandon
+from condensegrpo.core.threads import DaemonThread
 
 T = TypeVar("T")
 
@@ -17,28 +18,23 @@ class EpisodeThread:
 
     def __init__(self, name: str) -> None:
         """Start the thread; ``name``: of the environment."""
-        self._name = name
         self._worker = DaemonThread(name)
+        self._late = False  # a call was cancelled, and may not have returned
 
     async def call(self, function: Callable[..., T], *arguments: object, **named: object) -> T:
-        """What a call returns or raises. A cancellation raises an exception in the thread, see ``abandon``."""
-
-        def called() -> T:
-            try:
-                return function(*arguments, **named)
-            except StopIteration as error:  # which no coroutine may raise
-                raise RuntimeError(f"it raised StopIteration{error.args or ''}") from error
-
+        """What a call returns or raises. A call that is cancelled goes on: a thread cannot be stopped."""
         try:
-            return await asyncio.wrap_future(self._worker.submit(called))
+            return await asyncio.wrap_future(self._worker.submit(partial(function, *arguments, **named)))
         except asyncio.CancelledError:
-            abandon(self._worker.thread, self._name)
+            self._late = True
             raise
 
     async def close(self, last: Callable[[], object] | None = None) -> None:
-        """Make a last call, if there is one, and let the thread end after its calls."""
+        """Make a last call, if there is one, and let the thread end after its calls; do not wait for a late one."""
         try:
-            if last is not None:
+            if last is not None and self._late:
+                self._worker.submit(last)
+            elif last is not None:
                 await self.call(last)
         finally:
             self._worker.close()

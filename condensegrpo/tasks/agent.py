@@ -17,21 +17,20 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, SupportsFloat
 
 from annotated_types import Ge, Gt, Lt
 from pydantic import BeforeValidator
 
-from condensegrpo.core.failures import PluginFailure, at_definition
+from condensegrpo.core.failures import at_definition
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool
-from condensegrpo.core.threads import awaited_in_thread
-from condensegrpo.core.trajectory import FinishReason, StopReason
-from condensegrpo.episodes.boundary import EndEpisode
+from condensegrpo.core.trajectory import FinishReason
+from condensegrpo.episodes.boundary import Boundary, called
 from condensegrpo.sandbox import folders
 from condensegrpo.sandbox.calls import SandboxLimits
 from condensegrpo.tasks.agent_conversation import Conversation
@@ -233,21 +232,8 @@ class AgentEpisode:
 
     async def _called(self, function: AgentFunction, inbox: Inbox) -> Result:
         """What a function returns; one that is not asynchronous runs in a thread of its own."""
-        seconds = self.task.limits.seconds
-        call = partial(function, self.problem, inbox.url, inbox.key)
-        returned = await awaited_in_thread(call, name="the agent", seconds=seconds, setting="limits.seconds")
-        if isinstance(returned, PluginFailure):
-            raise EndEpisode.by(returned, StopReason.ENVIRONMENT_ERROR)
-        if not isinstance(returned, Awaitable):
-            return returned
-        limit = asyncio.timeout(seconds)
-        try:
-            async with limit:
-                return await returned
-        except TimeoutError as error:
-            if not limit.expired():  # of the agent's own
-                raise
-            raise TimeoutError(f"the agent exceeded its limit seconds={seconds}") from error
+        async with Boundary("the agent", seconds=self.task.limits.seconds, setting="limits.seconds"):
+            return await called(function, self.problem, inbox.url, inbox.key)
 
     async def _program(self, command: Command, inbox: Inbox) -> Step:
         self._making = asyncio.create_task(asyncio.to_thread(self._made))

@@ -35,7 +35,7 @@ from condensegrpo.assembly.components import Components, indices, spare_indices
 from condensegrpo.assembly.players import GroupPlayer
 from condensegrpo.assembly.runtime import provenance
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
+from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, Watch
 from condensegrpo.core.errors import PluginError, RunError, SamplerError
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
@@ -237,12 +237,14 @@ class RolloutPrefetcher:
         steps: int,
         observer: Observer,
         batches: Mapping[int, StepBatch],
+        watch: Watch | None = None,
     ) -> None:
         """Start the thread.
 
         Args:
             steps: the last step of the run.
             batches: complete batches of a checkpoint, by step.
+            watch: of the loop that trajectories are sampled on.
         """
         self._rollout = rollout
         self._filter = batch_filter
@@ -251,7 +253,7 @@ class RolloutPrefetcher:
         self._complete_batches = dict(batches)
         self._running: dict[int, Future[Scored]] = {}
         self._turn = asyncio.Lock()  # of the batch that begins next: first come, first served
-        self._loop = BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS)
+        self._loop = BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS, watch=watch)
 
     def __enter__(self) -> Self:
         """Return the prefetcher itself."""

@@ -21,6 +21,7 @@ from condensegrpo.assembly.players import GroupPlayer, RolloutPlayers
 from condensegrpo.assembly.runtime import close_sampler, open_sampler, open_writer, use_threads
 from condensegrpo.config.load import plugin_files
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.background_loop import Watch
 from condensegrpo.core.errors import SamplerError, TooManyFailed
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
@@ -190,6 +191,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
                 steps=config.train.steps,
                 observer=observer,
                 batches=batches,
+                watch=Watch(config.rollout.limits.turn_seconds, observer.notice),
             )
         )
         yield (

@@ -36,8 +36,8 @@ class Step:
 class Environment(Protocol):
     """One episode of one problem; used once. Replies that call tools go to the tools, all others come here.
 
-    Code that blocks the event loop (``time.sleep``, a synchronous request) holds up every episode: put it in
-    ``asyncio.to_thread``. docs/explanation/rollouts.md says what becomes of code that never returns.
+    A method without ``async`` is called in a thread. In one with ``async``, code that blocks the event loop
+    (``time.sleep``, a synchronous request) blocks every episode: put it into ``asyncio.to_thread``.
     """
 
     async def start(self) -> tuple[Message, ...]:
