@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import pickle
 import re
 import shutil
 from dataclasses import asdict
@@ -23,8 +24,8 @@ from typer.testing import CliRunner
 from condensegrpo.assembly.exported import open_engine
 from condensegrpo.cli.app import app
 from condensegrpo.config.load import dump_config, find_config, load_config
-from condensegrpo.core.errors import CheckpointError, RunError
-from condensegrpo.learner.checkpoint import FORMAT, Manifest
+from condensegrpo.core.errors import CheckpointError, CondenseError, RunError
+from condensegrpo.learner.checkpoint import FORMAT, Manifest, export_checkpoint
 from condensegrpo.learner.model_folder import end_ids
 from condensegrpo.storage.hub import upload_to_hub
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
@@ -304,6 +305,31 @@ def test_a_damaged_checkpoint_is_not_exported(finished: Path, tmp_path: Path) ->
     file.write_bytes(content)
     message = refused(str(tmp_path / "step_000002"), str(tmp_path / "model"))
     assert "model/model.safetensors its SHA-256 begins" in message
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model.safetensors", "a weights file is damaged or cut off"),
+        ("pytorch_model.bin", r"model/pytorch_model\.bin may hold code, and weights are in safetensors files"),
+        ("beside.json", r"model/ has beside\.json, which its manifest does not name"),
+    ],
+)
+def test_no_pickle_is_exported_even_if_the_manifest_vouches_for_it(
+    finished: Path, tmp_path: Path, name: str, message: str
+) -> None:
+    checkpoint = tmp_path / "step_000002"
+    shutil.copytree(finished / "checkpoints/step_000002", checkpoint)
+    file = checkpoint / "model" / name
+    file.write_bytes(pickle.dumps(Path("/")))
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    if name != "beside.json":
+        manifest["sizes"][f"model/{name}"] = file.stat().st_size
+        manifest["hashes"][f"model/{name}"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CondenseError, match=message):
+        export_checkpoint(checkpoint, tmp_path / "model", "model")
     assert not (tmp_path / "model").exists()
 
 

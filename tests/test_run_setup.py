@@ -1,6 +1,7 @@
 """The set-up of a run that the command line and Python share: what is refused, and what becomes of the folder."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from condensegrpo.core.errors import ConfigError, LearnerError, RunError
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
+from condensegrpo.storage.run_folder import JsonlTracker, RunFolder, read_metrics
 from condensegrpo.training.run_setup import prepare_run
 
 
@@ -63,6 +64,24 @@ def test_a_continued_run_notes_what_changed_and_refuses_what_must_not(trained: R
         r"learner\.optimiser\.lr .*changes what is learned",
         prepare_run(rate, continued=trained, allow_changes=True).notes[0],
     )
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_over_its_metrics(
+    trained: RunFolder, tmp_path: Path
+) -> None:
+    assert prepare_run(config(tmp_path), continued=trained)  # stopped before its first checkpoint
+    often = config(tmp_path, "train.save_every=2")
+    store_configuration(trained, often, first_step=0)
+    message = "its metrics end at step 3, and .*/checkpoints has no checkpoint.*--overwrite"
+    with pytest.raises(RunError, match=message):
+        prepare_run(often, continued=trained)
+    (trained.checkpoints / "step_000002").mkdir()
+    assert prepare_run(often, continued=trained)
+    store_configuration(trained, config(tmp_path), first_step=0)
+    shutil.rmtree(trained.checkpoints)
+    with pytest.raises(RunError, match=message):
+        prepare_run(config(tmp_path), continued=trained)
+    assert len(read_metrics(trained.metrics)) == 1
 
 
 def test_another_rank_gets_the_path_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

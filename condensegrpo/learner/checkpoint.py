@@ -30,8 +30,6 @@ import torch
 from condensegrpo.core.errors import CheckpointError, CondenseError, RunError
 from condensegrpo.learner import devices
 from condensegrpo.learner.atomic_folder import (
-    HashedFiles,
-    InMemory,
     publish,
     published_folder,
     remove_leftover,
@@ -75,7 +73,7 @@ def save(
     state: Mapping[str, object],
     extra: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Write the checkpoint of optimiser step ``step`` now; every rank must call it. See ``collect``."""
+    """Write the checkpoint of optimiser step ``step`` now; every rank must call it. See ``save_shards``."""
     return save_shards(engine, folder, step=step, state=state, extra=extra)()
 
 
@@ -110,70 +108,72 @@ def save_shards(
     # The ranks agree on the name and wait for each other: none writes before the first has removed the leftover.
     temporary = temporary_name(target, from_first(os.getpid()))
     device = devices.gpu.get_rng_state() if devices.gpu.is_available() else None  # of this rank's device alone
-    rank_states: dict[str, object] = {
-        _RNG.format(rank()): {"python": random.getstate(), "torch": torch.get_rng_state(), "device": device},
-        _TRAIN.format(rank()): training_state(engine),
-    }
+    generators = {"python": random.getstate(), "torch": torch.get_rng_state(), "device": device}
+    trained = training_state(engine)
     if copied:
-        rank_states = {name: InMemory(value) for name, value in rank_states.items()}
+        trained["pieces"] = {
+            name: (start, {key: tensor.to("cpu", copy=True) for key, tensor in tensors.items()})
+            for name, (start, tensors) in trained["pieces"].items()
+        }
+
+    def write_part(apart: Path) -> None:
+        torch.save(generators, apart / _RNG.format(rank()))
+        torch.save(trained, apart / _TRAIN.format(rank()))
+        if rank() == 0:
+            (apart / STATE).write_text(json.dumps(state), encoding="utf-8")
+        if extra is not None:
+            extra(apart)
+
+    def publish_all(files: Mapping[str, tuple[int, str]]) -> None:
+        manifest = Manifest(
+            format=FORMAT,
+            step=step,
+            world_size=world_size(),
+            zero_stage=stage,
+            policy=policy,
+            sizes={name: files[name][0] for name in sorted(files)},
+            hashes={name: files[name][1] for name in sorted(files)},
+        )
+        (temporary / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
+        publish(temporary, target)
+        replace_file(target.parent / LATEST, target.name)
+        sync(target.parent)
 
     def write() -> Path:
-        files, error = HashedFiles(temporary), None
-        try:
-            with write_errors(temporary):
-                _write_rank(files, rank_states, extra)
-        except CondenseError as caught:
-            error = caught
-        outcomes = gather((error, files.digests), "saving")
-        error = next((failed for failed, _ in outcomes if failed), None)
-        if error is None and rank() == 0:
-            files.digests = {name: digest for _, digests in outcomes for name, digest in digests.items()}
+        """In two rounds: every rank writes its part, and then the first one publishes all of them."""
+        parts, error = [dict[str, tuple[int, str]]()], None
+        for number in range(2):
             try:
                 with write_errors(temporary):
-                    _publish(files, target, state, step=step, zero_stage=stage, policy=policy)
+                    if number == 0:
+                        parts = [_written(temporary, write_part)]
+                    elif rank() == 0:
+                        publish_all({name: file for part in parts for name, file in part.items()})
             except CondenseError as caught:
                 error = caught
-        error = gather(error, "saving")[0] or error
-        if error is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise error
+            outcomes = gather((error, parts[0]), "saving")
+            parts, error = [part for _, part in outcomes], next((failed for failed, _ in outcomes if failed), None)
+            if error is not None:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise error
         return target
 
     return write
 
 
-def _write_rank(files: HashedFiles, rank_states: Mapping[str, object], extra: Callable[[Path], None] | None) -> None:
-    """Write the files of this rank."""
-    files.folder.mkdir(parents=True, exist_ok=True)
-    for name, value in rank_states.items():
-        files.save(name, value)
-    if extra is not None:
-        apart = files.folder / f"{TEMPORARY}{rank()}"
-        apart.mkdir()
-        extra(apart)
-        files.adopt(apart)
-        shutil.rmtree(apart)
-
-
-def _publish(
-    files: HashedFiles, target: Path, state: Mapping[str, object], *, step: int, zero_stage: int, policy: str
-) -> None:
-    """Complete the checkpoint with state and manifest, give it its name, and point to it."""
-    files.write_text(STATE, json.dumps(state))
-    digests = dict(sorted(files.digests.items()))
-    manifest = Manifest(
-        format=FORMAT,
-        step=step,
-        world_size=world_size(),
-        zero_stage=zero_stage,
-        policy=policy,
-        sizes={name: digest.size for name, digest in digests.items()},
-        hashes={name: digest.sha256 for name, digest in digests.items()},
-    )
-    (files.folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
-    publish(files.folder, target)
-    replace_file(target.parent / LATEST, target.name)
-    sync(target.parent)
+def _written(folder: Path, write: Callable[[Path], None]) -> dict[str, tuple[int, str]]:
+    """Write the files of this rank into a folder that all ranks write into; their sizes and hashes by path in it."""
+    apart = folder / f"{TEMPORARY}{rank()}"
+    apart.mkdir(parents=True)
+    write(apart)
+    files = {}
+    for path in sorted(path for path in apart.rglob("*") if path.is_file()):
+        name = path.relative_to(apart).as_posix()
+        files[name] = path.stat().st_size, sha256_of(path)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        path.rename(folder / name)
+    shutil.rmtree(apart)
+    return files
 
 
 def load_checkpoint(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
@@ -308,6 +308,7 @@ def _damaged(checkpoint: Path, name: str, found: str, wanted: str) -> Checkpoint
     )
 
 
+PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})  # suffixes of files that run code when loaded
 ExportedPart = Literal["model", "adapter"]  # folders of a checkpoint: a whole Hugging Face folder, and a PEFT folder
 
 
@@ -350,8 +351,18 @@ def export_checkpoint(
         hint = " It trained all weights: leave --adapter out." if part == "adapter" else ""
         raise RunError(f"exporting {source}: it has no {part}/.{hint}")
     manifest = verify(source)
-    if not any(name.startswith(f"{part}/") for name in manifest.hashes):
-        raise CheckpointError(f"exporting {source}: its {part}/ is not in its manifest. Export another checkpoint.")
+    names = {name.rpartition("/")[2] for name in manifest.hashes if name.startswith(f"{part}/")}
+    if found := {path.name for path in (source / part).iterdir()} - names:
+        raise CheckpointError(
+            f"exporting {source}: {part}/ has {', '.join(sorted(found))}, which its manifest does not name. Remove it, "
+            f"or export another checkpoint."
+        )
+    if unsafe := sorted(name for name in names if Path(name).suffix in PICKLED):
+        raise CheckpointError(
+            f"exporting {source}: {part}/{unsafe[0]} may hold code, and weights are in safetensors files. Export "
+            f"another checkpoint."
+        )
+    check_weights(source / part)
     with published_folder(target) as temporary:
         shutil.copytree(source / part, temporary, dirs_exist_ok=True)
         describe(temporary, manifest.step)

@@ -17,14 +17,15 @@ from condensegrpo.assembly.objects import NO_OBJECTS, Objects, described_objects
 from condensegrpo.assembly.preflight import check_run
 from condensegrpo.assembly.reward_trial import try_rewards
 from condensegrpo.config.load import dump_config
-from condensegrpo.config.resumed import allowed_changes, change_table
+from condensegrpo.config.resumed import allowed_changes, change_table, config_at
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, Interrupted, LearnerError, RunError
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.process import resume_collections
 from condensegrpo.learner.launchers import launched_rank
+from condensegrpo.storage.files import TEMPORARY
 from condensegrpo.storage.new_run import check_run_name, discard_replaced, new_run
-from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,8 @@ def prepare_run(
     changes = () if continued is None else allowed_changes(continued, config, allow_changes=allow_changes)
     if continued is None and not dry_run and launched_rank(os.environ) == 0:
         check_run_name(path, overwrite=overwrite)
+    if continued is not None and launched_rank(os.environ) == 0:
+        _check_checkpoints(continued)
     components = build(config, objects=objects)
     notes = (*check_run(components, resumed=continued is not None), *described_objects(objects))
     if dry_run:
@@ -143,3 +146,16 @@ def prepare_run(
     if changes:
         notes = (f"changed since the run was last started:\n{change_table(changes)}", *notes)
     return PreparedRun(components=components, continued=continued, overwrite=overwrite, notes=notes)
+
+
+def _check_checkpoints(run: RunFolder) -> None:
+    """Check that a run has a checkpoint if it must have saved one: else it would begin again over its metrics."""
+    last = int(max((line["step"] for line in read_metrics(run.metrics)), default=0))
+    schedule = config_at(run, last).train
+    saved_by = schedule.save_every * (2 if schedule.save_in_background else 1)
+    found = any(TEMPORARY not in path.name for path in run.checkpoints.glob("step_*"))
+    if last and not found and (0 < saved_by < last or not run.checkpoints.is_dir()):
+        raise RunError(
+            f"resuming {run.path}: its metrics end at step {last}, and {run.checkpoints} has no checkpoint. Copy the "
+            f"checkpoints back, or begin the run again with --overwrite in place of --resume."
+        )
