@@ -2,18 +2,12 @@
 
 import asyncio
 import hashlib
-import io
-import json
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Annotated
-from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
+from typing import Annotated, Protocol
 
-from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 from annotated_types import Ge, Gt
 
 from condensegrpo.condensers.local_model import LocalModel
@@ -25,87 +19,20 @@ from condensegrpo.condensers.summarising import (
     usable,
     without_summary,
 )
-from condensegrpo.core.errors import SummaryRefused
+from condensegrpo.core.errors import SamplerError, SummaryRefused
 from condensegrpo.core.messages import History, Message, Summary, flatten
 from condensegrpo.core.protocols.condenser import Budget, Condensed, WrittenSummary
 from condensegrpo.core.request_queue import SharedResults
-from condensegrpo.core.trajectory import FinishReason
-
-MAX_BYTES = 4_000_000  # of an answer; more is no summary
 
 
-@dataclass(eq=False, kw_only=True)
-class Endpoint:
-    """``POST <url>/chat/completions`` with one user message."""
-
-    url: str  # such as http://localhost:8000/v1
-    model: str  # the model's name at the endpoint
-    key_variable: str | None  # name of the environment variable that holds the key; None: no key is sent
-    seconds: float  # time limit of one request; the wait for a free slot is not included
-    concurrency: int  # open requests at one time, in each event loop
-    max_tokens: int  # of a reply
-
-    def __post_init__(self) -> None:
-        if urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).netloc:
-            raise ValueError(f"url is {self.url!r}, wanted the URL of an endpoint such as http://localhost:8000/v1")
-        if self.key_variable is not None and not os.environ.get(self.key_variable):
-            raise ValueError(f"the environment variable {self.key_variable} (key_variable) is not set")
-        # a semaphore belongs to one event loop, and every step of a run has its own
-        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+class TextWriter(Protocol):
+    """A model that answers a text."""
 
     def check(self) -> None:
-        """Check nothing: an endpoint may start later than the run."""
+        """Raise ``ValueError`` if it cannot write."""
 
     async def write(self, text: str) -> WrittenSummary:
-        """The model's reply to a text; a SummaryRefused if the endpoint gives none in time."""
-        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
-        async with slots:
-            try:
-                return _written(await self._answer(text))
-            except TimeoutError as error:  # before ClientError: some of aiohttp's errors are both
-                raise SummaryRefused(f"the endpoint did not answer within {self.seconds:g} seconds") from error
-            except (ClientError, OSError) as error:
-                raise SummaryRefused(f"the endpoint cannot be reached: {error}") from error
-
-    async def _answer(self, text: str) -> bytes:
-        body = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": self.max_tokens,
-            "temperature": 0,
-        }
-        headers = {"Content-Type": "application/json"}
-        if self.key_variable is not None:
-            headers["Authorization"] = f"Bearer {os.environ[self.key_variable]}"
-        content = io.BytesIO(json.dumps(body).encode())  # sent in pieces; aiohttp warns of large bodies in one
-        async with (
-            ClientSession(timeout=ClientTimeout(total=self.seconds), headers=headers, trust_env=True) as session,
-            session.post(f"{self.url.rstrip('/')}/chat/completions", data=content) as response,
-        ):
-            if not response.ok:
-                raise SummaryRefused(f"the endpoint answered HTTP {response.status} {response.reason}")
-            return await _read(response)
-
-
-async def _read(response: ClientResponse) -> bytes:
-    try:
-        await response.content.readexactly(MAX_BYTES + 1)
-    except asyncio.IncompleteReadError as answer:
-        return answer.partial
-    raise SummaryRefused(f"the endpoint answered more than {MAX_BYTES} bytes")
-
-
-def _written(answer: bytes) -> WrittenSummary:
-    """The text of an answer; an answer that is no completion is an error, whatever its HTTP status."""
-    try:
-        choice = json.loads(answer)["choices"][0]
-        text, finish = choice["message"]["content"], choice["finish_reason"]
-    except (ValueError, LookupError, TypeError) as error:
-        shown = answer[:80].decode("utf-8", "replace")
-        raise SummaryRefused(f"the endpoint answered no completion but {shown!r}") from error
-    if not isinstance(text, str):
-        raise SummaryRefused("the endpoint answered no text")
-    return WrittenSummary(text=text, finish=FinishReason.STOP if finish == "stop" else FinishReason.LENGTH)
+        """Its reply; SummaryRefused or SamplerError if there is none."""
 
 
 CACHED = 4096  # summaries in the cache
@@ -134,21 +61,25 @@ class SummaryModel:
     concurrency: Annotated[int, Ge(1)] = 4  # open requests to the endpoint; a local model writes in batches
     key_variable: str | None = None  # environment variable with the endpoint's key; None: no key
     device: str = "cpu"  # of a local model
+    open_endpoint: Callable[..., TextWriter] | None = None  # of ``url``: ``ChatWriter``, which a run supplies
 
     def __post_init__(self) -> None:
         self._instruction = read_instruction(self.template)
-        self._writer: Endpoint | LocalModel = (
-            LocalModel(model=self.model, device=self.device, seconds=self.seconds, max_tokens=self.max_tokens)
-            if self.url is None
-            else Endpoint(
-                url=self.url,
-                model=self.model,
+        if self.url is None:
+            self._writer: TextWriter = LocalModel(
+                model=self.model, device=self.device, seconds=self.seconds, max_tokens=self.max_tokens
+            )
+        elif self.open_endpoint is not None:
+            self._writer = self.open_endpoint(
+                self.url,
+                self.model,
                 key_variable=self.key_variable,
                 seconds=self.seconds,
                 concurrency=self.concurrency,
                 max_tokens=self.max_tokens,
             )
-        )
+        else:
+            raise ValueError("url needs open_endpoint=ChatWriter (condensegrpo.samplers.openai)")
         self._summaries: SharedResults[str, WrittenSummary] = SharedResults(CACHED)
         self._counts = dict.fromkeys(COUNTS, 0.0)
 
@@ -180,11 +111,11 @@ class SummaryModel:
             async with asyncio.timeout(None if budget.seconds is None else PATIENCE * budget.seconds):
                 written = await self._summaries.get(key, partial(self._write, text))
             summary = usable(written, plan, history, budget)
-        except (SummaryRefused, TimeoutError) as error:
+        except (SummaryRefused, SamplerError, TimeoutError) as error:
             self._summaries.forget(key)
             self._counts["refused"] += 1
             late = "it waited or ran too long: raise concurrency or seconds"
-            refusal = error if isinstance(error, SummaryRefused) else late
+            refusal = late if isinstance(error, TimeoutError) else error
             return await without_summary(history, budget, tools, why=f"no summary can be used: {refusal}")
         self._counts["remembered"] += known
         return summarised(summary, plan, history, budget, ())

@@ -26,8 +26,13 @@ from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.errors import PluginError, SummaryRefused
 from condensegrpo.core.messages import flatten
 from condensegrpo.core.protocols.condenser import Budget, Condensed, WrittenSummary
+from condensegrpo.samplers.openai import ChatWriter
 
 PAST = history(*(answered(turn, f"think {turn}", "o" * 60) for turn in range(4)))  # 23 + 4·75 tokens
+
+
+def served(model: str, url: str, **options: Any) -> SummaryModel:
+    return SummaryModel(model, url, open_endpoint=ChatWriter, **options)
 
 
 def condense(condenser: SummaryModel, tokens: int = 250, past: Any = PAST) -> Condensed:
@@ -39,7 +44,7 @@ def condense(condenser: SummaryModel, tokens: int = 250, past: Any = PAST) -> Co
 def test_another_model_writes_the_summary_from_the_conversation_so_far() -> None:
     behaviour = Behaviour()
     with endpoint(behaviour) as url:
-        found = condense(SummaryModel("small", url, max_tokens=50))
+        found = condense(served("small", url, max_tokens=50))
     assert found.summary is not None
     assert (found.summary.text, found.summary.through, found.summary.tokens) == ("facts: a=1", 2, 225)
     assert statuses(PAST, found) == "rrrk"
@@ -57,7 +62,7 @@ def test_a_conversation_of_megabytes_is_sent_without_a_warning() -> None:
     behaviour = Behaviour()
     with endpoint(behaviour) as url:
         found = condense(
-            SummaryModel("small", url),
+            served("small", url),
             past=history(*(answered(turn, "t", "o" * 10**6) for turn in (0, 1, 2))),
             tokens=2 * 10**6,
         )
@@ -71,7 +76,7 @@ def test_a_key_comes_from_the_environment_and_from_nowhere_else(monkeypatch: pyt
         with pytest.raises(PluginError, match="SUMMARY_KEY"):
             build({"model": "m", "url": url, "key_variable": "SUMMARY_KEY"})
         monkeypatch.setenv("SUMMARY_KEY", "abc")
-        condense(SummaryModel("m", url, key_variable="SUMMARY_KEY"))
+        condense(served("m", url, key_variable="SUMMARY_KEY"))
     assert behaviour.keys == ["Bearer abc"]
 
 
@@ -82,18 +87,22 @@ def build(options: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [
-        (Behaviour(seconds=5), "the endpoint did not answer within 0.3 seconds"),
-        (Behaviour(trickle=0.05), "the endpoint did not answer within 0.3 seconds"),
-        (Behaviour(body=b""), "the endpoint answered no completion but ''"),
+        (Behaviour(seconds=5), "no answer within 0.3 seconds"),
+        (Behaviour(trickle=0.05), "no answer within 0.3 seconds"),
+        (Behaviour(body=b""), "the answer holds no completion: {}"),
         (Behaviour(body=completion("")), "it is empty"),
-        (Behaviour(body=completion(None)), "the endpoint answered no text"),
-        (Behaviour(status=500, body=completion("facts: a=1")), "the endpoint answered HTTP 500"),
-        (Behaviour(status=429, body=b"slow down"), "the endpoint answered HTTP 429"),
-        (Behaviour(body=b'{"error": {"message": "overloaded"}}'), "the endpoint answered no completion but"),
-        (Behaviour(body=b"<html>Internal Server Error</html>"), "the endpoint answered no completion but '<html>"),
+        (Behaviour(body=completion(None)), "it is empty"),
+        (Behaviour(body=completion(7)), "the reply is no text: "),
+        (Behaviour(body=completion(None, finish="length")), "m used all 256 tokens of a summary without a text"),
+        (Behaviour(body=completion("I cannot", finish="content_filter")), "the server ended the reply by 'content_fil"),
+        (Behaviour(status=500, body=completion("facts: a=1")), "500: "),
+        (Behaviour(status=429, body=b"slow down"), "429: slow down"),
+        (Behaviour(status=302, body=b"there"), "302, a redirect, which is refused"),
+        (Behaviour(body=b'{"error": {"message": "overloaded"}}'), "the answer holds no completion: "),
+        (Behaviour(body=b"<html>Internal Server Error</html>"), "found '<html>Internal Server Error</html>', wanted"),
         (Behaviour(body=completion("cut off", finish="length")), "it was cut off by its length"),
         (Behaviour(body=completion("w" * 2500)), "with it the prompt has 2"),
-        (Behaviour(body=completion("w" * 5_000_000)), "the endpoint answered more than 4000000 bytes"),
+        (Behaviour(body=completion("w" * 70_000_000)), "the answer exceeds 64 MiB"),
     ],
     ids=[
         "silent",
@@ -101,23 +110,28 @@ def build(options: dict[str, Any]) -> Any:
         "nothing",
         "empty",
         "null",
+        "number",
+        "thoughts",
+        "filtered",
         "500",
         "429",
+        "302",
         "error object",
         "error page",
         "cut",
         "10x",
-        "5MB",
+        "70MB",
     ],
 )
 def test_an_endpoint_that_fails_is_a_typed_refusal_and_never_a_summary(behaviour: Behaviour, reason: str) -> None:
     """langchain #38352, deepagents #270: error texts that were stored as the summary."""
-    late = "did not answer within" in reason
+    late = "no answer within" in reason
     with endpoint(behaviour) as url:
-        condenser = SummaryModel("m", url, seconds=0.3 if late else 60.0)
+        condenser = served("m", url, seconds=0.3 if late else 60.0)
         found = condense(condenser)
         assert (found.summary, found.rejected) == (None, ())
-        assert f"no summary can be used: {reason}" in found.reason
+        asking = f"asking {url}/chat/completions: "
+        assert f"no summary can be used: {reason}" in found.reason.replace(asking, "")
         assert "masked the results of" in found.reason
         assert count(flatten(PINNED, found.units)) <= 250
         assert condenser.counts()["refused"] == 1
@@ -129,15 +143,34 @@ def test_an_endpoint_that_fails_is_a_typed_refusal_and_never_a_summary(behaviour
 def test_an_endpoint_that_is_not_there_is_a_refusal() -> None:
     with endpoint(Behaviour()) as url:
         pass
-    found = condense(SummaryModel("m", url, seconds=2))
+    found = condense(served("m", url, seconds=2))
     assert found.summary is None
-    assert "the endpoint cannot be reached: " in found.reason
+    assert f"asking {url}/chat/completions: ClientConnectorError: " in found.reason
+
+
+def test_models_of_several_vendors_write_summaries() -> None:
+    """One wants max_completion_tokens and no temperature; another answers in parts, with its own finish reason."""
+
+    def answer(asked: Any) -> bytes:
+        if "max_tokens" in asked:
+            return b'{"error": {"message": "max_tokens is not supported: use max_completion_tokens"}}'
+        if "temperature" in asked:
+            return b'{"error": {"message": "temperature does not support 0"}}'
+        return completion([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "facts: a=1"}], "end_turn")
+
+    behaviour = Behaviour(answer=answer, statuses=[400, 400])
+    with endpoint(behaviour) as url:
+        found = condense(served("m", url, max_tokens=50))
+    assert found.summary is not None, found.reason
+    assert found.summary.text == "facts: a=1"
+    last = behaviour.asked[-1]
+    assert (len(behaviour.asked), last["max_completion_tokens"], "temperature" in last) == (3, 50, False)
 
 
 def test_a_summary_is_remembered_by_what_it_was_made_from() -> None:
     behaviour = Behaviour()
     with endpoint(behaviour) as url:
-        condenser = SummaryModel("m", url)
+        condenser = served("m", url)
         first, second = condense(condenser), condense(condenser)
         other = history(*(answered(turn, f"muse {turn}", "o" * 60) for turn in range(4)))
         condense(condenser, past=other)
@@ -157,11 +190,11 @@ def test_trajectories_that_make_the_same_request_at_the_same_time_share_one_call
         return list(await asyncio.gather(*(condenser.condense(past, room, ()) for past in siblings)))
 
     with endpoint(behaviour) as url:
-        condenser = SummaryModel("m", url)
+        condenser = served("m", url)
         assert [condensed.summary is not None for condensed in asyncio.run(three(condenser))] == [True] * 3
         counts = condenser.counts()
         assert (len(behaviour.asked), counts["calls"], counts["remembered"]) == (1, 1, 2)
-        behaviour.body, condenser = completion(""), SummaryModel("m", url)
+        behaviour.body, condenser = completion(""), served("m", url)
         assert [condensed.summary for condensed in asyncio.run(three(condenser))] == [None] * 3
         assert (condenser.counts()["refused"], len(behaviour.asked)) == (3, 2)
         asyncio.run(three(condenser))
@@ -177,7 +210,7 @@ def test_no_more_requests_are_open_at_one_time_than_allowed_in_any_event_loop() 
         return list(await asyncio.gather(*(condenser.condense(past, budget, ()) for past in pasts)))
 
     with endpoint(behaviour) as url:
-        condenser = SummaryModel("m", url, concurrency=2)
+        condenser = served("m", url, concurrency=2)
         for _ in range(2):  # every step of a run has its own event loop
             assert all(found.summary is not None for found in asyncio.run(all_at_once(condenser)))
     assert behaviour.most_at_once == 2
@@ -186,7 +219,7 @@ def test_no_more_requests_are_open_at_one_time_than_allowed_in_any_event_loop() 
 def test_its_summary_stands_in_the_episode_and_is_no_turn(tmp_path: Path) -> None:
     behaviour = Behaviour(body=completion("so far seen some"))
     with endpoint(behaviour) as url:
-        condenser = SummaryModel("m", url, max_tokens=40)
+        condenser = served("m", url, max_tokens=40)
         trajectory = play(engine(talker(lambda prompt: "never asked"), condenser=condenser, trigger=OVER))
     assert set(kinds(trajectory)) == {"a"}
     assert trajectory.rejected == ()
@@ -378,7 +411,7 @@ def test_a_local_model_with_fewer_embeddings_than_its_tokenizer_has_ids_is_refus
 def test_who_waits_for_a_turn_gives_up_before_the_engine_does() -> None:
     """A dead endpoint costs summaries and no trajectories, however many wait for it."""
     with endpoint(Behaviour(seconds=60)) as url:
-        model = SummaryModel("m", url, seconds=60.0, concurrency=1)
+        model = served("m", url, seconds=60.0, concurrency=1)
 
         async def three() -> list[Condensed]:
             pasts = [history(*(answered(turn, f"{n} think", "o" * 60) for turn in range(6))) for n in range(3)]

@@ -142,8 +142,11 @@ def build_condenser(plugin: Plugin, objects: Objects = NO_OBJECTS) -> Condenser:
             for index, raw in enumerate(options["stages"])
             for stage in [parse(StagePlugin, raw, source=f"stages[{index}] of the condenser {plugin.name}")]
         )
-    built = cast(Condenser, object_or(objects, plugin, lambda: build_plugin("condensers", plugin.name, options)))
-    return _with_methods(built, plugin.name, Condenser)
+    from condensegrpo.samplers.openai import ChatWriter  # imports aiohttp
+
+    supplied = {"open_endpoint": ChatWriter}
+    built = object_or(objects, plugin, lambda: build_plugin("condensers", plugin.name, options, supplied))
+    return _with_methods(cast(Condenser, built), plugin.name, Condenser)
 
 
 def build_toolbox(config: RunConfig, sandbox: Sandbox, condenser: Condenser, objects: Objects = NO_OBJECTS) -> Toolbox:

@@ -28,12 +28,19 @@ IDLE_SECONDS = 2.0  # that an idle connection is kept; servers drop theirs after
 class HttpClient:
     """The calls of one server. Use it, and close it, in one event loop."""
 
-    def __init__(self, url: str, key: str, *, key_advice: str, route_advice: str) -> None:
-        """``key``: a bearer token, empty for none. The advice is what to do where the server refuses key or route."""
+    def __init__(self, url: str, key: str, *, key_advice: str, route_advice: str, trust_env: bool = False) -> None:
+        """Connect at the first call.
+
+        Args:
+            key: a bearer token, empty for none.
+            key_advice, route_advice: what to do where the server refuses key or route.
+            trust_env: use the proxies of the environment.
+        """
         self.url, self._key = url.rstrip("/"), key
         self._key_advice, self._route_advice = key_advice, route_advice
         self._session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {key}"} if key else {},
+            trust_env=trust_env,
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),  # 0: no limit
         )
 
@@ -53,7 +60,7 @@ class HttpClient:
         limit = aiohttp.ClientTimeout(total=seconds)
         try:
             async with self._session.request(
-                verb, self.url + route, data=content, headers=sent, timeout=limit
+                verb, self.url + route, data=content, headers=sent, timeout=limit, allow_redirects=False
             ) as answer:
                 await answer.content.readexactly(MAX_BYTES + 1)
         except asyncio.IncompleteReadError as whole:
@@ -70,6 +77,8 @@ class HttpClient:
         said = reason(text.replace(self._key, REMOVED) if self._key else text)
         if status == 429 or status >= 500:
             raise ServerUnreachable(f"{where}{status}: {said}")
+        if 300 <= status < 400:
+            raise SamplerError(f"{where}{status}, a redirect, which is refused. {self._route_advice}")
         if status in (401, 403):
             raise SamplerError(f"{where}{status}, refused: {said}. {self._key_advice}")
         if status == 404:
@@ -99,6 +108,8 @@ async def retried(call: Callable[[int], Awaitable[T]], *, retries: int, pause: f
         try:
             return await call(attempt)
         except ServerUnreachable as error:
+            if not retries:
+                raise SamplerError(str(error)) from error
             if attempt == retries:
                 raise SamplerError(f"sampling a reply: {retries + 1} attempts failed; the last: {error}") from error
         await asyncio.sleep(pause * 2**attempt)

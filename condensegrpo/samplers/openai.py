@@ -19,8 +19,9 @@ from weakref import WeakKeyDictionary
 from annotated_types import Ge
 
 from condensegrpo.core.credentials import has_credentials
-from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.errors import SamplerError, SummaryRefused
 from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols.condenser import WrittenSummary
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.learner.model_folder import load_tokenizer
@@ -30,6 +31,11 @@ from condensegrpo.samplers.vllm_server.client import FINISH, read_logprob
 
 REQUESTS = RequestSettings(retries=6)
 PAUSE_SECONDS = 0.5  # before the first retry of a request; doubled before each further one
+CHAT_FINISH = {  # of several vendors
+    **dict.fromkeys(("stop", "eos", "end_turn", "stop_sequence", "tool_calls", "function_call"), FinishReason.STOP),
+    **dict.fromkeys(("length", "max_tokens", "model_length", "max_output_tokens"), FinishReason.LENGTH),
+}
+WITHOUT_TEMPERATURE = "For a model that takes no temperature set sampler.options.fields={temperature: null}."
 WHOLE = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # whatever a model folder sets
 
 
@@ -45,6 +51,7 @@ class _ServedModel:
     requests: RequestSettings = REQUESTS  # time limit and retries of a request
     fields: Mapping[str, Any] | None = None  # of every request's body, beside or in place of others; null removes one
     version: int = field(default=0, init=False)
+    _limit: str = field(default="max_tokens", init=False)  # the name of the field
 
     def __post_init__(self) -> None:
         self.check_options(url=self.url, key_variable=self.key_variable)
@@ -81,32 +88,47 @@ class _ServedModel:
     def close(self) -> None:
         """There is nothing to free: a connection lasts as long as its request."""
 
-    async def _choice(self, route: str, body: Json, params: SamplingParams) -> Json:
-        """The first choice of an answer; SamplerError if there is none after all attempts."""
-        sampling = {"max_tokens": params.max_tokens, "temperature": params.temperature, "seed": params.seed}
+    async def _choice(self, route: str, body: Json, *, max_tokens: int, temperature: float) -> Json:
+        """The first choice of an answer; SamplerError if there is none after all attempts.
+
+        A model that wants ``max_completion_tokens`` in place of ``max_tokens`` says so, and gets it from then on.
+        """
+        sampling = {self._limit: max_tokens, "temperature": temperature}
         fields = {"model": self.model, **sampling, **body, **(self.fields or {})}
         sent = {name: value for name, value in fields.items() if value is not None}
+        try:
+            answer = await self._answer(route, sent)
+        except SamplerError as error:
+            if "max_completion_tokens" in str(error) and self._limit == "max_tokens":
+                self._limit = "max_completion_tokens"
+                return await self._choice(route, body, max_tokens=max_tokens, temperature=temperature)
+            if "temperature" in str(error) and "temperature" in sent:
+                raise SamplerError(f"{error}. {WITHOUT_TEMPERATURE}") from error
+            raise
+        try:
+            choice: Json = dict(answer["choices"][0])
+        except (LookupError, TypeError, ValueError) as error:
+            raise SamplerError(f"asking {self.url}{route}: the answer holds no completion: {answer!r:.200}") from error
+        return choice
+
+    async def _answer(self, route: str, sent: Json) -> Json:
         client = HttpClient(
             self.url,
             os.environ.get(self.key_variable, "") if self.key_variable else "",
             key_advice="Name the environment variable that holds the key in sampler.options.key_variable.",
             route_advice="Check sampler.options.url, which mostly ends in /v1, and sampler.options.model.",
+            trust_env=True,
         )
         slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
         try:
             async with slots:
-                answer = await retried(
+                return await retried(
                     lambda _: client.call("POST", route, sent, self.requests.seconds),
                     retries=self.requests.retries,
                     pause=PAUSE_SECONDS,
                 )
         finally:
             await client.close()
-        try:
-            choice: Json = dict(answer["choices"][0])
-        except (LookupError, TypeError, ValueError) as error:
-            raise SamplerError(f"asking {self.url}{route}: the answer holds no completion: {answer!r:.200}") from error
-        return choice
 
 
 class OpenAISampler(_ServedModel):
@@ -121,9 +143,10 @@ class OpenAISampler(_ServedModel):
             "stop_token_ids": list(params.stop_ids),
             "stop": list(params.stop_strings),
             "skip_special_tokens": False,
+            "seed": params.seed,
             **WHOLE,
         }
-        choice = await self._choice("/completions", body, params)
+        choice = await self._choice("/completions", body, max_tokens=params.max_tokens, temperature=params.temperature)
         try:
             return Generation(
                 token_ids=tuple(map(int, choice["token_ids"])),
@@ -139,7 +162,25 @@ class OpenAISampler(_ServedModel):
 
 
 @dataclass(eq=False)
-class OpenAIChatSampler(_ServedModel):
+class _ChatModel(_ServedModel):
+    """A model that is sent messages."""
+
+    async def _text(self, body: Json, *, max_tokens: int, temperature: float) -> tuple[str, FinishReason]:
+        """The text of a reply, without its thoughts, and whether it was cut off."""
+        choice = await self._choice("/chat/completions", body, max_tokens=max_tokens, temperature=temperature)
+        try:
+            content, finish = choice["message"]["content"] or "", str(choice["finish_reason"] or "stop").lower()
+            if not isinstance(content, str):  # parts
+                content = "".join(part["text"] for part in content if part["type"] == "text")
+        except (LookupError, TypeError) as error:
+            raise SamplerError(f"asking {self.url}/chat/completions: the reply is no text: {choice!r:.200}") from error
+        if finish not in CHAT_FINISH:
+            raise SamplerError(f"asking {self.url}/chat/completions: the server ended the reply by {finish!r:.80}")
+        return content, CHAT_FINISH[finish]
+
+
+@dataclass(eq=False)
+class OpenAIChatSampler(_ChatModel):
     """The sampler ``openai_chat``: text, of any chat model. Tokens are counted by the tokenizer of ``model_path``."""
 
     _: KW_ONLY
@@ -159,16 +200,46 @@ class OpenAIChatSampler(_ServedModel):
             {"role": "user" if message.role == "tool" else message.role, "content": message.text}
             for message in messages
         ]
-        choice = await self._choice("/chat/completions", {"messages": shown}, params)
-        try:
-            text, stops = choice["message"]["content"] or "", "|".join(map(re.escape, params.stop_strings))
-            stop = re.search(stops, text) if stops else None
-            text = text if stop is None else text[: stop.end()]
-            cut_off = choice["finish_reason"] == "length" and stop is None
-            ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        except (LookupError, TypeError, ValueError) as error:
-            raise SamplerError(f"asking {self.url}/chat/completions: the reply is no text: {choice!r:.200}") from error
+        body = {"messages": shown, "seed": params.seed}
+        text, finish = await self._text(body, max_tokens=params.max_tokens, temperature=params.temperature)
+        stops = "|".join(map(re.escape, params.stop_strings))
+        stop = re.search(stops, text) if stops else None
+        text = text if stop is None else text[: stop.end()]
+        cut_off = finish is FinishReason.LENGTH and stop is None
+        ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         end = () if cut_off else params.stop_ids[:1]
         return Generation(
             token_ids=(*ids, *end), logprobs=(), finish=FinishReason.LENGTH if cut_off else FinishReason.STOP
         )
+
+
+class ChatWriter(_ChatModel):
+    """Answers the requests of the condenser ``summary_model`` greedily; a ``TextWriter`` of it."""
+
+    def __init__(
+        self, url: str, model: str, *, key_variable: str | None, seconds: float, concurrency: int, max_tokens: int
+    ) -> None:
+        """``seconds``: of one request; ``max_tokens``: of a reply."""
+        requests = RequestSettings(seconds=seconds, retries=0)
+        super().__init__(url, model, key_variable=key_variable, concurrency=concurrency, requests=requests)
+        self._max_tokens = max_tokens
+
+    def check(self) -> None:
+        """Check nothing: an endpoint may start later than the run."""
+
+    async def write(self, text: str) -> WrittenSummary:
+        """The model's reply to a text."""
+        body = {"messages": [{"role": "user", "content": text}]}
+        try:
+            reply, finish = await self._text(body, max_tokens=self._max_tokens, temperature=0.0)
+        except SamplerError as error:
+            if "temperature" not in str(error) or self.fields is not None:
+                raise
+            self.fields = {"temperature": None}  # a model that takes none writes at its own
+            return await self.write(text)
+        if not reply and finish is FinishReason.LENGTH:
+            raise SummaryRefused(
+                f"{self.model} used all {self._max_tokens} tokens of a summary without a text, as for thoughts: raise "
+                f"max_tokens or turn its thinking off"
+            )
+        return WrittenSummary(text=reply, finish=finish)
