@@ -15,7 +15,7 @@ Match = Literal["exact", "number", "last_number", "alias", "contains", "words", 
 _DECORATION = re.compile(r"[,$%]")
 _MINUS = "\N{MINUS SIGN}"
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
-_NUMBERS = re.compile(r"(?<![\w.])[+-]?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])[+-]?\$?\.\d+")
+_NUMBERS = re.compile(r"(?<![\w.])[+-]?\$?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?")
 _DENOMINATOR = re.compile(r" ?/ ?(\d+)(?!\d|\.\d| ?/)")  # behind a number: the date 12/25/2024 has none behind 12
 _TOLERANCE = 1e-6
 _PLACEHOLDER = re.compile(r"\[(?:\d+ )?turns? [^\[\]]* omitted[^\[\]]*\]")  # its numbers are no answers
@@ -67,6 +67,23 @@ class Matcher:
         else:
             _truths(problem, self._match)
 
+    def check_problem(self, problem: Problem) -> None:
+        """Raise ValueError if the ground truth itself would not be right as an answer.
+
+        What has tests is not run.
+        """
+        self.check_truth(problem)
+        if self._match == "tests":
+            return
+        truth = _truths(problem, self._match)[0]
+        if self._match == "math" and _NUMBER.fullmatch(truth):
+            return  # math-verify takes milliseconds
+        if not self.right(truth, problem):
+            raise ValueError(
+                f"judging problem {problem.id} by {self._match}: its ground truth {truth!r:.80} given as the answer is "
+                f"not right. Correct it, or set another match"
+            )
+
 
 def number(text: str) -> float | None:
     """The first number of a text after ``, $ %`` are removed, ``None`` if it holds none.
@@ -89,8 +106,8 @@ def last_number(text: str) -> float | None:
 
     >>> last_number("48 and 24 make $1,072.50."), last_number("about 3.14"), last_number("no number")
     (1072.5, 3.14, None)
-    >>> last_number("that is 72/3."), last_number("on 12/25/2024")
-    (24.0, 2024.0)
+    >>> last_number("that is 72/3."), last_number("on 12/25/2024"), last_number("1.5e3 m")
+    (24.0, 2024.0, 1500.0)
     """
     plain = text.replace(_MINUS, "-")
     numbers = list(_NUMBERS.finditer(plain))
@@ -116,10 +133,8 @@ _RIGHT: Mapping[Match, Callable[[str, Problem], bool]] = {
     "number": lambda answer, problem: _near(number(answer), _true_number(problem)),
     "last_number": lambda answer, problem: _near(last_number(answer), _true_number(problem)),
     "alias": lambda answer, problem: _fold(answer) in {_fold(truth) for truth in _truths(problem, "alias")},
-    "contains": lambda answer, problem: any(
-        _fold(truth) in _fold(answer) for truth in _truths(problem, "contains") if truth.strip()
-    ),
-    "words": lambda answer, problem: contains_answer(filter(str.strip, _truths(problem, "words")), answer),
+    "contains": lambda answer, problem: any(_fold(truth) in _fold(answer) for truth in _truths(problem, "contains")),
+    "words": lambda answer, problem: contains_answer(_truths(problem, "words"), answer),
     "math": lambda answer, problem: equal(answer, _truths(problem, "math")[0]),
 }
 
@@ -151,21 +166,21 @@ def _true_number(problem: Problem) -> float:
 
 
 def _truths(problem: Problem, match: Match) -> tuple[str, ...]:
-    answer = () if problem.answer is None else (problem.answer,)
     several = match in ("alias", "contains", "words")
     given = (problem.data.get("aliases") if several else None) or ()  # a column of the data may have a text, or null
-    aliases = tuple(map(str, given if isinstance(given, list | tuple) else (given,)))
-    if not answer and not aliases:
+    aliases = map(str, given if isinstance(given, list | tuple) else (given,))
+    truths = tuple(filter(str.strip, (problem.answer or "", *aliases)))
+    if not truths:
         raise ValueError(
             f"judging problem {problem.id}: it has no ground truth, so no answer can be called right. "
             f"Give it an answer (the task's answer column), or use a reward that needs none"
         )
-    return (*answer, *aliases)
+    return truths
 
 
 def folded_aliases(problem: Problem) -> frozenset[str]:
     """The forms of the ground truth in lower case, without white space around them."""
-    return frozenset(alias.lower().strip() for alias in _truths(problem, "alias") if alias.strip())
+    return frozenset(alias.lower().strip() for alias in _truths(problem, "alias"))
 
 
 def _fold(text: str) -> str:

@@ -12,6 +12,7 @@ imports math-verify.
 import atexit
 import json
 import os
+import re
 import resource
 import selectors
 import signal
@@ -19,13 +20,19 @@ import subprocess
 import sys
 import threading
 import time
+import unicodedata
 
 SECONDS = 5.0  # of CPU time for one pair
 PATIENCE = 24  # wall-clock seconds per second of CPU time before this process kills the worker
 START_SECONDS = 120.0  # for the process to import sympy
-MAX_CHARS = 2000  # of an expression; longer ones are unequal to anything
+MAX_CHARS = 2000  # of an expression; longer answers are unequal to anything
 MEMORY = 4 << 30  # bytes of address space of the worker
 LIBRARY_SECONDS = 120  # wall clock limit within math-verify; the timer ends the worker long before
+
+_UNREADABLE = "unreadable"  # reply of the worker: it finds no expression in the ground truth
+_RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"
+_DIGITS = str.maketrans(_RAISED, "0123456789+-")
+_ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
 
 
 class _Worker:
@@ -49,8 +56,8 @@ class _Worker:
                 f"antlr4-python3-runtime==4.13.2 are installed: python -m condensegrpo.rewards.mathematics"
             )
 
-    def compare(self, answer: str, truth: str, seconds: float) -> bool | None:
-        """Whether the two are equal; None if the worker did not reply within ``seconds`` of its CPU time."""
+    def compare(self, answer: str, truth: str, seconds: float) -> bool | str | None:
+        """Whether the two are equal, or ``_UNREADABLE``; None: no reply within ``seconds`` of its CPU time."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps([answer, truth, seconds]).encode() + b"\n")
@@ -58,7 +65,7 @@ class _Worker:
         except BrokenPipeError:
             return None
         line = self._line(seconds * PATIENCE)
-        return None if line is None else bool(json.loads(line))
+        return None if line is None else json.loads(line)
 
     def close(self) -> None:
         self._process.kill()
@@ -88,17 +95,25 @@ _worker: _Worker | None = None
 
 
 def equal(answer: str, truth: str, *, seconds: float = SECONDS) -> bool:
-    r"""Whether an answer is mathematically equal to the ground truth: ``\frac12``, ``0.5`` and ``1/2`` are."""
+    r"""Whether an answer is mathematically equal to the ground truth: ``\frac12``, ``0.5`` and ``½`` are.
+
+    Raises:
+        ValueError: the ground truth is no expression that math-verify reads, or has more than ``MAX_CHARS``.
+    """
     global _worker
-    if max(len(answer), len(truth)) > MAX_CHARS:
+    if len(answer) > MAX_CHARS >= len(truth):
         return False
     with _lock:
         if _worker is None:
             _worker = _Worker()
-        equal_values = _worker.compare(_clean(answer), _clean(truth), seconds)
-        if equal_values is None:
+        verdict = _UNREADABLE
+        if len(truth) <= MAX_CHARS:
+            verdict = _worker.compare(_clean(answer), _clean(truth), seconds)
+        if verdict is None:
             _stop()
-        return bool(equal_values)
+    if verdict == _UNREADABLE:
+        raise ValueError(f"the ground truth {truth!r:.80} cannot be read as mathematics: no answer can equal it")
+    return bool(verdict)
 
 
 def _clean(text: str) -> str:
@@ -128,7 +143,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    _send("ready" if _verified("\\frac{1}{2}", "0.5") else "broken")
+    _send("ready" if _verified("\\frac{1}{2}", "0.5") is True else "broken")
     for line in sys.stdin:
         answer, truth, seconds = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal is not handled and ends the process
@@ -142,26 +157,44 @@ def _send(message: object) -> None:
     sys.stdout.flush()
 
 
-def _verified(answer: str, truth: str) -> bool:
+def _verified(answer: str, truth: str) -> bool | str:
     from math_verify import verify
 
+    expected: list[object] = []
     try:
         expected = _parsed(truth)
-        return bool(expected) and bool(verify(expected, _parsed(answer), timeout_seconds=LIBRARY_SECONDS))
+        return bool(verify(expected, _parsed(answer), timeout_seconds=LIBRARY_SECONDS)) if expected else _UNREADABLE
     except (Exception, MemoryError):  # the boundary to sympy, which raises any exception for unusual expressions
-        return False
+        return False if expected else _UNREADABLE
 
 
 def _parsed(text: str) -> list[object]:
     """The expressions that math-verify finds in a text; the whole text is one, unless it marks an expression."""
     from math_verify import parse
 
-    bare = text.strip()
+    bare = _latex(text.strip())
     marked = "\\boxed" in bare or "$" in bare or "\\(" in bare or "\\[" in bare
     expressions: list[object] = parse(
         bare if marked else f"\\boxed{{{bare}}}", parsing_timeout=LIBRARY_SECONDS, fallback_mode="no_fallback"
     )
     return expressions or list(parse(bare, parsing_timeout=LIBRARY_SECONDS))
+
+
+def _latex(text: str) -> str:
+    r"""Mathematics in Unicode, and TeX's signs of currency and spacing, as math-verify reads them.
+
+    √2  →  \sqrt{2}      3½  →  3\frac{1}{2}      x⁻²  →  x^{-2}      \$32,\!348  →  32,348
+    """
+    text = text.replace(r"\$", "").replace(r"\!", "").replace("∞", r"\infty ")
+    text = re.sub(f"[{_RAISED}]+", lambda found: f"^{{{found[0].translate(_DIGITS)}}}", text)
+    text = re.sub("[¼-¾⅐-⅞]", lambda found: _fraction(found[0]), text)
+    operand = r"\s*(\d+(?:\.\d+)?|[^\W\d_]|\([^()]*\)|\{[^{}]*\})"
+    return re.sub(f"([{''.join(_ROOTS)}]){operand}", lambda found: f"{_ROOTS[found[1]]}{{{found[2]}}}", text)
+
+
+def _fraction(character: str) -> str:
+    above, _, below = unicodedata.normalize("NFKC", character).partition("⁄")
+    return rf"\frac{{{above}}}{{{below}}}"
 
 
 if __name__ == "__main__":

@@ -42,6 +42,11 @@ class JudgingReward:
     def __post_init__(self) -> None:
         self._matcher = None if self.match is None else Matcher(self.match, self.sandbox)
 
+    def check_problem(self, problem: Problem) -> None:
+        """Raise ValueError for a problem without a ground truth that can be right."""
+        if self._matcher is not None:
+            self._matcher.check_problem(problem)
+
 
 def judge_trajectory(
     trajectory: Trajectory,
@@ -141,6 +146,10 @@ class ExactMatch:
         right = float(said is not None and said in folded_aliases(problem))
         return RewardResult(total=right, components={"exact_match": right}, correct=right)
 
+    def check_problem(self, problem: Problem) -> None:
+        """Raise ValueError for a problem without ground truth."""
+        folded_aliases(problem)
+
 
 class AnswerContains:
     """1 if the answer contains any alias, case ignored, else 0. It does not judge correctness."""
@@ -150,6 +159,10 @@ class AnswerContains:
         said = _answer(trajectory)
         contained = float(said is not None and any(alias in said for alias in folded_aliases(problem)))
         return RewardResult(total=contained, components={"answer_contains": contained})
+
+    def check_problem(self, problem: Problem) -> None:
+        """Raise ValueError for a problem without ground truth."""
+        folded_aliases(problem)
 
 
 def _answer(trajectory: Trajectory) -> str | None:

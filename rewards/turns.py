@@ -70,6 +70,10 @@ class AnswerInResults:
                 break
         return tuple(paid_K)
 
+    def check_problem(self, problem: Problem) -> None:
+        """Raise ValueError for a problem without ground truth."""
+        folded_aliases(problem)
+
 
 @dataclass(kw_only=True, eq=False)
 class AnswerInformation:

@@ -202,6 +202,28 @@ def test_missing_values_are_no_answers(tmp_path: Path) -> None:
     assert problems[2].data["aliases"] == ["Ann"]
 
 
+def test_an_integer_column_with_a_gap_has_integers_for_truths(tmp_path: Path) -> None:
+    rows = [{"question": f"{n}?", "answer": answer} for n, answer in enumerate((2.0, None, 1.5, -3.0, 1e300))]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    held_out = write(tmp_path / "b.jsonl", lines(*ROWS))
+    problems = Jsonl(data=str(tmp_path / "a.parquet"), eval_data=held_out).problems("train")
+    assert [problem.answer for problem in problems] == ["2", None, "1.5", "-3", str(int(1e300))]
+
+
+@pytest.mark.parametrize("truth", [{"value": "2"}, [{"value": "2"}], [["2"]]])
+def test_a_column_of_dicts_is_no_ground_truth(tmp_path: Path, truth: object) -> None:
+    data = write(tmp_path / "a.jsonl", lines(ROWS[0], {"question": "?", "gold": truth, "answer": truth}))
+    with pytest.raises(
+        DataError, match=rf"row 2 has the answer {re.escape(repr(truth))}, wanted a text.*options.answer"
+    ):
+        Jsonl(data=data)
+    held_out = write(tmp_path / "b.jsonl", lines(*ROWS[5:6]))
+    answers = [("train-0", "4"), ("train-1", truth), ("test-0", "1")]
+    by_id = write(tmp_path / "truths.jsonl", lines(*({"id": id_, "answer": answer} for id_, answer in answers)))
+    with pytest.raises(DataError, match=rf"truths\.jsonl: it has the answer {re.escape(repr(truth))}, wanted a text"):
+        Jsonl(data=data, eval_data=held_out, ground_truth_file=by_id)
+
+
 def test_questions_without_ground_truth_have_none(tmp_path: Path) -> None:
     data, held_out = (
         write(tmp_path / "a.jsonl", lines({"q": "Who?"})),
@@ -218,6 +240,28 @@ def test_training_questions_of_the_evaluation_are_dropped_and_counted(tmp_path: 
     assert [problem.question for problem in task.problems("train")] == [row["question"] for row in ROWS[10:]]
     with pytest.raises(DataError, match="all 40 questions are held out"):
         Jsonl(data=data, eval_data=data)
+
+
+REPOSITORIES = [{"question": "Make the tests pass.", "repo": f"repo-{n}", "answer": str(n)} for n in range(40)]
+
+
+def test_rows_with_one_question_and_another_column_are_different_problems(tmp_path: Path) -> None:
+    data = write(tmp_path / "a.jsonl", lines(*REPOSITORIES))
+    shared = Jsonl(data=data, eval_share=0.3)
+    assert 4 <= len(shared.problems("eval")) <= 20
+    assert len(shared.problems("train")) == 40 - len(shared.problems("eval")) == shared.alike
+    assert shared.left_out == 0
+    again = {**REPOSITORIES[3], "question": " make the TESTS pass."}
+    other = {**REPOSITORIES[3], "repo": "another"}
+    task = Jsonl(data=data, eval_data=write(tmp_path / "b.jsonl", lines(again, other)))
+    assert [problem.answer for problem in task.problems("train")] == [str(n) for n in range(40) if n != 3]
+    assert (task.left_out, task.alike) == (1, 39)
+
+
+def test_a_column_that_is_null_is_as_one_that_is_missing(tmp_path: Path) -> None:
+    data = write(tmp_path / "a.jsonl", lines(*ROWS))
+    task = Jsonl(data=data, eval_data=write(tmp_path / "b.jsonl", lines({**ROWS[0], "hint": None})))
+    assert (task.left_out, task.alike) == (1, 0)
 
 
 def test_faults_of_the_columns_are_said_before_anything_runs(tmp_path: Path) -> None:

@@ -409,9 +409,33 @@ def test_what_is_left_out_of_the_training_data_is_said(tmp_path: Path) -> None:
     held_out = tmp_path / "held_out.jsonl"
     held_out.write_text("".join(f'{{"question": "{n} + {n}?", "answer": "{2 * n}"}}\n' for n in (7, 8, 50)))
     overrides = (*questions_by_a_saved_model(tmp_path), "evaluate.variants={}", "rollout.limits.max_context_tokens=200")
-    note = "2 training problems left out: the evaluation data has the same question"
+    note = "2 training problems left out: the evaluation data has them too"
     assert check_run(build(quickstart(*overrides, f"task.eval_data={held_out}")))[-1] == note
     assert note not in check_run(build(quickstart(*overrides)))
+    held_out.write_text('{"question": "7 + 7?", "answer": "14"}\n{"question": "8 + 8?", "answer": "16", "page": 3}\n')
+    assert check_run(build(quickstart(*overrides, f"task.eval_data={held_out}")))[-2:] == (
+        "1 training problem left out: the evaluation data has them too",
+        "1 training problem kept with a question of the evaluation data: another column differs",
+    )
+
+
+@pytest.mark.parametrize(
+    ("truth", "match", "complaint"),
+    [
+        ("null", "exact", "it has no ground truth"),
+        ('"="', "math", "the ground truth '=' cannot be read as mathematics"),
+    ],
+)
+def test_a_problem_that_the_reward_cannot_judge_is_named_before_the_run(
+    tmp_path: Path, truth: str, match: str, complaint: str
+) -> None:
+    overrides = [*questions_by_a_saved_model(tmp_path), "evaluate.variants={}", "rollout.limits.max_context_tokens=200"]
+    rows = tmp_path / "questions.jsonl"
+    rows.write_text(rows.read_text() + f'{{"question": "who?", "answer": {truth}}}\n')
+    judged = f"reward={{name: weighted_sum, options: {{parts: [{{name: correct, options: {{match: {match}}}}}]}}}}"
+    with pytest.raises(DataError, match=rf"1 of \d+ cannot be judged, the first is train-40 of .*{complaint}"):
+        check_run(build(quickstart(*overrides, judged, "train.steps=20")))
+    check_run(build(quickstart(*overrides, judged, "train.steps=20", "task.options.max_examples=40")))
 
 
 def test_a_warm_start_without_demonstrations_is_refused(tmp_path: Path) -> None:
@@ -433,7 +457,17 @@ def test_all_that_a_task_lacks_is_reported_at_once(tmp_path: Path) -> None:
 def test_nothing_is_written_for_a_run_that_is_refused(tmp_path: Path) -> None:
     done = run("train", "quickstart", f"runs_dir={tmp_path}", "rollout.limits.max_context_tokens=10")
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
-    assert "Raise it to at least 14, or set rollout.limits.max_turns=1" in done.stderr
+    cure = "Raise it, or set rollout.limits.max_turns=1. The smallest that works is "
+    assert f"{cure}rollout.limits.max_context_tokens=14." in done.stderr
+
+
+def test_the_check_of_room_names_the_smallest_context_that_works() -> None:
+    summary = "condenser={name: summary, options: {max_tokens: 16}}"
+    fault = refused(summary, "rollout.limits.max_context_tokens=20")
+    assert fault.startswith("checking the room of the condenser summary: ")
+    least = int(fault.removesuffix(".").rpartition("The smallest that works is rollout.limits.max_context_tokens=")[2])
+    assert "The smallest that works" in refused(summary, f"rollout.limits.max_context_tokens={least - 1}")
+    check_run(build(quickstart(summary, f"rollout.limits.max_context_tokens={least}")))
 
 
 def hub_error(call: str, **variables: str) -> tuple[str, float]:

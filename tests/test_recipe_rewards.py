@@ -1,6 +1,7 @@
 """The rewards of the published recipes, by hand."""
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -245,6 +246,9 @@ def test_a_summary_is_no_reply_with_a_form() -> None:
         ("1/0", None),
         ("none", None),
         ("x2", None),
+        ("1.5e3", 1500.0),
+        ("about -2E-3 m", -0.002),
+        ("3 eggs", 3.0),
     ],
 )
 def test_the_last_number_of_a_text(text: str, value: float | None) -> None:
@@ -264,10 +268,47 @@ def test_the_last_number_of_a_text(text: str, value: float | None) -> None:
         ("}{", "1", False),
         ("\ud800", "1", False),
         ("9" * 5000, "9", False),
+        (r"\$5", "5", True),
+        (r"\$32,\!348", "32348", True),
+        ("½", "0.5", True),
+        ("3½", "7/2", True),
+        ("√2", r"\sqrt{2}", True),
+        ("2√3", "2", False),
+        ("√(x+1)", r"\sqrt{x+1}", True),
+        ("x²", "x^2", True),
+        ("10⁻³", "0.001", True),
+        ("(-∞,3]", r"(-\infty,3]", True),
     ],
 )
 def test_mathematics_is_compared_by_value(answer: str, truth: str, same: bool) -> None:
     assert equal(answer, truth) is same
+
+
+@pytest.mark.parametrize("truth", [r"\$5", r"\$32,\!348", "½", "3½", "√2", "∛8", "x²", "x⁻¹", "∞", "1.5e3", "$5$"])
+def test_a_truth_equals_itself(truth: str) -> None:
+    Correct(match="math").check_problem(Problem(id="p", question="?", answer=truth))
+
+
+@pytest.mark.parametrize(
+    ("match", "truth", "complaint"),
+    [
+        ("math", "=", "the ground truth '=' cannot be read as mathematics"),
+        ("math", "x" * 2001, "cannot be read as mathematics"),
+        ("math", None, "it has no ground truth"),
+        ("exact", "  ", "it has no ground truth"),
+        ("number", "seven", "its ground truth 'seven' is not a number"),
+        ("last_number", "3 of 4", "its ground truth '3 of 4' given as the answer is not right"),
+        ("words", "(*)", "given as the answer is not right"),
+    ],
+)
+def test_a_truth_that_no_answer_can_equal_is_named(match: Any, truth: str | None, complaint: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        Correct(match=match).check_problem(Problem(id="p", question="?", answer=truth))
+
+
+def test_an_answer_is_not_compared_with_mathematics_that_cannot_be_read() -> None:
+    with pytest.raises(ValueError, match="the ground truth '=' cannot be read as mathematics"):
+        Correct(match="math")(said("x", answer="5"), Problem(id="n", question="?", answer="="))
 
 
 def test_mathematics_that_takes_for_ever_is_killed_and_the_next_pair_is_compared() -> None:

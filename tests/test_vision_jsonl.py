@@ -29,7 +29,7 @@ def task(folder: Path, *rows: dict[str, object], **options: object) -> VisionJso
     """A task of these rows, which are the evaluation data too, so that none is held out."""
     (folder / "red.png").write_bytes(RED)
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (folder / "other.jsonl").write_text(json.dumps({"question": "other?", "answer": "1", "pictures": "red.png"}))
+    (folder / "other.jsonl").write_text(json.dumps({"question": "other?", "answer": "red", "pictures": "red.png"}))
     return VisionJsonl(data=str(folder / "rows.jsonl"), eval_data=str(folder / "other.jsonl"), **options)  # type: ignore[arg-type]  # of mixed types
 
 

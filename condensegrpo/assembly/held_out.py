@@ -1,5 +1,6 @@
-"""Checks that no held-out problem of a run is trained on, by GRPO or by the warm start."""
+"""Checks of the problems of a run: none is evaluated and trained on, and the rewards can judge them."""
 
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pprint import saferepr
@@ -7,9 +8,12 @@ from pprint import saferepr
 from condensegrpo.assembly.components import Components, indices
 from condensegrpo.assembly.demonstrations import made_turns
 from condensegrpo.core.errors import DataError
+from condensegrpo.core.protocols.reward import ChecksProblems, SumsParts
 from condensegrpo.core.protocols.task import Demonstrates, HasExpert, Problem
+from condensegrpo.core.wording import plural
 
 Content = tuple[str, str | None, str]
+TRUTHS_SECONDS = 3.0  # for the check of ground truths: reading one as mathematics takes milliseconds
 DEMONSTRATIONS = 500  # of a warm start that are compared, from the first: making one can take a millisecond
 
 
@@ -37,6 +41,34 @@ def evaluated_problems(components: Components) -> dict[Content, str]:
         for problem in part.held_out():
             named.setdefault(_content(problem), f"{problem.id} of the evaluation {name}")
     return named
+
+
+def check_truths(components: Components) -> Iterator[str]:
+    """Check that the rewards can judge the problems of the run; yields how many there was no time for."""
+    parts = [("the evaluation " + name, part, part.held_out()) for name, part in components.evaluations.items()]
+    trained = ("the training problems", components, [problem for _, problem in _trained(components)])
+    faults, checked, deadline = list[str](), 0, time.monotonic() + TRUTHS_SECONDS
+    left = 0
+    for source, part, problems in (trained, *parts):
+        rewards = [each.reward for each in part.reward.parts] if isinstance(part.reward, SumsParts) else [part.reward]
+        checks = [reward.check_problem for reward in rewards if isinstance(reward, ChecksProblems)]
+        for problem in problems if checks else ():
+            if time.monotonic() > deadline:
+                left += 1
+                continue
+            checked += 1
+            try:
+                for check in checks:
+                    check(problem)
+            except ValueError as error:
+                faults.append(f"{problem.id} of {source}: {error}")
+    if faults:
+        raise DataError(
+            f"checking the ground truths of {components.config.name}: {len(faults)} of {checked} cannot be judged, the "
+            f"first is {faults[0]}"
+        )
+    if left:
+        yield f"{plural(left, 'ground truth')} not checked before the run: it took longer than {TRUTHS_SECONDS:g} s"
 
 
 def _trained(components: Components) -> Iterator[tuple[str, Problem]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import check_task, corpus_of
-from condensegrpo.assembly.held_out import check_disjoint
+from condensegrpo.assembly.held_out import check_disjoint, check_truths
 from condensegrpo.assembly.learning_signal import turn_reward_estimators
 from condensegrpo.assembly.model_checks import check_model, check_prompts
 from condensegrpo.assembly.runtime import renderer_with
@@ -87,9 +87,12 @@ def check_settings(components: Components) -> tuple[str, ...]:
             f"text. Set condenser.name=summary or compact, or the writer to policy."
         )
     check_disjoint(components)
-    notes = list(_check_policy(components))
+    notes = [*check_truths(components), *_check_policy(components)]
     if isinstance(task, LeavesOut) and task.left_out:
-        notes.append(f"{plural(task.left_out, 'training problem')} left out: the evaluation data has the same question")
+        notes.append(f"{plural(task.left_out, 'training problem')} left out: the evaluation data has them too")
+    if isinstance(task, LeavesOut) and task.alike:
+        alike = plural(task.alike, "training problem")
+        notes.append(f"{alike} kept with a question of the evaluation data: another column differs")
     return tuple(notes)
 
 

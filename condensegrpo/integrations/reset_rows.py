@@ -15,7 +15,7 @@ from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message, Role, ToolCall
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.storage.rows import Row, check_rows, read_rows
-from condensegrpo.tasks.answers import SHARE, AnswerStyle, Splits, SplitTask, split
+from condensegrpo.tasks.answers import SHARE, AnswerStyle, Splits, SplitTask, row_identity, split
 
 ROLES = {"developer": "system", "function": "tool", **{role: role for role in get_args(Role)}}
 NAME = AliasChoices(AliasPath("function", "name"), "name")  # of a call: OpenAI, verifiers
@@ -108,8 +108,8 @@ class ResetRows(SplitTask):
         train = self._read(read_rows(data, split="train", limit=self.max_examples), "train", data)
         held = self.eval_data
         held_out = None if held is None else self._read(read_rows(held, split="test"), "test", held)
-        splits = split(train, held_out, source=data, share=self.eval_share)
-        return splits.mapped(lambda row: replace(row, question=self.first_messages(row.data)[-1].text))
+        identity = lambda problem: row_identity(problem.data)  # noqa: E731
+        return split(train, held_out, source=data, share=self.eval_share, identity=identity)
 
     def first_messages(self, row: Mapping[str, Any], observation: str = "") -> tuple[Message, ...]:
         """The first messages of an episode, at least one: the row's prompt, and after it what ``reset`` returned."""
@@ -117,7 +117,6 @@ class ResetRows(SplitTask):
         return (*first, replace(last, content=last.text + observation))
 
     def _read(self, rows: Sequence[Row], split: str, source: str) -> list[Problem]:
-        """The rows as problems, whose identity is all of their columns: many may have one prompt."""
         check_rows(rows, [] if self.answer is None else [self.answer], source=source)
         for number, row in enumerate(rows, start=1):
             try:
@@ -130,7 +129,7 @@ class ResetRows(SplitTask):
         return [
             Problem(
                 id=f"{split}-{number}",
-                question=json.dumps(row, sort_keys=True, default=str),
+                question=self.first_messages(row)[-1].text,
                 answer=None if self.answer is None or row[self.answer] is None else str(row[self.answer]),
                 data=row,
             )

@@ -10,7 +10,7 @@ import json
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,7 +31,7 @@ from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool, off
 from condensegrpo.integrations.mcp_client import Json, Refused
 from condensegrpo.integrations.reset_rows import Texts, messages
 from condensegrpo.integrations.servers import check_servers
-from condensegrpo.tasks.answers import SHARE, SplitTask, read_answer, split
+from condensegrpo.tasks.answers import SHARE, SplitTask, read_answer, row_identity, split
 
 PROGRAM = Path(__file__).with_name("verifiers_server.py")
 _PROMPT: TypeAdapter[Texts] = TypeAdapter(Texts)
@@ -70,16 +70,13 @@ class Verifiers(SplitTask):
             except (EnvironmentLost, Refused) as error:
                 self._end()
                 raise PluginError(redacted(f"setting up the task verifiers with {self.taskset}: {error}")) from error
-        self._splits = split(train, held_out, source=self.taskset, share=self.eval_share).mapped(
-            lambda problem: replace(problem, question=_prompt(problem)[-1].text)
-        )
+        self._splits = split(train, held_out, source=self.taskset, share=self.eval_share, identity=_identity)
 
     def environment(self, problem: Problem) -> "TasksetEpisode":
         """A fresh episode."""
         return TasksetEpisode(self._pool, problem, self.tool_format)
 
     async def _read(self, split: Split) -> list[Problem]:
-        """The tasks as problems, whose identity is all of their data: many may have one prompt."""
         opened, rows = dict[str, OpenServer](), list[Json]()
         await self._pool.open(opened, shared=True)
         (server,) = opened.values()
@@ -89,7 +86,7 @@ class Verifiers(SplitTask):
         return [
             Problem(
                 id=f"{split}-{index}",
-                question=json.dumps({**row, "idx": None}, sort_keys=True),
+                question=_prompt(row)[-1].text,
                 answer=None if row.get("answer") is None else str(row["answer"]),
                 data={"split": split, "index": index, "task": row},
             )
@@ -113,7 +110,7 @@ class TasksetEpisode:
         await self._pool.open(self._opened, shared=True)
         begun = await self._request("start", split=self._problem.data["split"], index=self._problem.data["index"])
         self._tools = begun["tools"]
-        return _prompt(self._problem)
+        return _prompt(self._problem.data["task"])
 
     def tools(self) -> Sequence[EnvironmentTool]:
         """The tools of the taskset."""
@@ -169,8 +166,11 @@ def _observed(result: Message, ids: Mapping[str, str]) -> Json:
     return {"role": "tool", "tool_call_id": called, "name": result.name, "content": bare(result)}
 
 
-def _prompt(problem: Problem) -> tuple[Message, ...]:
-    task = problem.data["task"]
+def _identity(problem: Problem) -> str:
+    return row_identity({**problem.data["task"], "idx": None})
+
+
+def _prompt(task: Json) -> tuple[Message, ...]:
     system = task.get("system_prompt")
     prompt = messages(_PROMPT.validate_python(task["prompt"]), "user")
     return (Message(role="system", content=system), *prompt) if system else prompt

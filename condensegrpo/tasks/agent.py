@@ -27,7 +27,7 @@ from pydantic import BeforeValidator
 from condensegrpo.core.failures import at_definition
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.environment import Step
-from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.trajectory import FinishReason
 from condensegrpo.episodes.boundary import Boundary, called
@@ -36,7 +36,7 @@ from condensegrpo.sandbox.calls import SandboxLimits
 from condensegrpo.tasks.agent_conversation import Conversation
 from condensegrpo.tasks.agent_endpoint import AgentEndpoint, Inbox
 from condensegrpo.tasks.agent_request import ChatReply, ChatRequest
-from condensegrpo.tasks.answers import SHARE
+from condensegrpo.tasks.answers import SHARE, SplitTask
 from condensegrpo.tasks.jsonl import Jsonl
 
 PROBLEM = "problem.json"
@@ -79,7 +79,7 @@ class LimitExceeded(ProgramFailed):
 
 
 @dataclass(kw_only=True, eq=False)
-class Agent:
+class Agent(SplitTask):
     """The task ``agent``."""
 
     # a command, in which {question} and {id} are replaced, or a function of the problem, the URL and the key
@@ -115,18 +115,14 @@ class Agent:
                 raise ValueError(f"protected names {name!r}, wanted a file or folder of the folder {self.folder!r}")
         if missing := [name for name in self.variables if name not in os.environ]:
             raise ValueError(f"the environment has no variable {missing[0]!r}, which variables passes to the program")
-        self._rows = Jsonl(
+        self._splits = Jsonl(
             data=self.data,
             eval_data=self.eval_data,
             question=self.question,
             answer=self.answer,
             id=self.id,
             eval_share=self.eval_share,
-        )
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split, in the order of the file."""
-        return self._rows.problems(split)
+        )._splits
 
     def environment(self, problem: Problem) -> "AgentEpisode":
         """A fresh episode."""

@@ -4,10 +4,12 @@ The splits keep training and evaluation apart: no question is in both.
 """
 
 import hashlib
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from itertools import compress
+from typing import Any, Literal, Self
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message, Part
@@ -118,7 +120,8 @@ class Splits:
 
     train: tuple[Problem, ...]  # at least one
     held_out: tuple[Problem, ...]
-    left_out: int  # training problems left out because the evaluation data has their question
+    left_out: int  # training problems left out because the evaluation data has them
+    alike: int = 0  # training problems with a question of the evaluation, but other columns
 
     def mapped(self, change: Callable[[Problem], Problem]) -> Self:
         """The splits with every problem changed."""
@@ -132,8 +135,13 @@ class SplitTask:
 
     @property
     def left_out(self) -> int:
-        """Training problems that are left out because the evaluation data has their question."""
+        """Training problems that are left out because the evaluation data has them."""
         return self._splits.left_out
+
+    @property
+    def alike(self) -> int:
+        """Training problems with a question of the evaluation, but other columns."""
+        return self._splits.alike
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of a split, in the order of the data."""
@@ -148,32 +156,43 @@ def split(
     share: float = SHARE,
     identity: Callable[[Problem], str] = lambda problem: problem.question,
 ) -> Splits:
-    """The training problems whose question is not held out, and the evaluation problems.
+    """The training problems that are not held out, and the evaluation problems.
 
     Args:
-        identity: what makes two problems of one question the same; it may take long.
+        identity: what makes two problems of one question the same, such as ``row_identity``; it may take long.
         held_out: the evaluation problems; None: those of ``train`` whose hash falls into ``share``.
         source: where the training problems are from, for the error.
     """
     if held_out is None:
-        named = [(problem, is_held_out(identity(problem), share=share)) for problem in train]
-        chosen = [problem for problem, held in named if held]
-        kept = tuple(problem for problem, held in named if not held)
+        held = [is_held_out(identity(problem), share=share) for problem in train]
+        chosen = [*compress(train, held)]
     else:
-        chosen, asked = list(held_out), {fold(problem.question) for problem in held_out}
-        shared = asked & {fold(problem.question) for problem in train}
-        held_back = {fold(identity(problem)) for problem in chosen if fold(problem.question) in shared}
-        kept = tuple(
-            problem
-            for problem in train
-            if fold(problem.question) not in shared or fold(identity(problem)) not in held_back
-        )
+        chosen, asked = [*held_out], {fold(problem.question) for problem in train}
+        known = {fold(identity(problem)) for problem in chosen if fold(problem.question) in asked}
+        asked = {fold(problem.question) for problem in chosen}
+        held = [fold(problem.question) in asked and fold(identity(problem)) in known for problem in train]
+    kept = [problem for problem, out in zip(train, held, strict=True) if not out]
     if not kept:
         raise DataError(
             f"splitting {source}: all {len(train)} questions are held out for evaluation, none is left to train on. "
             f"Give other eval_data{' or lower eval_share' if held_out is None else ''}"
         )
-    return Splits(train=kept, held_out=tuple(chosen), left_out=0 if held_out is None else len(train) - len(kept))
+    asked = {fold(problem.question) for problem in chosen}
+    return Splits(
+        train=tuple(kept),
+        held_out=tuple(chosen),
+        left_out=0 if held_out is None else len(train) - len(kept),
+        alike=sum(fold(problem.question) in asked for problem in kept),
+    )
+
+
+def row_identity(row: Mapping[str, Any]) -> str:
+    """All columns of a row: rows that differ in one of them, beyond case and white space, are two problems."""
+    return json.dumps(
+        {name: fold(value) if isinstance(value, str) else value for name, value in row.items() if value is not None},
+        sort_keys=True,
+        default=str,
+    )
 
 
 def fold(question: str) -> str:

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Lt
 from condensegrpo.core.errors import DataError, DataMissing
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.storage.rows import Row, check_rows, read_file, read_rows
-from condensegrpo.tasks.answers import SHARE, AnswerStyle, QuestionTask, Splits, split
+from condensegrpo.tasks.answers import SHARE, AnswerStyle, QuestionTask, Splits, row_identity, split
 
 SYSTEM = "Answer the question. Think first, then end with <answer>your answer</answer>."
 
@@ -21,8 +21,8 @@ SYSTEM = "Answer the question. Think first, then end with <answer>your answer</a
 class Jsonl(QuestionTask):
     """The task ``jsonl``. One reply answers the question, after as many tool calls as the rollout allows.
 
-    Without ``eval_data`` a share of the questions is held out by their hash; with it, training questions that are in
-    the evaluation data too are left out (``left_out`` counts them).
+    Without ``eval_data`` a share of the rows is held out by their hash; with it, training rows that are in the
+    evaluation data too are left out (``left_out`` counts them).
     """
 
     data: str  # training rows, see ``rows.read_rows``
@@ -53,8 +53,8 @@ class Jsonl(QuestionTask):
             yield from (problem.question, *(f"<answer>{answer}</answer>" for answer in answers if answer is not None))
 
     def _identity(self, problem: Problem) -> str:
-        """What makes two questions the same."""
-        return problem.question
+        """What makes two problems the same."""
+        return row_identity(problem.data)
 
     def _read(self, rows: Sequence[Row], split: str, source: str) -> tuple[Problem, ...]:
         answer = None if self.ground_truth_file else self.answer
@@ -69,6 +69,7 @@ class Jsonl(QuestionTask):
                     data=row,
                 ),
                 None if answer is None else row[answer],
+                f"reading the dataset {source}: row {number + 1} has the {answer}",
             )
             for number, row in enumerate(rows)
         )
@@ -93,7 +94,8 @@ def _with_answers(source: str, splits: Splits) -> Splits:
             f"reading the ground truth {source}: it has no answer for {len(missing)} problems, the first is "
             f"{missing[0]!r}. Its ids are like {next(iter(truths))!r}; map the column of ids in task.options.id"
         )
-    return splits.mapped(lambda problem: _answered(problem, truths[problem.id]))
+    doing = f"reading the ground truth {source}: it has the answer"
+    return splits.mapped(lambda problem: _answered(problem, truths[problem.id], doing))
 
 
 def _read_truths(source: str) -> Mapping[str, object]:
@@ -112,9 +114,22 @@ def _read_truths(source: str) -> Mapping[str, object]:
     return {str(row["id"]): row["answer"] for row in rows}
 
 
-def _answered(problem: Problem, truth: object) -> Problem:
-    """The problem with its ground truth; the first of a list is the answer and all are its aliases."""
+def _answered(problem: Problem, truth: object, doing: str) -> Problem:
+    """The problem with its ground truth; the first of a list is the answer and all are its aliases.
+
+    Args:
+        doing: the beginning of the error for a truth that is no text or number.
+    """
     answers = truth if isinstance(truth, list) else [truth]
-    known = [str(answer) for answer in answers if answer is not None]
+    if any(isinstance(answer, dict | list | bytes) for answer in answers):
+        raise DataError(
+            f"{doing} {truth!r:.80}, wanted a text, a number or a list of them. Map another column in "
+            f"task.options.answer, or null and a reward that needs no ground truth"
+        )
+    known = [
+        str(int(answer) if isinstance(answer, float) and answer.is_integer() else answer)  # integers with a gap
+        for answer in answers
+        if answer is not None
+    ]
     data = {**problem.data, "aliases": known} if isinstance(truth, list) else problem.data
     return replace(problem, answer=next(iter(known), None), data=data)

@@ -14,6 +14,7 @@ from condensegrpo.core.errors import DataError, DataMissing
 from condensegrpo.core.messages import Part, TextPart
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.storage.rows import Row, check_rows
+from condensegrpo.tasks.answers import row_identity
 from condensegrpo.tasks.jsonl import Jsonl
 from condensegrpo.vision.image_files import from_base64, part_of_file
 
@@ -45,10 +46,10 @@ class VisionJsonl(Jsonl):
         return tuple(problems)
 
     def _identity(self, problem: Problem) -> str:
-        """The question and its pictures: of many pictures the same is asked."""
+        """The row, with what its pictures show in place of their names."""
         doing = f"reading the pictures of problem {problem.id}"
-        digests = (hashlib.sha256(_bytes(value, doing)).hexdigest() for value in problem.data[self.pictures])
-        return " ".join((problem.question, *digests))
+        digests = [hashlib.sha256(_bytes(value, doing)).hexdigest() for value in problem.data[self.pictures]]
+        return row_identity({**problem.data, self.pictures: digests})
 
     def _question(self, problem: Problem) -> tuple[Part, ...]:
         """The question with its pictures where it has marks, or before it."""

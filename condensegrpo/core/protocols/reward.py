@@ -84,6 +84,14 @@ class TurnReward(Protocol):
         """One number a turn."""
 
 
+@runtime_checkable
+class ChecksProblems(Protocol):
+    """A reward that can say before a run which problems it cannot judge."""
+
+    def check_problem(self, problem: Problem) -> None:
+        """Raise ValueError if no answer to a problem could be right."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardPart:
     """One summand of a reward that is a weighted sum: of its total, or of its turn rewards."""

@@ -81,7 +81,11 @@ class LeavesOut(Protocol):
 
     @property
     def left_out(self) -> int:
-        """Training problems that were left out because the evaluation data has their question."""
+        """Training problems that were left out because the evaluation data has them."""
+
+    @property
+    def alike(self) -> int:
+        """Training problems that have a question of the evaluation data, but other columns."""
 
 
 @runtime_checkable
