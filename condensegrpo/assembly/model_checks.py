@@ -1,6 +1,7 @@
 """Checks of a configuration against the tokenizer, chat template and size of its model. Loads no weights."""
 
 import asyncio
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -25,12 +26,20 @@ from condensegrpo.episodes.boundary import called, first_messages
 from condensegrpo.episodes.chat_template import first_rendering, tool_text
 from condensegrpo.episodes.prompt import check_pinned
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.learner.model_folder import check_heads, check_vocabulary, configuration, max_positions, sees
+from condensegrpo.learner.model_folder import (
+    attention_of,
+    check_heads,
+    check_vocabulary,
+    configuration,
+    max_positions,
+    sees,
+)
 from condensegrpo.learner.targets import check_targets_of
 from condensegrpo.storage.media import MediaFolder
 
 MOST = 0.03  # of the tokens of a text may be unknown
 READ = 64  # problems of each split, and demonstrations, from the first
+LARGEST = 1 << 20  # tokens of context that are tried for one that works
 NAMED = 8  # unknown words in the message, the most frequent first
 
 
@@ -95,6 +104,7 @@ def check_model(components: Components, source: str) -> None:
     if config.model.lora is not None:
         check_targets_of(source, config.model.lora.targets, config.model.vision)
     check_heads(source, config.learner.sequence_parallel)
+    attention_of(configuration(source), config.model.attention)
 
 
 def check_prompts(
@@ -128,9 +138,28 @@ def check_prompts(
 
 
 def _check_lengths(components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:
-    """Check the prompts of one configuration, beginning with ``pinned``."""
+    """Check the prompts of one configuration, beginning with ``pinned``; an error names the smallest context."""
+
+    def fault(most: int) -> ConfigError | None:
+        try:
+            _check_room(components, renderer, pinned, most)
+        except ConfigError as error:
+            return error
+        return None
+
+    most = components.config.rollout.limits.max_context_tokens
+    if error := fault(most):
+        larger = range(most + 1, LARGEST)
+        works = bisect_left(larger, True, key=lambda tokens: fault(tokens) is None)
+        cure = f" The smallest that works is rollout.limits.max_context_tokens={larger[works]}."
+        raise ConfigError(f"{error}{cure if works < len(larger) else ''}") from error
+    check_confidence(components.config, renderer)
+
+
+def _check_room(components: Components, renderer: Renderer, pinned: Sequence[Message], most: int) -> None:
+    """Check that ``most`` tokens of context have room for a first prompt, a reply and what the condenser needs."""
     rollout = components.config.rollout
-    least = rollout.condense.least_budget(rollout.limits.max_context_tokens)
+    least = rollout.condense.least_budget(most)
     limits = replace(rollout.limits, max_context_tokens=least)
     try:
         check_pinned(renderer, pinned, limits)
@@ -140,8 +169,8 @@ def _check_lengths(components: Components, renderer: Renderer, pinned: Sequence[
     if limits.max_turns > 1 and (with_reply := renderer.count((*pinned, reply))) > least:
         raise ConfigError(
             f"checking rollout.limits.max_context_tokens: found {least}; system message and question need {tokens} "
-            f"tokens with the chat template, and with a reply of one word {with_reply}. Raise it to at least "
-            f"{with_reply}, or set rollout.limits.max_turns=1."
+            f"tokens with the chat template, and with a reply of one word {with_reply}. Raise it, or set "
+            f"rollout.limits.max_turns=1."
         )
     room = rollout.condense.target_tokens(least, draw=0.0)  # of a condensed prompt
     if rollout.condense.target is not None and room < tokens:
@@ -151,7 +180,6 @@ def _check_lengths(components: Components, renderer: Renderer, pinned: Sequence[
             f"rollout.limits.max_context_tokens."
         )
     _check_condenser(components, renderer, pinned, least)
-    check_confidence(components.config, renderer)
 
 
 def _pinned(components: Components, split: Split) -> tuple[Message, ...]:

@@ -62,7 +62,6 @@ class TrainedLogprobs(nn.Module):
         self.without_trees = why_no_trees(settings, attention)
         if self.without_trees is None and not use_tree_attention(policy):
             self.without_trees = f"{type(policy).__name__} does not let its attention be replaced"
-        self.heads = heads_of(config, settings)
         self.head = ChunkedHead(
             policy.get_output_embeddings(),
             softcap=settings.get("final_logit_softcapping"),
@@ -102,7 +101,8 @@ class TrainedLogprobs(nn.Module):
 
     def kernels(self, device: torch.device) -> Kernels:
         """The attention kernels for prefix trees on a device."""
-        return kernels_on(self.kernel, self.heads, self.policy.dtype, device)
+        config = self.policy.config.get_text_config()
+        return kernels_on(self.kernel, heads_of(config, config.to_dict()), self.policy.dtype, device)
 
     def describe(self, device: torch.device) -> str:
         """How attention is computed on a device, for the log."""
@@ -285,5 +285,5 @@ def why_no_trees(settings: Mapping[str, Any], attention: str) -> str | None:
     if windows:
         return f"its {windows[0]} is {settings[windows[0]]}: such layers look back by index"
     if attention not in (*TREE_KERNELS, TREE_ATTENTION):
-        return f"{attention} attention knows no trees (model.attention=auto does)"
+        return f"{attention} attention knows no trees"
     return None

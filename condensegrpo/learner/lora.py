@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from condensegrpo.learner.model_folder import sees
-from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings, Vision
-from condensegrpo.learner.targets import check_targets, decoder_name
+from condensegrpo.learner.settings import LoraSettings, Vision
+from condensegrpo.learner.targets import check_targets, decoder_name, peft_targets
 
 ADAPTER = "default"  # PEFT's name of the only adapter
 _BASE = ".base_layer"  # added by PEFT to the name of a layer that it adapts
@@ -40,14 +40,13 @@ def add_adapters(
     """
     check_targets(policy, lora.targets, vision)
     outside = rf"(?!{re.escape(decoder_name(policy))}\.).*" if vision == "frozen" and sees(policy.config) else None
-    targets = lora.targets if lora.targets == ALL_LINEAR else list(lora.targets)
     config = LoraConfig(
         base_model_name_or_path=base,
         task_type="CAUSAL_LM",
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=targets,
+        target_modules=peft_targets(policy, lora.targets, vision),
         exclude_modules=outside,
     )
     with torch.random.fork_rng(devices=[]):

@@ -129,16 +129,34 @@ def load_policy(path: str, *, dtype: Dtype, attention: str = "auto") -> "PreTrai
     from transformers import AutoConfig
 
     source = _source(path, "model")
-    implementation = "sdpa" if attention in TREE_KERNELS else attention
     try:
-        model_class = auto_class(AutoConfig.from_pretrained(source))
-        model = model_class.from_pretrained(source, dtype=DTYPES[dtype], attn_implementation=implementation)
+        config = AutoConfig.from_pretrained(source)
+        implementation = attention_of(config, attention)
+        model = auto_class(config).from_pretrained(source, dtype=DTYPES[dtype], attn_implementation=implementation)
     except SafetensorError as error:
         raise _damaged(path, error) from error
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(_not_found("model", path, error)) from error
     _check_finite(path, model.named_parameters())
     return cast("PreTrainedModel", model.eval())
+
+
+def attention_of(config: "PretrainedConfig", attention: str) -> str:
+    """The attention of transformers that a model begins with for ``model.attention``.
+
+    That is sdpa, or eager for ``auto`` where the model has no sdpa, as gpt-oss with its sinks and Mamba.
+    """
+    if attention not in TREE_KERNELS:
+        return attention
+    model_class = auto_class(config)._model_mapping.get(type(config), None)
+    if getattr(model_class, "_supports_sdpa", True):
+        return "sdpa"
+    if attention == "auto":
+        return "eager"
+    raise ConfigError(
+        f"checking model.attention: found {attention}, and {model_class.__name__} has no such attention. Set "
+        f"model.attention=auto."
+    )
 
 
 def check_weights(folder: Path) -> None:
@@ -230,6 +248,8 @@ def check_vocabulary(path: str) -> None:
 
 def check_heads(path: str, ranks: int) -> None:
     """Check that the attention heads of a model divide over the ranks that compute its rows together."""
+    if ranks == 1:
+        return
     config = configuration(path).get_text_config()
     heads: int = config.num_attention_heads
     check_divided(path, heads, config.to_dict().get("num_key_value_heads") or heads, ranks)  # some have no such key

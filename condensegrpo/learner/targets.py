@@ -1,5 +1,6 @@
 """Which layers adapters can stand beside. Without PEFT and DeepSpeed: it is checked before anything is loaded."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -13,24 +14,37 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")  # PEFT takes these names for fused experts
+
+
 def check_targets(policy: "PreTrainedModel", targets: Targets, vision: Vision = "frozen") -> None:
     """Check that every target names linear layers of the policy, and none its LM head, or those of a frozen tower.
 
     The head is computed on trained positions only, from its plain weight; often it is tied to the embeddings as well.
     """
     layers = _linear_layers(policy, vision)
-    known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in layers)) or "none"
+    known = ", ".join(leaves(layers)) or "none"
     if not layers or not targets:
         raise ConfigError(
             f"placing LoRA adapters: {type(policy).__name__} has {len(layers)} linear layers ({known}), and "
             f"model.lora.targets names {len(targets)}. Name some, or set model.lora=null to train all weights."
         )
     for target in () if targets == ALL_LINEAR else targets:
-        if not any(_matches(name, target) for name in layers):
+        if not any(_matches_any(name, (target,)) for name in layers):
             raise ConfigError(
                 f"placing LoRA adapters: model.lora.targets names {target!r}, which is no linear layer of "
                 f"{type(policy).__name__} that can be adapted. Its linear layers, the LM head left out: {known}. "
                 f"Choose among those, or set model.lora.targets={ALL_LINEAR} for all of them."
+            )
+
+    if has_fused_experts(policy):
+        matched = layers if targets == ALL_LINEAR else [name for name in layers if _matches_any(name, targets)]
+        if taken := [leaf for leaf in leaves(matched) if leaf in EXPERTS]:
+            others = ", ".join(leaf for leaf in leaves(layers) if leaf not in EXPERTS)
+            raise ConfigError(
+                f"placing LoRA adapters: {type(policy).__name__} keeps the weights of its experts in one tensor, which "
+                f"PEFT adapts in place of the layers {', '.join(taken)}, and such adapters cannot be merged. Set "
+                f"model.lora.targets=[{others}]."
             )
 
 
@@ -49,8 +63,25 @@ def adapted_layers(policy: "PreTrainedModel", targets: Targets, vision: Vision =
     check_targets(policy, targets, vision)
     names = _linear_layers(policy, vision)
     if targets != ALL_LINEAR:
-        names = [name for name in names if any(_matches(name, target) for target in targets)]
+        names = [name for name in names if _matches_any(name, targets)]
     return [cast(nn.Linear, policy.get_submodule(name)) for name in names]
+
+
+def peft_targets(policy: "PreTrainedModel", targets: Targets, vision: Vision) -> str | list[str]:
+    """The targets as PEFT takes them: beside fused experts its ``all-linear`` would adapt those too."""
+    if targets == ALL_LINEAR:
+        return leaves(_linear_layers(policy, vision)) if has_fused_experts(policy) else ALL_LINEAR
+    return list(targets)
+
+
+def has_fused_experts(policy: "PreTrainedModel") -> bool:
+    """Whether a layer keeps the weights of its experts in one tensor (experts, out, in)."""
+    return any(name.endswith("_proj") and tensor.ndim == 3 for name, tensor in policy.named_parameters())
+
+
+def leaves(names: Sequence[str]) -> list[str]:
+    """The last parts of some names, each once."""
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in names))
 
 
 def decoder_name(policy: "PreTrainedModel") -> str:
@@ -68,6 +99,6 @@ def _linear_layers(policy: "PreTrainedModel", vision: Vision) -> list[str]:
     return [name for name in names if name.startswith(f"{decoder_name(policy)}.")]
 
 
-def _matches(name: str, target: str) -> bool:
+def _matches_any(name: str, targets: Sequence[str]) -> bool:
     """As PEFT matches: the whole name or its last parts."""
-    return name == target or name.endswith(f".{target}")
+    return any(name == target or name.endswith(f".{target}") for target in targets)

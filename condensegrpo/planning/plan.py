@@ -23,7 +23,7 @@ from condensegrpo.learner.devices import DTYPES
 from condensegrpo.learner.head import CHUNK_LOGITS, tile_tokens
 from condensegrpo.learner.layers import checkpointed_layers
 from condensegrpo.learner.logprobs import why_no_trees
-from condensegrpo.learner.model_folder import auto_class, configuration, sees
+from condensegrpo.learner.model_folder import attention_of, auto_class, configuration, sees
 from condensegrpo.learner.new_model import new_config
 from condensegrpo.learner.settings import BUCKET
 from condensegrpo.learner.targets import adapted_layers
@@ -81,7 +81,7 @@ def architecture(model: ModelSettings) -> Architecture:
     try:
         with torch.device("meta"):
             policy = auto_class(config).from_config(config)
-        heads, rank = text.num_attention_heads, 0 if lora is None else lora.rank
+        heads, rank = getattr(text, "num_attention_heads", 1), 0 if lora is None else lora.rank
         adapted = [] if lora is None else adapted_layers(policy, lora.targets, model.vision)
         return Architecture(
             kind=config.model_type,
@@ -99,7 +99,7 @@ def architecture(model: ModelSettings) -> Architecture:
             adapters_width=rank * len(adapted),
             tower=sum(tensor.numel() for _, tensor in tower(policy)) if sees(config) else 0,
             known=config.model_type in KNOWN,
-            computes_trees=why_no_trees(text.to_dict(), model.attention) is None,
+            computes_trees=why_no_trees(text.to_dict(), attention_of(config, model.attention)) is None,
         )
     except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ZeroDivisionError) as error:
         raise ConfigError(
