@@ -319,8 +319,10 @@ def play(
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # half a character may be deleted at a terminal
     with loading("torch and transformers") as display:
-        from condensegrpo.api import rollout
+        from condensegrpo.api import sample_rollouts
         from condensegrpo.assembly.build import build
+        from condensegrpo.assembly.objects import configured
+        from condensegrpo.episodes.failures import check_failures
         from condensegrpo.learner.model_folder import load_tokenizer
         from condensegrpo.samplers.scripted_texts import TextSampler, read_replies, said
 
@@ -347,9 +349,11 @@ def play(
     with _tokenizer_of(components) as source:
         sampler = TextSampler(load_tokenizer(source), say)
         posed = [problems[problem]]
-        played = rollout(components.config, model=source, problems=posed, sampler=sampler, observer=Silent())
+        chosen, objects = configured(components.config, (), {"sampler": sampler})
+        played, failures = sample_rollouts(build(chosen, components, objects), source, posed, n=1, observer=Silent())
     theme.console().print(Rule("the episode", style=theme.HEAD))
     played[0].show()
+    check_failures([failures], Silent())
 
 
 def typed(request: "ReplyRequest") -> str:

@@ -157,7 +157,7 @@ def proxy(
     given = overrides or ()
     config = validate(overridden(tree, given), source="of the proxy", overrides=given)
     with _proxy(config, model, out, sessions=sessions, idle=idle) as served:
-        asyncio.run(_serve(served, host, port))
+        asyncio.run(_serve(served, host, port, _condensing(config)))
     if any((out / "trajectories").glob("*.jsonl")):
         typer.echo(f"next: condensegrpo inspect {shlex.quote(str(out))}")
 
@@ -213,7 +213,17 @@ def _recorded(config: RunConfig, model: str, out: Path) -> Iterator[Callable[[Tr
         yield record
 
 
-async def _serve(served: "Proxy", host: str, port: int) -> None:
+def _condensing(config: RunConfig) -> str:
+    """When the proxy condenses, and what it passes on as it is, in words."""
+    most, condense, name = config.rollout.limits.max_context_tokens, config.rollout.condense, config.condenser.name
+    if condense.when == "every_turn":
+        return f"{name} condenses before every turn, to at most {plural(condense.target_tokens(most, 0.0), 'token')}"
+    over, room = condense.threshold_tokens(most, 0.0), condense.target_tokens(most, 0.0)
+    to = "" if room == over else f" to at most {room}"
+    return f"{name} condenses prompts of more than {plural(over, 'token')}{to}; shorter ones pass as they are"
+
+
+async def _serve(served: "Proxy", host: str, port: int, condensing: str) -> None:
     """Serve until the first SIGINT or SIGTERM."""
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     handle_first(lambda *_: loop.call_soon_threadsafe(stopping.set))
@@ -221,7 +231,7 @@ async def _serve(served: "Proxy", host: str, port: int) -> None:
         async with served.serving(host, port) as listening:
             token = f"${KEY}" if os.environ.get(KEY) else served.token
             typer.echo(f"export OPENAI_BASE_URL={base_url(host, listening)}/v1 OPENAI_API_KEY={token}", err=True)
-            typer.echo("Ctrl-C ends the sessions and writes them", err=True)
+            typer.echo(f"{condensing}\nCtrl-C ends the sessions and writes them", err=True)
             await stopping.wait()
             typer.echo("awaiting the replies under way; press Ctrl-C again to quit now", err=True)
     except OSError as error:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from condensegrpo.core.evaluation import Evaluation
     from condensegrpo.core.protocols.task import Problem, Split
     from condensegrpo.display.console import PhaseDisplay
+    from condensegrpo.episodes.failures import Failures
 
 ROLLOUT_STEP = -2  # names the random streams of rollouts apart from those of training and evaluation
 
@@ -208,42 +209,53 @@ def rollout(
         ConfigError: the configuration is wrong, or names no model.
         TooManyFailed: every trajectory failed.
     """
+    from condensegrpo.episodes.failures import check_failures
+
+    _check_observer(observer)
+    components, source = _built(config, overrides, parts, model)
+    posed = components.problems(split)[:problems] if isinstance(problems, int) else problems
+    with _shown(observer) as shown:
+        sampled, failures = sample_rollouts(components, source, posed, n=n, observer=shown)
+        check_failures([failures], shown)
+    return sampled
+
+
+def sample_rollouts(
+    components: "Components", source: str, problems: "Sequence[Problem]", *, n: int, observer: Observer
+) -> "tuple[Rollouts, Failures]":
+    """Sample and score ``n`` trajectories of each problem; also says which of them failed.
+
+    Args:
+        source: model folder or Hub id of the policy.
+    """
     from condensegrpo.assembly.model_checks import check_model
     from condensegrpo.assembly.runtime import provenance
     from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, Watch
-    from condensegrpo.episodes.failures import check_failures, failures_of
+    from condensegrpo.episodes.failures import failures_of
     from condensegrpo.episodes.group import problem_groups
     from condensegrpo.evaluation.evaluate import opened_policy
     from condensegrpo.learner.model_folder import trained_steps
     from condensegrpo.storage.media import MediaFolder
     from condensegrpo.storage.trajectories import write_trajectory
 
-    _check_observer(observer)
-    components, source = _built(config, overrides, parts, model)
     settings, step = components.config, trained_steps(source)
     check_model(components, source)
     folder = mkdtemp(prefix="condensegrpo-rollouts-")
     media = MediaFolder(Path(folder) / "media")
-    with (
-        ExitStack() as failed,
-        opened_policy(settings, source, media=media, objects=components.objects) as players,
-        _shown(observer) as shown,
-    ):
+    with ExitStack() as failed, opened_policy(settings, source, media=media, objects=components.objects) as players:
         failed.callback(shutil.rmtree, folder, ignore_errors=True)
-        posed = components.problems(split)[:problems] if isinstance(problems, int) else problems
-        shown.phase("sampling", len(posed) * n)
-        watch = Watch(settings.rollout.limits.turn_seconds, shown.notice)
+        observer.phase("sampling", len(problems) * n)
+        watch = Watch(settings.rollout.limits.turn_seconds, observer.notice)
         with BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS, watch=watch) as loop:
             scored = loop.run(
                 players.player(components, temperature=settings.rollout.temperature).play(
-                    problem_groups(posed, step=step or 0),
+                    problem_groups(problems, step=step or 0),
                     samples=n,
                     run_seed=settings.seed,
                     step=ROLLOUT_STEP,
-                    on_scored=lambda _: shown.advance(),
+                    on_scored=lambda _: observer.advance(),
                 )
             )
-        check_failures([failures_of(scored)], shown)
         failed.pop_all()
     sampled_with = provenance(settings, model=source, step=step)
     file = Path(folder) / "rollouts.jsonl"
@@ -251,7 +263,7 @@ def rollout(
         write_trajectory(file, each, sampled_with)
     index = Index(file)
     weakref.finalize(index, shutil.rmtree, folder, ignore_errors=True)  # every rollout holds the index
-    return Rollouts(index, file)
+    return Rollouts(index, file), failures_of(scored)
 
 
 @concise

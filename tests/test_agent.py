@@ -174,6 +174,17 @@ def test_the_program_of_the_guide_is_played_and_judged(tmp_path: Path) -> None:
     assert len(trajectory.turns) == 4
 
 
+def test_rows_of_one_question_are_problems_by_their_other_columns(
+    tmp_path: Path,
+) -> None:
+    every = [{"question": "Fix it.", "repo": f"repo-{n}", "answer": None} for n in range(8)]
+    for name, chosen in (("a.jsonl", every), ("b.jsonl", [every[2], {**every[3], "repo": "other"}])):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in chosen))
+    task = Agent(program=("true",), data=str(tmp_path / "a.jsonl"), eval_data=str(tmp_path / "b.jsonl"))
+    assert [problem.data["repo"] for problem in task.problems("train")] == [f"repo-{n}" for n in range(8) if n != 2]
+    assert (task.left_out, task.alike) == (1, 7)
+
+
 def test_limits_that_are_not_given_are_those_of_agents(tmp_path: Path) -> None:
     """They were those of the sandbox: a longer time limit took 8 GiB of memory to 512 MiB."""
     options = {"program": ["true"], "data": rows(tmp_path), "limits": {"seconds": 1200}}
@@ -266,6 +277,20 @@ def test_arguments_that_the_policy_wrote_as_a_text_reach_the_agent_as_an_object(
     trajectory = play(function(rows(tmp_path), counting), lambda prompt: counts(prompt).replace(call(1), quoted))
     assert (trajectory.stop, trajectory.answer) == (StopReason.ANSWERED, "done at 3"), trajectory.detail
     assert all(turn.condensation is None for turn in trajectory.turns)
+
+
+@pytest.mark.parametrize(("fails", "stop", "succeeded"), [(False, "answered", 1), (True, "environment_error", 0)])
+def test_the_call_that_ends_an_agent_did_not_fail(tmp_path: Path, fails: bool, stop: str, succeeded: int) -> None:
+    async def finishing(problem: Problem, url: str, key: str) -> str:
+        """Nothing answers its call."""
+        await ask(url, key, [user(problem.question)], tools=[UP])
+        if fails:
+            raise RuntimeError("lost")
+        return "finished"
+
+    trajectory = play(function(rows(tmp_path), finishing))
+    assert [(turn.tool_attempts, turn.tool_successes) for turn in trajectory.turns] == [(1, succeeded)]
+    assert trajectory.stop == stop
 
 
 def test_what_a_program_leaves_is_removed_and_costs_its_outcome_if_judging_it_takes_too_long(

@@ -263,11 +263,11 @@ def test_a_reply_fills_a_field_of_the_action_and_rewards_are_the_outcome(
     played = task(tmp_path, ["say one;<action> say two </action>;end"], orders, show=["text"], system="Obey.")
     (trajectory,) = play(played)
     assert (trajectory.stop, trajectory.outcome) == (StopReason.FINISHED, 0.75), trajectory.detail
-    assert observed(trajectory) == ["one", "two"]
+    assert observed(trajectory) == ["one", "two", ""]  # the last one too, which is empty
     first = trajectory.turns[0].context
     assert [message.text for message in first] == ["Obey.", "say one;<action> say two </action>;end\nhi 7"]
     (again,) = play(task(tmp_path, ["say one;end"], orders, action={"number": 3}, outcome="last"))
-    assert (again.outcome, observed(again)) == (0.25, ['{"text": "one", "number": 3}'])
+    assert (again.outcome, observed(again)[0]) == (0.25, '{"text": "one", "number": 3}')
 
 
 def test_fields_of_an_observation_are_shown_as_pictures(tmp_path: Path, orders: dict[str, Any]) -> None:

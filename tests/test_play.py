@@ -78,6 +78,20 @@ def test_replies_come_from_a_file_and_the_longest_text_of_the_prompt_chooses_the
     assert out.count("<answer> 7 </answer>") == 2  # as it is said, and in the episode at the end
 
 
+def test_a_script_that_ends_early_shows_the_turns_that_were_played_and_nothing_is_said_of_probabilities(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "replies.yaml"
+    file.write_text(str(list(REPLIES[:2])))
+    done = run(*EPISODE, "--replies", str(file))
+    assert done.returncode == 1
+    assert "saying reply 2 of a trajectory, counted from 0: the script has 2 for it" in done.stderr
+    episode = done.stdout.partition("the episode")[2]
+    assert episode.count("reply") - episode.count("replies") >= 2
+    assert re.search(r"turn 1 .*\n(.*\n)*? *reply +<note> 5 </note>", episode)
+    assert "probability" not in episode
+
+
 def test_tools_and_their_results_are_shown(tmp_path: Path) -> None:
     (tmp_path / "replies.yaml").write_text(
         """['<tool>{"name": "calculator", "args": {"expression": "6*7"}}</tool>', x]"""

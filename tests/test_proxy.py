@@ -137,6 +137,7 @@ def test_an_agent_holds_a_conversation_of_30_turns_that_exceeds_the_budget_four_
         plain = asyncio.run(converse(url, token))
         streamed_one = asyncio.run(converse(url, f"{token}:second", stream=True))
         printed = end()
+    assert f"\nlast_k condenses prompts of more than {BUDGET} tokens; shorter ones pass as they are\n" in printed
     assert "session-0: 31 replies, answered." in printed
     folder = tmp_path / "runs" / "proxy"
     assert not load_config(folder / "config.yaml").rollout.limits.ends_at_cut

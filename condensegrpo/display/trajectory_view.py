@@ -207,7 +207,7 @@ def _spans(declared: Condensation) -> Text:
 
 def _credit(turn: TurnView, scale: float) -> Text:
     text = Text(plural(turn.output_tokens, "token"))
-    if turn.logprob is not None:
+    if turn.logprob:  # 0: written, not sampled
         text.append(f"   mean log-probability {turn.logprob:.3f}", theme.DIM)
     if turn.advantage is not None:
         text.append("   advantage ", theme.DIM).append(

@@ -142,16 +142,18 @@ async def react(
 async def _answered(
     engine: Engine, opened: StartedEnvironment, history: History, reply: Message, finish: FinishReason
 ) -> Reaction:
-    """The response of an environment that answers tool calls itself."""
+    """The response of an environment that answers tool calls itself. Calls that ended the episode did not fail."""
     calls = engine.toolbox.format.parse(reply.text)
     reply = replace(reply, tool_calls=tuple(call for call in calls if isinstance(call, ToolCall)))
     reaction = await _stepped(engine, opened, history, reply, finish)
     results = [message.text for message in reaction.observations if message.role == "tool"]
+    ended = reaction.ending is not None and reaction.ending.failure is None
+    unanswered = len(reply.tool_calls) - len(results) if ended else 0
     return replace(
         reaction,
         observations=engine.toolbox.shown(reaction.observations),
         tool_attempts=len(calls),
-        tool_successes=min(sum(map(is_success, results)), len(reply.tool_calls)),
+        tool_successes=min(sum(map(is_success, results)) + max(unanswered, 0), len(reply.tool_calls)),
     )
 
 

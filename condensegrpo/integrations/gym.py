@@ -93,9 +93,11 @@ class GymEpisode:
         if fault:
             return Step(observations=(Message(role="user", content=fault),))
         shown, done = await self._thread.call(self._step, action)
+        observations = (Message(role="user", content=shown),)
         if not done:
-            return Step(observations=(Message(role="user", content=shown),))
-        return Step(done=True, outcome=sum(self._rewards) if self._outcome == "sum" else self._rewards[-1])
+            return Step(observations=observations)
+        outcome = sum(self._rewards) if self._outcome == "sum" else self._rewards[-1]
+        return Step(observations=observations, done=True, outcome=outcome)
 
     async def close(self) -> None:
         """Close the environment and let its thread end."""

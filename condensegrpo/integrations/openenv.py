@@ -181,14 +181,16 @@ class OpenEnvEpisode:
         if not self._field:
             answer = read_answer(reply.text, self._task.answer_style)
             return Step(done=True, answer=answer, outcome=outcome_of(session.rewards))
-        try:
-            observation = {} if session.done else await self._acted(action_in(reply.text))
-        except InvalidAction as error:
-            return Step(observations=(Message(role="user", content=f"Error: {error}"),))
         if session.done:
             return Step(done=True, outcome=outcome_of(session.rewards) or 0.0)
+        try:
+            observation = await self._acted(action_in(reply.text))
+        except InvalidAction as error:
+            return Step(observations=(Message(role="user", content=f"Error: {error}"),))
+        outcome = (outcome_of(session.rewards) or 0.0) if session.done else None
         shown = Message(role="user", content=self._task.text_of_observation(observation))
-        return Step(observations=(shown.showing(self._task.pictures_of_observation(observation)),))
+        observations = (shown.showing(self._task.pictures_of_observation(observation)),)
+        return Step(observations=observations, done=session.done, outcome=outcome)
 
     async def close(self) -> None:
         """End the session."""

@@ -16,6 +16,7 @@ from condensegrpo.samplers.scripted import ScriptedSampler
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+CERTAIN = 0.0  # log-probability of a text that nothing sampled
 Replies = list[str] | dict[str, list[str]]  # of every problem, or by a text that the problem's prompts contain
 
 
@@ -34,7 +35,7 @@ class TextSampler(ScriptedSampler):
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", say: Callable[[ReplyRequest], str]) -> None:
         """``say`` returns the text of a reply; its errors are not caught."""
-        super().__init__([])
+        super().__init__([], logprob=CERTAIN)
         self._tokenizer, self._say = tokenizer, say
         self._played = dict[str, tuple[int, int]]()  # seed of the first reply and number of replies, by trajectory
 
@@ -47,7 +48,8 @@ class TextSampler(ScriptedSampler):
         prompt = self._tokenizer.decode(list(prompt_ids))
         request = ReplyRequest(prompt=str(prompt), tokens=len(prompt_ids), max_tokens=params.max_tokens, number=number)
         reply = self._tokenizer.encode(self._say(request), add_special_tokens=False)
-        return await ScriptedSampler([[*reply, *params.stop_ids[:1]]]).sample(prompt_ids, params)
+        said = ScriptedSampler([[*reply, *params.stop_ids[:1]]], logprob=CERTAIN)
+        return await said.sample(prompt_ids, params)
 
 
 def scripted(replies: Replies | None = None, *, file: str | None = None, model_path: str) -> TextSampler:
