@@ -257,8 +257,12 @@ def draw_run(metrics: Metrics, changes: Sequence[Change], *, title: str, file: P
     # a constrained layout would draw everything twice
     figure.subplots_adjust(left=0.045, right=0.99, bottom=0.12, top=0.9, wspace=0.2, hspace=0.36)
     diagrams = figure.subplots(2, 4)
+    keys: dict[str, Any] = {}  # lines by label: one legend for all panels, since texts take most of the time
     for axes, panel in zip(diagrams[:, :3].flat, PANELS, strict=True):
         _panel(axes, panel, metrics)
+        handles, labels = axes.get_legend_handles_labels()
+        keys |= dict(zip(labels, handles, strict=True))
+    figure.legend(keys.values(), keys.keys(), loc="upper right", ncols=8, frameon=False)
     for axes, shares in zip(diagrams[:, 3], SHARES, strict=True):
         _shares(axes, shares, metrics)
     _mark(figure, diagrams.flat, [change for change in changes if change.learned])
@@ -293,6 +297,7 @@ def _panel(axes: "Axes", panel: Panel, metrics: Metrics) -> None:
         axes.set_ylim(-0.03, 1.03)
     elif axes.has_data():
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    axes.locator_params(axis="y", nbins=5)
     _finish(axes, panel.title, panel.unit)
 
 
@@ -305,7 +310,9 @@ def _shares(axes: "Axes", shares: Diagram, metrics: Metrics) -> None:
             axes.plot(line.steps, values, color=colour, linestyle=style, linewidth=1.6, label=label, **marks)
     axes.set_ylim(-0.03, 1.6)  # the legend stands above the curves
     axes.set_yticks([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    _finish(axes, shares.title, shares.unit, legend="upper left")
+    _finish(axes, shares.title, shares.unit)
+    if axes.has_data():
+        axes.legend(fontsize=8.5, frameon=False, loc="upper left")
 
 
 def _lone_marks(values: Sequence[float]) -> dict[str, Any]:
@@ -313,11 +320,14 @@ def _lone_marks(values: Sequence[float]) -> dict[str, Any]:
     return {"marker": "o", "markevery": lone} if (lone := alone(values)) else {}
 
 
-def _finish(axes: "Axes", title: str, unit: str, *, legend: str = "best") -> None:
-    """Titles, labels, grid and legend, the same for all diagrams."""
+def _finish(axes: "Axes", title: str, unit: str) -> None:
+    """Titles, labels, ticks at whole steps and grid, the same for all diagrams."""
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", y=1.0)
     axes.set_ylabel(unit, fontsize=9, color="#555555")
     axes.set_xlabel("optimiser steps", fontsize=9, color="#555555")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.grid(color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=9, colors="#555555")
@@ -325,9 +335,7 @@ def _finish(axes: "Axes", title: str, unit: str, *, legend: str = "best") -> Non
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color("#bbbbbb")
-    if axes.has_data():
-        axes.legend(fontsize=8.5, frameon=False, loc=legend)
-    else:
+    if not axes.has_data():
         axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes, color="#999999")
 
 
