@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import psutil
@@ -69,13 +70,15 @@ def test_a_step_of_the_learner_on_all_devices(ranks: int, said: str, tmp_path: P
 def test_the_sampler_is_held_against_the_learner_before_and_after_a_step(
     ranks: int, sampler: str, tmp_path: Path
 ) -> None:
-    """On every rank, also where ranks share a copy of the model."""
+    """On every rank, also where ranks share a copy of the model in vLLM (pitfalls 11, 22 and 24)."""
     findings = tried("sampler", *TINY, "model.lora.rank=4", sampler, folder=tmp_path, ranks=ranks)
     assert [finding.level for finding in findings] == [Level.OK] * 4, findings
     assert {finding.area.partition(",")[2] for finding in findings} == {"" if ranks == 1 else " 2 ranks"}
     assert [finding.found.partition(",")[0] for finding in findings] == ["as loaded"] * 2 + [
         "after an optimiser step"
     ] * 2
+    gaps = [float(re.findall(r"from the learner (\S+) nats", finding.found)[0]) for finding in findings]
+    assert max(gaps) <= 1e-4
 
 
 def test_what_a_configuration_lacks_is_a_problem_and_no_traceback(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""vLLM with pictures, in this process and as a server: what it samples is what the plain model would.
+"""A vLLM server with pictures samples what the plain model would; vLLM in a process: ``test_vllm_sampler.py``.
 
 Its build for CPUs comes without torchvision, which transformers' processors of videos need: of the families, vLLM then
 serves Idefics3 alone.
@@ -18,13 +18,12 @@ from condensegrpo.vision.processor import load_picture_processor
 
 
 @needs_vllm
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("vllm", {"engine": {"kv_cache_gib": 0.25}}), ("vllm_server", {"server": {"kv_cache_gib": 0.25}})],
-)
-def test_replies_to_pictures_have_the_log_probabilities_of_the_plain_model(
-    name: str, options: dict[str, object], tmp_path: Path
-) -> None:
+def test_a_servers_replies_to_pictures_have_the_log_probabilities_of_the_plain_model(tmp_path: Path) -> None:
+    check_replies_to_pictures("vllm_server", {"server": {"kv_cache_gib": 0.25}}, tmp_path)
+
+
+def check_replies_to_pictures(name: str, options: dict[str, object], tmp_path: Path) -> None:
+    """Log-probabilities are those of the plain model, before an update of the weights and after it."""
     import torch
 
     model, media = vision_model("idefics3", tmp_path, head_size=32), MediaFolder(tmp_path / "media")

@@ -65,6 +65,9 @@ def test_an_engine_as_on_a_gpu_gives_exact_replies_in_one_thread_and_leaves_noth
     assert one["described"] == "vLLM: up to 4 requests and 96 tokens in a step, 64 tokens a prompt with its reply"
 
 
+@pytest.mark.skipif(
+    "LONG_TESTS" not in os.environ, reason="test_doctor_gpu.py shares a model too: LONG_TESTS=1 runs it"
+)
 def test_two_ranks_share_a_model_and_each_gets_exact_replies_to_its_own_requests(folder: Path) -> None:
     """The probabilities are those of a plain forward pass, also after new weights, and where one rank asks alone."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")

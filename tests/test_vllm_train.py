@@ -17,24 +17,21 @@ VLLM = ("sampler.name=vllm", "train.eval_every=0", *LEARNS)
 
 
 def test_every_step_is_sampled_with_the_learners_weights_also_the_first_after_a_resume(tmp_path: Path) -> None:
-    """Pitfall 25: a sampler that skips the first synchronisation answers with the weights of its model's folder."""
-    succeed(
-        "train",
-        *TINY,
-        *VLLM,
-        f"runs_dir={tmp_path}",
-        "name=run",
-        "train.steps=2",
-        "learner.optimiser.lr=0.003",
-    )
-    succeed("train", "--resume", str(tmp_path / "run"), "train.steps=4")
+    """Pitfall 25: a sampler that skips the first synchronisation answers with the weights of its model's folder.
+
+    The step before the resume is sampled by transformers, so that vLLM starts once.
+    """
+    settings = (*LEARNS, "train.eval_every=0", "learner.optimiser.lr=0.003")
+    succeed("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=run", "train.steps=1")
+    more = ("sampler.name=vllm", "train.steps=3")
+    succeed("train", "--resume", str(tmp_path / "run"), "--allow-changes", *more)
     lines = [line for line in read_metrics(tmp_path / "run/metrics.jsonl") if "loss" in line]
-    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert [line["step"] for line in lines] == [1, 2, 3]
     assert all(line["gap_max"] < 1e-4 for line in lines)
     assert all(line["ratio"] == pytest.approx(1, abs=1e-3) for line in lines)
     assert all(line["seconds/sync"] < 60 for line in lines)  # it is milliseconds; a loaded machine may take its time
     assert unexplained(lines) == set()
-    for step in (1, 2, 3, 4):
+    for step in (1, 2, 3):
         read = read_trajectories(tmp_path / f"run/trajectories/step_{step:06d}.jsonl")
         assert {turn.policy_version for one in read.trajectories for turn in one.trajectory.turns} == {step - 1}
 
