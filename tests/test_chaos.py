@@ -1,7 +1,7 @@
 """Runs that are killed in the middle of everything end as if nobody had touched them.
 
-`make test` spends about a minute here; `make chaos` an hour (CHAOS_SECONDS), with a new seed every round, and adds two
-ranks and vLLM.
+`make test` kills one run five times here; `make chaos` spends an hour (CHAOS_SECONDS), with a new seed every round,
+on every kind of write, stops, full and slow disks, a long run, two ranks and vLLM.
 """
 
 import os
@@ -44,6 +44,14 @@ from condensegrpo.storage.run_folder import read_metrics
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "0"))  # of every plan, beyond one round
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
+ONE_ROUND = (  # of kills in `make test`: what only this file tries
+    "checkpoint of the warm start",
+    "checkpoint",
+    "prefetched batches",
+    "trajectories after a checkpoint",
+    "report",
+)
+endurance = pytest.mark.skipif(not SECONDS, reason="other tests try it once: `make chaos` runs it")
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="watching writes needs inotify (Linux)")
 Undisturbed = Callable[[Plan], Path]
@@ -75,7 +83,7 @@ def seeds() -> Iterator[int]:
 @pytest.mark.parametrize(
     "plan",
     [
-        pytest.param(ONE_RANK, marks=pytest.mark.skipif(not SECONDS, reason="it writes less: `make chaos` runs it")),
+        pytest.param(ONE_RANK, marks=endurance),
         PREFETCHING,
     ],
     ids=lambda plan: plan.name,
@@ -83,9 +91,9 @@ def seeds() -> Iterator[int]:
 def test_killed_during_every_kind_of_write(plan: Plan, undisturbed: Undisturbed, tmp_path: Path) -> None:
     for seed in seeds():
         draw, folder = random.Random(seed), tmp_path / f"{seed}/run"
-        disk_tests = () if SECONDS else ("weights", "trajectories after a checkpoint")  # two tests below kill in these
-        skipped = disk_tests if plan is PREFETCHING else ("prefetched batches",)
-        kinds = [name for name in WRITES if name not in skipped]
+        kinds = [
+            name for name in (WRITES if SECONDS else ONE_ROUND) if (plan, name) != (ONE_RANK, "prefetched batches")
+        ]
         hits = {name: disturbed(plan, folder, kill_at(name, draw)) for name in kinds}
         finish(plan, folder)
         print(f"{plan.name}, seed {seed}: kill -9 during {', '.join(name for name, hit in hits.items() if hit)}")
@@ -93,6 +101,7 @@ def test_killed_during_every_kind_of_write(plan: Plan, undisturbed: Undisturbed,
         assert all(hits.values()), hits
 
 
+@endurance
 def test_stopped_in_every_phase(undisturbed: Undisturbed, tmp_path: Path) -> None:
     for seed in seeds():
         draw, folder = random.Random(seed), tmp_path / f"{seed}/run"
@@ -102,6 +111,7 @@ def test_stopped_in_every_phase(undisturbed: Undisturbed, tmp_path: Path) -> Non
         assert_same_run(undisturbed(PREFETCHING), folder)
 
 
+@endurance
 def test_a_full_disk_stops_a_run_with_advice_and_space_continues_it(undisturbed: Undisturbed, tmp_path: Path) -> None:
     kilobytes = 40
     with disk(tmp_path / "disk", kilobytes) as folder:
@@ -115,17 +125,17 @@ def test_a_full_disk_stops_a_run_with_advice_and_space_continues_it(undisturbed:
 
 def test_a_read_only_disk_is_an_error_that_changes_nothing(undisturbed: Undisturbed, tmp_path: Path) -> None:
     with disk(tmp_path / "disk", 16384) as folder:
-        for name in ("latest", "trajectories after a checkpoint"):
-            assert disturbed(ONE_RANK, folder / "run", kill_at(name, random.Random(SEED)))
+        assert disturbed(PREFETCHING, folder / "run", kill_at("latest", random.Random(SEED)))
         remount(folder, "ro")
-        refusal = refused(ONE_RANK, folder / "run")
+        refusal = refused(PREFETCHING, folder / "run")
         assert "Read-only file system" in refusal
         assert "Traceback" not in refusal
         remount(folder, "rw")
-        finish(ONE_RANK, folder / "run")
-        assert_same_run(undisturbed(ONE_RANK), folder / "run")
+        finish(PREFETCHING, folder / "run")
+        assert_same_run(undisturbed(PREFETCHING), folder / "run")
 
 
+@endurance
 def test_a_slow_disk_changes_nothing(undisturbed: Undisturbed, tmp_path: Path) -> None:
     slow = Plan("prefetching on a slow disk", (*PREFETCHING.settings, "trackers=[{name: tests/slow_disk.py:SlowDisk}]"))
     disturbed(slow, tmp_path / "run", kill_at("weights", random.Random(SEED)))
