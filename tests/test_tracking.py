@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from builders import ledger_episode, scored
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from condensegrpo.assembly.parts import check_tracker
 from condensegrpo.assembly.plugins import build_plugin
@@ -57,6 +56,8 @@ def test_a_full_disk_is_a_run_error() -> None:
 
 
 def test_tensorboard_reads_back_what_was_logged_and_a_resumed_run_replaces_later_steps(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     for step, losses in ((0, (0.5, 0.25)), (1, (0.125,))):
         tracker = TensorboardTracker()
         identity = None if step == 0 else "as before"

@@ -188,7 +188,7 @@ def test_a_resume_that_changes_what_is_learned_needs_permission_and_is_marked_in
 ) -> None:
     folder = tmp_path / "changed"
     shutil.copytree(finished, folder)
-    overrides = ("condenser.options.keep_last=2", "train.steps=5", "evaluate.problems=4")
+    overrides = ("condenser.options.keep_last=2", "train.steps=5", "evaluate.problems=3")
     refused = run("train", "--resume", str(folder), *overrides)
     assert refused.returncode == 2
     assert "condenser.options.keep_last  1 → 2  changes what is learned" in refused.stderr
@@ -243,7 +243,7 @@ def test_a_run_of_no_steps_can_be_evaluated_and_shows_itself_to_programs(tmp_pat
     log = (tmp_path / "none/log.txt").read_text()
     assert "name=none --json\n" in log
     assert "  versions: Python 3." in log
-    assert json.loads(succeed("eval", str(tmp_path / "none"), "--json"))["problems"] == 8
+    assert json.loads(succeed("eval", str(tmp_path / "none"), "--json"))["problems"] == 4
 
 
 def test_the_schedule_of_a_resumed_run_counts_training_steps(finished: Path, tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_the_warm_start_goes_another_round_while_its_probe_falls_short(tmp_path:
 
 
 def test_a_run_killed_again_and_again_in_its_warm_start_gets_on_and_equals_an_undisturbed_one(tmp_path: Path) -> None:
-    warm = "warm_start={steps: 30, turns_per_step: 64, probe_target: 1.0, probe_turns: 8, max_rounds: 2}"
+    warm = "warm_start={steps: 20, turns_per_step: 64, probe_target: 1.0, probe_turns: 8, max_rounds: 2}"
     settings = ("model.new.layers=2", warm, "train.steps=1", "train.problems_per_step=1", "evaluate.problems=1")
     assert succeed("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=whole", "--quiet") == ""
     process = start("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=killed")
@@ -430,7 +430,7 @@ def test_eval_of_a_run_gives_the_figures_of_its_last_evaluation(finished: Path) 
     last = [line for line in read_metrics(finished / "metrics.jsonl") if "eval/success" in line][-1]
     assert result["success"] == last["eval/success"]
     assert result["metrics"]["context_tokens"] == last["eval/context_tokens"]
-    assert (result["problems"], result["samples"]) == (8, 1)
+    assert (result["problems"], result["samples"]) == (4, 1)
     assert result["name"] == "eval-1"
     (stored,) = stored_evaluations(RunFolder(finished))
     assert (stored.step, stored.metrics["success"]) == (4, last["eval/success"])
@@ -448,7 +448,7 @@ def test_eval_shows_pass_at_k_and_saves_trajectories_that_can_be_inspected(finis
     assert "pass@4" in out
     assert "95 % interval" in out
     assert "after 4 steps" in out
-    assert len(read_trajectories(saved / "held-out.jsonl").trajectories) == 32
+    assert len(read_trajectories(saved / "held-out.jsonl").trajectories) == 16
     shutil.copytree(saved, tmp_path / "elsewhere")
     assert_known(tmp_path / "elsewhere", step=4)
 
