@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import condensegrpo
-from condensegrpo.cli.options import DEBUG, docstring_in_source, without_debug
+from condensegrpo.cli.options import DEBUG, docstring_in_source, shown, without_debug
 from condensegrpo.cli.process import end_with_launcher, exit_immediately, handle_first, open_streams, refused_output
 from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.plugins import installed
@@ -112,17 +112,22 @@ def _launched(
     """Accept the option that the deepspeed launcher passes to every process; LOCAL_RANK has the same value."""
 
 
+def _print_traceback(*error: Any) -> None:  # noqa: ANN401  as ``traceback.format_exception``
+    sys.stderr.write(shown("".join(traceback.format_exception(*error))))
+
+
 def main() -> None:
     """Run the command line. Exit code 2: the configuration is wrong; 1: the work failed; 130: Ctrl-C; 143: SIGTERM."""
     open_streams()
     end_with_launcher()
     handle_first(exit_immediately)  # train installs its own handler
+    sys.excepthook = _print_traceback
     try:
         app(without_debug(sys.argv[1:]))
     except CondenseError as error:
         if DEBUG in sys.argv:
-            sys.stderr.write(traceback.format_exc())
-        typer.secho(f"error: {error}", fg="red", err=True)
+            _print_traceback(type(error), error, error.__traceback__)
+        typer.secho(shown(f"error: {error}"), fg="red", err=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     except OSError:
         if (refused := refused_output()) is None:

@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 
@@ -183,7 +182,7 @@ def _print(result: Evaluation, model: str, step: int | None) -> None:
         rows.append(("information about the answer by turn, nats", f"{known}{more}"))
     rows.append(("seconds", f"{result.seconds:.1f}"))
     problems, samples = plural(result.problems, "held-out problem"), plural(result.samples, "sample")
-    console = Console()
+    console = theme.EscapingConsole()
     show_folding(console, table(f"{problems} × {samples}, seed {result.seed}", ("metric", "value"), rows))
     steps = "" if step is None else f", after {plural(step, 'step')}"
     console.print(f"model: {model}{steps}", highlight=False, soft_wrap=True, markup=False)

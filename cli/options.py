@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 import condensegrpo.configs
+from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import ConfigError
 
 DEBUG = "--debug"  # of every command: tracebacks of errors, which are otherwise shown as one line
@@ -72,6 +73,13 @@ def docstring_in_source(point: EntryPoint) -> str | None:
         ):
             return ast.get_docstring(statement)
     return None
+
+
+def shown(text: str) -> str:
+    """A text for the terminal that others may have written: without control characters and credentials."""
+    from condensegrpo.display.theme import neutral
+
+    return neutral(redacted(text))
 
 
 def base_url(host: str, port: int) -> str:

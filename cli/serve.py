@@ -14,7 +14,7 @@ import typer
 
 from condensegrpo.assembly.plugins import check_plugin
 from condensegrpo.cli.evaluate import parsed_condensers
-from condensegrpo.cli.options import AnyConfig, Overrides, base_url
+from condensegrpo.cli.options import AnyConfig, Overrides, base_url, shown
 from condensegrpo.cli.process import handle_first
 from condensegrpo.config.extends import overridden
 from condensegrpo.config.load import dump_config, longest_request, named_config, validate
@@ -205,7 +205,8 @@ def _recorded(config: RunConfig, model: str, out: Path) -> Iterator[Callable[[Tr
         if trajectory.turns:
             writer.submit(partial(write_trajectory, run.trajectories(0), scored, sampled_with))
         replies = plural(len(trajectory.turns), "reply", "replies")
-        typer.echo(f"{trajectory.problem_id}: {replies}, {trajectory.stop}. {trajectory.detail}".rstrip(), err=True)
+        ended = f"{trajectory.problem_id}: {replies}, {trajectory.stop}. {trajectory.detail}"
+        typer.echo(shown(ended.rstrip()), err=True)
 
     with run.locked(), BackgroundWriter() as writer:
         write_atomically(run.config, dump_config(config))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from condensegrpo.cli.options import Debug, config_names, names_and_overrides
@@ -25,6 +24,7 @@ from condensegrpo.core.wording import plural
 from condensegrpo.display.console import TrainingConsole, quiet_libraries, waiting_for
 from condensegrpo.display.run_log import JsonLines, RunLog
 from condensegrpo.display.tables import table
+from condensegrpo.display.theme import EscapingConsole
 from condensegrpo.evaluation.figures import evaluations_in
 from condensegrpo.learner.launchers import join_launch, launched_rank
 from condensegrpo.storage.new_run import free_name
@@ -203,7 +203,7 @@ def quickstart(
 def print_summary(folder: RunFolder) -> None:
     """Print the closing summary of a run, from its ``metrics.jsonl`` alone."""
     evaluated = [line for line in read_metrics(folder.metrics) if "eval/success" in line]
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console = EscapingConsole(highlight=False, soft_wrap=True, markup=False)
     if evaluated:
         before = evaluated[0] if evaluated[0]["step"] == 0 else None
         console.print(_table(before, evaluated[-1]))

@@ -367,14 +367,13 @@ def _check_observer(observer: Observer | None) -> None:
 @contextmanager
 def _shown(observer: Observer | None, display: "Callable[[], PhaseDisplay] | None" = None) -> Iterator[Observer]:
     """The observer, or else a display on the terminal: by default of the current phase alone."""
-    from rich.console import Console
-
     from condensegrpo.display.console import PhaseDisplay
+    from condensegrpo.display.theme import EscapingConsole
 
     if observer is not None:
         yield observer
         return
-    with display() if display else PhaseDisplay(Console(stderr=True)) as shown:
+    with display() if display else PhaseDisplay(EscapingConsole(stderr=True)) as shown:
         yield shown
 
 

@@ -147,7 +147,7 @@ def test_an_agent_is_recorded_as_the_engine_records_an_environment(tmp_path: Pat
     )
     system = trajectory.turns[0].context[0].text
     assert '"name": "up", "description": "Counts up."' in system
-    assert system.startswith("Count. [removed]")  # its key
+    assert system.startswith("Count. ***")  # its key
 
 
 def files(folder: Path) -> str:
@@ -551,7 +551,7 @@ def test_an_agent_without_a_request_and_one_that_crashes_say_why(tmp_path: Path)
     script = "import os, sys; sys.exit('bad key ' + os.environ['OPENAI_API_KEY'])"
     failed = play(function(data, (sys.executable, "-c", script)), numbered())
     assert failed.stop is StopReason.ENVIRONMENT_ERROR
-    assert "ended with status 1: bad key [removed]" in failed.detail
+    assert "ended with status 1: bad key ***" in failed.detail
     missing = play(function(data, ("no-such-program",)), numbered())
     assert "starting 'no-such-program'" in missing.detail
     slow = function(data, (sys.executable, "-c", "import time; time.sleep(60)"), limits=SandboxLimits(seconds=0.2))
@@ -668,8 +668,8 @@ def test_credentials_of_the_environment_are_removed_from_what_is_recorded(
         return f"{os.environ['SHOP_TOKEN']} {key} {await said(url, key, [user(os.environ['SHOP_TOKEN'])])}"
 
     trajectory = play(function(rows(tmp_path), tells), numbered())
-    assert contents(trajectory) == [["[removed]"]]
-    assert trajectory.answer == "[removed] [removed] reply 0"
+    assert contents(trajectory) == [["***"]]
+    assert trajectory.answer == "*** *** reply 0"
 
 
 def test_a_request_with_other_tools_shows_them(tmp_path: Path) -> None:

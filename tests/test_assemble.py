@@ -69,7 +69,7 @@ def test_the_evaluations_of_the_quickstart_reach_beyond_what_it_trains_on() -> N
         ("trackers=[{name: wandb, options: {projekt: x}}]", "Did you mean 'project'"),
         (
             "trackers=[{name: mlflow, options: {tracking_uri: 'http://ana:secret@host'}}]",
-            "{'tracking_uri': 'http://[removed]@host'}: tracking_uri names a user or password",
+            "{'tracking_uri': 'http://***@host'}: tracking_uri names a user or password",
         ),
         ("reward={name: weighted_sum, options: {parts: {name: correct}}}", "wanted a list of rewards"),
         (

@@ -16,6 +16,7 @@ import pytest
 from command import ENVIRONMENT, ROOT, TINY, at_terminal, command, on_a_full_disk, run, succeed
 from forked import ForkedCommand
 
+from condensegrpo.config.load import dump_with_origins, find_config, load_config
 from condensegrpo.learner.new_model import new_tokenizer
 
 HEAVY = {"transformers", "deepspeed", "datasets", "peft", "accelerate", "matplotlib", "sentencepiece", "wandb", "vllm"}
@@ -42,6 +43,31 @@ def test_the_version_and_a_traceback_can_be_asked_of_every_command() -> None:
     assert "Traceback" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert "Traceback" not in run("plan", "quikstart").stderr
+
+
+def test_control_sequences_in_an_error_do_not_reach_the_terminal() -> None:
+    for arguments in (("inspect", "\x1b]52;c;aGk=\x07"), ("inspect", "\x1b]52;c;aGk=\x07", "--debug")):
+        done = run(*arguments)
+        assert done.returncode == 1
+        assert "␛]52;c;aGk=␇" in done.stderr
+        assert not {"\x1b", "\x07"} & set(done.stderr)
+
+
+def test_values_with_credentials_are_shown_as_stars() -> None:
+    url = "http://ana:hunt@er2@host/v1"
+    said = (
+        refused("train", "quickstart", f"train.steps={url}")
+        + refused("train", "quickstart", f"sampler.name={{url: '{url}'}}")
+        + refused("train", "quickstart", "algorithm.api_key=[hunt")
+        + refused("train", "quickstart", f"trackers=[{{name: mlflow, options: {{tracking_uri: '{url}'}}}}]")
+    )
+    assert "er2" not in said
+    assert "hunt" not in said
+    assert "found 'http://***@host/v1'" in said
+    config = load_config(find_config("quickstart"), [f"sampler.options={{url: '{url}', api_key: hunter2}}"])
+    shown = dump_with_origins(config, find_config("quickstart"))
+    assert "http://***@host/v1" in shown
+    assert "hunt" not in shown
 
 
 def test_the_shell_completes_configurations_and_runs(tmp_path: Path) -> None:

@@ -195,6 +195,28 @@ def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str, want
     assert wanted in refusal(path)
 
 
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        ("2026-02-30", "2026-02-30 is no timestamp: day is out of range for month"),
+        ("!!int abc", "abc is no int"),
+        ("!!bool abc", "abc is no bool"),
+        ("1_", "1_ is no int"),
+        ("9" * 6000, f"{'9' * 40}… is no int"),
+        (f"0x{'f' * 6000}", f"0x{'f' * 38}… is no int: it has more than 1000 bits"),
+    ],
+)
+def test_a_value_that_python_cannot_make_is_refused_in_one_line(
+    small: Path, tmp_path: Path, value: str, wanted: str
+) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(f"name: small\ntrain: {{seed: {value}}}\n")
+    for said, place in ((refusal(path), "line 2, column 15"), (refusal(small, f"name={value}"), "line 1, column 1")):
+        assert f"not YAML: {place}: {wanted}" in said
+        assert "\n" not in said
+        assert len(said) < 400 + len(str(path))
+
+
 def test_a_section_that_stands_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "twice.yaml"
     path.write_text(SMALL + "train: {steps: 3}\ntrain: {eval_every: 1}\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from condensegrpo.core.errors import RunError
+from condensegrpo.core.errors import DataError, RunError
 from condensegrpo.storage.environment import edited_plugins, write_environment
 
 WRITE = (
@@ -27,7 +27,7 @@ def written(folder: Path, *arguments: str, cwd: Path) -> tuple[dict[str, object]
 def test_versions_command_and_hardware_are_written_without_importing_torch(tmp_path: Path) -> None:
     found, imported = written(tmp_path, "run one", "url=http://ana:secret@host/", cwd=tmp_path)
     assert imported == "False"
-    assert found["command"] == f"-c {tmp_path} 'run one' url=http://[removed]@host/"
+    assert found["command"] == f"-c {tmp_path} 'run one' url=http://***@host/"
     packages = found["packages"]
     assert isinstance(packages, dict)
     assert packages["torch"] == metadata.version("torch")
@@ -73,8 +73,14 @@ def test_an_edited_plug_in_of_a_run_is_named(tmp_path: Path) -> None:
     assert edited_plugins(run) == (str(plugin),)
     plugin.unlink()  # as where the run was moved to another machine
     assert edited_plugins(run) == ()
-    (run / "environment.json").write_text("[]")
-    assert edited_plugins(run) == ()
+
+
+@pytest.mark.parametrize("content", ["[]", '{"folder": "', "\0"])
+def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "environment.json").write_text(content)
+    for reader in (edited_plugins, write_environment):
+        with pytest.raises(DataError, match=r"environment\.json: it is damaged .*Remove it: the next start writes it"):
+            reader(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

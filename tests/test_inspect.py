@@ -10,6 +10,7 @@ import pytest
 import typer
 from builders import IDS, condensation, ledger_episode, scored, trajectory, turn, write_tokenizer
 from rich.console import Console
+from rich.panel import Panel
 from rich.text import Text
 from typer.testing import CliRunner, Result
 
@@ -685,6 +686,12 @@ def test_model_text_cannot_act_on_the_terminal(tmp_path: Path) -> None:
     assert json.loads(as_json)["turns"][0]["reply"] == EVIL.replace("\ud800", "?")
     check = run(tmp_path / "t.jsonl", "--check")
     assert "\x1b" not in check.stdout
+
+
+def test_a_console_neutralises_what_no_caller_did(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = console()
+    screen.print(Text(EVIL), EVIL, Panel(EVIL))
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def test_a_picture_neutralises_too(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import gzip
 import json
 import re
 import socket
@@ -28,7 +29,7 @@ from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import EnvironmentLost, PluginError
 from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool
-from condensegrpo.integrations.mcp_client import IDLE_SECONDS, HttpConnection, ProcessConnection, messages_of
+from condensegrpo.integrations.mcp_client import IDLE_SECONDS, HttpConnection, ProcessConnection, Refused, messages_of
 from condensegrpo.integrations.servers import ChildProcess
 from condensegrpo.storage.run_folder import read_metrics
 
@@ -260,6 +261,36 @@ def test_more_requests_than_the_usual_limit_of_connections_are_under_way_at_once
     assert asyncio.run(scenario()) == [{}] * 101
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "wanted"),
+    [
+        ("application/json", b"x" * (64 << 20), "its answer exceeds 16 MiB"),
+        ("text/event-stream", b"x" * (64 << 20), "its answer exceeds 16 MiB"),
+        ("text/event-stream", b"\n" * (64 << 20), "its answer exceeds 16 MiB"),
+        ("application/json", b"[" * 200_000, r"its answer is no JSON: \[\["),
+        ("application/json", b'{"id": ' + b"9" * 6000 + b"}", "its answer is no JSON"),
+    ],
+)
+def test_an_answer_that_grows_or_cannot_be_read_is_an_error_of_its_call(kind: str, body: bytes, wanted: str) -> None:
+    compressed = gzip.compress(body, 1)
+
+    async def answered(_: web.Request) -> web.Response:
+        return web.Response(body=compressed, content_type=kind, headers={"Content-Encoding": "gzip"})
+
+    async def scenario() -> None:
+        application = web.Application()
+        application.add_routes([web.post("/", answered)])
+        async with TestServer(application) as server:
+            connection = HttpConnection("words", str(server.make_url("/")), {})
+            with pytest.raises(Refused, match=wanted):
+                await connection.request("tools/call", {})
+            await connection.close()
+
+    began = time.process_time()
+    asyncio.run(scenario())
+    assert time.process_time() - began < 2
+
+
 @pytest.mark.parametrize("status", [400, 404])
 def test_a_session_that_a_server_has_forgotten_is_opened_again(status: int) -> None:
     """404 is the specification's; servers with the TypeScript SDK's example at their heart answer 400."""
@@ -354,7 +385,7 @@ def test_lines_that_answer_nothing_are_skipped_and_no_credential_is_shown(
     monkeypatch.setenv("SHOP_PAT", "t0p-secret")
     words = {"command": [sys.executable, "-c", PLAIN, "0"], "environment": ["SHOP_PAT"]}
     (trajectory,) = play(task(tmp_path, ["price"], {"words": words}))
-    assert results(trajectory) == ["Error: no entry with [removed]"], trajectory.detail
+    assert results(trajectory) == ["Error: no entry with ***"], trajectory.detail
 
 
 def test_servers_that_were_lost_together_are_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -492,6 +492,7 @@ LISTED = {"type": "observation", "data": {"observation": {"tools": [{"name": "pr
         (ORDERS, [{"observation": {}, "done": False}], r"sent .*\"done\": false.*, wanted the messages of OpenEnv 0.2"),
         (ORDERS, [RESET, {"type": "observation", "data": {"observation": {}}}], "sent .*, wanted the messages"),
         (ORDERS, [RESET, "[" * 100_000], r"sent \[+, wanted the messages"),
+        (ORDERS, [{**RESET, "data": {**RESET["data"], "reward": 10**400}}], "sent .*, wanted the messages"),
         (ORDERS, [RESET, b"123"], "the OpenEnv server s0 sent binary data, wanted"),
         (
             {"action": {"properties": {}}},

@@ -339,7 +339,7 @@ def test_sessions_are_named_by_a_header_or_behind_the_token() -> None:
 
     a, b = asyncio.run(scenario())
     assert [(each.problem_id, len(each.turns)) for each in (a, b)] == [("a", 2), ("b", 2)]
-    assert contents(b)[2] == "my key is [removed]"
+    assert contents(b)[2] == "my key is ***"
 
 
 def test_an_upstream_that_fails_ends_the_session_with_its_reason_and_the_next_request_begins_one() -> None:

@@ -19,6 +19,7 @@ from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryStats
 from condensegrpo.core.shared_sequence import shared, shared_ids
 from condensegrpo.core.trajectory import MAX_REWARD, Condensation, Score, Span, SpanStatus, StopReason, Trajectory, Turn
+from condensegrpo.display.run_log import RunLog
 from condensegrpo.storage.codec import decode, dump_line
 from condensegrpo.storage.files import append_line, replace_file
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder, read_metrics
@@ -559,6 +560,22 @@ def holder(path: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.parametrize("name", ["lock", "log.txt", "metrics.jsonl"])
+def test_nothing_is_written_through_a_link(tmp_path: Path, name: str) -> None:
+    run, outside = RunFolder.create(tmp_path / "run"), tmp_path / "outside"
+    outside.write_text("kept")
+    (run.path / name).symlink_to(outside)
+
+    def write() -> None:
+        with run.locked(), RunLog(run.log, steps=1) as log:
+            log.notice("begun")
+            append_line(run.metrics, "{}")
+
+    with pytest.raises(RunError, match=f"run/{name}: it is a symbolic link, which is not followed. Remove it"):
+        write()
+    assert outside.read_text() == "kept"
+
+
 def test_a_run_folder_in_use_by_another_process_names_it_and_death_lets_go(tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     with holder(run.path) as process:
@@ -602,11 +619,9 @@ def test_a_checkpoint_saved_again_is_there_whenever_that_was_killed(tmp_path: Pa
     assert [path.name for path in target.iterdir()] == (["new"] if renamed == 2 else ["old"])
 
 
-def test_a_full_disk_says_what_to_do(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.symlink_to("/dev/full")
-    with pytest.raises(RunError, match=r"metrics\.jsonl: No space left on device\. Free some space .* --resume"):
-        JsonlTracker(path).log(1, {"loss": 1.0})
+def test_a_full_disk_says_what_to_do() -> None:
+    with pytest.raises(RunError, match=r"/dev/full: No space left on device\. Free some space .* --resume"):
+        JsonlTracker("/dev/full").log(1, {"loss": 1.0})
 
 
 def test_a_line_that_does_not_fit_leaves_the_lines_before_it_whole(tmp_path: Path) -> None:

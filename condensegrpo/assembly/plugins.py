@@ -214,7 +214,8 @@ def _fault(error: ValidationError, annotation: object) -> str:
         return f"{within} has no key {key!r}{keys}"
     path = "".join(f"[{part!r}]" for part in place if len(faults) == 1)
     expected = dict.fromkeys(_expectation(fault["msg"]) for fault in faults)
-    return f"{path} is {first['input']!r:.200}, wanted {' or '.join(expected)}"
+    found = without_credentials(first["input"], str(place[-1]) if place else "")
+    return f"{path} is {found!r:.200}, wanted {' or '.join(expected)}"
 
 
 def _keys_at(path: Sequence[object], annotation: object) -> list[str]:

@@ -29,6 +29,7 @@ from condensegrpo.config.extends import (
 from condensegrpo.config.extends import origins as origins_of
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import KeyPath, dump, dump_commented, parse
+from condensegrpo.core.credentials import without_credentials
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.process import working_directory
 from condensegrpo.core.wording import did_you_mean
@@ -72,7 +73,7 @@ def dump_config(config: RunConfig) -> str:
 
 
 def dump_with_origins(config: RunConfig, path: Path, overrides: Sequence[str] = ()) -> str:
-    """``dump_config`` with the origin of every value as a comment: a file, an override, or the default.
+    """``dump_config`` without credentials, with the origin of every value: a file, an override, or the default.
 
     ``path`` and ``overrides`` are those that gave the configuration.
     """
@@ -84,7 +85,8 @@ def dump_with_origins(config: RunConfig, path: Path, overrides: Sequence[str] = 
         name = Path(origin).name
         return origin if names[name] > 1 else name  # the whole path where two files have the same name
 
-    return dump_commented(config.model_dump(mode="json"), comment)
+    tree: Any = without_credentials(config.model_dump(mode="json"))
+    return dump_commented(tree, comment)
 
 
 def shipped() -> tuple[str, ...]:

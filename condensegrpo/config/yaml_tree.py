@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from condensegrpo.core.credentials import shown_override, without_credentials
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import did_you_mean
 
@@ -17,6 +18,7 @@ INTEGER = re.compile(r"^[-+]?([0-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+|0b[01]+)$")
 FLOAT = re.compile(
     r"^[-+]?(([0-9][0-9_]*\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(inf|Inf|INF))$|^\.nan$"
 )
+MAX_BITS = 1000  # of an integer
 MAX_DEPTH = 50  # levels of nesting in a file or value
 MAX_VALUES = 100_000  # scalars, lists and mappings in it, with those that aliases repeat
 EXTENDS = "extends"  # the key of a YAML file that names the files below it
@@ -68,6 +70,15 @@ class _Loader(yaml.SafeLoader):
             )
         return super().construct_document(node)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ANN401  of PyYAML
+        """The value of a node; an error with its place where PyYAML raises what Python's own functions do."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError, AttributeError) as error:  # of int(), of date(), of a tag that does not fit
+            shown, why = str(node.value), f": {error}" if isinstance(error, ValueError) else ""
+            said = f"{shown[:40]}{'…' * (len(shown) > 40)} is no {node.tag.rpartition(':')[2]}{why}"
+            raise yaml.constructor.ConstructorError(None, None, said, node.start_mark) from error
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # noqa: ANN401  its type stub is wrong
         """A mapping whose keys are all different, before those of others are merged into it."""
         node = super().compose_mapping_node(anchor)
@@ -83,7 +94,10 @@ class _Loader(yaml.SafeLoader):
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         """A whole number: decimal, also with leading zeros, or with the prefix 0x, 0o or 0b."""
         digits = self.construct_scalar(node)
-        return int(digits) if digits.lstrip("+-").replace("_", "").isdecimal() else int(digits, base=0)
+        number = int(digits) if digits.lstrip("+-").replace("_", "").isdecimal() else int(digits, base=0)
+        if number.bit_length() > MAX_BITS:  # Python raises where it writes a very long one, or makes a float of it
+            raise ValueError(f"it has more than {MAX_BITS} bits")
+        return number
 
 
 class _Dumper(yaml.SafeDumper):
@@ -111,8 +125,13 @@ def _values_in(node: yaml.Node, counted: dict[yaml.Node, int]) -> int:
 
 
 def parse_yaml(text: str) -> Any:  # noqa: ANN401  a YAML tree
-    """The tree of a YAML text; raises ``yaml.YAMLError``."""
-    return yaml.load(text, Loader=_Loader)
+    """The tree of a YAML text; raises ``yaml.YAMLError`` with one line."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        place = f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', '')}" if mark else error
+        raise yaml.YAMLError(" ".join(str(place).split())) from error
 
 
 def dump(tree: Mapping[str, Any]) -> str:
@@ -176,24 +195,25 @@ def apply_overrides(
     result: dict[str, Any] = deepcopy(dict(tree))
     for override in overrides:
         key, equals, text = override.partition("=")
+        shown = shown_override(override)
         if not equals or not key:
-            raise ConfigError(f"reading the override {override!r}: wanted key=value, such as train.steps=20.")
+            raise ConfigError(f"reading the override {shown!r}: wanted key=value, such as train.steps=20.")
         if key.partition(".")[0] == EXTENDS:
             raise ConfigError(
-                f"reading the override {override!r}: {EXTENDS} is a key of YAML files only. Name that file as the "
+                f"reading the override {shown!r}: {EXTENDS} is a key of YAML files only. Name that file as the "
                 f"CONFIG, or write '{EXTENDS}: {text}' into a file of your own."
             )
         try:
             put(result, key.split("."), wrap(parse_yaml(text)))
         except yaml.YAMLError as error:
-            raise ConfigError(f"reading the override {override!r}: the value is not YAML: {error}") from error
+            raise ConfigError(f"reading the override {shown!r:.80}: the value is not YAML: {error}") from error
         except TypeError as error:  # such as rollout.tools.use.0.options.x where use is [search]
             raise ConfigError(
-                f"reading the override {override!r}: it sets a key of an entry of a list, which is a single value and "
+                f"reading the override {shown!r}: it sets a key of an entry of a list, which is a single value and "
                 f"has no keys. Replace the whole entry by a mapping, such as {{name: …, options: {{…}}}}."
             ) from error
         except (IndexError, ValueError) as error:
-            raise ConfigError(f"reading the override {override!r}: no such entry of a list: {error}") from error
+            raise ConfigError(f"reading the override {shown!r}: no such entry of a list: {error}") from error
     return result
 
 
@@ -251,12 +271,13 @@ def _overridden(path: Sequence[object], overrides: Sequence[str], *, unknown: bo
     key = ".".join(map(str, path)) + "."
     names = {each: each.partition("=")[0] + "." for each in overrides}
     within = [each for each, name in names.items() if key.startswith(name) or (unknown and name.startswith(key))]
-    return f" (the override {within[-1]})" if within else ""
+    return f" (the override {shown_override(within[-1])})" if within else ""
 
 
 def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
     key_path = [str(part) for part in fault["loc"]]
-    key, reason, value = ".".join(key_path) or "(the whole)", fault["type"], fault["input"]
+    key, reason = ".".join(key_path) or "(the whole)", fault["type"]
+    value = without_credentials(fault["input"], key_path[-1] if key_path else "")
     if reason in UNKNOWN:
         section: type = kind
         for part in key_path[:-1]:  # the index of an entry, or the name of a member of a union, leads no deeper

@@ -1,16 +1,16 @@
 """Removes credentials from what leaves the process: configurations sent to trackers, and messages of libraries.
 
-{"api_key": "abc", "steps": 3}      ─▶   {"api_key": "[removed]", "steps": 3}
-http://ana:secret@host/             ─▶   http://[removed]@host/
+{"api_key": "abc", "steps": 3}      ─▶   {"api_key": "***", "steps": 3}
+http://ana:secret@host/             ─▶   http://***@host/
 """
 
 import os
 import re
 from collections.abc import Iterable, Mapping
 
-REMOVED = "[removed]"
+REMOVED = "***"
 _NAME = re.compile(r"(^|[_-])(api[_-]?key|access[_-]?key|token|secret|password|credentials?|authorization)$", re.I)
-_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_IN_ADDRESS = re.compile(r"(?<=://)[^/\s]+(?=@)")
 _SHORTEST = 6  # characters of a value that is searched for in a text
 _given: set[str] = set()  # variables that hold credentials whatever they are called, see ``treat_as_credentials``
 
@@ -24,6 +24,12 @@ def without_credentials(value: object, name: str = "") -> object:
     if not isinstance(value, str):
         return value
     return REMOVED if _NAME.search(name) else _IN_ADDRESS.sub(REMOVED, value)
+
+
+def shown_override(override: str) -> str:
+    """``key=value`` as messages have it: ``sampler.options.api_key=***``."""
+    key, equals, value = override.partition("=")
+    return f"{key}{equals}{without_credentials(value, key.rpartition('.')[2])}"
 
 
 def has_credentials(address: str) -> bool:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from condensegrpo.core.observer import Observer
 from condensegrpo.display.run_log import WIDTH, StepTable, evaluation_line
-from condensegrpo.display.theme import neutral
+from condensegrpo.display.theme import EscapingConsole, neutral
 
 if TYPE_CHECKING:
     from condensegrpo.core.evaluation import Evaluation
@@ -113,7 +113,7 @@ class PhaseDisplay(Observer):
 @contextmanager
 def waiting_for(title: str, *, quiet: bool = False, debug: bool = False) -> Iterator[PhaseDisplay]:
     """Show the title of work that may take seconds, on a terminal, until it is done, unless ``quiet``."""
-    with PhaseDisplay(Console(stderr=True, quiet=quiet), debug=debug) as display:
+    with PhaseDisplay(EscapingConsole(stderr=True, quiet=quiet), debug=debug) as display:
         display.phase(title, None)
         yield display
 
@@ -137,7 +137,7 @@ class TrainingConsole(PhaseDisplay):
         debug: bool | None = None,
         status_seconds: float = STATUS_SECONDS,
     ) -> None:
-        super().__init__(Console(file=stream or sys.stdout, highlight=False, soft_wrap=True), debug=debug)
+        super().__init__(EscapingConsole(file=stream or sys.stdout, highlight=False, soft_wrap=True), debug=debug)
         self._steps, self._status_seconds = steps, status_seconds
         self._table = StepTable(steps)
         self._training: TaskID | None = None

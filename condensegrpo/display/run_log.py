@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TextIO
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.wording import plural
 from condensegrpo.display.theme import neutral
-from condensegrpo.storage.files import writing
+from condensegrpo.storage.files import open_here, writing
 
 if TYPE_CHECKING:
     from condensegrpo.core.evaluation import Evaluation
@@ -139,7 +139,8 @@ class RunLog(Observer):
     """Writes log.txt, a line at a time with its local time; knows what the run is doing."""
 
     def __init__(self, path: Path, *, steps: int) -> None:
-        self._file = path.open("ab", buffering=0)  # a line that cannot be written fails here, not when it is closed
+        with writing(path):
+            self._file = open_here(path, "ab", buffering=0)  # a failed write raises here, not when it is closed
         self._table = StepTable(steps, omitted=("time",))
         self._phase = ""
 
@@ -194,7 +195,7 @@ class JsonLines(Observer):
 
     def emit(self, event: str, **fields: object) -> None:
         """Write an event."""
-        line = json.dumps({"event": event, "time": timestamp(), **fields}, ensure_ascii=False)
+        line = json.dumps({"event": event, "time": timestamp(), **fields})  # ASCII: a terminal obeys U+009B
         self._stream.write(f"{line}\n")
         self._stream.flush()
 

@@ -15,7 +15,8 @@ from typing import TextIO
 
 from rich.color import Color, blend_rgb
 from rich.color_triplet import ColorTriplet
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 HEAD = "#56b4e9"
 KEPT = "#00a57d"
@@ -32,13 +33,22 @@ PLAIN_WIDTH = 160  # columns where there is no terminal to fit
 PICTURE_WIDTH = 116  # columns of an SVG
 
 
+class EscapingConsole(Console):
+    """Prints what comes from outside without its control characters, whoever made the renderable."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The segments of a renderable, their texts ``neutral``."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(neutral(segment.text), segment.style)
+
+
 def console(stream: TextIO | None = None) -> Console:
     """The console to print on: colours on a terminal, else plain text that is wide enough for tables."""
     file = stream or sys.stdout
     width = None if file.isatty() or "COLUMNS" in os.environ else _width_beside()
     if (file.encoding or "utf-8").lower().replace("-", "") not in ("utf8", "utf16") and hasattr(file, "reconfigure"):
         file.reconfigure(errors="replace")  # a terminal without box characters gets question marks, no crash
-    return Console(file=file, width=width, markup=False, highlight=False, emoji=False)
+    return EscapingConsole(file=file, width=width, markup=False, highlight=False, emoji=False)
 
 
 def _width_beside() -> int:

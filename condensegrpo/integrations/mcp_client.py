@@ -25,9 +25,10 @@ from condensegrpo.core.errors import EnvironmentLost
 from condensegrpo.integrations.servers import CHUNK, END_SECONDS, SHOWN, ChildProcess
 
 VERSION = "2025-06-18"
-MAX_BYTES = 16 * 2**20  # of one message; a longer one is read to its end and refused
+MAX_BYTES = 16 * 2**20  # of one message, decompressed; a longer one is refused, on a pipe once it was read to its end
 # after which a connection is not used again: uvicorn and Node.js close theirs after 5 s, and what is sent then is lost
 IDLE_SECONDS = 2.0
+LINE_COST = 64  # bytes that an empty line counts as: it takes as long to read
 TOO_LONG = f"its answer exceeds {MAX_BYTES >> 20} MiB"
 Json = Mapping[str, Any]
 _ID = re.compile(rb'"id"\s*:\s*(\d+)\s*[,}]')
@@ -188,9 +189,12 @@ Connection = ProcessConnection | HttpConnection  # a session with one server
 
 
 async def lines_of(
-    stream: asyncio.StreamReader | aiohttp.StreamReader,
+    stream: asyncio.StreamReader | aiohttp.StreamReader, *, to_end: bool = True
 ) -> AsyncIterator[tuple[bytes, bool]]:
-    """The lines of a stream, and whether each is whole: of one longer than ``MAX_BYTES`` the middle is left out."""
+    """The lines of a stream, and whether each is whole: of one longer than ``MAX_BYTES`` the middle is left out.
+
+    ``to_end``: read on after such a line.
+    """
     pieces, size, tail = list[bytes](), 0, b""
     while chunk := await stream.read(CHUNK):
         *ends, rest = chunk.split(b"\n")
@@ -202,20 +206,28 @@ async def lines_of(
         else:
             tail = (tail + rest)[-CHUNK:]
         size += len(rest)
+        if size > MAX_BYTES and not to_end:
+            break
     if size:
         yield b"".join((*pieces, tail)), size <= MAX_BYTES
 
 
 async def messages_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
     """The messages of a response: one of JSON, or those of a stream of events."""
-    events, data, size = response.content_type == "text/event-stream", list[bytes](), 0
-    async for line, whole in lines_of(response.content):
-        size += len(line)
-        if not whole or size > MAX_BYTES:
+    if response.content_type != "text/event-stream":
+        try:
+            await response.content.readexactly(MAX_BYTES + 1)
+        except asyncio.IncompleteReadError as whole:
+            if whole.partial:
+                yield _message(whole.partial)
+            return
+        raise Refused(TOO_LONG)
+    data, size = list[bytes](), 0
+    async for line, whole_line in lines_of(response.content, to_end=False):
+        size += len(line) + LINE_COST
+        if not whole_line or size > MAX_BYTES:
             raise Refused(TOO_LONG)
-        if not events:
-            data.append(line)
-        elif line.startswith(b"data:"):
+        if line.startswith(b"data:"):
             data.append(line.removeprefix(b"data:"))
         elif not line.strip() and data:
             yield _message(b"\n".join(data))
@@ -227,7 +239,7 @@ async def messages_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[st
 def _message(text: bytes) -> dict[str, Any]:
     try:
         message = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(f"its answer is no JSON: {redacted(text.decode(errors='replace'))[:SHOWN]}") from error
     if not isinstance(message, dict):
         raise Refused(redacted(f"its answer is {message!r:.80}, wanted an object"))

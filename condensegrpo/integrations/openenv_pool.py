@@ -120,7 +120,7 @@ class Session:
                 self.rewards.append(float(reward))
             self.done = self.done or done
             answer = self._waiting.popleft()
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+        except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             shown = redacted(text)[:SHOWN] if isinstance(text, str) else "binary data"
             raise EnvironmentLost(f"the OpenEnv server {self._name} sent {shown}, {EXPECTED}") from error
         if not answer.done():  # else its caller gave up

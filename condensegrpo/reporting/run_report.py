@@ -16,6 +16,7 @@ from pathlib import Path
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.resumed import recorded_changes
 from condensegrpo.config.yaml_tree import leaves, read_yaml
+from condensegrpo.core.credentials import without_credentials
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import plural
 from condensegrpo.inspection.page import page, typed_path
@@ -179,7 +180,7 @@ def _diagrams(measured: Collection[str], varied: Sequence[str]) -> Iterator[Diag
 def _settings(file: Path) -> Pairs:
     """The leaves of a YAML or JSON file by their dotted keys; none if it cannot be read."""
     try:
-        values = leaves(read_yaml(file))
+        values = leaves(without_credentials(read_yaml(file)))
     except ConfigError:
         return ()
     return tuple(

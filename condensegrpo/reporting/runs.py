@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from condensegrpo.config.load import load_config
 from condensegrpo.config.yaml_tree import leaves
+from condensegrpo.core.credentials import without_credentials
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.evaluation.figures import evaluations_in, metrics_of
 from condensegrpo.metrics.intervals import Interval, paired_difference
@@ -135,7 +136,7 @@ def compare_runs(runs: Sequence[RunFolder]) -> RunComparison:
     """Compare runs; the first is what the others are compared with."""
     names = _names([run.path for run in runs])
     trees = (load_config(run.config).model_dump(mode="json", exclude={"name", "runs_dir"}) for run in runs)
-    settings = [{key: value for key, value in leaves(tree) if value != {}} for tree in trees]
+    settings = [{key: value for key, value in leaves(without_credentials(tree)) if value != {}} for tree in trees]
     keys = dict.fromkeys(key for setting in settings for key in setting)
     rows = {key: tuple(setting.get(key) for setting in settings) for key in keys}
     evaluated = [_Evaluated(run, _latest_evaluations(run)) for run in runs]

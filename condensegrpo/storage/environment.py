@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from condensegrpo.core.credentials import redacted
-from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.files import read_object, write_atomically
 
 ENVIRONMENT = "environment.json"
 PACKAGES = ("condensegrpo", "torch", "transformers", "deepspeed", "peft", "vllm", "datasets", "pydantic")
@@ -32,11 +32,7 @@ def edited_plugins(run: Path) -> tuple[str, ...]:
 
 def _plugins(file: Path) -> dict[str, str]:
     """The files of plug-ins with their hashes when a run began to use them."""
-    try:
-        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError:  # damaged
-        known = {}
-    plugins = known.get("plugins") if isinstance(known, dict) else None
+    plugins = read_object(file).get("plugins")
     return plugins if isinstance(plugins, dict) else {}
 
 

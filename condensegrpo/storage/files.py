@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self
+from typing import IO, Any, Self
 
 from condensegrpo.core.errors import DataError, RunError
 
@@ -34,7 +34,7 @@ def append_line(path: Path, line: str) -> None:
 
     A cut-off line before it is removed, and so is this line if it cannot be written whole.
     """
-    with writing(path), path.open("ab+", buffering=0) as file:
+    with writing(path), open_here(path, "ab+", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # ranks append to one file: half a line of another rank is not cut off
         end = _end_of_last_line(file.fileno())
         if end < os.fstat(file.fileno()).st_size:
@@ -45,6 +45,15 @@ def append_line(path: Path, line: str) -> None:
             with suppress(OSError):  # not every file can be truncated; report the first error
                 file.truncate(end)
             raise
+
+
+def open_here(path: Path, mode: str, **options: Any) -> IO[Any]:  # noqa: ANN401  of ``open``
+    """Open a file of a run folder as ``open`` does; OSError if it is a symbolic link, which may lead anywhere."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+
+    return open(path, mode, opener=opener, **options)
 
 
 def start_file(path: Path) -> None:
@@ -104,6 +113,17 @@ def read_lines(path: Path) -> tuple[list[tuple[int, object]], tuple[str, ...]]:
         )
 
 
+def read_object(path: Path, kind: type = object) -> dict[str, Any]:
+    """The JSON object in a file, with values of one kind; empty if there is no file."""
+    try:
+        found = json.loads(path.read_bytes()) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"reading {path}: it is damaged ({error}). Remove it: the next start writes it.") from error
+    if not isinstance(found, dict) or not all(isinstance(value, kind) for value in found.values()):
+        raise DataError(f"reading {path}: it is damaged ({found!r:.60}). Remove it: the next start writes it.")
+    return found
+
+
 @contextmanager
 def shared_lock(path: Path) -> Iterator[None]:
     """Show other processes that this one uses an existing file; see ``is_locked``. Raises ``OSError``: no such file.
@@ -140,6 +160,10 @@ def writing(path: Path) -> Iterator[None]:
             raise RunError(
                 f"writing {path}: {error.strerror}. Free some space (or raise the quota), then go on with "
                 f"`condensegrpo train --resume RUN`; what was written before is whole."
+            ) from error
+        if error.errno == errno.ELOOP:
+            raise RunError(
+                f"writing {error.filename}: it is a symbolic link, which is not followed. Remove it."
             ) from error
         raise RunError(f"writing {path}: {error.strerror}. Check the folder and its permissions.") from error
 

@@ -33,6 +33,7 @@ from condensegrpo.storage.files import (
     TEMPORARY,
     append_line,
     is_locked,
+    open_here,
     read_lines,
     write_atomically,
     writing,
@@ -174,7 +175,7 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Lock the folder for writing. The system releases the lock when the process ends, however it ends."""
         with writing(self.path):
-            file = (self.path / "lock").open("a+", encoding="utf-8")
+            file = open_here(self.path / "lock", "a+", encoding="utf-8")
         with file:  # never unlinked: a second process could then lock a file that a third one cannot see
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,7 +18,7 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.episodes.toolcalls import shortened
 from condensegrpo.evaluation.figures import evaluation_metrics
 from condensegrpo.reporting.run_report import ReportTracker
-from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.files import read_object, write_atomically
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
 from condensegrpo.storage.trajectories import sample_trajectories
 from condensegrpo.trackers.background import BackgroundTracker
@@ -49,8 +49,7 @@ class RunTracking:
 
     def start(self, done: int) -> None:
         """Open the runs of the trackers, after ``done`` steps: those that are known continue."""
-        if self._folder.trackers.is_file():
-            self._identities = json.loads(self._folder.trackers.read_text(encoding="utf-8"))
+        self._identities = read_object(self._folder.trackers, str)
         config = {key: without_credentials(value) for key, value in self._config.model_dump(mode="json").items()}
         folder, known = self._folder.path, dict(self._identities)
         for key, tracker in self._trackers.items():
