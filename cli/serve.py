@@ -4,11 +4,11 @@ import asyncio
 import os
 import secrets
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,7 @@ from condensegrpo.cli.process import handle_first
 from condensegrpo.config.extends import overridden
 from condensegrpo.config.load import dump_config, longest_request, named_config, validate
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import ConfigError, RunError
+from condensegrpo.core.errors import CondenseError, ConfigError, RunError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Score, Trajectory
 from condensegrpo.core.wording import plural
@@ -129,6 +129,7 @@ def proxy(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any.")] = 8001,
     sessions: Annotated[int, typer.Option(min=1, help="Sessions that may be open at a time.")] = 64,
     idle: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Without a request, when one ends.")] = 3600.0,
+    max_body: Annotated[int, typer.Option(min=1, metavar="MIB", help="Largest body of a request.")] = 8,
 ) -> None:
     """Condense the conversations of agents that run as they are, before any served model, and record them.
 
@@ -156,15 +157,16 @@ def proxy(
     }
     given = overrides or ()
     config = validate(overridden(tree, given), source="of the proxy", overrides=given)
-    with _proxy(config, model, out, sessions=sessions, idle=idle) as served:
+    options = {"sessions": sessions, "idle_seconds": idle, "max_bytes": max_body << 20}
+    with _proxy(config, model, out, options) as served:
         asyncio.run(_serve(served, host, port, _condensing(config)))
     if any((out / "trajectories").glob("*.jsonl")):
         typer.echo(f"next: condensegrpo inspect {shlex.quote(str(out))}")
 
 
 @contextmanager
-def _proxy(config: RunConfig, model: str, out: Path, *, sessions: int, idle: float) -> "Iterator[Proxy]":
-    """The proxy of a configuration, with its run folder."""
+def _proxy(config: RunConfig, model: str, out: Path, options: Mapping[str, Any]) -> "Iterator[Proxy]":
+    """The proxy of a configuration with its run folder, and with these ``options``."""
     from condensegrpo.assembly.build import build_components
     from condensegrpo.assembly.runtime import check_sampler, open_sampler, renderer_for, trajectory_engine
     from condensegrpo.integrations.proxy import Proxy, RemoteAgent
@@ -176,7 +178,7 @@ def _proxy(config: RunConfig, model: str, out: Path, *, sessions: int, idle: flo
     renderer, sampler = renderer_for(components, model, media), open_sampler(config, model, media=media)
     temperature = config.rollout.temperature
     engine = trajectory_engine(components, renderer=renderer, sampler=sampler, temperature=temperature)
-    renderer.keep(sessions * config.rollout.limits.max_context_tokens)
+    renderer.keep(options["sessions"] * config.rollout.limits.max_context_tokens)
     form = config.rollout.tools.format
     with _recorded(config, model, out) as record:
         yield Proxy(
@@ -184,9 +186,8 @@ def _proxy(config: RunConfig, model: str, out: Path, *, sessions: int, idle: flo
             tool_format=form if isinstance(form, str) else form.name,
             token=os.environ.get(KEY) or secrets.token_urlsafe(24),
             finished=record,
-            sessions=sessions,
-            idle_seconds=idle,
             seed=config.seed,
+            **options,
         )
 
 
@@ -196,14 +197,21 @@ def _recorded(config: RunConfig, model: str, out: Path) -> Iterator[Callable[[Tr
     from condensegrpo.assembly.runtime import provenance
     from condensegrpo.learner.model_folder import save_tokenizer
 
-    run, sampled_with = RunFolder.create(out), provenance(config, model=model, step=0)
+    run, sampled_with, lost = RunFolder.create(out), provenance(config, model=model, step=0), list[str]()
+
+    def written(scored: ScoredTrajectory) -> None:
+        try:
+            write_trajectory(run.trajectories(0), scored, sampled_with)
+        except (CondenseError, OSError) as error:  # the next session may find space again
+            lost.append(scored.trajectory.problem_id)
+            typer.echo(shown(f"{lost[-1]}: not recorded, {plural(len(lost), 'session')} so far. {error}"), err=True)
 
     def record(trajectory: Trajectory) -> None:
         tokens = trajectory.max_context_tokens
         unjudged = Score(total=0.0, components={}, format_valid=True, correct=0.0, context_tokens=tokens, judged=False)
         scored = ScoredTrajectory.of(trajectory, unjudged)
         if trajectory.turns:
-            writer.submit(partial(write_trajectory, run.trajectories(0), scored, sampled_with))
+            writer.submit(partial(written, scored))
         replies = plural(len(trajectory.turns), "reply", "replies")
         ended = f"{trajectory.problem_id}: {replies}, {trajectory.stop}. {trajectory.detail}"
         typer.echo(shown(ended.rstrip()), err=True)
@@ -212,6 +220,9 @@ def _recorded(config: RunConfig, model: str, out: Path) -> Iterator[Callable[[Tr
         write_atomically(run.config, dump_config(config))
         save_tokenizer(model, run.path)
         yield record
+    if lost:
+        names = ", ".join(lost[:5]) + ", …" * (len(lost) > 5)
+        typer.echo(shown(f"{plural(len(lost), 'session')} not recorded: {names}"), err=True)
 
 
 def _condensing(config: RunConfig) -> str:

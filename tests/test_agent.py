@@ -573,7 +573,7 @@ def test_a_body_that_is_too_large_or_broken_is_refused_and_a_lone_surrogate_is_r
         bodies = (large, b'{"messages": "\xff"}', b"[" * 100_000, b"{}", b"7")
         refused = [await post(url, key, body) for body in bodies]
         assert [status for status, _ in refused] == [413, 400, 400, 400, 400]
-        assert refused[0][1]["error"]["message"] == "the body exceeds 16 MiB"
+        assert refused[0][1]["error"]["message"] == "the body exceeds 8 MiB"
         status, body = await post(url, key, b'{"messages": [{"role": "user", "content": "a \\ud800"}]}')
         assert status == 200, body
         return "done"

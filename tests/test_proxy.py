@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import re
+import resource
 import signal
 import socket
 import time
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import ClientSession
@@ -23,13 +25,15 @@ from test_agent import said as said_by
 from test_openai_sampler import exact
 
 from condensegrpo.algorithms.segments import check
-from condensegrpo.config.load import load_config
+from condensegrpo.cli.serve import _recorded
+from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import Generation, SamplingParams, StopReason, Trajectory
 from condensegrpo.integrations.proxy import Proxy
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.tasks import agent_endpoint
 from condensegrpo.tasks.agent_endpoint import AgentEndpoint
 
 BUDGET = 1400  # tokens of a prompt
@@ -382,19 +386,102 @@ def test_all_requests_of_a_session_that_cannot_begin_are_told_why(monkeypatch: p
         assert "too many open files" in body["error"]["message"]
 
 
-def test_a_body_that_cannot_be_read_is_refused_in_the_form_of_openai() -> None:
+@pytest.mark.parametrize(("options", "limit"), [({}, 8), ({"max_bytes": 2 << 20}, 2)])
+def test_a_body_that_cannot_be_read_is_refused_in_the_form_of_openai(options: Any, limit: int) -> None:
     async def scenario() -> list[tuple[int, str]]:
         headers, answers = {"Authorization": f"Bearer {TOKEN}"}, []
-        async with proxied(agent(numbered())) as (url, _), ClientSession(headers=headers) as client:
-            for body in (io.BytesIO(b"x" * (17 << 20)), b'{"messages": [{"role": "user", "content": "\xff"}]}'):
+        async with proxied(agent(numbered()), **options) as (url, _), ClientSession(headers=headers) as client:
+            for body in (
+                io.BytesIO(b"x" * ((limit << 20) + 1)),
+                b'{"messages": [{"role": "user", "content": "\xff"}]}',
+            ):
                 async with client.post(f"{url}/chat/completions", data=body) as answer:
                     answers.append((answer.status, (await answer.json())["error"]["message"]))
         return answers
 
     long, damaged = asyncio.run(scenario())
-    assert long == (413, "the body exceeds 16 MiB")
+    assert long == (413, f"the body exceeds {limit} MiB")
     assert damaged[0] == 400
     assert "no UTF-8" in damaged[1]
+
+
+def test_a_session_that_cannot_be_written_is_counted_and_the_next_one_is_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scenario() -> list[Trajectory]:
+        async with proxied(agent(numbered())) as (url, written):
+            await asyncio.gather(*(named(url, name, "go") for name in ("lost", "kept")))
+        return written
+
+    lost, kept = sorted(asyncio.run(scenario()), key=lambda each: each.problem_id, reverse=True)
+    tokenizer().save_pretrained(tmp_path / "model")
+    config, run = load_config(find_config("quickstart")), tmp_path / "run"
+    folder, printed = run / "trajectories", ""
+    with _recorded(config, str(tmp_path / "model"), run) as record:
+        folder.rmdir()
+        folder.touch()  # no file can be made below it, as on a full disk
+        record(lost)
+        while "lost: not recorded, 1 session so far. writing" not in printed:
+            time.sleep(0.02)
+            printed += capsys.readouterr().err
+        folder.unlink()
+        folder.mkdir()
+        record(kept)
+    assert "1 session not recorded: lost" in capsys.readouterr().err
+    (scored,) = read_trajectories(folder / "step_000000.jsonl").trajectories
+    assert scored.trajectory.problem_id == "kept"
+
+
+def test_a_key_that_is_no_text_is_refused() -> None:
+    async def scenario() -> bytes:
+        async with proxied(agent(numbered())) as (url, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+            writer.write(b"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer \xff\xfe\r\n\r\n")
+            status = await reader.readline()
+            writer.close()
+        return status
+
+    assert asyncio.run(scenario()).split()[1] == b"401"
+
+
+@pytest.mark.parametrize(("seconds", "share", "closed"), [(3600.0, 8, 12), (0.3, 1, 20)])
+def test_connections_without_a_request_are_limited_and_closed(
+    seconds: float, share: int, closed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer may have eight, or each of them 0.3 seconds."""
+    monkeypatch.setattr(agent_endpoint, "SILENT_SECONDS", seconds)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    monkeypatch.setattr(agent_endpoint, "SILENT_SHARE", share)
+
+    async def scenario() -> tuple[int, int]:
+        async with proxied(agent(numbered())) as (url, _):
+            opened = [await asyncio.open_connection("127.0.0.1", urlsplit(url).port) for _ in range(20)]
+            for _, writer in opened:
+                writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHo")
+            ends = [asyncio.create_task(reader.read()) for reader, _ in opened]
+            async with asyncio.timeout(20):
+                while sum(end.done() for end in ends) < closed:
+                    await asyncio.sleep(0.02)
+            done = sum(end.done() for end in ends)
+            for _, writer in opened:
+                writer.close()
+            await asyncio.sleep(0.2)
+            status, _ = await ask(url, TOKEN, [user("go")])
+            await asyncio.gather(*ends, return_exceptions=True)
+        return status, done
+
+    assert asyncio.run(scenario()) == (200, closed)
+
+
+def test_connections_that_cannot_be_accepted_are_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with proxied(agent(numbered())):
+            for _ in range(1000):
+                fault = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many")}
+                asyncio.get_running_loop().call_exception_handler(fault)
+
+    asyncio.run(scenario())
+    assert [record.message for record in caplog.records] == ["accepting connections of agents: [Errno 24] Too many"]
 
 
 def test_a_route_that_is_not_there_is_refused_with_those_that_are() -> None:

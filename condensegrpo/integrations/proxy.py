@@ -1,7 +1,7 @@
 """The endpoint of ``condensegrpo proxy``: agents that run elsewhere, each session an episode of the task ``agent``.
 
-    agent ── POST /v1/chat/completions ──▶ Proxy ── its session ──▶ the episode's endpoint ──▶ engine ──▶ upstream
-          ◀─────────────────────────────────────── what the episode answers ◀─────────────────────────────
+    agent ── POST /v1/chat/completions ──▶ Proxy ── its session ──▶ inbox of the episode ──▶ engine ──▶ upstream
+          ◀─────────────────────────────────────── what the episode replies ◀───────────────────────────
 
 The program of such an episode is the remote agent: it lasts until no request has come for a while. Requests belong to
 the session that they name, in a header or after the token, or else to the conversation that they continue.
@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
-from aiohttp import ClientError, ClientSession, ClientTimeout, web
+from aiohttp import web
 
 from condensegrpo.core.credentials import REMOVED, redacted
-from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.messages import Message, encodable
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
@@ -28,12 +28,20 @@ from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.group import problem_draw, stream_seed
 from condensegrpo.sandbox.calls import SandboxLimits
 from condensegrpo.tasks.agent import Agent
-from condensegrpo.tasks.agent_endpoint import chat_runner, close_server, read_body
-from condensegrpo.tasks.agent_request import RequestRefused, read_request
+from condensegrpo.tasks.agent_endpoint import (
+    MAX_BYTES,
+    AgentEndpoint,
+    Inbox,
+    answer,
+    chat_runner,
+    close_server,
+    read_body,
+)
+from condensegrpo.tasks.agent_request import ChatReply, ChatRequest, RequestRefused, read_request
 
 HEADER = "X-Session-Id"
 ENDLESS = SandboxLimits(seconds=1e9)  # of an agent: only its session ends it
-OVER = (401, 410)  # what an episode that has ended answers
+OVER = 410  # the status of an episode that has ended
 
 
 @dataclass(kw_only=True, eq=False)
@@ -56,15 +64,15 @@ class _Session:
     number: int
     first: tuple[Message, ...]  # the messages of its first request
     newest: tuple[Message, ...] = ()  # those of the last one that was answered
-    reply: Message | None = None  # that answered them, its calls without ids
-    address: "asyncio.Future[tuple[str, str]]"  # URL and key of the episode
+    reply: Message | None = None  # that answered them
+    inbox: "asyncio.Future[Inbox]"  # of the episode
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: int = 0  # requests that are being answered
     timer: asyncio.TimerHandle | None = None  # sets ``ended``
 
     async def lasts(self, problem: Problem, url: str, key: str) -> str:
         """The program of the episode."""
-        self.address.set_result((url, key))
+        self.inbox.set_result(AgentEndpoint.inbox(key))
         await self.ended.wait()
         return ""
 
@@ -94,6 +102,7 @@ class Proxy:
     sessions: int = 64  # most that are open at a time
     idle_seconds: float = 3600.0  # after the last reply, when a session ends
     seed: int = 0  # names the random streams of replies
+    max_bytes: int = MAX_BYTES  # of a request
     _open: dict[_Session, "asyncio.Task[Trajectory]"] = field(default_factory=dict, init=False)
     _numbers: Iterator[int] = field(default_factory=count, init=False)
     _stopping: bool = field(default=False, init=False)
@@ -103,66 +112,60 @@ class Proxy:
         """Serve in a block, which gets the port (0: any); at its end sessions end, after their replies under way."""
         with ExitStack() as opened:
             listening = await _listening(host, port, opened)
-            runner = await chat_runner(self._complete, "proxy", self._session_name)
+            runner = await chat_runner(self._complete, "proxy", self._session_name, max_bytes=self.max_bytes)
             try:
                 for each in listening:
                     await web.SockSite(runner, each).start()
-                async with ClientSession(timeout=ClientTimeout(total=None)) as self._client:
-                    try:
-                        yield listening[0].getsockname()[1]
-                    finally:
-                        self._stopping = True
-                        for session in self._open:
-                            session.ended.set()
-                        await asyncio.gather(*self._open.values())
-                        await close_server(runner, *listening)
+                try:
+                    yield listening[0].getsockname()[1]
+                finally:
+                    self._stopping = True
+                    for session in self._open:
+                        session.ended.set()
+                    await asyncio.gather(*self._open.values())
+                    await close_server(runner, *listening)
             finally:
                 await runner.cleanup()
 
-    async def _complete(self, request: web.Request) -> web.Response:
-        name = self._session_name(request)
-        body = (await read_body(request)).replace(self.token, REMOVED)
+    async def _complete(self, http: web.Request) -> web.StreamResponse:
+        name = self._session_name(http)
+        body = (await read_body(http)).replace(self.token, REMOVED)
         messages = read_request(body).messages
         session = self._session(name, messages)
         session.waiting += 1
         if session.timer is not None:
             session.timer.cancel()
         try:
-            return await self._forwarded(session, body, messages)
+            request, reply = await self._reply(session, http, body)
+            session.newest, session.reply = messages, reply.message
+            return await answer(http, request, reply)
         finally:
             session.waiting -= 1
             if not session.waiting:
                 session.timer = asyncio.get_running_loop().call_later(self.idle_seconds, session.ended.set)
 
-    async def _forwarded(self, session: _Session, body: str, messages: tuple[Message, ...]) -> web.Response:
-        """What the episode of a session answers; RequestRefused with the reason if it has ended."""
+    async def _reply(self, session: _Session, http: web.Request, body: str) -> tuple[ChatRequest, ChatReply]:
+        """What the episode of a session replies; RequestRefused with the reason if it has ended."""
         played = self._open[session]
-        await asyncio.wait((session.address, played), return_when=asyncio.FIRST_COMPLETED)
-        try:
-            url, key = await asyncio.wait_for(asyncio.shield(session.address), timeout=0)  # others await it too
-            sent = self._client.post(
-                f"{url}/chat/completions", data=body.encode(), headers={"Authorization": f"Bearer {key}"}
-            )
-            async with sent as answer:
-                content = await answer.read()
-        except (ClientError, TimeoutError):  # it ended at this moment, or before it began
-            session.ended.set()
-        else:
-            if answer.status not in OVER:
-                if answer.status == 200:
-                    session.newest, session.reply = messages, _reply_in(content)
-                return web.Response(body=content, status=answer.status, content_type=answer.content_type)
+        await asyncio.wait((session.inbox, played), return_when=asyncio.FIRST_COMPLETED)
+        if session.inbox.done():
+            try:
+                return await session.inbox.result().reply_to(http, body)
+            except RequestRefused as refused:
+                if refused.status != OVER:
+                    raise
+        session.ended.set()
         trajectory = await asyncio.shield(played)
         why = f"the session has ended ({trajectory.stop}): {redacted(trajectory.detail)}"
         raise RequestRefused(why, status=400 if trajectory.stop is StopReason.CONTEXT_OVERFLOW else 502)
 
     def _session_name(self, request: web.Request) -> str:
         """The name of a request's session, empty if it gives none; RequestRefused without the token."""
-        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        key = encodable(request.headers.get("Authorization", "").removeprefix("Bearer "))
         token, name = key[: len(self.token)], key[len(self.token) :]
         if not secrets.compare_digest(token.encode(), self.token.encode()) or name[:1] not in ("", ":"):
             raise RequestRefused("the key is not the token of this proxy, alone or as TOKEN:SESSION", status=401)
-        return request.headers.get(HEADER, name[1:])[:200]
+        return encodable(request.headers.get(HEADER, name[1:])[:200])
 
     def _session(self, name: str, messages: tuple[Message, ...]) -> _Session:
         """The open session of a request, or a new one."""
@@ -175,8 +178,8 @@ class Proxy:
             return session
         if len(self._open) >= self.sessions:
             raise RequestRefused(f"{self.sessions} sessions are open, which is the limit", status=429)
-        address = asyncio.get_running_loop().create_future()
-        session = _Session(name=name, number=next(self._numbers), first=messages, address=address)
+        inbox = asyncio.get_running_loop().create_future()
+        session = _Session(name=name, number=next(self._numbers), first=messages, inbox=inbox)
         self._open[session] = asyncio.create_task(self._played(session))
         return session
 
@@ -215,18 +218,6 @@ async def _listening(host: str, port: int, opened: ExitStack) -> list[socket.soc
         server = socket.create_server((address[0], taken, *address[2:]), family=family)
         listening.append(opened.enter_context(server))
     return listening
-
-
-def _reply_in(content: bytes) -> Message:
-    """The text and the calls of a completion, or of the first event of a stream."""
-    choice = json.loads(content.partition(b"\n")[0].removeprefix(b"data: "))["choices"][0]
-    said = choice.get("message") or choice["delta"]
-    calls = [call["function"] for call in said.get("tool_calls") or ()]
-    return Message(
-        role="assistant",
-        content=said["content"] or "",
-        tool_calls=tuple(ToolCall(id="", name=call["name"], arguments=call["arguments"]) for call in calls),
-    )
 
 
 def _calls(message: Message) -> list[tuple[str, object]]:

@@ -8,7 +8,9 @@ What cannot be answered is refused in the form of OpenAI's errors; clients repea
 
 import asyncio
 import json
+import logging
 import os
+import resource
 import secrets
 import socket
 import time
@@ -23,7 +25,10 @@ from condensegrpo.core.trajectory import FinishReason
 from condensegrpo.tasks.agent_request import ChatReply, ChatRequest, RequestRefused, read_request
 
 MODEL = "policy"
-MAX_BYTES = 16 << 20  # of a request
+MAX_BYTES = 8 << 20  # of a request
+SILENT_SECONDS = 10.0  # after which a connection is closed that makes no request, or sends no whole header
+SILENT_SHARE = 4  # a peer may have a fourth of the descriptors for connections that have made no request yet
+SAY_EVERY = 60.0  # seconds between two lines about connections that could not be accepted
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_OPEN = 32  # requests of one episode at a time
 _ENDPOINTS = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, "AgentEndpoint"]()
@@ -54,8 +59,8 @@ class Inbox:
             text = text.replace(secret, REMOVED).replace(json.dumps(secret)[1:-1], REMOVED)
         return text
 
-    async def reply_to(self, http: web.Request) -> tuple[ChatRequest, ChatReply]:
-        """A request and what the policy replies to it."""
+    async def reply_to(self, http: web.Request, body: str | None = None) -> tuple[ChatRequest, ChatReply]:
+        """A request and what the policy replies to it; ``body`` if it was read before."""
         self._left -= 1
         self._open += 1
         try:
@@ -63,7 +68,7 @@ class Inbox:
                 raise RequestRefused(f"the episode had its {self._limit} requests", status=403)
             if self._open > MAX_OPEN:
                 raise RequestRefused(f"{MAX_OPEN} requests of the episode wait already", status=429)
-            return await self._replied(read_request(self.hidden(await read_body(http))))
+            return await self._replied(read_request(self.hidden(await read_body(http) if body is None else body)))
         except RequestRefused as refused:
             self.refused = str(refused)
             raise
@@ -119,6 +124,14 @@ class AgentEndpoint:
             raise
         return inbox
 
+    @classmethod
+    def inbox(cls, key: str) -> Inbox:
+        """The inbox of a running episode of this event loop; RequestRefused for any other key."""
+        endpoint = _ENDPOINTS.get(asyncio.get_running_loop())
+        if endpoint is None or key not in endpoint._inboxes:
+            raise RequestRefused("the key is of no running episode: it is wrong, or its episode has ended", status=401)
+        return endpoint._inboxes[key]
+
     async def close(self, inbox: Inbox) -> None:
         """Forget an inbox."""
         self._inboxes.pop(inbox.key, None)
@@ -133,7 +146,7 @@ class AgentEndpoint:
         async with self._opening:
             if self._serving is not None:
                 return self
-            runner = await chat_runner(self._complete, MODEL, self._inbox)
+            runner = await chat_runner(_complete, MODEL, _inbox_of)
             listening: socket.socket | None = None
             try:
                 listening = socket.create_server(("127.0.0.1", 0))
@@ -146,45 +159,90 @@ class AgentEndpoint:
             self._serving, self.port = (runner, listening), listening.getsockname()[1]
         return self
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        chat, reply = await self._inbox(request).reply_to(request)
-        completion = _completion(chat, reply)
-        if not chat.stream:
-            return web.json_response(completion)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(request)
-        for event in _events(completion, usage=chat.stream_usage):
-            await response.write(f"data: {event}\n\n".encode())
-        await response.write_eof()
-        return response
 
-    def _inbox(self, request: web.Request) -> Inbox:
-        """Whose request it is; RequestRefused for a key of no running episode."""
-        _, _, key = request.headers.get("Authorization", "").partition("Bearer ")
-        if key not in self._inboxes:
-            raise RequestRefused("the key is of no running episode: it is wrong, or its episode has ended", status=401)
-        return self._inboxes[key]
+def _inbox_of(http: web.Request) -> Inbox:
+    return AgentEndpoint.inbox(http.headers.get("Authorization", "").partition("Bearer ")[2])
 
 
-async def chat_runner(complete: Handler, model: str, check_key: Callable[[web.Request], object]) -> web.AppRunner:
+async def _complete(http: web.Request) -> web.StreamResponse:
+    return await answer(http, *await _inbox_of(http).reply_to(http))
+
+
+async def answer(http: web.Request, request: ChatRequest, reply: ChatReply) -> web.StreamResponse:
+    """A reply as JSON, or as server-sent events where the request wants a stream."""
+    completion = _completion(request, reply)
+    if not request.stream:
+        return web.json_response(completion)
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(http)
+    for event in _events(completion, usage=request.stream_usage):
+        await response.write(f"data: {event}\n\n".encode())
+    await response.write_eof()
+    return response
+
+
+async def chat_runner(
+    complete: Handler, model: str, check_key: Callable[[web.Request], object], *, max_bytes: int = MAX_BYTES
+) -> web.AppRunner:
     """A server of OpenAI's two routes that clients of chat models call, set up and not listening yet.
 
     Args:
         complete: answers a request for a completion. What it refuses gets the form of OpenAI's errors.
         model: the only name in the list of models.
         check_key: raises RequestRefused for a request without a valid key.
+        max_bytes: of a request.
     """
+    silent = dict[web.RequestHandler, str]()  # connections without a request, and their peers
+
+    @web.middleware
+    async def made_a_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+        silent.pop(request.protocol, None)
+        return await handler(request)
 
     async def models(request: web.Request) -> web.Response:
         check_key(request)
         return web.json_response({"object": "list", "data": [{"id": model, "object": "model"}]})
 
-    application = web.Application(client_max_size=MAX_BYTES, middlewares=[_with_refusals])
+    application = web.Application(client_max_size=max_bytes, middlewares=[made_a_request, _with_refusals])
     application.router.add_post("/v1/chat/completions", complete)
     application.router.add_get("/v1/models", models)
-    runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=1.0,
+        keepalive_timeout=SILENT_SECONDS,
+    )
     await runner.setup()
+    assert runner.server is not None
+    accept, most = runner.server.connection_made, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // SILENT_SHARE
+
+    def accept_some(handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        accept(handler, transport)
+        for each in [each for each in silent if each.transport is None]:
+            del silent[each]  # it was closed
+        silent[handler] = peer = str(transport.get_extra_info("peername", ("",))[0])
+        if list(silent.values()).count(peer) > most:
+            transport.abort()
+
+    runner.server.connection_made = accept_some  # type: ignore[method-assign]  # aiohttp has no limit of its own
+    asyncio.get_running_loop().set_exception_handler(_Rarely())
     return runner
+
+
+class _Rarely:
+    """Says once a minute that connections cannot be accepted; asyncio says it, with a traceback, for each of them."""
+
+    def __init__(self) -> None:
+        self._next = 0.0  # as ``time.monotonic``
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Handle what asyncio reports."""
+        if not str(context.get("message")).startswith("socket.accept() out of system resource"):
+            loop.default_exception_handler(context)
+        elif time.monotonic() >= self._next:
+            self._next = time.monotonic() + SAY_EVERY
+            logging.getLogger(__name__).error("accepting connections of agents: %s", context.get("exception"))
 
 
 @web.middleware
@@ -218,7 +276,7 @@ async def read_body(http: web.Request) -> str:
     try:
         return (await http.read()).decode()
     except web.HTTPRequestEntityTooLarge as error:
-        raise RequestRefused(f"the body exceeds {MAX_BYTES >> 20} MiB", status=413) from error
+        raise RequestRefused(f"the body exceeds {http.client_max_size / (1 << 20):g} MiB", status=413) from error
     except UnicodeDecodeError as error:
         raise RequestRefused(f"the body is no UTF-8: {error}") from error
 
