@@ -95,8 +95,8 @@ def test_a_busy_or_failing_server_is_asked_again(monkeypatch: pytest.MonkeyPatch
         ),
         (Behaviour(status=404, body=b"no such model"), "404, not found: no such model.*sampler.options.model"),
         (Behaviour(status=307, body=b"there"), "307, a redirect, which is refused. Check sampler.options.url"),
-        (Behaviour(status=401, body=b"secret-key is wrong"), r"401, refused: \[removed\] is wrong.*key_variable"),
-        (Behaviour(status=400, body=b"x" * 479 + b" http://ana:secret-pw@host/v1"), r"400: x+ http://\[remo"),
+        (Behaviour(status=401, body=b"secret-key is wrong"), r"401, refused: \*\*\* is wrong.*key_variable"),
+        (Behaviour(status=400, body=b"x" * 479 + b" http://ana:secret-pw@host/v1"), r"400: x+ http://\*\*\*@"),
         (Behaviour(body=b"x" * ((64 << 20) + 1)), "exceeds 64 MiB"),
     ],
 )

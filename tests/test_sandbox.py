@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from confined import BACKENDS, ROOT, gone, late, processes, python_for_nobody, why_not
 from hostile import descriptors
+from waiting import eventually
 
 from condensegrpo.core.errors import SandboxError
 from condensegrpo.sandbox.calls import MIB, CallOutcome, SandboxLimits
@@ -155,7 +156,7 @@ def test_calls_leave_no_descriptors_files_or_processes(sandbox: Sandbox) -> None
         sandbox.run_python_now("open('x', 'w').write('x')")
     assert descriptors() == before
     folder = Path(sandbox.running().folder)
-    assert not folder.exists() or not list(folder.iterdir())
+    assert eventually(lambda: not folder.exists() or not list(folder.iterdir()))
 
 
 @pytest.mark.parametrize("isolation", [*BACKENDS, "none"])

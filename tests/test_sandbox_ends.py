@@ -75,6 +75,35 @@ def test_processes_that_multiply_detach_and_ignore_signals_end_with_their_call(i
     assert seconds < late(0.5)
 
 
+@pytest.mark.parametrize("isolation", [*BACKENDS, "none"])
+def test_a_program_that_ends_or_stops_itself_is_said_to_have_done_so(isolation: str) -> None:
+    needs_backend(isolation)
+    ends = {
+        "os.kill(os.getpid(), signal.SIGKILL)": "it was ended by SIGKILL",
+        "os.kill(os.getpid(), signal.SIGTERM)": "it was ended by SIGTERM",
+        "signal.setitimer(signal.ITIMER_REAL, 0.05)\nwhile True: pass": "it was ended by SIGALRM",
+        "os.kill(os.getpid(), signal.SIGSTOP)": "it was stopped by SIGSTOP",
+    }
+    with Sandbox(isolation=isolation, limits=SandboxLimits(seconds=0.9)) as sandbox:
+        for code, said in ends.items():
+            result = sandbox.run_python_now(f"import os, signal\nprint('begun', flush=True)\n{code}")
+            assert (result.outcome, result.detail, result.stdout) == (CallOutcome.KILLED, said, "begun\n"), result
+            assert result.status is None
+            assert said.endswith(signal.Signals(result.signal or 0).name)
+
+
+def test_deep_folders_do_not_hold_up_a_result() -> None:
+    code = (
+        "import os, time\nend = time.monotonic() + 1.5\n"
+        "for _ in range(700):\n    os.mkdir('d'), os.chdir('d')\n    if time.monotonic() > end: break"
+    )
+    with Sandbox(isolation="none", limits=SandboxLimits(seconds=30)) as sandbox:
+        begin = time.monotonic()
+        result = sandbox.run_python_now(code)
+        assert time.monotonic() - begin - result.seconds < 1
+        assert result.outcome is CallOutcome.FINISHED
+
+
 def test_a_call_whose_supervisor_is_stopped_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "LATE_SECONDS", 0.5)
     monkeypatch.setattr(process, "END_SECONDS", 0.3)

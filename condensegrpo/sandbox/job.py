@@ -108,13 +108,18 @@ def _take(fds: Descriptors) -> None:
         os.close(CHANNEL)
 
 
+def cpu_limit(limits: SandboxLimits) -> int:
+    """Seconds of CPU time of a process after which the kernel ends it; the wall clock may end it before."""
+    return int(limits.seconds) + 1
+
+
 def limit_process(limits: SandboxLimits, *, count_processes: bool, open_files: int | None = OPEN_FILES) -> None:
     """Set the limits that the kernel enforces for this process and those that it starts.
 
     Args:
         open_files: at a time, of a process; None: as before.
     """
-    seconds = int(limits.seconds) + 1
+    seconds = cpu_limit(limits)
     every = {
         resource.RLIMIT_CPU: (seconds, seconds + 1),
         resource.RLIMIT_AS: limits.memory_bytes,
@@ -127,8 +132,8 @@ def limit_process(limits: SandboxLimits, *, count_processes: bool, open_files: i
     }
     if open_files is not None:
         every[resource.RLIMIT_NOFILE] = open_files
-    if count_processes:  # counted per user and user namespace, the supervisor included
-        every[resource.RLIMIT_NPROC] = limits.processes + 1
+    if count_processes:  # counted per user and user namespace, the supervisor and the first process included
+        every[resource.RLIMIT_NPROC] = limits.processes + 2
     for kind, value in every.items():
         _, hard = resource.getrlimit(kind)
         soft, top = value if isinstance(value, tuple) else (value, value)

@@ -3,10 +3,11 @@
     server   new mount, network, IPC and host-name namespaces; root = a tmpfs with Python bound read-only, no /proc
       └ call   new user, process and mount namespaces, as an ordinary user, with a size-capped tmpfs in /box
 
-The processes of a call see no others; all of them end with the first one. Standard library only.
+The processes of a call see no others; all of them end with the first one, see ``fork_init``. Standard library only.
 """
 
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,6 +62,25 @@ def enter_call(proc: int) -> None:
     user, group = os.geteuid(), os.getegid()
     linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWPID | linux.CLONE_NEWNS)
     _map_ids(proc, inside=NOBODY, user=user, group=group)
+
+
+def fork_init() -> int:
+    """Fork the first process of a call's process namespace, which does nothing; all others end with it.
+
+    The kernel keeps signals from the first process that would end the code of a call, such as its own SIGKILL.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.closerange(0, 1 << 20)
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes orphans that end
+        while True:
+            signal.pause()
+    finally:
+        os._exit(1)
 
 
 def open_box(limits: SandboxLimits) -> None:

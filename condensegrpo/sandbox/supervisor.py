@@ -5,7 +5,6 @@ It runs outside the confinement of the job, which cannot reach it. Standard libr
 
 import errno
 import fcntl
-import math
 import os
 import re
 import resource
@@ -24,6 +23,7 @@ from condensegrpo.sandbox.folders import remove
 from condensegrpo.sandbox.seccomp import WRITES, numbers
 
 FIRST_CHECK, CHECK_EVERY = 0.05, 0.1  # seconds between checks of what a job uses
+CPU_TICK = 0.05  # seconds by which the kernel's accounts of CPU time may differ
 _MOST_RECORDS = 4 << 20
 _PIPE = 1 << 16
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -48,13 +48,11 @@ def supervise(call: int, channel: int | None, backend: Backend) -> None:
         return
     except Exception as error:  # the boundary of a process: reported to the caller
         report = {"outcome": CallOutcome.LOST, "detail": f"{type(error).__name__}: {error}"}
+    with suppress(wire.ConnectionLost):  # the caller is gone
+        wire.send(call, report)
     if box is not None and backend.isolation is not Isolation.NAMESPACES:
         with suppress(OSError):  # without confinement, other processes may use it; the server tries again
-            remove(box)
-    try:
-        wire.send(call, report)
-    except wire.ConnectionLost:
-        return  # the caller is gone
+            remove(box)  # after the report: a file system may take seconds to remove two thousand folders
 
 
 class OutputBuffer:
@@ -97,7 +95,8 @@ class _Supervisor:
         self._limits = limits
         self._backend = backend
         self._box = box
-        self._pid = 0
+        self._pid = self._init = 0
+        self._stopped_by = 0  # the signal that stopped the job
         self._stop: CallOutcome | None = None
         self._streams: dict[int, OutputBuffer] = {}
         self._disk: DiskBudget | None = None
@@ -108,6 +107,8 @@ class _Supervisor:
         (out, out_job), (err, err_job), (records_end, records_job) = os.pipe(), os.pipe(), socket.socketpair()
         records = records_end.fileno()
         ends = job.Descriptors(_filled(request["stdin"]), out_job, err_job, records_job.detach(), channel)
+        if self._backend.isolation is Isolation.NAMESPACES:
+            self._init = namespaces.fork_init()
         self._pid = os.fork()
         if self._pid == 0:
             os.close(self._call)
@@ -134,7 +135,7 @@ class _Supervisor:
             "stdout": self._streams[out].text(),
             "stderr": self._streams[err].text(),
             "status": None if status < 0 else status,
-            "signal": -status if status < 0 else None,
+            "signal": self._stopped_by or (-status if status < 0 else None),
             "seconds": time.monotonic() - begin,
             "cpu_seconds": _cpu_seconds(),
             "records": [line for line in lines if line and not line.startswith(job.TROUBLE)],
@@ -176,8 +177,13 @@ class _Supervisor:
         return bool(data)
 
     def _exceeded(self) -> CallOutcome | None:
-        """The exceeded limit, of those that the kernel does not enforce."""
-        used = of_descendants(os.getpid(), self._backend.proc)
+        """The exceeded limit, of those that the kernel does not enforce; KILLED if the job was stopped for good."""
+        with suppress(ChildProcessError):  # it has ended
+            stopped = os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+            if stopped is not None:
+                self._stopped_by = stopped.si_status
+                return CallOutcome.KILLED
+        used = of_descendants(os.getpid(), self._backend.proc, besides=self._init)
         if used.memory > self._limits.memory_bytes:
             return CallOutcome.MEMORY
         if used.tasks > self._limits.processes:
@@ -190,8 +196,11 @@ class _Supervisor:
         """End every process of the job; its exit status, or −signal."""
         if self._stop is not None:
             os.kill(self._pid, signal.SIGKILL)
-        _, status = os.waitpid(self._pid, 0)  # with process namespaces this waits for all its processes
-        if self._backend.isolation is not Isolation.NAMESPACES:
+        _, status = os.waitpid(self._pid, 0)
+        if self._init:
+            os.kill(self._init, signal.SIGKILL)
+            os.waitpid(self._init, 0)  # and for all processes of its namespace
+        else:
             end_orphans(self._backend.proc)
         for end in self._streams:
             while self._read(end, at_block=False):
@@ -200,14 +209,23 @@ class _Supervisor:
 
     def _outcome(self, status: int, lines: list[str]) -> dict[str, str]:
         if self._stop is not None:
-            return {"outcome": self._stop, "detail": ""}
+            return {"outcome": self._stop, "detail": _ended_by(self._stopped_by)}
         trouble = next((line for line in lines if line.startswith(job.TROUBLE)), None)
         if trouble is not None:
             return {"outcome": CallOutcome.LOST, "detail": trouble.removeprefix(job.TROUBLE)}
         if status < 0:
-            cpu = -status in (signal.SIGXCPU, signal.SIGKILL) and _cpu_seconds() >= math.floor(self._limits.seconds)
-            return {"outcome": CallOutcome.TIMEOUT if cpu else CallOutcome.KILLED, "detail": ""}
+            limit = job.cpu_limit(self._limits) - CPU_TICK
+            if -status in (signal.SIGXCPU, signal.SIGKILL) and _cpu_seconds() >= limit:
+                return {"outcome": CallOutcome.TIMEOUT, "detail": ""}
+            return {"outcome": CallOutcome.KILLED, "detail": _ended_by(-status)}
         return {"outcome": CallOutcome.FINISHED if status == 0 else CallOutcome.FAILED, "detail": ""}
+
+
+def _ended_by(number: int) -> str:
+    """``it was ended by SIGKILL``; nothing for no signal."""
+    names = {each.value: each.name for each in signal.Signals}
+    verb = "stopped" if number in (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU) else "ended"
+    return f"it was {verb} by {names.get(number, f'signal {number}')}" if number else ""
 
 
 def end_orphans(proc: int) -> None:
@@ -290,8 +308,11 @@ class Usage(NamedTuple):
     pids: tuple[int, ...]
 
 
-def of_descendants(pid: int, proc: int) -> Usage:
-    """The usage of all descendants of a process with one thread. ``proc`` is a file descriptor of /proc."""
+def of_descendants(pid: int, proc: int, *, besides: int = 0) -> Usage:
+    """The usage of all descendants of a process with one thread, ``besides`` one of them.
+
+    ``proc`` is a file descriptor of /proc.
+    """
     tasks = memory = 0
     pids = []
     waiting = [*map(int, _read(f"{pid}/task/{pid}/children", proc).split())]
@@ -306,9 +327,10 @@ def of_descendants(pid: int, proc: int) -> Usage:
             with suppress(OSError, IndexError):  # this thread has ended, the others count
                 waiting += map(int, _read(f"{current}/task/{thread}/children", proc).split())
                 resident = max(resident, int(_read(f"{current}/task/{thread}/statm", proc).split()[1]))
-        memory += resident * _PAGE
-        tasks += len(threads)
-        pids.append(current)
+        if current != besides:
+            memory += resident * _PAGE
+            tasks += len(threads)
+            pids.append(current)
     return Usage(tasks, memory, tuple(pids))
 
 
