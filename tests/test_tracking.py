@@ -58,12 +58,13 @@ def test_tensorboard_reads_back_what_was_logged_and_a_resumed_run_replaces_later
         identity = None if step == 0 else "as before"
         tracker.start(RunStart(name="r", folder=tmp_path, config={"seed": 3}, step=step, identity=identity))
         for number, loss in enumerate(losses, step + 1):
-            tracker.log(number, {"loss": loss})
+            tracker.log(number, {"loss": loss, "eval/success": 0.5})
         tracker.log_table(step + 1, "evaluation", Table(columns=("metric", "low"), rows=(("a|b", None),)))
         tracker.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.5), (2, 0.125)]
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 0.5), (2, 0.125)]
+    assert events.Tags()["scalars"] == ["train/loss", "eval/success"]
     (text,) = events.Tensors("evaluation/text_summary")[-1].tensor_proto.string_val
     assert text.decode() == "| metric | low |\n| --- | --- |\n| a\\|b |  |\n"
 

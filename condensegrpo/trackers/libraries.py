@@ -119,9 +119,9 @@ class TensorboardTracker:
         return StartedRun(identity=folder.name, location=str(folder))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of one step."""
+        """Record the metrics of one step; TensorBoard groups names by what is before the slash."""
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
+            self._writer.add_scalar(name if "/" in name else f"train/{name}", value, step)
         self._writer.flush()
 
     def log_table(self, step: int, name: str, table: Table) -> None:
