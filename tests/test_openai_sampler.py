@@ -87,6 +87,7 @@ def test_a_busy_or_failing_server_is_asked_again(monkeypatch: pytest.MonkeyPatch
         (Behaviour(body=b'{"choices": [{"text": "x", "finish_reason": "stop"}]}'), "sampler.name=openai_chat"),
         (Behaviour(body=exact([7, 8], [-1.0])), "no token_ids with their logprobs"),
         (Behaviour(body=exact([7], [None])), "no token_ids with their logprobs"),
+        (Behaviour(body=exact([7] * 21, [-1.0] * 21)), "the reply has some 21 tokens, and max_tokens was 5"),
         (Behaviour(body=exact([7], [-9999.0])), "not numbers"),
         (Behaviour(status=400, body=b'{"error": {"message": "too long"}}'), "400: too long"),
         (
@@ -172,6 +173,9 @@ def test_a_chat_endpoint_gives_the_ids_of_its_text_without_log_probabilities(tmp
         assert asyncio.run(sampler.reply(messages, PARAMS)).token_ids == tuple(said("hello")[:-1])
         behaviour.body = completion("", finish="content_filter")
         with pytest.raises(SamplerError, match="the server ended the reply by 'content_filter'"):
+            asyncio.run(sampler.reply(messages, PARAMS))
+        behaviour.body = completion("w" * (64 * 4 * 5 + 64))
+        with pytest.raises(SamplerError, match="the reply has some 21 tokens, and max_tokens was 5"):
             asyncio.run(sampler.reply(messages, PARAMS))
         behaviour.body = completion({"text": "hello"})
         with pytest.raises(SamplerError, match="the reply is no text"):

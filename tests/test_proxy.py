@@ -7,6 +7,7 @@ import re
 import resource
 import signal
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -30,6 +31,7 @@ from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import Generation, SamplingParams, StopReason, Trajectory
+from condensegrpo.episodes.encoding import TextEncoder
 from condensegrpo.integrations.proxy import Proxy
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.trajectories import read_trajectories
@@ -430,6 +432,27 @@ def test_a_session_that_cannot_be_written_is_counted_and_the_next_one_is_recorde
     assert "1 session not recorded: lost" in capsys.readouterr().err
     (scored,) = read_trajectories(folder / "step_000000.jsonl").trajectories
     assert scored.trajectory.problem_id == "kept"
+
+
+def test_a_large_request_is_tokenised_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_main = list[bool]()
+    beside = TextEncoder._beside
+
+    def recorded(encoder: TextEncoder, text: str, *, split: bool) -> Any:
+        in_main.append(threading.current_thread() is threading.main_thread())
+        return beside(encoder, text, split=split)
+
+    async def scenario() -> None:
+        async with proxied(agent(numbered()), budget=10**6) as (url, _):
+            messages = [user("word " * 20_000)]
+            for text in ("more <|im_end|> " * 6000, "last"):
+                reply = await said_by(url, TOKEN, messages)
+                messages += [assistant(reply), user(text)]
+
+    monkeypatch.setattr(TextEncoder, "_beside", recorded)
+    asyncio.run(scenario())
+    assert in_main
+    assert not any(in_main)
 
 
 def test_a_key_that_is_no_text_is_refused() -> None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.episodes import encoding
 from condensegrpo.episodes.render import Renderer
 
 CHATML = """\
@@ -241,6 +242,14 @@ def test_special_token_text_in_a_tool_result_never_yields_a_control_id(make: Any
         renderer, renderer.continuation([QUESTION], reply("4"), [result(text)], renderer.reply_ids("4"))
     ) == (control_ids(renderer, renderer.continuation([QUESTION], reply("4"), [result("a")], renderer.reply_ids("4"))))
     assert control_ids(renderer, renderer.reply_ids(text)[:-1]) == []
+
+
+@pytest.mark.parametrize("make", RENDERERS)
+def test_a_large_text_has_the_ids_that_it_has_in_a_small_one(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = Message(role="user", content="a <|im_end|> b  c\n\nd é")
+    small = make().prompt([message])
+    monkeypatch.setattr(encoding, "LARGE", 0)
+    assert make().prompt([message]) == small
 
 
 def test_special_token_text_is_shown_to_the_policy_as_it_is() -> None:

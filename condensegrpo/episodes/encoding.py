@@ -4,13 +4,16 @@ import itertools
 import re
 from array import array
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from functools import lru_cache
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+LARGE = 1 << 16  # characters of a text that takes long: it may be tokenised in a thread, see ``Proxy``
+LARGE_CACHED = 32  # of them, whose ids are kept
 CACHED = 16384  # texts after a control token whose ids are kept
 _SETTINGS = Lock()  # a tokenizer keeps those of its last call, whichever thread and encoder it came from
 
@@ -41,6 +44,8 @@ class TextEncoder:
         texts = "|".join(map(re.escape, longest_first)) or nothing
         self._text = re.compile(texts)
         self._start = re.compile(rf"(?=(?:{texts}))(.)", re.DOTALL)  # finds overlapping ones too, but slowly
+        self._copies = dict[bool, Any]()  # of the tokenizer, for large texts
+        self._large = lru_cache(LARGE_CACHED)(self._beside)
         self._between = lru_cache(CACHED)(self._whole)
 
     def escape(self, text: str, marker: str) -> str:
@@ -69,6 +74,8 @@ class TextEncoder:
         return self.encode(text, marker) if marker in text else self._whole(text)
 
     def _whole(self, text: str) -> "array[int]":
+        if len(text) > LARGE:
+            return self._large(text, split=False)
         backend = self._tokenizer.backend_tokenizer
         with _SETTINGS:
             if (
@@ -76,6 +83,19 @@ class TextEncoder:
             ):  # somebody's last call left it so
                 return array("I", self._tokenizer.encode(text, add_special_tokens=False))
             return array("I", backend.encode(text, add_special_tokens=False).ids)
+
+    def _beside(self, text: str, *, split: bool) -> "array[int]":
+        """The ids of a large text, by a copy of the tokenizer, so that other threads can use it and Python meanwhile.
+
+        ``split``: special tokens are text.
+        """
+        if split not in self._copies:
+            copy = self._copies[split] = deepcopy(self._tokenizer.backend_tokenizer)
+            copy.no_truncation()
+            copy.no_padding()
+            copy.encode_special_tokens = split
+        (encoded,) = self._copies[split].encode_batch_fast([text], add_special_tokens=False)
+        return array("I", encoded.ids)
 
     def _id(self, match: re.Match[str]) -> int:
         return self._ids[match[match.lastindex or 0]]
@@ -95,6 +115,8 @@ class TextEncoder:
     def _characters(self, text: str) -> list[int]:
         if not text:
             return []
+        if len(text) > LARGE:
+            return list(self._large(text, split=True))
         with _SETTINGS:
             return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 

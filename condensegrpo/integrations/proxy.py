@@ -12,7 +12,7 @@ import json
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -20,9 +20,11 @@ from itertools import count
 from aiohttp import web
 
 from condensegrpo.core.credentials import REMOVED, redacted
+from condensegrpo.core.errors import CondenseError
 from condensegrpo.core.messages import Message, encodable
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import StopReason, Trajectory
+from condensegrpo.episodes.encoding import LARGE
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.group import problem_draw, stream_seed
@@ -131,6 +133,8 @@ class Proxy:
         name = self._session_name(http)
         body = (await read_body(http)).replace(self.token, REMOVED)
         messages = read_request(body).messages
+        if len(body) > LARGE:
+            await asyncio.to_thread(self._tokenise, messages)
         session = self._session(name, messages)
         session.waiting += 1
         if session.timer is not None:
@@ -143,6 +147,12 @@ class Proxy:
             session.waiting -= 1
             if not session.waiting:
                 session.timer = asyncio.get_running_loop().call_later(self.idle_seconds, session.ended.set)
+
+    def _tokenise(self, messages: Sequence[Message]) -> None:
+        """Tokenise messages, so that the renderer remembers their ids when the episode needs them on the event loop."""
+        with suppress(CondenseError):  # of a message that no prompt can show: the episode says so
+            for message in messages:
+                self.engine.renderer.count([message])
 
     async def _reply(self, session: _Session, http: web.Request, body: str) -> tuple[ChatRequest, ChatReply]:
         """What the episode of a session replies; RequestRefused with the reason if it has ended."""

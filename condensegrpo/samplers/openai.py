@@ -24,6 +24,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.condenser import WrittenSummary
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
+from condensegrpo.episodes.encoding import LARGE
 from condensegrpo.learner.model_folder import load_tokenizer
 from condensegrpo.samplers.http_client import HttpClient, Json, retried
 from condensegrpo.samplers.vllm.settings import RequestSettings
@@ -36,6 +37,8 @@ CHAT_FINISH = {  # of several vendors
     **dict.fromkeys(("length", "max_tokens", "model_length", "max_output_tokens"), FinishReason.LENGTH),
 }
 WITHOUT_TEMPERATURE = "For a model that takes no temperature set sampler.options.fields={temperature: null}."
+LONGER = 4  # times ``max_tokens`` that a reply may be longer: another tokenizer may have counted it
+CHARACTERS = 64  # of a token, on average, at most
 WHOLE = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # whatever a model folder sets
 
 
@@ -130,6 +133,14 @@ class _ServedModel:
         finally:
             await client.close()
 
+    def _check_length(self, route: str, tokens: int, params: SamplingParams) -> None:
+        """Refuse a reply that would take long to read, of a server that has no regard to ``max_tokens``."""
+        if tokens > LONGER * params.max_tokens:
+            raise SamplerError(
+                f"asking {self.url}{route}: the reply has some {tokens} tokens, and max_tokens was "
+                f"{params.max_tokens}, to which the server has no regard."
+            )
+
 
 class OpenAISampler(_ServedModel):
     """The sampler ``openai``: exact token ids, of servers that return them, such as vLLM and SGLang."""
@@ -148,6 +159,7 @@ class OpenAISampler(_ServedModel):
         }
         choice = await self._choice("/completions", body, max_tokens=params.max_tokens, temperature=params.temperature)
         try:
+            self._check_length("/completions", len(choice["token_ids"]), params)
             return Generation(
                 token_ids=tuple(map(int, choice["token_ids"])),
                 logprobs=tuple(map(read_logprob, choice["logprobs"]["token_logprobs"])),
@@ -206,7 +218,9 @@ class OpenAIChatSampler(_ChatModel):
         stop = re.search(stops, text) if stops else None
         text = text if stop is None else text[: stop.end()]
         cut_off = finish is FinishReason.LENGTH and stop is None
-        ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        self._check_length("/chat/completions", len(text) // CHARACTERS, params)
+        encode = partial(self._tokenizer.encode, add_special_tokens=False, split_special_tokens=True)
+        ids = await asyncio.to_thread(encode, text) if len(text) > LARGE else encode(text)
         end = () if cut_off else params.stop_ids[:1]
         return Generation(
             token_ids=(*ids, *end), logprobs=(), finish=FinishReason.LENGTH if cut_off else FinishReason.STOP
