@@ -19,6 +19,7 @@ from condensegrpo.cli.process import handle_first
 from condensegrpo.config.extends import overridden
 from condensegrpo.config.load import dump_config, longest_request, named_config, validate
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.yaml_tree import override
 from condensegrpo.core.errors import CondenseError, ConfigError, RunError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Score, Trajectory
@@ -148,18 +149,20 @@ def proxy(
         "model": {"path": model},
         "task": {"name": TASK},
         "condenser": {"name": named[0][0], "options": named[0][1]},
-        "sampler": {"name": "openai", "options": {"url": upstream, "model": model}},
+        "sampler": {"name": "openai"},
         "rollout": {
             "limits": {**limits, "turn_seconds": idle + REPLY_SECONDS},
             "condense": {"when": "over_budget"},  # prefixes stay cached while they fit
         },
         "learner": {"tokens_per_micro_batch": UNLIMITED},  # it learns nothing
     }
-    given = overrides or ()
+    # as overrides: one that names another sampler leaves them
+    served = (override(f"sampler.options.{key}", value) for key, value in (("url", upstream), ("model", model)))
+    given = (*served, *(overrides or ()))
     config = validate(overridden(tree, given), source="of the proxy", overrides=given)
     options = {"sessions": sessions, "idle_seconds": idle, "max_bytes": max_body << 20}
-    with _proxy(config, model, out, options) as served:
-        asyncio.run(_serve(served, host, port, _condensing(config)))
+    with _proxy(config, model, out, options) as proxied:
+        asyncio.run(_serve(proxied, host, port, _condensing(config)))
     if any((out / "trajectories").glob("*.jsonl")):
         typer.echo(f"next: condensegrpo inspect {shlex.quote(str(out))}")
 
