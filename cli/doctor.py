@@ -26,7 +26,7 @@ from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
 from condensegrpo.display.theme import neutral
 from condensegrpo.sandbox.calls import Isolation
-from condensegrpo.sandbox.probing import AUTO, REMEDIES, probe_backends
+from condensegrpo.sandbox.process import AUTO, REMEDIES, probe_backends
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig

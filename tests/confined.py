@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from condensegrpo.core.errors import SandboxError
-from condensegrpo.sandbox.probing import open_server
+from condensegrpo.sandbox.process import open_server
 
 ROOT = Path(__file__).resolve().parent.parent
 BACKENDS = ("namespaces", "landlock")

@@ -29,7 +29,7 @@ from condensegrpo.core.plugins import KINDS, installed, load_plugin
 from condensegrpo.display.theme import console
 from condensegrpo.planning.plan import Plan, architecture
 from condensegrpo.planning.remedies import lines, remedy
-from condensegrpo.sandbox import probing
+from condensegrpo.sandbox.process import probe_backends
 
 CONFIG = """
 name: demo
@@ -210,7 +210,7 @@ def test_what_is_wrong_with_data_is_told_as_data(tmp_path: Path) -> None:
 
 
 def test_the_doctor_names_the_strongest_backend_that_works_and_a_remedy_for_a_weaker_one() -> None:
-    found, faults = sandbox_finding(), probing.probe_backends()
+    found, faults = sandbox_finding(), probe_backends()
     if faults["namespaces"] is None:
         assert (found.level, found.found.split(":")[0]) == (Level.OK, "namespaces")
     else:

@@ -18,9 +18,8 @@ from dataclasses import replace
 from typing import Self, TypeVar
 
 from condensegrpo.core.errors import SandboxError
-from condensegrpo.sandbox import probing
 from condensegrpo.sandbox.calls import CallResult, Isolation, SandboxLimits
-from condensegrpo.sandbox.process import Call, Server, python_request
+from condensegrpo.sandbox.process import AUTO, Call, Server, open_server, python_request
 
 T = TypeVar("T")
 
@@ -67,7 +66,7 @@ class Sandbox:
     def __init__(
         self,
         *,
-        isolation: str = probing.AUTO,
+        isolation: str = AUTO,
         limits: SandboxLimits | None = None,
         parallel: int | None = None,
         packages: Sequence[str] = (),
@@ -149,7 +148,7 @@ class Sandbox:
                 self._server.close()
                 self._server = None
             if self._server is None:
-                self._server = probing.open_server(self._isolation, self._packages)
+                self._server = open_server(self._isolation, self._packages)
                 weakref.finalize(self, _close_in, os.getpid(), self._server)
             return self._server
 
