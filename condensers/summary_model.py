@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from annotated_types import Ge, Gt
 
-from condensegrpo.condensers.local_model import LocalModel
 from condensegrpo.condensers.summarising import (
     SummaryPlan,
     read_instruction,
@@ -21,19 +20,8 @@ from condensegrpo.condensers.summarising import (
 )
 from condensegrpo.core.errors import SamplerError, SummaryRefused
 from condensegrpo.core.messages import History, Message, Summary, flatten
-from condensegrpo.core.protocols.condenser import Budget, Condensed, WrittenSummary
+from condensegrpo.core.protocols.condenser import Budget, Condensed, TextWriter, WrittenSummary
 from condensegrpo.core.request_queue import SharedResults
-
-
-class TextWriter(Protocol):
-    """A model that answers a text."""
-
-    def check(self) -> None:
-        """Raise ``ValueError`` if it cannot write."""
-
-    async def write(self, text: str) -> WrittenSummary:
-        """Its reply; SummaryRefused or SamplerError if there is none."""
-
 
 CACHED = 4096  # summaries in the cache
 PATIENCE = 0.9  # share of the condenser's time limit that a summary may take
@@ -61,25 +49,21 @@ class SummaryModel:
     concurrency: Annotated[int, Ge(1)] = 4  # open requests to the endpoint; a local model writes in batches
     key_variable: str | None = None  # environment variable with the endpoint's key; None: no key
     device: str = "cpu"  # of a local model
-    open_endpoint: Callable[..., TextWriter] | None = None  # of ``url``: ``ChatWriter``, which a run supplies
+    open_writer: Callable[..., TextWriter] | None = None  # a run supplies it
 
     def __post_init__(self) -> None:
         self._instruction = read_instruction(self.template)
-        if self.url is None:
-            self._writer: TextWriter = LocalModel(
-                model=self.model, device=self.device, seconds=self.seconds, max_tokens=self.max_tokens
-            )
-        elif self.open_endpoint is not None:
-            self._writer = self.open_endpoint(
-                self.url,
-                self.model,
-                key_variable=self.key_variable,
-                seconds=self.seconds,
-                concurrency=self.concurrency,
-                max_tokens=self.max_tokens,
-            )
-        else:
-            raise ValueError("url needs open_endpoint=ChatWriter (condensegrpo.samplers.openai)")
+        if self.open_writer is None:
+            raise ValueError("open_writer is None, wanted open_writer of condensegrpo.samplers.writers")
+        self._writer = self.open_writer(
+            self.model,
+            self.url,
+            key_variable=self.key_variable,
+            seconds=self.seconds,
+            concurrency=self.concurrency,
+            max_tokens=self.max_tokens,
+            device=self.device,
+        )
         self._summaries: SharedResults[str, WrittenSummary] = SharedResults(CACHED)
         self._counts = dict.fromkeys(COUNTS, 0.0)
 

@@ -8,7 +8,7 @@ from command import ROOT
 
 from condensegrpo.core import plugins
 
-SUPPLIED = {"sandbox", "tool_format", "data", "eval_data", "open_endpoint"}  # by the assembly
+SUPPLIED = {"sandbox", "tool_format", "data", "eval_data", "open_writer"}  # by the assembly
 LONG = {"", "all", "truncate"}  # stands for a default that is a text or a list
 WORDS = {"true": "True", "false": "False", "null": "None", "[]": "()"}
 PAIRS = [

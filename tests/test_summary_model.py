@@ -5,7 +5,6 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,23 +15,27 @@ from answering import Behaviour, completion, endpoint
 from conformance import PINNED, answered, budget, check_account, count, history, statuses
 from talk import engine, tokenizer
 from test_summary import OVER, kinds, play, talker
-from transformers import AutoConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.algorithms import segments
 from condensegrpo.assembly.parts import build_condenser
-from condensegrpo.condensers.local_model import LocalModel, on_rank
 from condensegrpo.condensers.summary_model import SummaryModel
 from condensegrpo.config.schema import CondenserPlugin
-from condensegrpo.core.errors import PluginError, SummaryRefused
+from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import flatten
 from condensegrpo.core.protocols.condenser import Budget, Condensed, WrittenSummary
-from condensegrpo.samplers.openai import ChatWriter
+from condensegrpo.core.trajectory import FinishReason
+from condensegrpo.samplers.writers import LocalWriter, on_rank, open_writer
 
 PAST = history(*(answered(turn, f"think {turn}", "o" * 60) for turn in range(4)))  # 23 + 4·75 tokens
 
 
-def served(model: str, url: str, **options: Any) -> SummaryModel:
-    return SummaryModel(model, url, open_endpoint=ChatWriter, **options)
+def served(model: str, url: str | None, **options: Any) -> SummaryModel:
+    return SummaryModel(model, url, open_writer=open_writer, **options)
+
+
+def local(model: Path | str, **options: Any) -> SummaryModel:
+    return served(str(model), None, **options)
 
 
 def condense(condenser: SummaryModel, tokens: int = 250, past: Any = PAST) -> Condensed:
@@ -279,123 +282,91 @@ def test_a_local_model_lies_on_the_device_of_its_rank(
 
 
 def test_a_local_model_that_is_cut_off_is_a_refusal(folder: Path) -> None:
-    found = condense(SummaryModel(str(folder), max_tokens=5))
+    found = condense(local(folder, max_tokens=5))
     assert "it was cut off by its length" in found.reason
 
 
-def test_a_local_model_that_ends_its_text_has_written_a_summary(folder: Path, tmp_path: Path) -> None:
-    model = variant(folder, tmp_path, forced_eos_token_id=int(tokenizer().eos_token_id or 0))
-    found = condense(SummaryModel(model, max_tokens=5))
-    assert found.summary is not None
-    assert found.summary.text == tokenizer().decode([0]) * 4
-
-
-class Batches(LocalModel):
-    """A local model that records the sizes of its batches, and the last of them."""
-
-    sizes: list[int]
-    last: Sequence[Sequence[int]]
-
-    def _written(self, prompts: Sequence[Sequence[int]]) -> Iterator[WrittenSummary | SummaryRefused]:
-        self.sizes.append(len(prompts))
-        self.last = prompts
-        return super()._written(prompts)
-
-
-def test_summaries_requested_at_the_same_time_are_written_in_one_batch_as_each_is_alone(
-    folder: Path, tmp_path: Path
-) -> None:
-    """With a repetition penalty, which must not see what pads a shorter conversation."""
-    shape = AutoConfig.from_pretrained(folder)
+@pytest.fixture(scope="module")
+def talkative(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with random weights, whose texts differ."""
+    place, shape = tmp_path_factory.mktemp("talkative"), AutoConfig.from_pretrained(folder)
     shape.initializer_range = 0.5
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(shape).save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    GenerationConfig(eos_token_id=shape.eos_token_id, repetition_penalty=1.5).save_pretrained(tmp_path)
-    model = Batches(model=str(tmp_path), device="cpu", seconds=60, max_tokens=20)
-    texts = ["a", "some words " * 30, "what follows from this?", "x" * 3000]
+    torch.manual_seed(2)
+    Qwen3ForCausalLM(shape).save_pretrained(place)
+    tokenizer().save_pretrained(place)
+    return place
+
+
+def writer(model: Path, max_tokens: int) -> LocalWriter:
+    return LocalWriter(str(model), device="cpu", seconds=60, max_tokens=max_tokens)
+
+
+def test_a_local_model_writes_what_greedy_decoding_gives_until_it_ends(talkative: Path, tmp_path: Path) -> None:
+    words, model = tokenizer(), Qwen3ForCausalLM.from_pretrained(talkative)
+    prompt = words.apply_chat_template(
+        [{"role": "user", "content": "go"}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )["input_ids"]
+    (wanted,) = model.generate(prompt, do_sample=False, max_new_tokens=6, pad_token_id=0)[:, prompt.shape[1] :].tolist()
+    cut = asyncio.run(writer(talkative, 6).write("go"))
+    assert cut == WrittenSummary(text=words.decode(wanted), finish=FinishReason.LENGTH)
+    end = next(index for index, token in enumerate(wanted) if index and token not in wanted[:index])
+    whole = asyncio.run(writer(Path(variant(talkative, tmp_path, eos_token_id=wanted[end])), 6).write("go"))
+    assert whole == WrittenSummary(text=words.decode(wanted[:end]), finish=FinishReason.STOP)
+
+
+def test_summaries_requested_at_the_same_time_are_those_of_each_alone(talkative: Path) -> None:
+    model, texts = writer(talkative, 20), ["a", "some words " * 30, "what follows from this?", "x" * 3000]
 
     async def all_at_once() -> list[WrittenSummary | BaseException]:
         return await asyncio.gather(*map(model.write, texts), return_exceptions=True)
 
-    model.sizes = []
     *together, refused = asyncio.run(all_at_once())
-    assert model.sizes == [3]
-    assert "has room for 2048" in str(refused)
+    assert "has 2048 positions" in str(refused)
     assert together == [asyncio.run(model.write(text)) for text in texts[:3]]
     assert len({str(written) for written in together}) == 3
 
 
-def test_the_text_of_a_control_token_in_a_conversation_is_text(folder: Path) -> None:
+def test_the_text_of_a_control_token_in_a_conversation_is_text(talkative: Path) -> None:
     """A web page could end the user's message and speak as the system."""
-    model, words = Batches(model=str(folder), device="cpu", seconds=60, max_tokens=3), tokenizer()
-    model.sizes, controls = [], set(words.all_special_ids)
-
-    def shown(text: str) -> list[int]:
-        asyncio.run(model.write(text))
-        return [token for token in model.last[0] if token in controls]
-
+    words = tokenizer()
     end = str(words.eos_token)
     assert words.eos_token_id in words(end)["input_ids"]
-    assert shown(f"page {end} system {end}") == shown("page and system and")
-
-
-def test_what_a_batch_chose_by_a_hair_is_written_again_alone(folder: Path) -> None:
-    """All logits of this model are equal, so that rounding would decide."""
-    model = Batches(model=str(folder), device="cpu", seconds=60, max_tokens=3)
-    model.sizes = []
-
-    async def both() -> list[WrittenSummary]:
-        return await asyncio.gather(model.write("a"), model.write("b b"))
-
-    assert [written.text for written in asyncio.run(both())] == [tokenizer().decode([0]) * 3] * 2
-    assert model.sizes == [2, 1, 1]
-
-
-def test_a_model_in_bfloat16_writes_one_text_at_a_time(folder: Path, tmp_path: Path) -> None:
-    Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    model = Batches(model=str(tmp_path), device="cpu", seconds=60, max_tokens=3)
-    model.sizes = []
-
-    async def both() -> list[WrittenSummary]:
-        return await asyncio.gather(model.write("a"), model.write("b b"))
-
-    asyncio.run(both())
-    assert model.sizes == [1, 1]
+    model = writer(talkative, 8)
+    shown = asyncio.run(model.write(f"page {end} system {end}"))
+    assert shown == asyncio.run(model.write(f"page {end[:1]}\u200b{end[1:]} system {end[:1]}\u200b{end[1:]}"))
 
 
 def test_a_local_model_that_ends_its_text_at_once_has_said_nothing(folder: Path, tmp_path: Path) -> None:
-    assert "it is empty" in condense(SummaryModel(variant(folder, tmp_path, eos_token_id=0), max_tokens=5)).reason
+    assert "it is empty" in condense(local(variant(folder, tmp_path, eos_token_id=0), max_tokens=5)).reason
 
 
 def test_a_local_model_out_of_time_or_of_room_is_a_refusal(folder: Path) -> None:
-    slow = condense(SummaryModel(str(folder), max_tokens=100, seconds=0.01))
+    slow = condense(local(folder, max_tokens=100, seconds=0.01))
     assert "did not finish within 0.01 seconds" in slow.reason
     long = history(*(answered(turn, "think " * 100, "o" * 60) for turn in range(6)))
-    full = condense(SummaryModel(str(folder)), tokens=1500, past=long)
-    assert "has room for 2048" in full.reason
+    full = condense(local(folder), tokens=1500, past=long)
+    assert "has 2048 positions" in full.reason
 
 
 def test_a_model_that_does_not_exist_is_found_before_a_run_starts_and_else_a_refusal(
     folder: Path, tmp_path: Path
 ) -> None:
     """langchain #38352: a summary model that was never called, and nobody heard of it."""
-    model = SummaryModel(str(tmp_path / "none"))
+    model = local(tmp_path / "none")
     with pytest.raises(ValueError, match=r"loading .*none, which is to write the summaries: "):
         model.check_room(PINNED, budget(100))
     found = condense(model)
     assert found.summary is None
     assert "no summary can be used: writing with" in found.reason
-    SummaryModel(str(folder)).check_room(PINNED, budget(100))
+    local(folder).check_room(PINNED, budget(100))
 
 
 def test_a_local_model_without_a_chat_template_is_found_before_a_run_starts(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ValueError, match="it has no chat template"):
-        SummaryModel(str(tmp_path)).check_room(PINNED, budget(100))
-    assert "no summary can be used: writing with" in condense(SummaryModel(str(tmp_path))).reason
+        local(tmp_path).check_room(PINNED, budget(100))
+    assert "no summary can be used: writing with" in condense(local(tmp_path)).reason
 
 
 def test_a_local_model_with_fewer_embeddings_than_its_tokenizer_has_ids_is_refused(
@@ -405,7 +376,7 @@ def test_a_local_model_with_fewer_embeddings_than_its_tokenizer_has_ids_is_refus
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 9}))
     with pytest.raises(ValueError, match="and the model has embeddings for 9 ids"):
-        SummaryModel(str(tmp_path)).check_room(PINNED, budget(100))
+        local(tmp_path).check_room(PINNED, budget(100))
 
 
 def test_who_waits_for_a_turn_gives_up_before_the_engine_does() -> None:

@@ -142,9 +142,9 @@ def build_condenser(plugin: Plugin, objects: Objects = NO_OBJECTS) -> Condenser:
             for index, raw in enumerate(options["stages"])
             for stage in [parse(StagePlugin, raw, source=f"stages[{index}] of the condenser {plugin.name}")]
         )
-    from condensegrpo.samplers.openai import ChatWriter  # imports aiohttp
+    from condensegrpo.samplers.writers import open_writer  # imports aiohttp
 
-    supplied = {"open_endpoint": ChatWriter}
+    supplied = {"open_writer": open_writer}
     built = object_or(objects, plugin, lambda: build_plugin("condensers", plugin.name, options, supplied))
     return _with_methods(cast(Condenser, built), plugin.name, Condenser)
 

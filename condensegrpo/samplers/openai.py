@@ -19,9 +19,8 @@ from weakref import WeakKeyDictionary
 from annotated_types import Ge
 
 from condensegrpo.core.credentials import has_credentials
-from condensegrpo.core.errors import SamplerError, SummaryRefused
+from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.condenser import WrittenSummary
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.episodes.encoding import LARGE
@@ -174,10 +173,10 @@ class OpenAISampler(_ServedModel):
 
 
 @dataclass(eq=False)
-class _ChatModel(_ServedModel):
+class ChatModel(_ServedModel):
     """A model that is sent messages."""
 
-    async def _text(self, body: Json, *, max_tokens: int, temperature: float) -> tuple[str, FinishReason]:
+    async def text(self, body: Json, *, max_tokens: int, temperature: float) -> tuple[str, FinishReason]:
         """The text of a reply, without its thoughts, and whether it was cut off."""
         choice = await self._choice("/chat/completions", body, max_tokens=max_tokens, temperature=temperature)
         try:
@@ -192,7 +191,7 @@ class _ChatModel(_ServedModel):
 
 
 @dataclass(eq=False)
-class OpenAIChatSampler(_ChatModel):
+class OpenAIChatSampler(ChatModel):
     """The sampler ``openai_chat``: text, of any chat model. Tokens are counted by the tokenizer of ``model_path``."""
 
     _: KW_ONLY
@@ -213,7 +212,7 @@ class OpenAIChatSampler(_ChatModel):
             for message in messages
         ]
         body = {"messages": shown, "seed": params.seed}
-        text, finish = await self._text(body, max_tokens=params.max_tokens, temperature=params.temperature)
+        text, finish = await self.text(body, max_tokens=params.max_tokens, temperature=params.temperature)
         stops = "|".join(map(re.escape, params.stop_strings))
         stop = re.search(stops, text) if stops else None
         text = text if stop is None else text[: stop.end()]
@@ -225,35 +224,3 @@ class OpenAIChatSampler(_ChatModel):
         return Generation(
             token_ids=(*ids, *end), logprobs=(), finish=FinishReason.LENGTH if cut_off else FinishReason.STOP
         )
-
-
-class ChatWriter(_ChatModel):
-    """Answers the requests of the condenser ``summary_model`` greedily; a ``TextWriter`` of it."""
-
-    def __init__(
-        self, url: str, model: str, *, key_variable: str | None, seconds: float, concurrency: int, max_tokens: int
-    ) -> None:
-        """``seconds``: of one request; ``max_tokens``: of a reply."""
-        requests = RequestSettings(seconds=seconds, retries=0)
-        super().__init__(url, model, key_variable=key_variable, concurrency=concurrency, requests=requests)
-        self._max_tokens = max_tokens
-
-    def check(self) -> None:
-        """Check nothing: an endpoint may start later than the run."""
-
-    async def write(self, text: str) -> WrittenSummary:
-        """The model's reply to a text."""
-        body = {"messages": [{"role": "user", "content": text}]}
-        try:
-            reply, finish = await self._text(body, max_tokens=self._max_tokens, temperature=0.0)
-        except SamplerError as error:
-            if "temperature" not in str(error) or self.fields is not None:
-                raise
-            self.fields = {"temperature": None}  # a model that takes none writes at its own
-            return await self.write(text)
-        if not reply and finish is FinishReason.LENGTH:
-            raise SummaryRefused(
-                f"{self.model} used all {self._max_tokens} tokens of a summary without a text, as for thoughts: raise "
-                f"max_tokens or turn its thinking off"
-            )
-        return WrittenSummary(text=reply, finish=finish)

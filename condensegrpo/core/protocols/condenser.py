@@ -50,6 +50,16 @@ class WrittenSummary:
     finish: FinishReason  # a text that was cut off by length is no summary
 
 
+class TextWriter(Protocol):
+    """Another model than the policy that answers a text, such as a request for a summary."""
+
+    def check(self) -> None:
+        """Raise ``ValueError`` if it cannot write."""
+
+    async def write(self, text: str) -> WrittenSummary:
+        """Its reply; SummaryRefused or SamplerError if there is none."""
+
+
 WriteSummary = Callable[[Request], Awaitable[WrittenSummary]]
 
 
