@@ -7,18 +7,19 @@ import pytest
 import torch
 from adapters import trained_weights
 from peft.tuners.lora import LoraLayer
-from tiny import rows
+from tiny import rows, tokenizer
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from two_ranks import OPTIMISER, loss, micro_batches
 
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.engine import close_deepspeed, open_deepspeed, optimizer_step
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import add_adapters
-from condensegrpo.learner.model_folder import attention_of, load_policy
+from condensegrpo.learner.model_folder import attention_of, in_main_memory, load_policy, write_policy
 from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings
 from condensegrpo.learner.targets import check_targets
+from condensegrpo.learner.vision_tower import freeze_tower
 from condensegrpo.learner.weights import gathered_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -96,3 +97,49 @@ def test_a_model_without_sdpa_is_loaded_with_attention_auto_and_keeps_rows_apart
     assert not module.computes_trees
     with pytest.raises(ConfigError, match=r"found sdpa, and \w+ has no such attention\. Set model\.attention=auto"):
         attention_of(policy.config, "sdpa")
+
+
+def test_qwen3_5_as_published_keeps_its_tower_and_gives_its_weights_under_the_names_of_its_class(
+    tmp_path: Path,
+) -> None:
+    """vLLM's class maps model.language_model., model.visual. and lm_head., not the names of the text model alone."""
+    heads = {
+        "linear_num_value_heads": 2,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    }
+    tower = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 16,
+        "patch_size": 4,
+    }
+    config = AutoConfig.for_model(
+        "qwen3_5",
+        text_config=TEXT | heads | {"layer_types": ["linear_attention", "full_attention"]},
+        vision_config=tower | {"num_position_embeddings": 16},
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path / "published")
+    policy = load_policy(str(tmp_path / "published"), dtype="float32")
+    base = {name: tensor.clone() for name, tensor in policy.named_parameters()}
+    assert {name.partition("layers")[0].partition("blocks")[0] for name in base} >= {
+        "model.language_model.",
+        "model.visual.",
+        "lm_head.weight",
+    }
+    freeze_tower(policy)
+    learner = open_deepspeed(policy, zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    learner.module.check()
+    optimizer_step(learner, micro_batches(rows(4), 2), loss)
+    found = in_main_memory(gathered_weights(learner))
+    close_deepspeed(learner)
+    write_policy(tmp_path / "exported", policy.config, found, tokenizer=tokenizer())
+    exported = dict(load_policy(str(tmp_path / "exported"), dtype="float32").named_parameters())
+    assert exported.keys() == base.keys()
+    kept = {name for name, tensor in base.items() if torch.equal(exported[name], tensor)}
+    assert kept == {name for name in base if name.startswith("model.visual.")}

@@ -49,7 +49,7 @@ from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.devices import empty_cache, synchronize
 from condensegrpo.learner.logprobs import TrainedLogprobs
-from condensegrpo.learner.model_folder import auto_class, sees
+from condensegrpo.learner.model_folder import auto_class, composite
 from condensegrpo.learner.settings import Checkpointing
 
 
@@ -78,7 +78,7 @@ def checkpoint_layers(policy: PreTrainedModel, count: int | None = None) -> None
             f"checkpointing the activations of {type(policy).__name__}: it has no layer that transformers supports "
             f"this for. Set learner.checkpoint_activations=off, or use a model such as Qwen3 or Llama."
         )
-    of_tower = [layer for layer in _layers(policy) if layer not in set(layers)] if sees(policy.config) else []
+    of_tower = [layer for layer in _layers(policy) if layer not in set(layers)] if composite(policy.config) else []
     trained = [layer for layer in of_tower if any(tensor.requires_grad for tensor in layer.parameters())]
     for layer in (*layers[:count], *trained):
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
@@ -161,7 +161,7 @@ def _one_layer(config: PretrainedConfig, dtype: torch.dtype, device: torch.devic
     text.pad_token_id = text.bos_token_id = text.eos_token_id = None
     if text.to_dict().get("layer_types"):
         text.layer_types = text.layer_types[:1]
-    if sees(single):
+    if hasattr(single, "vision_config"):
         single.vision_config.depth = single.vision_config.num_hidden_layers = 1  # of families with either name
     module = TrainedLogprobs(auto_class(single).from_config(single, dtype=dtype).eval().to(device))
     module.kernel = kernel

@@ -18,7 +18,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from condensegrpo.learner.model_folder import sees
+from condensegrpo.learner.model_folder import composite
 from condensegrpo.learner.settings import LoraSettings, Vision
 from condensegrpo.learner.targets import check_targets, decoder_name, peft_targets
 
@@ -39,7 +39,8 @@ def add_adapters(
         seed: A is drawn from it, equally on every rank; torch's generator is left as it was.
     """
     check_targets(policy, lora.targets, vision)
-    outside = rf"(?!{re.escape(decoder_name(policy))}\.).*" if vision == "frozen" and sees(policy.config) else None
+    parts = vision == "frozen" and composite(policy.config)
+    outside = rf"(?!{re.escape(decoder_name(policy))}\.).*" if parts else None
     config = LoraConfig(
         base_model_name_or_path=base,
         task_type="CAUSAL_LM",

@@ -105,8 +105,16 @@ def sees(config: "PretrainedConfig") -> bool:
     return family_of(config.model_type) is not None
 
 
+def composite(config: "PretrainedConfig") -> bool:
+    """Whether a model is more than a decoder with its head, as one that sees or hears."""
+    return config.get_text_config() is not config
+
+
 def auto_class(config: "PretrainedConfig") -> "type[AutoModelForCausalLM]":
-    """The class of transformers that loads models of this configuration: some that see are no causal LM to it."""
+    """The class of transformers that loads models of this configuration: some that see are no causal LM to it.
+
+    Of some it knows both, as of Qwen3.5: then the one that the configuration names, which has the published weights.
+    """
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -114,8 +122,11 @@ def auto_class(config: "PretrainedConfig") -> "type[AutoModelForCausalLM]":
         AutoModelForImageTextToText,
     )
 
-    sees = type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    return cast("type[AutoModelForCausalLM]", AutoModelForImageTextToText) if sees else AutoModelForCausalLM
+    seeing = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    named = seeing is not None and seeing.__name__ in (config.architectures or ())
+    if named or (seeing is not None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING):
+        return cast("type[AutoModelForCausalLM]", AutoModelForImageTextToText)
+    return AutoModelForCausalLM
 
 
 def load_policy(path: str, *, dtype: Dtype, attention: str = "auto") -> "PreTrainedModel":

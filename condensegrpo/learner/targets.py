@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.learner.model_folder import auto_class, sees
+from condensegrpo.learner.model_folder import auto_class, composite
 from condensegrpo.learner.settings import ALL_LINEAR, Targets, Vision
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def decoder_name(policy: "PreTrainedModel") -> str:
 def _linear_layers(policy: "PreTrainedModel", vision: Vision) -> list[str]:
     head = policy.get_output_embeddings()
     names = [name for name, part in policy.named_modules() if isinstance(part, nn.Linear) and part is not head]
-    if vision == "train" or not sees(policy.config):
+    if vision == "train" or not composite(policy.config):
         return names
     return [name for name in names if name.startswith(f"{decoder_name(policy)}.")]
 

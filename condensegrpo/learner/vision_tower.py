@@ -21,7 +21,7 @@ from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.algorithms.segments import INDEX_BITS, named_picture, with_names
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
-from condensegrpo.learner.model_folder import sees
+from condensegrpo.learner.model_folder import composite
 from condensegrpo.vision.features import decoder_arguments, picture_features, three_axes
 from condensegrpo.vision.processor import PictureProcessor
 
@@ -118,8 +118,8 @@ class BatchPictures:
 
 
 def tower(policy: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter]]:
-    """The weights of a model that sees which are neither its decoder's nor its head's; none of any other model."""
-    if not sees(policy.config):
+    """The weights of a composite model which are neither its decoder's nor its head's; none of any other model."""
+    if not composite(policy.config):
         return
     head: nn.Module = policy.get_output_embeddings()
     others = {id(tensor) for part in (policy.get_decoder(), head) for tensor in part.parameters()}

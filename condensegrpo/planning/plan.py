@@ -23,7 +23,7 @@ from condensegrpo.learner.devices import DTYPES
 from condensegrpo.learner.head import CHUNK_LOGITS, tile_tokens
 from condensegrpo.learner.layers import checkpointed_layers
 from condensegrpo.learner.logprobs import why_no_trees
-from condensegrpo.learner.model_folder import attention_of, auto_class, configuration, sees
+from condensegrpo.learner.model_folder import attention_of, auto_class, composite, configuration
 from condensegrpo.learner.new_model import new_config
 from condensegrpo.learner.settings import BUCKET
 from condensegrpo.learner.targets import adapted_layers
@@ -97,7 +97,7 @@ def architecture(model: ModelSettings) -> Architecture:
             parameters=sum(tensor.numel() for tensor in policy.parameters()),
             adapters=rank * sum(layer.in_features + layer.out_features for layer in adapted),
             adapters_width=rank * len(adapted),
-            tower=sum(tensor.numel() for _, tensor in tower(policy)) if sees(config) else 0,
+            tower=sum(tensor.numel() for _, tensor in tower(policy)) if composite(config) else 0,
             known=config.model_type in KNOWN,
             computes_trees=why_no_trees(text.to_dict(), attention_of(config, model.attention)) is None,
         )
