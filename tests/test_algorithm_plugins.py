@@ -3,16 +3,22 @@
 import re
 import shutil
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from builders import scored, trajectory, turn
 from command import ROOT
+from estimating import LOSSES
 from packed import collate
 from tiny import segment
+from torch import Tensor
 
 from condensegrpo.algorithms import invariance
+from condensegrpo.algorithms.advantages import Estimate
+from condensegrpo.algorithms.credit import Scores
+from condensegrpo.algorithms.losses import LossPlugin, TokenLoss
 from condensegrpo.algorithms.settings import AggregationSettings, StopSettings
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.learning_signal import advantage_estimator, objective
@@ -359,3 +365,55 @@ def test_the_estimator_of_the_readme_is_one(tmp_path: Path) -> None:
     mine.write_text(block, encoding="utf-8")
     config = small(f"algorithm.advantage.estimator={mine}:against_half")
     assert advantage_estimator(config)(invariance.SCORES).advantage_NK[:2, 0].tolist() == [0.5, -0.5]
+
+
+def token_loss(function: Callable[..., Tensor], *, turns: bool) -> LossPlugin:
+    """A loss of a function of the log-probabilities, the advantages and the turns."""
+
+    def of_tokens(logp_T: Tensor, old_T: Tensor, advantage_T: Tensor) -> TokenLoss:
+        never_T = torch.zeros_like(logp_T, dtype=torch.bool)
+        return TokenLoss(function(logp_T, advantage_T, None), torch.ones_like(logp_T), never_T, never_T)
+
+    def of_turns(logp_T: Tensor, old_T: Tensor, advantage_T: Tensor, turn_T: Tensor) -> TokenLoss:
+        never_T = torch.zeros_like(logp_T, dtype=torch.bool)
+        return TokenLoss(function(logp_T, advantage_T, turn_T), torch.ones_like(logp_T), never_T, never_T)
+
+    return LossPlugin(function=of_turns if turns else of_tokens, summary="made for a test", formula="l")
+
+
+def centred_gradient(logp_T: Tensor, advantage_T: Tensor, _: object) -> Tensor:
+    """The loss of each token alone, whose gradient is that of all of them."""
+    return -advantage_T.detach() * logp_T + logp_T.mean() - logp_T.mean().detach()
+
+
+@pytest.mark.parametrize(
+    ("function", "turns", "fault"),
+    [
+        (lambda logp, advantage, turn: -advantage * logp / (1 + turn), True, "depends on the labels of turns"),
+        (centred_gradient, False, "where the advantage is 0"),
+        (
+            lambda *given: given[1].abs().sign() * centred_gradient(*given),
+            False,
+            "depends on the tokens of other turns",
+        ),
+        (lambda logp, advantage, _: -(advantage + 0.1) * logp, False, "where the advantage is 0"),
+    ],
+)
+def test_a_loss_that_changes_with_labels_packing_or_rows_left_out_is_refused(
+    function: Callable[..., Tensor], turns: bool, fault: str
+) -> None:
+    with pytest.raises(ValueError, match=fault):
+        invariance.check_loss(token_loss(function, turns=turns), {})
+
+
+def test_an_estimator_that_reads_the_values_of_states_is_refused() -> None:
+    def by_label(scores: Scores) -> Estimate:
+        return Estimate(scores.state_NK.clamp(min=0).double())
+
+    with pytest.raises(ValueError, match="depends on the labels of states"):
+        invariance.check_estimator(by_label)  # type: ignore[arg-type]  # a function, not a plug-in
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_of_the_package_passes_the_check(name: str) -> None:
+    invariance.check_loss(LOSSES[name], {})

@@ -12,19 +12,24 @@ from estimating import ESTIMATORS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed import collate
+from tiny import qwen3, rows
 from torch import Tensor
+from two_ranks import OPTIMISER
 
 from condensegrpo.algorithms.advantages import Batch, Estimate, Term, estimator, total
 from condensegrpo.algorithms.credit import Estimator, rows_of
-from condensegrpo.algorithms.objective import WEIGHTS, MicroBatchLoss
+from condensegrpo.algorithms.objective import WEIGHTS, MicroBatchLoss, ObjectiveValue, PerToken, supervised
+from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, StopSettings, TrainedKind
 from condensegrpo.assembly.learning_signal import objective
 from condensegrpo.config.load import find_config, load_config
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import StopReason
+from condensegrpo.learner.engine import close_deepspeed, open_deepspeed
 from condensegrpo.storage.trajectories import read_credit
-from condensegrpo.training.learn_step import give_credit, no_signal, record_credit
-from condensegrpo.training.rollout import StepBatch
+from condensegrpo.training.learn_step import give_credit, no_signal, record_credit, update
+from condensegrpo.training.rollout import BatchFilter, BatchRollout, Round, StepBatch, complete_batch
 
 
 def answered(name: str, tokens: int, *, right: float) -> ScoredTrajectory:
@@ -184,3 +189,55 @@ def test_a_share_of_summaries_needs_both_kinds_of_turns() -> None:
 def test_a_step_from_which_nothing_was_learned_says_why(metrics: dict[str, float], said: str | None) -> None:
     why = no_signal({"groups_without_advantage": 1.0, "masked": 0.0, **metrics})
     assert why is None if said is None else said in str(why)
+
+
+def test_a_group_that_is_masked_whole_is_sampled_again() -> None:
+    def group(name: str, *, stop: StopReason) -> list[ScoredTrajectory]:
+        members = (replace(trajectory(turn([1], [2])), id=f"{name}/{n}", group_id=name, stop=stop) for n in range(2))
+        return [scored(member, total=float(n), correct=float(n)) for n, member in enumerate(members)]
+
+    asked = list[Round]()
+
+    def run_round(further: Round) -> list[ScoredTrajectory]:
+        asked.append(further)
+        return group("1/2", stop=StopReason.ANSWERED)
+
+    first = group("1/0", stop=StopReason.TURN_LIMIT) + group("1/1", stop=StopReason.ANSWERED)
+    batch = complete_batch(
+        first,
+        Round(step=1, chosen=(0, 1), new=2),
+        rollout=BatchRollout(
+            problems=[Problem(id=str(n), question="?") for n in range(9)],
+            player=None,  # type: ignore[arg-type]  # rounds are played above
+            seed=0,
+            problems_per_step=2,
+            samples_per_problem=2,
+            write=lambda *_: None,
+        ),
+        batch_filter=BatchFilter(
+            stops=StopSettings(handling={StopReason.TURN_LIMIT: "mask"}),
+            estimator=Estimator(ESTIMATORS["grpo"]),
+            resample_rounds=2,
+        ),
+        run_round=run_round,
+    )
+    assert [(further.new, len(further.chosen)) for further in asked] == [(1, 3)]
+    assert {member.trajectory.group_id for member in batch.kept} == {"1/1", "1/2"}
+    assert {member.trajectory.group_id for member in batch.masked} == {"1/0"}
+
+
+def test_old_logprobs_are_measured_once_before_two_updates() -> None:
+    seen = list[tuple[Tensor, Tensor]]()
+
+    def watched(logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
+        seen.append((logp_T.detach().clone(), batch.old.clone()))
+        return PerToken(supervised)(logp_T, batch)
+
+    learner = open_deepspeed(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    options = {"reference": None, "updates": 2, "measure_old": True, "temperature": 1.0, "max_tokens": 10_000}
+    update(learner, rows(4), watched, **options)  # type: ignore[arg-type]  # of mixed types
+    close_deepspeed(learner)
+    (before_T, old_T), (after_T, still_T) = seen
+    torch.testing.assert_close(old_T, before_T)
+    assert torch.equal(old_T, still_T)
+    assert (after_T - old_T).abs().max() > 1e-4

@@ -223,6 +223,15 @@ def test_a_note_that_was_deleted_or_written_anew_is_not_shown_in_its_old_form() 
         ] == words
 
 
+def test_a_note_that_was_deleted_is_not_shown_after_the_turn_that_wrote_it_left_the_view() -> None:
+    memory = build("pipeline", stages=[NET, {"name": "memory", "over": 0}])
+    deleted = call("memory_delete", name="Ben")
+    one = played(memory, call("memory_write", **WRITE[1]), "look 1", "look 2", deleted, "look 4", "look 5")
+    contexts = ["\n".join(message.text for message in turn.context[2:]) for turn in one.turns]
+    assert "[Your notes]" in contexts[3]  # before it was deleted
+    assert not any("[Your notes]" in context for context in contexts[4:])
+
+
 def test_notes_that_do_not_fit_beside_the_newest_unit_are_left_out_oldest_first() -> None:
     memory = build("memory")
     writes = [("memory_write", {"name": f"n{number}", "text": "x" * 30}) for number in range(3)]
@@ -295,6 +304,13 @@ def test_the_same_recall_twice_is_two_refetches_and_not_three() -> None:
     recall = stages("recall", net=[{"name": "last_k", "over": 0, "options": {"keep_last": 1}}])
     one = played(recall, "look 0", "look 1", *[call("recall", turn=0)] * 2)
     assert fetches(one) == (2, 2)
+
+
+def test_a_recall_of_a_unit_in_view_is_refused_although_it_is_not_the_newest() -> None:
+    recall = stages("recall", net=[{"name": "last_k", "over": 0, "options": {"keep_last": 3}}])
+    one = played(recall, "look 0", "look 1", "look 2", "look 3", call("recall", turn=2), call("recall", turn=0))
+    assert "turn 2 is in your context; read it there" in answers(one, 4)
+    assert "[recalled from turn 0]" in answers(one, 5)
 
 
 def test_a_masked_observation_is_shown_again_and_one_in_view_is_refused() -> None:

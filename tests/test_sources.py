@@ -56,6 +56,17 @@ def test_a_shown_recall_of_a_recall_shows_the_source_of_both() -> None:
     assert source_factors(trajectory(seeing(), recalling, again, last), HALF) == [1, 1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("now", "factor"),
+    [("page\n\n[Your notes]\nx: 1", 1), ("page", 1), ("[turn 0, tool result omitted: 9 tokens]", 0.5)],
+)
+def test_a_unit_that_is_shown_whole_with_notes_behind_it_is_not_rewritten(now: str, factor: float) -> None:
+    reply = Message(role="assistant", content="ok")
+    context = (Message(role="user", content="?"), reply, Message(role="tool", content=now), reply)
+    last = replace(seeing((0, REWRITTEN), (1, KEPT)), context=context)
+    assert source_factors(trajectory(seeing(result="page"), seeing(), last), HALF) == [factor, 1, 1]
+
+
 def test_of_summaries_the_newest_counts_as_shown() -> None:
     first, second = seeing(kind="condense"), seeing(kind="condense")
     last = seeing((0, REWRITTEN), (2, REWRITTEN), (4, KEPT))

@@ -16,10 +16,10 @@ from torch import Tensor
 from condensegrpo.algorithms.advantages import Batch, Estimate, EstimatorPlugin, Term
 from condensegrpo.algorithms.segments import segments
 from condensegrpo.algorithms.settings import DEFAULT_STOPS, SourceCredit, StopSettings, TrainedKind
-from condensegrpo.core.messages import recalled_turn
+from condensegrpo.core.messages import Message, recalled_turn
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.shared_sequence import shared, shared_ids
-from condensegrpo.core.trajectory import Segment, SpanStatus, TrainedTurn, Trajectory
+from condensegrpo.core.trajectory import Segment, SpanStatus, TrainedTurn, Trajectory, Turn
 
 T = TypeVar("T")
 
@@ -260,9 +260,10 @@ def source_factors(trajectory: Trajectory, credit: SourceCredit) -> list[float]:
     unit at the answer   summary  summary  kept  –            kept  –
     f for rewritten ½    ½        ½        1     1            1     1
 
-    1 for a unit that is shown verbatim, and for the last act turn itself; ``credit.rewritten`` for a unit that a
-    placeholder, a note or a summary stands for; ``credit.dropped`` for one that is gone. A turn that a shown result
-    recalls counts as shown. The newest condense turn has 1, and the others, whose texts it replaced, ``rewritten``.
+    1 for a unit that is shown whole, with notes behind it or not, and for the last act turn itself;
+    ``credit.rewritten`` for a unit that a placeholder, a note or a summary stands for; ``credit.dropped`` for one that
+    is gone. A turn that a shown result recalls counts as shown. The newest condense turn has 1, and the others, whose
+    texts it replaced, ``rewritten``.
     """
     acts = [index for index, turn in enumerate(trajectory.turns) if turn.kind == "act"]
     if not acts:
@@ -273,6 +274,8 @@ def source_factors(trajectory: Trajectory, credit: SourceCredit) -> list[float]:
     of_status = {SpanStatus.KEPT: 1.0, SpanStatus.REWRITTEN: credit.rewritten, SpanStatus.DROPPED: credit.dropped}
     for span in newest.spans if newest is not None else ():
         for index in span.turns:
+            if span.status is SpanStatus.REWRITTEN and _shows(trajectory.turns[last].context, trajectory.turns[index]):
+                continue
             factors[index] = of_status[span.status]
             if span.status is not SpanStatus.KEPT:
                 shown.discard(index)
@@ -286,3 +289,15 @@ def source_factors(trajectory: Trajectory, credit: SourceCredit) -> list[float]:
                 factors[source] = 1.0
                 shown.add(source)
     return factors
+
+
+def _shows(context: Sequence[Message], turn: Turn) -> bool:
+    """Whether a context holds the reply of a turn and what answered it, with or without text behind."""
+    unit = (turn.reply, *turn.observations)
+    return any(
+        all(
+            now.role == was.role and now.text.startswith(was.text)
+            for now, was in zip(context[at : at + len(unit)], unit, strict=True)
+        )
+        for at in range(len(context) - len(unit) + 1)
+    )

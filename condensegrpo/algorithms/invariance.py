@@ -32,9 +32,16 @@ SCORES = Scores(
     act_NK=torch.tensor([[0, -1, -1], [0, 1, 2], [0, 1, -1], [0, 1, -1], [0, 1, -1]]),
 )
 LOGP_T = torch.tensor([-1.0, -0.5, -2.0, -0.1, -3.0, -0.7], dtype=torch.float64)
-OLD_T = torch.tensor([-1.2, -0.5, -1.5, -0.2, -2.0, -0.9], dtype=torch.float64)
-ADVANTAGE_T = torch.tensor([1.0, 1.0, -0.5, -0.5, -0.5, 2.0], dtype=torch.float64)
-TURN_T = torch.tensor([4, 4, 7, 7, 7, 9])
+WEIGHT_T = torch.tensor(
+    [1.0, 3.0, 0.5, 2.0, 0.25, 4.0], dtype=torch.float64
+)  # unequal: equal ones hide a shared gradient
+COLUMNS = {
+    "old_T": torch.tensor([-1.2, -0.5, -1.5, -0.2, -2.0, -0.9], dtype=torch.float64),
+    "advantage_T": torch.tensor([1.0, 1.0, -0.5, -0.5, -0.5, 2.0], dtype=torch.float64),
+    "turn_T": torch.tensor([4, 4, 7, 7, 7, 9]),
+}
+RELABELLED = COLUMNS | {"turn_T": torch.tensor([31, 31, 2, 2, 2, 5])}
+WITHOUT_ADVANTAGE = COLUMNS | {"advantage_T": torch.zeros(6, dtype=torch.float64)}
 NAMES = {"total_N": "outcome_N", "score_N": "outcome_N"}  # by column, its name in an estimator
 CLOSE = 1e-9  # rounding of sums in another order
 
@@ -53,6 +60,8 @@ def check_estimator(estimator: Estimator) -> None:
     _compare("the order of trajectories", whole[order], estimator(_rows(SCORES, order)).advantage_NK)
     relabelled = SCORES._replace(group_N=7 - 3 * SCORES.group_N)
     _compare("the labels of groups", whole, estimator(relabelled).advantage_NK)
+    states_NK = torch.where(SCORES.state_NK < 0, SCORES.state_NK, 30 - 4 * SCORES.state_NK)
+    _compare("the labels of states", whole, estimator(SCORES._replace(state_NK=states_NK)).advantage_NK)
     for group in (0, 1):
         members = (SCORES.group_N == group).nonzero().flatten()
         alone = estimator(_rows(SCORES, members)).advantage_NK
@@ -60,13 +69,24 @@ def check_estimator(estimator: Estimator) -> None:
 
 
 def check_loss(loss: LossPlugin, options: Mapping[str, object]) -> None:
-    """Raise ValueError for a loss of a token, or a gradient, that depends on the rest of its micro-batch.
+    """Raise ValueError for a loss of a token, or a gradient, that depends on the rest of its micro-batch or on labels.
 
-    A loss that is not finite, has no gradient or changes its arguments is refused, too.
+    A loss that is not finite, has no gradient, has one where the advantage is 0 (such rows are left out of the forward
+    pass) or changes its arguments is refused, too.
     """
     alone = [slice(index, index + 1) for index in range(len(LOGP_T))]
     turns = [slice(0, 2), slice(2, 5), slice(5, 6)]
-    together_T, gradient_T = _computed(loss, options, [slice(0, len(LOGP_T))])
+    whole = [slice(0, len(LOGP_T))]
+    together_T, gradient_T = _computed(loss, options, whole)
+    for value_T, relabelled_T in zip(
+        (together_T, gradient_T), _computed(loss, options, whole, RELABELLED), strict=True
+    ):
+        _compare("the labels of turns", value_T, relabelled_T)
+    if (at_zero_T := _computed(loss, options, whole, WITHOUT_ADVANTAGE)[1]).any():
+        raise ValueError(
+            f"its gradient is {at_zero_T.tolist()} where the advantage is 0, wanted 0: rows without advantage are left "
+            f"out of the forward pass, so that it would depend on which those are"
+        )
     for parts, what in ((turns, "the tokens of other turns"), (alone, "other tokens of its turn")):
         if what == "other tokens of its turn" and loss.whole_turns:
             continue
@@ -75,12 +95,17 @@ def check_loss(loss: LossPlugin, options: Mapping[str, object]) -> None:
         _compare(f"{what} in its micro-batch", gradient_T, apart_gradient_T)
 
 
-def _computed(loss: LossPlugin, options: Mapping[str, object], micro_batches: Sequence[slice]) -> tuple[Tensor, Tensor]:
-    """Loss and gradient of every token, computed in micro-batches."""
+def _computed(
+    loss: LossPlugin,
+    options: Mapping[str, object],
+    micro_batches: Sequence[slice],
+    columns: Mapping[str, Tensor] = COLUMNS,
+) -> tuple[Tensor, Tensor]:
+    """Loss of every token, and the gradient of their weighted sum, computed in micro-batches."""
     logp_T = LOGP_T.clone().requires_grad_()
     losses = []
     for part in micro_batches:
-        kept = {"old_T": OLD_T[part], "advantage_T": ADVANTAGE_T[part], "turn_T": TURN_T[part]}
+        kept = {name: column[part] for name, column in columns.items()}
         given = {name: column.clone() for name, column in kept.items()}
         arguments: dict[str, Any] = {**given, **options}
         losses.append(loss(logp_T[part], **arguments).loss_T)
@@ -90,7 +115,7 @@ def _computed(loss: LossPlugin, options: Mapping[str, object], micro_batches: Se
         raise ValueError("its loss_T has no gradient, wanted one that is computed from logp_T")
     if not loss_T.isfinite().all():
         raise ValueError(f"its loss_T is {loss_T.tolist()}, wanted finite numbers")
-    (gradient_T,) = torch.autograd.grad(loss_T.sum(), logp_T, allow_unused=True)
+    (gradient_T,) = torch.autograd.grad(loss_T @ WEIGHT_T, logp_T, allow_unused=True)
     return loss_T.detach(), torch.zeros_like(LOGP_T) if gradient_T is None else gradient_T
 
 
