@@ -106,7 +106,7 @@ def equal(answer: str, truth: str, *, seconds: float = SECONDS) -> bool:
     with _lock:
         if _worker is None:
             _worker = _Worker()
-        verdict = _UNREADABLE
+        verdict: bool | str | None = _UNREADABLE
         if len(truth) <= MAX_CHARS:
             verdict = _worker.compare(_clean(answer), _clean(truth), seconds)
         if verdict is None:

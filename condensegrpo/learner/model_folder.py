@@ -124,9 +124,8 @@ def auto_class(config: "PretrainedConfig") -> "type[AutoModelForCausalLM]":
 
     seeing = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
     named = seeing is not None and seeing.__name__ in (config.architectures or ())
-    if named or (seeing is not None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING):
-        return cast("type[AutoModelForCausalLM]", AutoModelForImageTextToText)
-    return AutoModelForCausalLM
+    whole = named or (seeing is not None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING)
+    return cast("type[AutoModelForCausalLM]", AutoModelForImageTextToText if whole else AutoModelForCausalLM)
 
 
 def load_policy(path: str, *, dtype: Dtype, attention: str = "auto") -> "PreTrainedModel":
