@@ -29,10 +29,10 @@ OF_RANKS = {  # ZeRO stage, frozen tower, ranks that compute a row together, whe
     "together": (1, False, 2, False),
 }
 SCENARIOS = {
-    "qwen3_vl": tuple(OF_RANKS),
+    "qwen3_vl": ("stage 0", "stage 3", "frozen", "together"),
     "qwen2_5_vl": ("together",),
-    "smolvlm": ("stage 3", "together"),
-    "llava_onevision": ("stage 3", "together"),
+    "smolvlm": ("stage 3",),
+    "llava_onevision": ("stage 2", "together"),
 }
 Found = tuple[dict[str, Tensor], list[float], Tensor]  # weights, norms of gradients, log-probabilities before
 

@@ -99,7 +99,7 @@ def test_resume_continues_bit_equal_with_weights_rate_and_random_numbers(tmp_pat
     assert [name for name, tensor in found.items() if not torch.equal(tensor, wanted_weights[name])] == []
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [0, 3])
 def test_a_resumed_engine_goes_on_with_its_own_rate_decay_and_betas(tmp_path: Path, stage: int) -> None:
     """Before, a lower learner.optimiser.lr at a resume was taken and changed nothing."""
     first = engine(stage)

@@ -66,8 +66,7 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("objective", [loss, at_once], ids=["one_pass", "chunks"])
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("stage", "objective"), [(0, at_once), (1, loss), (2, loss), (3, loss), (3, at_once)])
 def test_every_zero_stage_equals_plain_torch(stage: int, objective: ObjectiveFunction) -> None:
     steps = [rows(6, seed=step) for step in range(STEPS)]
     wanted, norms = plain(steps, qwen3())
@@ -78,7 +77,7 @@ def test_every_zero_stage_equals_plain_torch(stage: int, objective: ObjectiveFun
     assert [one["lr"] for one in stats] == pytest.approx([0.005, 0.01, 0.01])
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [0, 2])  # two ranks below: 1 and 3
 def test_shared_prefixes_under_every_zero_stage_equal_plain_torch(stage: int) -> None:
     steps = [forking_rows(16, seed=step) for step in range(STEPS)]
     wanted, norms = plain(steps, qwen3())
@@ -115,8 +114,7 @@ def test_a_rank_on_which_every_trajectory_fails_stops_the_run_on_all_ranks(ranks
     assert error.startswith("all 2 trajectories of rank 1 failed, 2 of them like this: ")
 
 
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("split", "stage"), SPLITS)
 def test_uneven_rows_on_two_ranks_equal_plain_torch_on_all_of_them(ranks: Path, split: str, stage: int) -> None:
     wanted, norms = plain([rows(3, seed=step) for step in range(STEPS)], qwen3())
     results = [torch.load(ranks / f"{split}_stage{stage}_rank{rank}.pt") for rank in range(2)]
@@ -218,7 +216,7 @@ def test_scheduler_steps_once_per_optimiser_step_whatever_the_micro_batches() ->
     assert seen == pytest.approx([0.1, 0.05 + 0.05 * math.cos(math.pi / 4), 0.05])
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [0, 3])
 def test_a_loss_that_is_not_finite_leaves_the_weights_untouched(stage: int) -> None:
     engine = open_deepspeed(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     before = {name: tensor.clone() for name, tensor in gathered_weights(engine)}
@@ -234,8 +232,9 @@ def endless(logp_T: Tensor, _: PackedBatch) -> ObjectiveValue:
     return ObjectiveValue((logp_T - logp_T.detach()).sqrt(), {})
 
 
-@pytest.mark.parametrize("steep", [endless, PerToken(endless)], ids=["chunks", "one_pass"])
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    ("stage", "steep"), [(0, endless), (1, PerToken(endless)), (2, endless), (3, PerToken(endless))]
+)
 def test_a_gradient_that_is_not_finite_leaves_the_weights_untouched(stage: int, steep: ObjectiveFunction) -> None:
     engine = open_deepspeed(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     before = {name: tensor.clone() for name, tensor in gathered_weights(engine)}

@@ -144,8 +144,8 @@ def test_targets_are_checked_from_the_configuration_alone(tmp_path: Path) -> Non
         check_targets_of(str(tmp_path), ("c_attn",))
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_lora_under_every_zero_stage_equals_plain_torch_and_peft(stage: int) -> None:
+@pytest.mark.parametrize("stage", [0, 2])  # two ranks below: every stage
+def test_lora_under_a_zero_stage_equals_plain_torch_and_peft(stage: int) -> None:
     steps = [rows(6, seed=step) for step in range(STEPS)]
     learner = engine(moved_qwen3(), stage)
     for some in steps:
@@ -182,7 +182,7 @@ def test_the_reference_of_two_ranks_is_the_base_however_few_rows_a_rank_has(rank
             torch.testing.assert_close(found_T, plain_logprobs(base, row, temperature=TEMPERATURE).detach())
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [0, 3])
 def test_merge_drift_the_base_is_bit_identical_after_any_number_of_syncs(stage: int) -> None:
     """trl#3466: merging in place and taking it back moves the base a little with every sync."""
     learner = engine(moved_qwen3(EVERYWHERE), stage)
@@ -223,7 +223,7 @@ def test_merged_bfloat16_weights_are_rounded_once() -> None:
     assert torch.equal(found, exact.to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [0, 3])
 def test_lora_in_bfloat16_stays_near_fp32(stage: int) -> None:
     found = {}
     for dtype in ("float32", "bfloat16"):
@@ -281,7 +281,7 @@ def test_dropout_leaves_an_adapters_input_out_or_scales_it_and_never_the_bases()
             assert torch.equal(layer(x), x @ own.weight.T)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [1, 3])
 def test_resume_with_adapters_and_dropout_continues_bit_equal(tmp_path: Path, stage: int) -> None:
     torch.manual_seed(5)
     batches = [micro_batches(rows(5, seed=step), 2) for step in range(6)]
@@ -302,7 +302,7 @@ def test_resume_with_adapters_and_dropout_continues_bit_equal(tmp_path: Path, st
     assert [name for name, tensor in found.items() if not torch.equal(tensor, wanted_weights[name])] == []
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [0, 3])
 def test_a_checkpoint_holds_the_adapters_and_not_the_base_again(tmp_path: Path, stage: int) -> None:
     learner = engine(moved_qwen3(), stage)
     path = checkpoint.save(learner, tmp_path, step=1, state={})
@@ -312,15 +312,15 @@ def test_a_checkpoint_holds_the_adapters_and_not_the_base_again(tmp_path: Path, 
     assert all(".lora_" in name for name in saved["pieces"])
 
 
-@pytest.mark.parametrize("stage", [0, 3])
 @pytest.mark.parametrize(
-    "other",
+    ("other", "stage"),
     [
-        lambda: adapted_base(seed=1),
-        lambda: qwen3(),
-        lambda: adapted_qwen3(EVERYWHERE),
+        (lambda: adapted_base(seed=1), 0),
+        (lambda: adapted_base(seed=1), 3),
+        (qwen3, 0),
+        (lambda: adapted_qwen3(EVERYWHERE), 3),
     ],
-    ids=["other base", "no adapters", "other adapters"],
+    ids=["other base, 0", "other base, 3", "no adapters", "other adapters"],
 )
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, other: object, stage: int) -> None:
     assert callable(other)
@@ -343,7 +343,7 @@ def adapted_base(*, seed: int) -> PreTrainedModel:
     return policy
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [3])
 def test_the_adapter_folder_on_its_base_is_the_merged_model(tmp_path: Path, stage: int) -> None:
     base = tmp_path / "base"
     write_policy(base, qwen3().config, in_main_memory(qwen3().named_parameters()), tokenizer=tokenizer())
@@ -359,7 +359,7 @@ def test_the_adapter_folder_on_its_base_is_the_merged_model(tmp_path: Path, stag
     assert (found.peft_config["default"].r, found.peft_config["default"].lora_alpha) == (4, 8.0)
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("stage", [3])
 def test_a_model_with_a_head_of_its_own_is_synced_under_its_own_names(stage: int) -> None:
     learner = engine(add_adapters(llama(), EVERYWHERE, base="base", seed=0), stage)
     found = weights(learner)

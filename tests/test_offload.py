@@ -54,10 +54,15 @@ def test_deepspeed_settings_say_what_to_offload(offload: Offload, wanted: dict[s
 
 
 @pytest.mark.parametrize(
-    ("offload", "stage"),
-    [("optimiser", 1), ("optimiser", 2), ("optimiser", 3), ("optimiser_and_weights", 3)],
+    ("make", "offload", "stage"),
+    [
+        (qwen3, "optimiser", 1),
+        (moved_qwen3, "optimiser", 2),
+        (qwen3, "optimiser", 3),
+        (qwen3, "optimiser_and_weights", 3),
+        (moved_qwen3, "optimiser_and_weights", 3),
+    ],
 )
-@pytest.mark.parametrize("make", [qwen3, moved_qwen3], ids=["all weights", "adapters"])
 def test_steps_with_offload_are_those_without(make: Make, offload: Offload, stage: int) -> None:
     norms, weights = without_offload(make)
     offloaded_norms, offloaded = three_steps(make, stage, offload)
@@ -109,7 +114,6 @@ def test_resume_with_offload_continues_bit_equal(tmp_path: Path, offload: Offloa
         (qwen3, 0, "float32"),
         (moved_qwen3, 1, "float32"),
         (qwen3, 2, "bfloat16"),
-        (moved_qwen3, 3, "float32"),
         (qwen3, 3, "bfloat16"),
     ],
 )

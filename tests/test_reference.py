@@ -10,7 +10,6 @@ from two_ranks import OPTIMISER, loss, micro_batches
 
 from condensegrpo.algorithms.losses import k3
 from condensegrpo.learner.engine import (
-    STAGES,
     against_base,
     against_copy,
     close_deepspeed,
@@ -47,7 +46,7 @@ def test_with_adapters_the_divergence_is_0_before_the_first_step(stage: int) -> 
     assert sum(float(k3(one_T, other_T).sum()) for one_T, other_T in zip(policy, reference, strict=True)) == 0.0
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [0, 3])
 def test_after_some_steps_the_base_says_what_a_frozen_copy_says(copy: TrainedLogprobs, stage: int) -> None:
     learner = open_deepspeed(
         adapted_qwen3(EVERYWHERE), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32"
@@ -64,7 +63,7 @@ def test_after_some_steps_the_base_says_what_a_frozen_copy_says(copy: TrainedLog
         assert float(k3(logp_T, one.reference).sum()) > 1e-4  # it has moved
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [1, 3])
 def test_measuring_the_reference_between_steps_disturbs_nothing(stage: int) -> None:
     """Neither the weights nor the masks of dropout, nor what ZeRO 3 knows of the order of the layers."""
     found = []

@@ -6,12 +6,11 @@ from tiny import llama, qwen3, rows
 from transformers import PreTrainedModel
 from two_ranks import OPTIMISER, loss, micro_batches
 
-from condensegrpo.learner.engine import STAGES, close_deepspeed, open_deepspeed, optimizer_step
+from condensegrpo.learner.engine import close_deepspeed, open_deepspeed, optimizer_step
 from condensegrpo.learner.weights import gathered_weights
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("make", [qwen3, llama])
+@pytest.mark.parametrize(("make", "stage"), [(qwen3, 0), (llama, 1), (qwen3, 2), (llama, 3), (qwen3, 3)])
 def test_gathered_weights_are_the_state_dict_under_its_names(make: Callable[[], PreTrainedModel], stage: int) -> None:
     wanted = {name: tensor.clone() for name, tensor in make().state_dict().items()}
     engine = open_deepspeed(make(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")

@@ -49,7 +49,8 @@ from condensegrpo.learner.weights import gathered_weights
 
 OPTIMISER = OptimizerSettings(lr=0.01, eps=1e-3, weight_decay=0.1, grad_clip=0.05, warmup_steps=2)
 STEPS = 3
-SPLITS = {"2_1": (2, 1), "3_0": (3, 0)}  # rows of the two ranks
+ROWS = {"2_1": (2, 1), "3_0": (3, 0)}  # of the two ranks
+SPLITS = (("3_0", 0), ("2_1", 1), ("3_0", 2), ("2_1", 3), ("3_0", 3))  # with the ZeRO stage
 
 
 def at_once(logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
@@ -79,12 +80,12 @@ def train(
 def uneven(folder: Path) -> None:
     """Two ranks with 2 rows and 1, then with 3 and none; a micro-batch a row."""
     rank = ranks.rank()
-    for name, (first, second) in SPLITS.items():
+    for name, stage in SPLITS:
+        first, second = ROWS[name]
         mine = slice(0, first) if rank == 0 else slice(first, first + second)
         batches = [micro_batches(rows(3, seed=step)[mine], 1) for step in range(STEPS)]
-        for stage in STAGES:
-            found = train(stage, batches)
-            torch.save(found, folder / f"{name}_stage{stage}_rank{rank}.pt")
+        found = train(stage, batches)
+        torch.save(found, folder / f"{name}_stage{stage}_rank{rank}.pt")
 
 
 def shared_out(folder: Path) -> None:
