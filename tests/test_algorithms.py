@@ -6,6 +6,7 @@ In this process, so that the libraries load once: ``build`` and ``train`` are wh
 import json
 import math
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -86,16 +87,20 @@ def from_warm(warm: str) -> tuple[str, ...]:
 
 
 def assert_learned(lines: list[dict[str, float]]) -> None:
-    assert len(lines) == 2
+    assert lines
     assert all(math.isfinite(value) for line in lines for value in line.values())
     assert all(line["rows"] > 0 and line["grad_norm"] > 0 for line in lines)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_every_estimator_trains_the_quickstart(estimator: str, warm: str, tmp_path: Path) -> None:
-    lines = run(tmp_path / "run", *from_warm(warm), *COMPOSED, f"algorithm.advantage.estimator={estimator}")
-    assert_learned(lines)
-    assert all(line["turn_reward"] > 0 for line in lines)
+@pytest.mark.parametrize(("estimator", "loss"), [*zip(ESTIMATORS, cycle(LOSSES), strict=False)])
+def test_every_estimator_and_every_loss_trains_the_quickstart(
+    estimator: str, loss: str, warm: str, tmp_path: Path
+) -> None:
+    chosen = (f"algorithm.advantage.estimator={estimator}", f"algorithm.loss.name={loss}", "train.steps=1")
+    (line,) = run(tmp_path / "run", *from_warm(warm), *COMPOSED, *chosen)
+    assert_learned([line])
+    assert line["turn_reward"] > 0
+    assert line["ratio"] == pytest.approx(1, abs=1e-3)  # one update a batch: on policy
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -122,19 +127,6 @@ def test_efficient_says_at_the_start_what_it_will_not_look_at(tmp_path: Path) ->
     assert "algorithm.stops.penalty, which is subtracted from the total reward, changes nothing" in penalty
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_every_loss_trains_the_quickstart(loss: str, warm: str, tmp_path: Path) -> None:
-    lines = run(
-        tmp_path / "run",
-        *from_warm(warm),
-        *COMPOSED,
-        "algorithm.advantage.estimator=grpo",
-        f"algorithm.loss.name={loss}",
-    )
-    assert_learned(lines)
-    assert all(line["ratio"] == pytest.approx(1, abs=1e-3) for line in lines)  # one update a batch: on policy
-
-
 def test_several_updates_move_the_ratio_from_one(warm: str, tmp_path: Path) -> None:
     chosen = "algorithm={advantage: {estimator: grpo}, updates_per_batch: 3}"
     lines = run(tmp_path / "run", *from_warm(warm), *COMPOSED, chosen, "learner.optimiser.lr=0.002")
@@ -158,7 +150,7 @@ def test_importance_correction_and_whitening_train(warm: str, tmp_path: Path) ->
 
 def test_a_kl_term_keeps_the_policy_near_its_origin(warm: str, tmp_path: Path) -> None:
     """The reference is the policy before the first step and stays it; a heavy term holds the policy to it."""
-    base = (*from_warm(warm), *COMPOSED, "train.steps=4", "learner.optimiser.betas=[0.5, 0.9]")
+    base = (*from_warm(warm), *COMPOSED, "train.steps=3", "learner.optimiser.betas=[0.5, 0.9]")
     free = run(tmp_path / "free", *base, "algorithm={advantage: {estimator: grpo}, kl: {coefficient: 1.0e-9}}")
     held = run(
         tmp_path / "held", *base, "algorithm={advantage: {estimator: grpo}, kl: {coefficient: 10.0, estimator: k2}}"

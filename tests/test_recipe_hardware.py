@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from hub_models import SIZES, write_config
 from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import config_on, find_config, shipped, vary
 from condensegrpo.config.schema import ModelSettings, RunConfig
-from condensegrpo.planning.plan import Device, Plan, architecture
+from condensegrpo.planning.plan import Architecture, Device, Plan, architecture
 from condensegrpo.planning.remedies import lines, remedy
 
 GIB = 1 << 30
@@ -46,7 +47,14 @@ def planned(name: str, overrides: Sequence[str], models: Path, on: Hardware) -> 
     path = [] if config.model.path is None else [f"model.path={write_config(config.model.path, models)}"]
     varied = vary(config, [*path, *on.overrides])
     check_values(varied)
-    return varied, Plan(varied, architecture(varied.model), ranks=on.ranks, device=on.device, memory=on.memory)
+    model = _architecture(varied.model.model_dump_json())
+    return varied, Plan(varied, model, ranks=on.ranks, device=on.device, memory=on.memory)
+
+
+@cache
+def _architecture(settings: str) -> Architecture:
+    """Made once for all recipes of a model."""
+    return architecture(ModelSettings.model_validate_json(settings))
 
 
 @pytest.mark.parametrize("name", sorted(SIZES))

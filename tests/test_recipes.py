@@ -30,7 +30,9 @@ RECIPES = (
     *(f"tool_use_{task}_lora" for task in ("gsm8k", "mbpp")),
 )
 SIZES = ("search_mt_grpo_qwen3_1.7b", "search_mt_grpo_qwen3_4b")  # differ from 0.6b in the model alone: not trained
-TRAINED = tuple(name for name in RECIPES if name not in SIZES)
+# differ from search_mt_grpo in the estimator alone: not trained, as test_algorithms.py trains with every estimator
+ESTIMATORS = tuple(f"search_{estimator}" for estimator in ("ms_grpo", "ms_po", "grpo", "grpo_merged"))
+TRAINED = tuple(name for name in RECIPES if name not in (*SIZES, *ESTIMATORS))
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +67,14 @@ def test_recipes_of_other_sizes_differ_in_the_model_alone(name: str) -> None:
     assert other.model.path != small.model.path
     model = small.model.model_copy(update={"path": other.model.path})
     assert other == small.model_copy(update={"name": name, "model": model})
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_recipes_of_other_estimators_differ_in_the_estimator_alone(name: str) -> None:
+    one, other = (load_config(find_config(recipe)) for recipe in ("search_mt_grpo", name))
+    algorithm = one.algorithm.model_copy(update={"advantage": other.algorithm.advantage})
+    assert other.algorithm.advantage.estimator == name.removeprefix("search_")
+    assert other == one.model_copy(update={"name": name, "algorithm": algorithm})
 
 
 @pytest.mark.parametrize("name", TRAINED)
