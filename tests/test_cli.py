@@ -248,12 +248,14 @@ def test_an_empty_data_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_paths_that_look_like_markup_do_no_harm(tmp_path: Path) -> None:
-    out = succeed("train", *TINY, "train.steps=0", "warm_start.steps=0", f"runs_dir={tmp_path}/[/x]")
+    short = ("train.steps=0", "warm_start.steps=0", "evaluate.problems=1")
+    out = succeed("train", *TINY, *short, f"runs_dir={tmp_path}/[/x]")
     assert "[/x]" in out
 
 
 def test_a_full_disk_ends_the_run_with_what_to_do_and_the_run_goes_on_when_there_is_room(tmp_path: Path) -> None:
-    done = run("train", *TINY, f"runs_dir={tmp_path}", program=partial(on_a_full_disk, 700_000))
+    short = ("warm_start.steps=1", "train.steps=1", "train.save_every=1", "evaluate.problems=1")
+    done = run("train", *TINY, *short, f"runs_dir={tmp_path}", program=partial(on_a_full_disk, 700_000))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert "The disk or quota is full: free some space" in done.stderr
@@ -265,7 +267,8 @@ def test_a_run_outlives_its_terminal(tmp_path: Path) -> None:
     """Its shell has ended, or a connection; the signal that tells of it was ignored, as ``disown`` has it."""
     terminal, end = pty.openpty()
     with Connection(end) as other_end:
-        arguments = ("train", *TINY, "train.steps=1", f"runs_dir={tmp_path}")
+        short = ("warm_start.steps=1", "train.steps=1", "evaluate.problems=1")
+        arguments = ("train", *TINY, *short, f"runs_dir={tmp_path}")
         program = partial(at_terminal, other_end)
         process = ForkedCommand(arguments, cwd=ROOT, environment=ENVIRONMENT, more={"TERM": "xterm"}, program=program)
     log = tmp_path / "quickstart/log.txt"

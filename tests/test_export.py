@@ -105,13 +105,12 @@ def test_an_exported_model_is_the_newest_checkpoints(finished: Path, tmp_path: P
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["model"]
 
 
-def test_an_exported_model_has_a_tokenizer_with_template_and_what_ends_a_reply(finished: Path, tmp_path: Path) -> None:
-    succeed("export", str(finished), str(tmp_path / "model"))
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+def test_an_exported_model_has_a_tokenizer_with_template_and_what_ends_a_reply(finished: Path, exported: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(exported)
     assert tokenizer.apply_chat_template([{"role": "user", "content": "3"}], tokenize=False)
     wanted = end_ids(str(finished / "origin/warm"))
     if wanted:
-        found = GenerationConfig.from_pretrained(tmp_path / "model").eos_token_id
+        found = GenerationConfig.from_pretrained(exported).eos_token_id
         assert (found if isinstance(found, list) else [found]) == list(wanted)
 
 
@@ -126,7 +125,7 @@ def test_a_step_or_a_checkpoint_can_be_named(finished: Path, tmp_path: Path) -> 
     assert not all(torch.equal(last[key], tensor) for key, tensor in wanted.items())
 
 
-def test_an_exported_adapter_on_the_policy_that_grpo_started_from_is_the_exported_model(
+def test_an_exported_adapter_on_the_policy_that_grpo_started_from_is_the_exported_model_and_its_card_says_so(
     finished: Path, tmp_path: Path
 ) -> None:
     succeed("export", str(finished), str(tmp_path / "adapter"), "--adapter")
@@ -135,6 +134,10 @@ def test_an_exported_adapter_on_the_policy_that_grpo_started_from_is_the_exporte
     merged = logits(finished / "checkpoints/step_000003/model")
     torch.testing.assert_close(together, merged, rtol=0, atol=1e-4)
     assert not torch.allclose(together, logits(finished / "origin/warm"), atol=1e-2)
+    card = (tmp_path / "adapter/README.md").read_text()
+    assert yaml.safe_load(card.split("---\n")[1])["library_name"] == "peft"
+    assert "the folder `origin/warm` of the run" in card
+    assert (tmp_path / "adapter/condenser.yaml").is_file()
 
 
 def test_nothing_is_overwritten(finished: Path, tmp_path: Path) -> None:
@@ -212,14 +215,6 @@ def test_a_condenser_in_a_file_of_the_exported_folder_is_found(exported: Path, t
     (folder / "condenser.yaml").write_text("condenser: {name: 'mine.py:Mine'}\n")
     with open_engine(folder) as engine:
         assert type(engine.condenser).__name__ == "Mine"
-
-
-def test_the_card_of_an_adapter_names_its_base(finished: Path, tmp_path: Path) -> None:
-    succeed("export", str(finished), str(tmp_path / "adapter"), "--adapter")
-    text = (tmp_path / "adapter/README.md").read_text()
-    assert yaml.safe_load(text.split("---\n")[1])["library_name"] == "peft"
-    assert "the folder `origin/warm` of the run" in text
-    assert (tmp_path / "adapter/condenser.yaml").is_file()
 
 
 def test_a_dry_run_lists_what_would_be_uploaded_and_sends_nothing(finished: Path, tmp_path: Path) -> None:
@@ -360,7 +355,8 @@ def test_a_damaged_checkpoint_is_not_evaluated(finished: Path, tmp_path: Path) -
 
 
 def test_a_run_that_trained_all_weights_has_no_adapter(finished: Path, tmp_path: Path) -> None:
-    succeed("train", *TINY, "train.steps=0", "warm_start.steps=0", f"runs_dir={tmp_path}", "name=full")
+    short = ("train.steps=0", "warm_start.steps=0", "evaluate.problems=1")
+    succeed("train", *TINY, *short, f"runs_dir={tmp_path}", "name=full")
     message = refused(str(tmp_path / "full"), str(tmp_path / "adapter"), "--adapter")
     assert "it has no adapter/. It trained all weights: leave --adapter out." in message
 
