@@ -181,7 +181,6 @@ def _proxy(config: RunConfig, model: str, out: Path, options: Mapping[str, Any])
     renderer, sampler = renderer_for(components, model, media), open_sampler(config, model, media=media)
     temperature = config.rollout.temperature
     engine = trajectory_engine(components, renderer=renderer, sampler=sampler, temperature=temperature)
-    renderer.keep(options["sessions"] * config.rollout.limits.max_context_tokens)
     form = config.rollout.tools.format
     with _recorded(config, model, out) as record:
         yield Proxy(

@@ -22,7 +22,6 @@ from condensegrpo.config.load import load_config, validate, vary
 from condensegrpo.config.schema import Plugin, RunConfig
 from condensegrpo.config.yaml_tree import keys_of, sections_in
 from condensegrpo.core.observer import Silent
-from condensegrpo.episodes.pieces import Pieces
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.train import run_training
 
@@ -162,8 +161,6 @@ def described(value: object, depth: int = 0) -> object:
         return value._max_workers
     if isinstance(value, FunctionType):
         return value.__qualname__
-    if isinstance(value, Pieces):  # a cache of what template and encoder gave, which are described themselves
-        return "Pieces"
     if is_dataclass(value):
         return [type(value).__name__, {each.name: deeper(getattr(value, each.name)) for each in fields(value)}]
     if type(value).__module__.startswith("condensegrpo"):

@@ -67,20 +67,50 @@ Part = TextPart | MediaPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """The token ids of a sampled reply, and the text and reasoning that they say."""
+
+    ids: tuple[int, ...]  # without the stop id
+    text: str
+    reasoning: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message: text, or parts of text and media. That of a sampled reply is its whole text, calls included."""
+    """One message: text, or parts of text and media. Reasoning and calls of a reply are parsed from its ids."""
 
     role: Role
-    content: str | tuple[Part, ...]  # a text is the same as one part of it; see ``encodable``
-    tool_calls: tuple[ToolCall, ...] = ()  # parsed from content
+    content: str | tuple[Part, ...]  # without the reasoning; a text is the same as one part of it; see ``encodable``
+    reasoning: str = ""  # of a reply: what it thought, which neither answers nor calls
+    tool_calls: tuple[ToolCall, ...] = ()  # of a reply; in some tool formats the content holds their text, too
     tool_call_id: str | None = None  # of a tool result: the call that it answers
     name: str | None = None  # of a tool result: the tool
+    # of a sampled reply, see ``ids``
+    written: Written | None = field(default=None, compare=False, repr=False, metadata={"stored": False})
 
     def __post_init__(self) -> None:
         if isinstance(self.content, tuple) and not self.media:
             object.__setattr__(self, "content", self.text)  # one value for one message
         elif isinstance(self.content, str) and not self.content.isascii():
             object.__setattr__(self, "content", encodable(self.content))
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The ids that were sampled; none if this is no sampled reply, or was rewritten since."""
+        written = self.written
+        said = written is not None and (written.text, written.reasoning) == (self.content, self.reasoning)
+        return written.ids if said and written is not None else ()
+
+    @property
+    def transcript(self) -> str:
+        """The text with the reasoning before it, and with the calls that it does not hold after it."""
+        thought = f"<think>\n{self.reasoning}\n</think>\n\n" if self.reasoning else ""
+        calls = (
+            f'\n<tool_call>{{"name": "{call.name}", "arguments": {call.arguments}}}</tool_call>'
+            for call in self.tool_calls
+            if call.name not in self.text
+        )
+        return f"{thought}{self.text}{''.join(calls)}"
 
     @property
     def text(self) -> str:
@@ -127,11 +157,9 @@ class Message:
         """Compares the text first: messages that differ mostly differ in it."""
         if not isinstance(other, Message):
             return NotImplemented
-        return self.content == other.content and (self.role, self.tool_calls, self.tool_call_id, self.name) == (
-            other.role,
-            other.tool_calls,
-            other.tool_call_id,
-            other.name,
+        return self.content == other.content and (
+            (self.role, self.reasoning, self.tool_calls, self.tool_call_id, self.name)
+            == (other.role, other.reasoning, other.tool_calls, other.tool_call_id, other.name)
         )
 
     def __hash__(self) -> int:

@@ -1,6 +1,7 @@
 """Messages to the text of a chat template, in which only the template's own special tokens are control tokens."""
 
 import json
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RENDER_SECONDS = 1.0  # of processor time that a rendering of a few messages may take; templates take some milliseconds
 WAIT = 20  # times as long is waited for it
+_STAND_INS = 0xF0000  # the first of the private-use characters that stand for sampled ids
+_PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
 
 
 def tool_text(tools: Sequence[Mapping[str, object]]) -> str:
@@ -62,32 +65,32 @@ class ChatTemplate:
         self._formats = tuple(formats)
         self._options = dict(options)
         self._pictures = pictures
+        self.fields = False  # whether the template is given reasoning and calls of a reply beside its text
         self._lists_parts = pictures is not None and not self._shows_strings()
 
     def unused(self, messages: Sequence[Message]) -> Iterator[str]:
         """Characters that occur neither in the tools nor in the messages: markers and stand-ins for a rendering."""
         return unused_characters((self.tool_text, *(text for message in messages for text in _texts(message))))
 
-    @property
-    def source(self) -> str:
-        """The template itself."""
-        return str(self._tokenizer.get_chat_template(tools=self._tools or None))
-
-    def calls_beside(self, message: Message) -> bool:
-        """Whether the template is given the calls of a message: those that its content already contains it is not."""
-        content, calls = message.text, message.tool_calls
-        if all(call.arguments in content and call.name in content for call in calls):
-            return False
-        for form in self._formats:  # written as code, or with escapes
-            if calls == tuple(call for call in form.parse(content) if isinstance(call, ToolCall)):
-                return False
-        return True
-
-    def render(self, messages: Sequence[Message], marker: str, *, end: str = "", generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        marker: str,
+        *,
+        sampled: dict[str, tuple[int, ...]] | None = None,
+        generation_prompt: bool = True,
+    ) -> str:
         """The template's text, in which the marker breaks up every special token that is not the template's own.
 
-        ``end`` follows the last word of every reply. Pictures are expanded, see ``ExpandsPictures``. Where the template
-        wants user and assistant to alternate, messages of the user in a row are one, such as the results of two calls.
+        Pictures are expanded, see ``ExpandsPictures``. Where the template wants user and assistant to alternate,
+        messages of the user in a row are one, such as the results of two calls.
+
+        Args:
+            messages: to render.
+            marker: a character that is unused in them.
+            sampled: filled with the ids of sampled replies by the characters that stand for them in the text; None:
+                replies are shown as text.
+            generation_prompt: whether the text ends with what opens a reply.
         """
         if any(first.role == second.role == "user" for first, second in pairwise(messages)) and self._alternates:
             messages = one_by_user(messages)
@@ -98,14 +101,25 @@ class ChatTemplate:
                 f"whose pictures this version knows (docs/how-to/train-with-pictures.md). Use one that does, or a task "
                 f"of text alone."
             )
-        text = self._written(messages, marker, end, generation_prompt)
+        if sampled is not None and any(_PRIVATE.search(message.text) for message in messages):
+            sampled = None
+        text = self._written(messages, marker, sampled, generation_prompt)
+        if sampled and any(text.count(stand_in) != 1 for stand_in in sampled):  # the template drops or escapes replies
+            sampled.clear()
+            text = self._written(messages, marker, None, generation_prompt)
         return self._expanded(text, messages, shown) if self._pictures is not None else text
 
-    def _written(self, messages: Sequence[Message], marker: str, end: str, generation_prompt: bool) -> str:
+    def _written(
+        self,
+        messages: Sequence[Message],
+        marker: str,
+        sampled: dict[str, tuple[int, ...]] | None,
+        generation_prompt: bool,
+    ) -> str:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    [self._entry(message, marker, end) for message in messages],
+                    [self._entry(message, marker, sampled) for message in messages],
                     tools=self._tools or None,
                     add_generation_prompt=generation_prompt,
                     tokenize=False,
@@ -140,21 +154,30 @@ class ChatTemplate:
     def _alternates(self) -> bool:
         """Whether the template takes a second message of the user after a reply, and refuses a third behind it."""
         user, reply = Message(role="user", content="1"), Message(role="assistant", content="1")
-        taken = list[bool]()
-        for number in (1, 2):
-            try:
-                self._written((user, reply, *[user] * number), "", "", True)
-            except RolloutError:
-                taken.append(False)
-            else:
-                taken.append(True)
-        return taken == [True, False]
+        return [self._takes((user, reply, *[user] * number)) for number in (1, 2)] == [True, False]
+
+    @cached_property
+    def _keeps_thoughts(self) -> bool:
+        """Whether the template shows the content of every reply as it is, thinking included."""
+        said = Message(role="assistant", content="<think>\na\n</think>\n\nb")
+        user = Message(role="user", content="1")
+        try:
+            return self._written((user, said, user, said), "", None, True).count(said.text) == 2
+        except RolloutError:
+            return False
+
+    def _takes(self, messages: Sequence[Message]) -> bool:
+        try:
+            self._written(messages, "", None, True)
+        except RolloutError:
+            return False
+        return True
 
     def _shows_strings(self) -> bool:
         """Whether the template shows a content that is a text; some show lists of parts alone."""
         message = Message(role="user", content="shown")
         try:
-            return message.text in self._written((message,), "", "", False)
+            return message.text in self._written((message,), "", None, False)
         except RolloutError:
             return False
 
@@ -163,12 +186,9 @@ class ChatTemplate:
         model = f" of {self._tokenizer.name_or_path}" if self._tokenizer.name_or_path else ""
         return f"rendering {len(messages)} messages ({roles}): the chat template{model}"
 
-    def _entry(self, message: Message, marker: str, end: str) -> dict[str, object]:
+    def _entry(self, message: Message, marker: str, sampled: dict[str, tuple[int, ...]] | None) -> dict[str, object]:
         """A message as chat templates take it. Calls that the content already contains are not shown twice."""
-        content = self._encoder.escape(message.text, marker)
-        if end and message.role == "assistant":
-            said = content.rstrip()
-            content = f"{said}{end}{content[len(said) :]}"
+        content = self._content(message, marker, sampled)
         entry: dict[str, object] = {"role": message.role, "content": content}
         if message.media:
             entry["content"] = [
@@ -182,12 +202,36 @@ class ChatTemplate:
         if message.role == "tool":
             entry["name"] = self._encoder.escape(message.name or "", marker)
             entry["tool_call_id"] = message.tool_call_id or ""
-        if self.calls_beside(message):
+        if self.fields and message.reasoning:
+            entry["reasoning_content"] = entry["thinking"] = self._encoder.escape(message.reasoning, marker)
+        if message.tool_calls and (self.fields or self._calls_beside(message)):
             entry["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": self._escaped(_function(call), marker)}
                 for call in message.tool_calls
             ]
         return entry
+
+    def _content(self, message: Message, marker: str, sampled: dict[str, tuple[int, ...]] | None) -> str:
+        """The text of a message; of a sampled reply what was sampled, unless the template takes it apart."""
+        if self.fields or not (message.ids or message.reasoning):
+            return self._encoder.escape(message.text, marker)
+        if not message.ids:
+            return self._encoder.escape(f"<think>\n{message.reasoning}\n</think>\n\n{message.text}", marker)
+        if sampled is None or (message.reasoning and not self._keeps_thoughts):
+            text = self._encoder.decoded(message.ids, marker)
+            return text if message.text or not message.reasoning else closed_thought(text)
+        sampled[stand_in := chr(_STAND_INS + len(sampled))] = message.ids
+        return stand_in
+
+    def _calls_beside(self, message: Message) -> bool:
+        """Whether the template is given the calls of a message: those that its content already contains it is not."""
+        content, calls = message.text, message.tool_calls
+        if all(call.arguments in content and call.name in content for call in calls):
+            return False
+        for form in self._formats:  # written as code, or with escapes
+            if calls == tuple(call for call in form.parse(content) if isinstance(call, ToolCall)):
+                return False
+        return True
 
     def _escaped(self, value: object, marker: str) -> object:
         if isinstance(value, str):
@@ -224,6 +268,12 @@ def first_rendering(render: Callable[[], T], *, seconds: float = RENDER_SECONDS)
     return result
 
 
+def closed_thought(text: str) -> str:
+    """A reply that is one unfinished thought, with the tags that it lacks: no template takes it for speech then."""
+    opened = text if text.lstrip().startswith("<think>") else f"<think>\n{text}"
+    return opened if "</think>" in text else f"{opened}\n</think>\n\n"
+
+
 def _line(error: Exception) -> str:
     """Where in the template the error was raised, if that is known."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
@@ -232,7 +282,10 @@ def _line(error: Exception) -> str:
 
 def _texts(message: Message) -> Iterator[str]:
     yield message.text
-    yield message.name or ""
+    if message.ids or message.reasoning:
+        yield message.reasoning
+    if message.name:
+        yield message.name
     for call in message.tool_calls:
         yield call.name
         yield call.arguments

@@ -3,10 +3,9 @@
 import itertools
 import re
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,8 +13,9 @@ if TYPE_CHECKING:
 
 LARGE = 1 << 16  # characters of a text that takes long: it may be tokenised in a thread, see ``Proxy``
 LARGE_CACHED = 32  # of them, whose ids are kept
-CACHED = 16384  # texts after a control token whose ids are kept
-_SETTINGS = Lock()  # a tokenizer keeps those of its last call, whichever thread and encoder it came from
+CACHED = 16384  # texts whose ids are kept
+NO_IDS: Mapping[str, Sequence[int]] = {}
+_NOTHING = "(?!)"  # matches nowhere
 
 
 class TextEncoder:
@@ -32,21 +32,20 @@ class TextEncoder:
         special = {token.content: token for token in tokenizer.added_tokens_decoder.values() if token.special}
         longest_first = sorted(special, key=len, reverse=True)
         self._ids = {text: int(tokenizer.convert_tokens_to_ids(text)) for text in longest_first}
-        self._forbidden = frozenset(self._ids.values()) - {tokenizer.unk_token_id}
-        nothing = "(?!)"  # matches nowhere
         alike = itertools.groupby(longest_first, key=lambda text: (special[text].lstrip, special[text].rstrip))
         self._control = re.compile(
             "|".join(
                 rf"{_space(left)}({'|'.join(map(re.escape, texts))}){_space(right)}" for (left, right), texts in alike
             )
-            or nothing
+            or _NOTHING
         )
-        texts = "|".join(map(re.escape, longest_first)) or nothing
+        texts = "|".join(map(re.escape, longest_first)) or _NOTHING
         self._text = re.compile(texts)
         self._start = re.compile(rf"(?=(?:{texts}))(.)", re.DOTALL)  # finds overlapping ones too, but slowly
-        self._copies = dict[bool, Any]()  # of the tokenizer, for large texts
-        self._large = lru_cache(LARGE_CACHED)(self._beside)
-        self._between = lru_cache(CACHED)(self._whole)
+        self._anchor = next((text for text in longest_first if not special[text].rstrip), "")
+        self._texts = {token: text for text, token in self._ids.items()}
+        self._copy: Any = None  # of the tokenizer, for large texts
+        self._small, self._large = lru_cache(CACHED)(self._encoded), lru_cache(LARGE_CACHED)(self._beside)
 
     def escape(self, text: str, marker: str) -> str:
         """The text with the marker after the first character of every special token's text."""
@@ -55,75 +54,71 @@ class TextEncoder:
     def leading_control(self, text: str) -> int | None:
         """The id of the special token that the text starts with, white space aside."""
         match = self._control.match(text.lstrip())
-        return self._id(match) if match else None
+        return self._ids[match[match.lastindex or 0]] if match else None
 
-    def controls(self, text: str) -> list[int]:
-        """Where the control tokens of a text begin, the white space that they swallow included."""
-        return [match.start() for match in self._control.finditer(text)]
+    def last_control(self, text: str) -> int:
+        """Where the text after the last special token begins that is no tag of a thought."""
+        ends = (found.end() for found in self._control.finditer(text) if "think" not in found[0].lower())
+        return max(ends, default=0)
 
-    def encode(self, text: str, marker: str) -> "array[int]":
-        """The ids of a text; the marker falls away, and what it broke up gives no control token."""
-        ids, known = array("I"), marker not in text
-        for start, end in itertools.pairwise(dict.fromkeys((0, *self.controls(text), len(text)))):
-            part = text[start:end]
-            ids.extend(self._between(part) if known or marker not in part else self._broken(part, marker))
+    def encode(self, text: str, marker: str, known: Mapping[str, Sequence[int]] = NO_IDS) -> "array[int]":
+        """The ids of a text; the marker falls away, and what it broke up gives no control token.
+
+        ``known``: ids by the character that stands for them in the text.
+        """
+        ids = array("I")
+        starts = (match.start() for match in self._control.finditer(text))
+        breaks = re.compile(f"([{marker}{''.join(known)}])") if known or marker in text else None
+        for start, end in itertools.pairwise(dict.fromkeys((0, *starts, len(text)))):
+            first, *rest = breaks.split(text[start:end]) if breaks else (text[start:end],)
+            ids.extend(self.ids(first))
+            for mark, following in zip(rest[::2], rest[1::2], strict=True):
+                ids.extend(known.get(mark, ()))
+                ids.extend(self.after_control(following))
         return ids
 
-    def encode_whole(self, text: str, marker: str) -> "array[int]":
-        """What ``encode`` returns, by one call of the tokenizer unless the marker is in the text."""
-        return self.encode(text, marker) if marker in text else self._whole(text)
+    def after_control(self, text: str) -> "array[int]":
+        """The ids of a text as they follow a control token: without the space that some tokenizers put first."""
+        return self.ids(self._anchor + text)[bool(self._anchor) :] if text else array("I")
 
-    def _whole(self, text: str) -> "array[int]":
-        if len(text) > LARGE:
-            return self._large(text, split=False)
-        backend = self._tokenizer.backend_tokenizer
-        with _SETTINGS:
-            if (
-                backend.truncation or backend.padding or backend.encode_special_tokens
-            ):  # somebody's last call left it so
-                return array("I", self._tokenizer.encode(text, add_special_tokens=False))
-            return array("I", backend.encode(text, add_special_tokens=False).ids)
+    def plain(self, text: str) -> "array[int]":
+        """The ids of a text without control tokens, as they follow one."""
+        marker = next(unused_characters((text,)))
+        return self.encode(f"{self._anchor}{self.escape(text, marker)}", marker)[bool(self._anchor) :]
 
-    def _beside(self, text: str, *, split: bool) -> "array[int]":
-        """The ids of a large text, by a copy of the tokenizer, so that other threads can use it and Python meanwhile.
+    def decoded(self, ids: Sequence[int], marker: str) -> str:
+        """The text of ids that were sampled, escaped where it is not a control token."""
+        decode, texts = self._tokenizer.backend_tokenizer.decode, self._texts
+        runs = itertools.groupby(ids, key=texts.get)
+        return "".join(
+            text * len(list(run)) if text else self.escape(decode(list(run), skip_special_tokens=False), marker)
+            for text, run in runs
+        )
 
-        ``split``: special tokens are text.
-        """
-        if split not in self._copies:
-            copy = self._copies[split] = deepcopy(self._tokenizer.backend_tokenizer)
+    def ids(self, text: str) -> "array[int]":
+        """The ids of a text, whose special tokens are control tokens; remembered."""
+        return self._large(text) if len(text) > LARGE else self._small(text)
+
+    def _beside(self, text: str) -> "array[int]":
+        """The ids of a large text, by a copy of the tokenizer, so that other threads can use it and Python meanwhile."""
+        if self._copy is None:
+            copy = self._copy = deepcopy(self._tokenizer.backend_tokenizer)
             copy.no_truncation()
             copy.no_padding()
-            copy.encode_special_tokens = split
-        (encoded,) = self._copies[split].encode_batch_fast([text], add_special_tokens=False)
+            copy.encode_special_tokens = False
+        (encoded,) = self._copy.encode_batch_fast([text], add_special_tokens=False)
         return array("I", encoded.ids)
 
-    def _id(self, match: re.Match[str]) -> int:
-        return self._ids[match[match.lastindex or 0]]
-
-    def _broken(self, part: str, marker: str) -> list[int]:
-        """The ids of a text with the marker in it that starts with a control token, or has none."""
-        match = self._control.match(part)
-        return [self._id(match), *self._plain(part[match.end() :], marker)] if match else self._plain(part, marker)
-
-    def _plain(self, piece: str, marker: str) -> list[int]:
-        ids = self._characters(piece.replace(marker, ""))
-        if self._forbidden.isdisjoint(ids):
-            return ids
-        # a word-level vocabulary holds its special tokens as words: only their halves are text to it
-        return [token for part in piece.split(marker) for token in self._characters(part)]
-
-    def _characters(self, text: str) -> list[int]:
-        if not text:
-            return []
-        if len(text) > LARGE:
-            return list(self._large(text, split=True))
-        with _SETTINGS:
-            return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+    def _encoded(self, text: str) -> "array[int]":
+        backend = self._tokenizer.backend_tokenizer
+        if backend.truncation or backend.padding or backend.encode_special_tokens:  # somebody's last call left it so
+            return array("I", self._tokenizer.encode(text, add_special_tokens=False))
+        return array("I", backend.encode(text, add_special_tokens=False).ids)
 
 
 def unused_characters(texts: Iterable[str]) -> Iterator[str]:
     """Private-use characters that none of the texts contains, always in the same order."""
-    known = tuple(texts)
+    known = tuple(text for text in texts if not text.isascii())
     private = itertools.chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
     return (character for character in map(chr, private) if not any(character in text for text in known))
 

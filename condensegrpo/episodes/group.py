@@ -87,7 +87,6 @@ async def rollout_group(
 
     tasks = [[asyncio.create_task(play(group, sample)) for sample in range(samples)] for group in batch]
     flat = [task for group in tasks for task in group]
-    engine.renderer.keep(len(flat) * engine.limits.max_context_tokens)
     try:
         with rare_collections():
             await asyncio.gather(*flat)

@@ -5,7 +5,7 @@ A prompt is templated and tokenised once, at the start of a segment. From then o
     prompt_0 + output_0 + continuation_0 = prompt_1;   prompt_1 + output_1 + continuation_1 = prompt_2;   …
 
 so that sampled ids reach the learner unchanged, however unusual their split of the text: there is no decode/encode
-round trip. Text is a view; only a prompt that a condenser rewrote is tokenised from text again.
+round trip. A prompt that a condenser rewrote is rendered whole, with the sampled ids of the replies that it keeps.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import Message, TextPart
@@ -22,15 +22,15 @@ from condensegrpo.core.protocols.pictures import ExpandsPictures
 from condensegrpo.core.shared_sequence import SharedSequence
 from condensegrpo.episodes.chat_template import RENDER_SECONDS, ChatTemplate, first_rendering, tool_text
 from condensegrpo.episodes.encoding import TextEncoder, unused_characters
-from condensegrpo.episodes.pieces import Pieces, joined
+from condensegrpo.episodes.parsing import Reply, opens_thought, read_text
 from condensegrpo.episodes.toolcalls import BUILT_IN_FORMATS
 from condensegrpo.episodes.toolformats import ToolFormat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-
-CHARACTERS = 16  # of a token, at most, of its unit with and without its mask, and with what will replace it soon
+OPENING = 64  # ids at the end of a prompt, among which what opens a reply is
+Shape = tuple[object, ...]
 
 
 class Located(NamedTuple):
@@ -42,7 +42,7 @@ class Located(NamedTuple):
 
 
 class Renderer:
-    """Turns messages into prompts of one tokenizer and one chat template, with one set of tools.
+    """Turns messages into prompts by the chat template of a tokenizer, with one set of tools, and ids into replies.
 
     The tools are in every prompt of a run, those of condensers included, so that all share the same first ids.
     """
@@ -61,8 +61,7 @@ class Renderer:
         """What to render with.
 
         Args:
-            tokenizer: a fast tokenizer with a chat template. Its special tokens are the only control tokens; tags that
-                a model writes (``<answer>``) must be ordinary vocabulary or added tokens that are not special.
+            tokenizer: a fast tokenizer with a chat template.
             tools: schemas that the chat template shows; empty for tool formats that the system message explains.
             template_options: further variables of the template, such as ``enable_thinking``.
             stop_ids: that the model ends a reply with beside the tokenizer's, as its ``generation_config`` says.
@@ -77,7 +76,7 @@ class Renderer:
             )
         self._tokenizer = tokenizer
         self._like_this = partial(
-            Renderer,
+            type(self),
             tokenizer,
             template_options=template_options,
             stop_ids=stop_ids,
@@ -96,10 +95,9 @@ class Renderer:
             pictures=pictures,
         )
         self.pictures = pictures
-        self._pieces = Pieces(self._template, self._encoder)
-        # where prompts are rendered whole: a condensed one is counted and then rendered, with the counts of other
-        # episodes in between
+        # a condensed prompt is counted and then rendered, with the counts of other episodes in between
         self._whole = lru_cache(maxsize=512)(self._rendered)
+        self._short = dict[Shape, bool | None]()  # what was found for conversations of a shape; None: nothing holds
         self._end_of_turn = first_rendering(self._find_end_of_turn, seconds=render_seconds)
         ends = [stop for stop in (self._end_of_turn, tokenizer.eos_token_id, *stop_ids) if stop is not None]
         self.stop_ids: tuple[int, ...] = tuple(sorted(set(ends)))
@@ -109,15 +107,7 @@ class Renderer:
                 "after a reply, so nothing could end one. Set eos_token in tokenizer_config.json."
             )
         self._closing = ends[0]
-        self._others: dict[str, Renderer] = {}  # that show other tools, by the text of these
-        self._kept = 0
-
-    def keep(self, tokens: int) -> None:
-        """Remember how messages of so many tokens are rendered: those of all prompts that are in use."""
-        self._kept = tokens
-        self._pieces.keep(CHARACTERS * tokens)
-        for renderer in self._others.values():
-            renderer.keep(tokens)
+        self._others: dict[str, Self] = {}  # that show other tools, by the text of these
 
     def store_media(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Messages of an environment or of tools as prompts hold them: the bytes of their pictures are stored."""
@@ -125,31 +115,35 @@ class Renderer:
             return tuple(messages)
         return tuple(message.stored(self.pictures.media.write) for message in messages)
 
-    def with_tools(self, tools: Sequence[Mapping[str, object]]) -> "Renderer":
+    def with_tools(self, tools: Sequence[Mapping[str, object]]) -> Self:
         """The renderer that shows these tools instead: made once for each set of tools, of which a task has few."""
         text = tool_text(tools)
         if text == self._template.tool_text:
             return self
         if text not in self._others:
             self._others[text] = self._like_this(tools=tools)
-            self._others[text].keep(self._kept)
         return self._others[text]
+
+    # --- whole prompts
 
     def prompt(self, messages: Sequence[Message]) -> SharedSequence[int]:
         """The whole prompt (P,), ending in the generation prompt.
 
         It has exactly the special tokens that the template writes (one BOS, if it writes one). The text of a special
-        token inside a message is tokenised as the characters that it is made of.
+        token inside a message is tokenised as the characters that it is made of. Of a sampled reply it has the ids that
+        were sampled, or their text where the template leaves out thoughts.
         """
-        pieces = self._pieces.of(tuple(messages))
-        return SharedSequence(joined(pieces, self._encoder) if pieces else self._whole(tuple(messages))[:])
+        return SharedSequence(self._whole(tuple(messages))[:])
 
     def count(self, messages: Sequence[Message]) -> int:
         """How many tokens ``prompt(messages)`` has."""
-        pieces = self._pieces.of(tuple(messages))
-        if pieces is None:
-            return len(self._whole(tuple(messages)))
-        return sum(map(len, [piece.known_ids or piece.ids(self._encoder) for piece in pieces]))
+        return len(self._whole(tuple(messages)))
+
+    def _rendered(self, messages: tuple[Message, ...]) -> "array[int]":
+        """The prompt as an array: four bytes an id, where a tuple of numbers takes nine times as many."""
+        marker, sampled = next(self._template.unused(messages)), dict[str, tuple[int, ...]]()
+        text = self._template.render(messages, marker, sampled=sampled)
+        return self._encoder.encode(text, marker, sampled)
 
     def content_spans(self, messages: Sequence[Message]) -> Located:
         """The whole prompt with the span of each message's content, in one pass over the text.
@@ -184,8 +178,14 @@ class Renderer:
             del indices[:count]
         return tuple(spans)
 
+    # --- continuing by ids
+
     def continuation(
-        self, context: Sequence[Message], reply: Message, observations: Sequence[Message], output_ids: Sequence[int]
+        self,
+        context: Sequence[Message],
+        reply: Message,
+        observations: Sequence[Message],
+        output_ids: Sequence[int],
     ) -> tuple[int, ...]:
         """The ids that lead from a sampled reply to the next prompt: prompt + output_ids + continuation.
 
@@ -203,16 +203,33 @@ class Renderer:
             observations: what answered it.
             output_ids: (A,) as sampled.
         """
-        piece = self._pieces.newest(context, reply, observations)
-        if piece:
-            tail, marker = piece.text[piece.reply_end :], piece.frame.marker
-        else:
-            tail, marker = self._tail(context, reply, observations)
+        tail, marker = self._tail(context, reply, observations)
         if output_ids and output_ids[-1] in self.stop_ids:
             ids = self._encoder.encode(tail.lstrip(), marker)
             if ids[:1] == array("I", output_ids[-1:]):
                 return tuple(ids[1:])
         return tuple(self._encoder.encode(tail, marker))
+
+    def _tail(self, context: Sequence[Message], reply: Message, observations: Sequence[Message]) -> tuple[str, str]:
+        """The text after a reply, and its marker.
+
+        It is rendered in a conversation of the opening, the reply and what answered it. The first time for messages of
+        a shape it is rendered in the whole conversation too, and from then on if that writes something else.
+        """
+        opening = _opening(context)
+        shape = ("tail", *map(_shape, (*opening, reply, *observations)))
+        short = self._tail_in(opening, reply, observations)
+        if len(opening) == len(context) or (known := self._short.get(shape)):
+            return short
+        whole = self._tail_in(context, reply, observations)
+        if known is None:
+            self._short[shape] = whole[0].replace(whole[1], "") == short[0].replace(short[1], "")
+        return whole
+
+    def _tail_in(self, context: Sequence[Message], reply: Message, observations: Sequence[Message]) -> tuple[str, str]:
+        marker, sentinel = itertools.islice(self._template.unused((*context, reply, *observations)), 2)
+        stand_in = replace(reply, content=sentinel, reasoning="", tool_calls=())
+        return _after(self._template.render((*context, stand_in, *observations), marker), sentinel), marker
 
     def keeps_replies(self, messages: Sequence[Message]) -> bool:
         """Whether the prompt of these messages is the prompt of their last reply, that reply, and then more.
@@ -221,18 +238,31 @@ class Renderer:
         before the last user message: then it is False, and the next prompt is a rewritten one that must be declared.
         What an earlier prompt showed rewritten already does not count again, nor does white space around a reply (some
         templates trim it). True where there is no reply yet.
-        """
-        kept = self._pieces.keep_replies(messages)
-        return self._keeps_replies_whole(messages) if kept is None else kept
 
-    def _keeps_replies_whole(self, messages: Sequence[Message]) -> bool:
-        replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
-        context, reply, observations = messages[: replies[-1]], messages[replies[-1]], messages[replies[-1] + 1 :]
+        It is found in a small conversation: the opening, the latest reply whose thinking is still shown, and the last
+        reply; the first time for messages of a shape in the whole one too, and from then on if that gives another
+        answer.
+        """
+        newest = _last_reply(messages, len(messages))
+        if newest < 0:
+            return True
+        small = (*_opening(messages), *_thought_before(messages, newest), *messages[newest:])
+        shape = ("keeps", *map(_shape, small))
+        if shape not in self._short:
+            kept = self._keeps(messages)
+            self._short[shape] = kept if len(small) == len(messages) or kept == self._keeps(small) else None
+        known = self._short[shape]
+        return self._keeps(messages) if known is None else known
+
+    def _keeps(self, messages: Sequence[Message]) -> bool:
+        newest = _last_reply(messages, len(messages))
+        context, reply, observations = messages[:newest], messages[newest], messages[newest + 1 :]
         marker, end = itertools.islice(self._template.unused(messages), 2)
         before = self._template.render(context, marker)
-        marked = replace(reply, content=reply.text + end, tool_calls=())
+        said = self._said(reply)
+        marked = Message(role="assistant", content=said + end)
         shown, separator, _ = self._template.render((*context, marked, *observations), marker).partition(end)
-        content = self._encoder.escape(reply.text, marker)
+        content = self._encoder.escape(said, marker)
         return bool(separator) and shown.startswith(before) and shown[len(before) :].strip() == content.strip()
 
     def check_roles(self, pinned: Sequence[Message], result: Message) -> None:
@@ -258,15 +288,32 @@ class Renderer:
                 f"policy would never see a tool's result.{cure or ' Use another chat template.'}"
             )
 
+    # --- replies
+
+    def parse(self, output_ids: Sequence[int], prompt_ids: Sequence[int]) -> Reply:
+        """What a reply (A,) to a prompt (P,) thought, said and called."""
+        ids = output_ids[:-1] if output_ids and output_ids[-1] in self.stop_ids else output_ids
+        return read_text(self.text(output_ids), ids, opened=opens_thought(self._opens_reply(prompt_ids)))
+
+    def _opens_reply(self, prompt_ids: Sequence[int]) -> str:
+        """The text after the last control token of a prompt, thought tags aside."""
+        text = self._decode(prompt_ids[-OPENING:])
+        return text[self._encoder.last_control(text) :]
+
     def text(self, output_ids: Sequence[int]) -> str:
         """The text of sampled ids (A,), without the stop id at their end. For reading, never to be tokenised."""
-        ids = output_ids[:-1] if output_ids and output_ids[-1] in self.stop_ids else output_ids
+        return self._decode(output_ids[:-1] if output_ids and output_ids[-1] in self.stop_ids else output_ids)
+
+    def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def _said(self, reply: Message) -> str:
+        """The text of a reply, thoughts included."""
+        return self._decode(reply.ids) if reply.ids else reply.text
+
     def text_ids(self, text: str) -> tuple[int, ...]:
-        """The ids of a text as a policy could say it, with nothing before or after it."""
-        marker = next(unused_characters((text,)))
-        return tuple(self._encoder.encode(self._encoder.escape(text, marker), marker))
+        """The ids of a text as a policy could say it after a prompt."""
+        return tuple(self._encoder.plain(text))
 
     @property
     def has_unknown(self) -> bool:
@@ -284,24 +331,46 @@ class Renderer:
         """The ids (A,) of a written reply as a policy should sample it, end-of-turn id included. For demonstrations."""
         return (*self.text_ids(text), self._closing)
 
-    def _rendered(self, messages: tuple[Message, ...]) -> "array[int]":
-        """The prompt as an array: four bytes an id, where a tuple of numbers takes nine times as many."""
-        marker = next(self._template.unused(messages))
-        return self._encoder.encode_whole(self._template.render(messages, marker), marker)
-
-    def _tail(self, context: Sequence[Message], reply: Message, observations: Sequence[Message]) -> tuple[str, str]:
-        """The text after a reply, and its marker."""
-        marker, sentinel = itertools.islice(self._template.unused((*context, reply, *observations)), 2)
-        stand_in = replace(reply, content=sentinel, tool_calls=())
-        return _after(self._template.render((*context, stand_in, *observations), marker), sentinel), marker
-
     def _find_end_of_turn(self) -> int | None:
         """The special token that the template puts right after a reply, if it does."""
-        marker, sentinel = itertools.islice(self._template.unused(()), 2)
+        marker, sentinel = itertools.islice(unused_characters(()), 2)
         talk = (Message(role="user", content="hi"), Message(role="assistant", content=sentinel))
         return self._encoder.leading_control(
             _after(self._template.render(talk, marker, generation_prompt=False), sentinel)
         )
+
+
+def _shape(message: Message) -> Shape:
+    """What a template may tell about a message, beside its words."""
+    thought = bool(message.reasoning) or "</think>" in message.text
+    return message.role, not message.text.strip(), thought, bool(message.tool_calls), bool(message.media)
+
+
+def _opening(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages before the first reply."""
+    return tuple(itertools.takewhile(lambda message: message.role != "assistant", messages))
+
+
+def _last_reply(messages: Sequence[Message], end: int) -> int:
+    """The index of the last reply before ``end``; −1: there is none."""
+    return next((index for index in range(end - 1, -1, -1) if messages[index].role == "assistant"), -1)
+
+
+def _thought_before(messages: Sequence[Message], newest: int) -> Sequence[Message]:
+    """The latest thoughtful reply before the newest, with what answered it, unless the user has spoken since.
+
+    The template shows its thinking until the user speaks: after the newest reply, or never.
+    """
+    if any(message.role == "user" for message in messages[newest + 1 :]):
+        end = newest
+        while (start := _last_reply(messages, end)) >= 0:
+            unit = messages[start:end]
+            if any(message.role == "user" for message in unit):
+                break
+            if _shape(unit[0])[2]:
+                return unit
+            end = start
+    return ()
 
 
 def _framed(messages: Sequence[Message], left: str, right: str) -> list[Message]:
