@@ -46,7 +46,7 @@ class _MeanOverReplies:
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        replies = [turn.reply.text.strip() for turn in trajectory.turns if turn.kind == "act"]
+        replies = [turn.reply.transcript.strip() for turn in trajectory.turns if turn.kind == "act"]
         total = fmean(map(self._of, replies)) if replies else 0.0
         return RewardResult(total=total, components={self._name: total}, correct=0.0)
 

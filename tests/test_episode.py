@@ -306,16 +306,17 @@ def test_thinking_that_the_template_strips_is_declared_as_its_doing() -> None:
     assert segments.check(same) == ()
 
 
-def test_a_continuation_too_long_by_ids_is_rendered_anew_and_declared() -> None:
-    """A spelled reply takes more tokens than its text: what the condenser kept by count may not fit by ids."""
-    words = "hello hello hello hello hello hello"
-    assert len(spelled(words)) - len(said(words)) == 24
-    short = play(engine(ScriptedSampler([said(words)] * 2), max_turns=2))
-    budget = len(short.turns[1].prompt_ids)
-    trajectory = play(engine(ScriptedSampler([spelled(words)] * 2), max_turns=2, max_context_tokens=budget))
-    assert trajectory.stop is StopReason.TURN_LIMIT
-    assert trajectory.turns[1].prompt_ids == short.turns[1].prompt_ids
-    assert trajectory.turns[1].condensation is not None
+def test_a_rewritten_prompt_shows_kept_replies_by_the_ids_that_were_sampled() -> None:
+    """A spelled reply takes more tokens than its text: once it is kept it is still what the policy wrote."""
+    words = "hello hello hello"
+    assert len(spelled(words)) - len(said(words)) == 12
+    trajectory = play(engine(ScriptedSampler([spelled(words)] * 3), condenser=LastK(keep_last=1), max_turns=3))
+    rewritten = trajectory.turns[2]
+    assert rewritten.condensation is not None
+    assert shown(rewritten.prompt_ids).count(words) == 1
+    reply = spelled(words)
+    starts = range(len(rewritten.prompt_ids) - len(reply) + 1)
+    assert any(list(rewritten.prompt_ids[at : at + len(reply)]) == reply for at in starts)
     assert segments.check(trajectory) == ()
 
 

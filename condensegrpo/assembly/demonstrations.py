@@ -31,7 +31,7 @@ from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.group import problem_draw, stream_seed
-from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.render import OPENING, Renderer
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.samplers.scripted import ScriptedSampler
 
@@ -65,10 +65,11 @@ class MadeDemonstrations:
 
         They repeat, so that their tokens are kept.
         """
-        prompt, reply = lru_cache(CACHED)(self._prompt), lru_cache(CACHED)(self.renderer.reply_ids)
+        prompt = lru_cache(CACHED)(self._prompt)
+        reply = lru_cache(CACHED)(lambda text, opening: self.renderer.reply_ids(text, opening))
         for turn in islice(made_turns(self.task, seed), skipped, None):
             ids, media = prompt(turn.context)
-            yield DemonstratedTurn(prompt_ids=ids, reply_ids=reply(turn.reply), shown=turn, media=media)
+            yield DemonstratedTurn(prompt_ids=ids, reply_ids=reply(turn.reply, ids[-OPENING:]), shown=turn, media=media)
 
     def sound(self, turn: Demonstration, reply: str) -> bool | None:
         """Whether a sampled reply is right in the context of a turn; ``None``: that cannot be judged."""

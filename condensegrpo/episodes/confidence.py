@@ -11,6 +11,7 @@ draft that is taken is a turn whose tokens are trained as any others; a draft th
 import math
 from dataclasses import dataclass, replace
 
+from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Draft, FinishReason, Turn
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.sampling import Prompt, Sampled, sample
@@ -56,7 +57,7 @@ async def drafted(engine: Engine, prompt: Prompt, *, trajectory: str, seed: int,
     return Drafted(
         draft=Draft(text=sampled.text, tokens=len(sampled.generation.token_ids), probability=probability),
         answer=answer if probability >= settings.threshold else None,
-        turn=replace(turn, reply=replace(turn.reply, content=settings.opening + sampled.text)),
+        turn=replace(turn, reply=Message(role="assistant", content=settings.opening + sampled.text)),
     )
 
 

@@ -1,7 +1,7 @@
 """Replies as messages: what was thought, said and called, from the ids that were sampled and the prompt before them."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from condensegrpo.core.messages import Message, ToolCall, Written
@@ -43,7 +43,7 @@ def split_thought(text: str, *, opened: bool) -> tuple[str, str, bool]:
     return said, "\n\n".join(thought for match in found if (thought := match[2].strip())), not found[-1][3]
 
 
-def read_text(text: str, ids: Sequence[int], *, opened: bool) -> Reply:
+def read_text(text: str, ids: Sequence[int] = (), *, opened: bool = False) -> Reply:
     """The reply of a model whose thoughts stand between tags, and whose calls are text."""
     said, reasoning, thinking = split_thought(text, opened=opened)
     return Reply(sampled_message(said, reasoning, ids), thinking=thinking)
@@ -56,6 +56,3 @@ def sampled_message(
     written = Written(ids=tuple(ids), text=said, reasoning=reasoning) if ids else None
     read = tuple(call for call in calls if isinstance(call, ToolCall))
     return Message(role="assistant", content=said, reasoning=reasoning, tool_calls=read, written=written)
-
-
-ReadReply = Callable[[Sequence[int], Sequence[int]], Reply]

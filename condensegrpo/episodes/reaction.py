@@ -109,20 +109,20 @@ async def react(
         history: before the reply.
         exhausted: which limit allows no more calls, in words; None: none.
     """
-    reply = Message(role="assistant", content=sampled.text)
+    reply = sampled.read.message
     if engine.limits.ends_at_cut and sampled.generation.finish is FinishReason.LENGTH:
         detail = f"a reply was cut off at {len(sampled.generation.token_ids)} tokens (rollout.limits.max_output_tokens)"
         return Reaction(reply=reply, ending=EpisodeEnd(stop=StopReason.OUTPUT_LENGTH, detail=detail), responded=False)
     try:
         with Boundary("the tools"):  # each call has the toolbox's own time limit
-            if exhausted and engine.toolbox.format.parse(sampled.text):
+            if exhausted and engine.toolbox.calls_in(sampled.read):
                 detail = f"a reply called a tool after {exhausted}"
                 return Reaction(
                     reply=reply, ending=EpisodeEnd(stop=StopReason.TURN_LIMIT, detail=detail), responded=False
                 )
             if opened.answers_calls is not None:
-                return await _answered(engine, opened, history, reply, sampled.generation.finish)
-            answers = await engine.toolbox.answer(sampled.text, replace(history, shown=sampled.prompt.units))
+                return await _answered(engine, opened, history, sampled)
+            answers = await engine.toolbox.answer(sampled.read, replace(history, shown=sampled.prompt.units))
         if answers.attempted:
             rewards, ending = _rewards_and_ending(answers.results)
             return Reaction(
@@ -139,13 +139,11 @@ async def react(
     return await _stepped(engine, opened, history, reply, sampled.generation.finish)
 
 
-async def _answered(
-    engine: Engine, opened: StartedEnvironment, history: History, reply: Message, finish: FinishReason
-) -> Reaction:
+async def _answered(engine: Engine, opened: StartedEnvironment, history: History, sampled: Sampled) -> Reaction:
     """The response of an environment that answers tool calls itself. Calls that ended the episode did not fail."""
-    calls = engine.toolbox.format.parse(reply.text)
-    reply = replace(reply, tool_calls=tuple(call for call in calls if isinstance(call, ToolCall)))
-    reaction = await _stepped(engine, opened, history, reply, finish)
+    calls = engine.toolbox.calls_in(sampled.read)
+    reply = replace(sampled.read.message, tool_calls=tuple(call for call in calls if isinstance(call, ToolCall)))
+    reaction = await _stepped(engine, opened, history, reply, sampled.generation.finish)
     results = [message.text for message in reaction.observations if message.role == "tool"]
     ended = reaction.ending is not None and reaction.ending.failure is None
     unanswered = len(reply.tool_calls) - len(results) if ended else 0

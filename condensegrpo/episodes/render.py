@@ -327,9 +327,13 @@ class Renderer:
         words = tuple(text[start:end] for token, (start, end) in pairs if token == self._tokenizer.unk_token_id)
         return len(encoded["input_ids"]), words
 
-    def reply_ids(self, text: str) -> tuple[int, ...]:
-        """The ids (A,) of a written reply as a policy should sample it, end-of-turn id included. For demonstrations."""
-        return (*self.text_ids(text), self._closing)
+    def reply_ids(self, text: str, prompt_ids: Sequence[int] = ()) -> tuple[int, ...]:
+        """The ids (A,) of a written reply as a policy should sample it, end-of-turn id included. For demonstrations.
+
+        A thought that the prompt (P,) opens is closed first.
+        """
+        closes = prompt_ids and "</think>" not in text and opens_thought(self._opens_reply(prompt_ids))
+        return (*self.text_ids(f"\n</think>\n\n{text}" if closes else text), self._closing)
 
     def _find_end_of_turn(self) -> int | None:
         """The special token that the template puts right after a reply, if it does."""

@@ -1,7 +1,7 @@
 """One reply of the policy, sampled within the limits of the engine; failures of the sampler end the episode."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from operator import index
 
@@ -13,6 +13,7 @@ from condensegrpo.core.protocols.task import Expert
 from condensegrpo.core.trajectory import Condensation, FinishReason, Generation, SamplingParams, StopReason, Turn
 from condensegrpo.episodes.boundary import Boundary, EndEpisode
 from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.parsing import Reply
 from condensegrpo.episodes.render import Renderer
 
 ROUNDING = 1e-3  # nats: a log-probability of 0 that was computed in few bits may be above it
@@ -36,7 +37,8 @@ class Sampled:
 
     prompt: Prompt
     generation: Generation
-    text: str
+    text: str  # the whole
+    read: Reply  # the text without thoughts, and what it calls
     version: int  # of the policy at the request
     frozen: bool = False  # by the engine's writer
     picture_starts: tuple[int, ...] = ()  # where the pictures begin in the prompt's ids
@@ -52,7 +54,7 @@ class Sampled:
             frozen=self.frozen,
             condensation=self.prompt.condensation,
             context=self.prompt.context,
-            reply=Message(role="assistant", content=self.text),
+            reply=self.read.message,
             media=self.prompt.media,
             picture_starts=self.picture_starts,
             picture_tokens=self.picture_tokens,
@@ -134,7 +136,7 @@ async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sa
             )
         generation = _checked(await sampler.reply(prompt.context, params), "reply()", params)
     else:
-        generation = await generated(sampler, prompt.ids, params)
+        generation = await _beyond_thoughts(engine.renderer, sampler, prompt, params)
     text = engine.renderer.text(generation.token_ids)
     pictures = engine.renderer.pictures
     ids = tuple(prompt.ids) if prompt.media else ()
@@ -142,11 +144,35 @@ async def _sampled(engine: Engine, prompt: Prompt, params: SamplingParams) -> Sa
         prompt=prompt,
         generation=generation,
         text=text,
+        read=engine.renderer.parse(generation.token_ids, prompt.ids),
         version=version,
         frozen=writer is not None,
         picture_starts=tuple(span.start for span in engine.renderer.picture_spans(ids, prompt.media)),
         picture_tokens=0 if pictures is None else ids.count(pictures.placeholder_id),
     )
+
+
+async def _beyond_thoughts(renderer: Renderer, sampler: Sampler, prompt: Prompt, params: SamplingParams) -> Generation:
+    """The reply of a sampler, sampled on where a stop string ended it within a thought: there it is quoted."""
+    made = await generated(sampler, prompt.ids, params)
+    while (
+        params.stop_strings
+        and made.finish is FinishReason.STOP
+        and 0 < len(made.token_ids) < params.max_tokens
+        and made.token_ids[-1] not in params.stop_ids
+        and renderer.parse(made.token_ids, prompt.ids).thinking
+    ):
+        further = replace(params, max_tokens=params.max_tokens - len(made.token_ids), seed=params.seed + 1)
+        more = await generated(sampler, (*prompt.ids, *made.token_ids), further)
+        if not more.token_ids:
+            break
+        made = Generation(
+            token_ids=(*made.token_ids, *more.token_ids),
+            logprobs=(*made.logprobs, *more.logprobs),
+            finish=more.finish,
+        )
+        params = replace(params, seed=further.seed)
+    return made
 
 
 def _written(expert: Expert, renderer: Renderer, prompt: Prompt, max_tokens: int) -> Generation:
@@ -162,7 +188,7 @@ def _written(expert: Expert, renderer: Renderer, prompt: Prompt, max_tokens: int
             f"writing {text!r:.60}: the tokenizer does not know {', '.join(map(repr, unknown[:8]))}. Add them to "
             f"corpus() of the task, or use another tokenizer"
         )
-    ids = renderer.reply_ids(text)
+    ids = renderer.reply_ids(text, prompt.ids)
     if len(ids) > max_tokens and prompt.request is None:
         return Generation(token_ids=ids[:max_tokens], logprobs=(0.0,) * max_tokens, finish=FinishReason.LENGTH)
     if len(ids) > max_tokens:

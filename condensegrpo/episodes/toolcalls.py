@@ -26,6 +26,7 @@ from condensegrpo.core.messages import History, Message, ToolCall, encodable
 from condensegrpo.core.protocols.tool import EnvironmentTool, Tool, ToolResult
 from condensegrpo.core.threads import to_thread
 from condensegrpo.core.wording import plural
+from condensegrpo.episodes.parsing import Reply, read_text
 from condensegrpo.episodes.settings import ToolLimits
 from condensegrpo.episodes.toolformats import (
     JSON_FORMATS,
@@ -148,14 +149,18 @@ class Toolbox:
             return f"{most_of_query} to the same query that had (rollout.tools.max_turns_per_query)"
         return None
 
-    async def answer(self, text: str, history: History = NO_HISTORY) -> ToolAnswers:
+    def calls_in(self, reply: Reply) -> tuple[ToolCall | Malformed, ...]:
+        """The calls that a reply makes."""
+        return self.format.parse(reply.message.text) if reply.calls is None else reply.calls
+
+    async def answer(self, reply: Reply | str, history: History = NO_HISTORY) -> ToolAnswers:
         """Read the calls of a reply, run them, and give the messages that follow it.
 
         Args:
-            text: the reply.
+            reply: as it was parsed, or its text.
             history: of the episode before it, for the tools of its environment.
         """
-        attempts = self.format.parse(text)
+        attempts = self.calls_in(read_text(reply) if isinstance(reply, str) else reply)
         if not attempts:
             return NO_CALLS
         if len(attempts) == 1:  # needs no task

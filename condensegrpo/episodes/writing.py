@@ -62,4 +62,4 @@ class SummaryWriter:
             stop_strings=(),  # stop strings of tool calls would end a summary that quotes a call
         )
         self.attempts.append(sampled)
-        return WrittenSummary(text=sampled.text, finish=sampled.generation.finish)
+        return WrittenSummary(text=sampled.read.message.text, finish=sampled.generation.finish)

@@ -222,7 +222,7 @@ def turns(
             context=view,
             condensation=turn.condensation,
             messages=tuple(turn.context),
-            reply=turn.reply.text,
+            reply=turn.reply.transcript,
             calls=turn.reply.tool_calls,
             observations=turn.observations,
             turn_rewards=turn.turn_rewards,

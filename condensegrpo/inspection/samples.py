@@ -204,7 +204,7 @@ def _turns(scored: ScoredTrajectory, credit: Credit | None) -> Iterator[SampleTu
             condensed=condensed,
             strip=view.strip,
             advantage=credit.advantages[index] if credit and index < len(credit.advantages) else None,
-            reply=_short(turn.reply.text),
+            reply=_short(turn.reply.transcript),
             observations=tuple(_short(message.text) for message in turn.observations),
         )
 

@@ -102,7 +102,7 @@ def turn_rows(scored: ScoredTrajectory, credit: Credit | None) -> Iterator[dict[
             "tool_attempts": turn.tool_attempts,
             "tool_successes": turn.tool_successes,
             "tool_seconds": turn.tool_seconds,  # of the environment, where no tool was called; null: not known
-            "reply": turn.reply.text,
+            "reply": turn.reply.transcript,
             "observations": "\n".join(message.text for message in turn.observations),
             "pictures": "\n".join(f"media/{sha256}" for sha256 in turn.media),  # of the prompt, in the run folder
         }

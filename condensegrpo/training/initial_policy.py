@@ -160,7 +160,8 @@ class Probe:
                 stop_strings=self.stop_strings,
                 media=turn.media,
             )
-            return self.renderer.text((await generated(sampler, turn.prompt_ids, params)).token_ids)
+            made = await generated(sampler, turn.prompt_ids, params)
+            return self.renderer.parse(made.token_ids, turn.prompt_ids).message.text
 
         return await asyncio.gather(*(reply(number, turn) for number, turn in enumerate(turns)))
 
