@@ -60,9 +60,13 @@ $(VLLM_STAMP): $(STAMP)
 	@touch $@
 
 # Libraries of adapters' tests whose dependencies do not fit ours; without one its tests are skipped and say so. Of bfcl-eval
-# the tests need data and simulators, which import none of its dependencies.
+# the tests need data and simulators, which import none of its dependencies; of trl they read chat templates.
 # Of openenv they need servers, without gradio and the clients of other services.
-others: $(VENV)/others/bfcl $(VENV)/others/openenv $(VENV)/others/verifiers
+others: $(VENV)/others/trl $(VENV)/others/bfcl $(VENV)/others/openenv $(VENV)/others/verifiers
+
+$(VENV)/others/trl: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --upgrade --no-deps --target $@ trl==1.16.0 && touch $@ \
+		|| echo "trl cannot be installed here: the tests of model families will be skipped"
 
 $(VENV)/others/bfcl: $(STAMP)
 	@$(BIN)/python -m pip install --quiet --upgrade --no-deps --target $@ bfcl-eval==2026.3.23 && touch $@ \

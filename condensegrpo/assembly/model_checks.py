@@ -26,6 +26,7 @@ from condensegrpo.episodes.boundary import called, first_messages
 from condensegrpo.episodes.chat_template import first_rendering, tool_text
 from condensegrpo.episodes.prompt import check_pinned
 from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.toolformats import Native
 from condensegrpo.learner.model_folder import (
     attention_of,
     check_heads,
@@ -115,6 +116,8 @@ def check_prompts(
     pinned = rendering.store_media(_pinned(components, "train"))
     first_rendering(lambda: rendering.prompt(pinned))
     if components.toolbox.names:
+        if isinstance(components.toolbox.format, Native):
+            rendering.check_calls()
         rendering.check_roles(pinned, components.toolbox.format.result("call_0", components.toolbox.names[0], "0"))
     check_coverage(components, rendering, pinned)
     _check_lengths(components, rendering, pinned)

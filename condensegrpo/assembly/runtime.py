@@ -24,8 +24,9 @@ from condensegrpo.core.protocols.sampler import (
 )
 from condensegrpo.core.protocols.tracker import Tracker
 from condensegrpo.episodes.engine import AnswerProbe, Engine
+from condensegrpo.episodes.families import renderer_for_model
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.learner.model_folder import end_ids, load_tokenizer
+from condensegrpo.learner.model_folder import configuration, end_ids, load_tokenizer
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.trajectories import Provenance
@@ -140,7 +141,8 @@ def renderer_for(components: Components, source: str, media: MediaFolder | None 
     """The renderer for a model folder or Hub id; ``media``: where it has pictures from, None: it refuses them."""
     tokenizer = load_tokenizer(source)  # first: it says what a missing model is
     pictures = None if media is None else load_picture_processor(source, media)
-    return renderer_with(components, tokenizer, stop_ids=end_ids(source), pictures=pictures)
+    model_type = str(getattr(configuration(source), "model_type", ""))
+    return renderer_with(components, tokenizer, stop_ids=end_ids(source), pictures=pictures, model_type=model_type)
 
 
 def renderer_with(
@@ -149,11 +151,14 @@ def renderer_with(
     *,
     stop_ids: Sequence[int],
     pictures: ExpandsPictures | None = None,
+    model_type: str = "",
 ) -> Renderer:
     """The renderer with a tokenizer, and with the schemas of the tools if its chat template is to show them."""
     rollout = components.config.rollout
-    return Renderer(
+    return renderer_for_model(
         tokenizer,
+        choice=components.config.model.renderer,
+        model_type=model_type,
         tools=components.toolbox.template_schemas,
         tool_format=components.toolbox.format,
         template_options=rollout.template_options,

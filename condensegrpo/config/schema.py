@@ -96,6 +96,8 @@ class ModelSettings(Section):
     """The learner's kernel: auto chooses; sdpa, flex and flash compute prefix trees; other names are transformers'."""
     vision: Vision = "frozen"
     """Whether the vision tower trains too: all of its weights, or with ``lora`` adapters of its layers."""
+    renderer: str = "auto"
+    """Renders prompts and reads replies: auto finds the model's family, template takes the chat template."""
     lora: LoraSettings | None = None
     """null: all weights train, as in the warm start of a new model."""
 

@@ -71,6 +71,7 @@ class Written:
     """The token ids of a sampled reply, and the text and reasoning that they say."""
 
     ids: tuple[int, ...]  # without the stop id
+    vocabulary: int  # names the tokenizer
     text: str
     reasoning: str
 
@@ -85,7 +86,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()  # of a reply; in some tool formats the content holds their text, too
     tool_call_id: str | None = None  # of a tool result: the call that it answers
     name: str | None = None  # of a tool result: the tool
-    # of a sampled reply, see ``ids``
+    # of a sampled reply, see ``ids_in``
     written: Written | None = field(default=None, compare=False, repr=False, metadata={"stored": False})
 
     def __post_init__(self) -> None:
@@ -94,12 +95,12 @@ class Message:
         elif isinstance(self.content, str) and not self.content.isascii():
             object.__setattr__(self, "content", encodable(self.content))
 
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """The ids that were sampled; none if this is no sampled reply, or was rewritten since."""
+    def ids_in(self, vocabulary: int) -> tuple[int, ...]:
+        """The ids that were sampled; none of another vocabulary, and none if it was not sampled, or rewritten since."""
         written = self.written
-        said = written is not None and (written.text, written.reasoning) == (self.content, self.reasoning)
-        return written.ids if said and written is not None else ()
+        if written is None or written.vocabulary != vocabulary:
+            return ()
+        return written.ids if (written.text, written.reasoning) == (self.content, self.reasoning) else ()
 
     @property
     def transcript(self) -> str:

@@ -46,6 +46,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]],
         options: Mapping[str, object],
         formats: Sequence[ToolFormat],
+        description: str = "",
         pictures: ExpandsPictures | None = None,
     ) -> None:
         """What to render with.
@@ -56,15 +57,18 @@ class ChatTemplate:
             tools: schemas that the template shows.
             options: further variables of the template.
             formats: in which a reply may already contain its calls.
+            description: of the tools, for the system message if the template shows none.
             pictures: of the model; None: it sees nothing.
         """
         self._tokenizer = tokenizer
         self._encoder = encoder
-        self._tools = [dict(tool) for tool in tools]
+        self.tools = [dict(tool) for tool in tools] or None
+        self._description = description
         self.tool_text = tool_text(tools)
         self._formats = tuple(formats)
         self._options = dict(options)
         self._pictures = pictures
+        self._text_arguments = False  # whether the template wants the arguments of a call as text
         self.fields = False  # whether the template is given reasoning and calls of a reply beside its text
         self._lists_parts = pictures is not None and not self._shows_strings()
 
@@ -92,6 +96,7 @@ class ChatTemplate:
                 replies are shown as text.
             generation_prompt: whether the text ends with what opens a reply.
         """
+        messages = self.described(messages)
         if any(first.role == second.role == "user" for first, second in pairwise(messages)) and self._alternates:
             messages = one_by_user(messages)
         shown = tuple(part for message in messages for part in message.media)
@@ -120,7 +125,7 @@ class ChatTemplate:
             return str(
                 self._tokenizer.apply_chat_template(
                     [self._entry(message, marker, sampled) for message in messages],
-                    tools=self._tools or None,
+                    tools=self.tools,
                     add_generation_prompt=generation_prompt,
                     tokenize=False,
                     **self._options,
@@ -132,10 +137,41 @@ class ChatTemplate:
                 f"that keeps to the order of roles that it wants."
             ) from error
         except Exception as error:  # the boundary to the code of the template
+            if not self._text_arguments and any(message.tool_calls for message in messages):
+                self._text_arguments = True
+                try:
+                    return self._written(messages, marker, sampled, generation_prompt)
+                except RolloutError:
+                    self._text_arguments = False
             raise RolloutError(
                 f"{self._doing(messages)} fails: {type(error).__name__}: {error}{_line(error)}. Fix it in "
                 f"chat_template.jinja or tokenizer_config.json."
             ) from error
+
+    def described(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages with a system message that describes the tools, unless it does or the template shows them."""
+        systems = [message for message in messages if message.role == "system"]
+        if not self._describes or any("<tool_call>" in message.text for message in systems):
+            return messages
+        if not systems:
+            return (Message(role="system", content=self._description), *messages)
+        first = messages.index(systems[0])
+        more = f"\n\n{self._description}" if systems[0].text else self._description
+        return (*messages[:first], systems[0].followed_by(more), *messages[first + 1 :])
+
+    @cached_property
+    def _describes(self) -> bool:
+        return bool(self._description) and not self.shows_tools
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the template shows the names of the tools."""
+        names = [str(cast("dict[str, object]", tool["function"])["name"]) for tool in self.tools or ()]
+        try:
+            text = self._written((Message(role="user", content="1"),), "", None, True)
+        except RolloutError:
+            return True
+        return all(name in text for name in names)
 
     def _expanded(self, text: str, messages: Sequence[Message], shown: Sequence[MediaPart]) -> str:
         """A rendering with each picture expanded in the place of its placeholder, which no content can write."""
@@ -205,22 +241,27 @@ class ChatTemplate:
         if self.fields and message.reasoning:
             entry["reasoning_content"] = entry["thinking"] = self._encoder.escape(message.reasoning, marker)
         if message.tool_calls and (self.fields or self._calls_beside(message)):
-            entry["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": self._escaped(_function(call), marker)}
-                for call in message.tool_calls
-            ]
+            entry["tool_calls"] = self.calls(message.tool_calls, marker)
         return entry
+
+    def calls(self, calls: Sequence[ToolCall], marker: str) -> list[dict[str, object]]:
+        """Calls as chat templates take them."""
+        return [
+            {"id": call.id, "type": "function", "function": self._escaped(self._function(call), marker)}
+            for call in calls
+        ]
 
     def _content(self, message: Message, marker: str, sampled: dict[str, tuple[int, ...]] | None) -> str:
         """The text of a message; of a sampled reply what was sampled, unless the template takes it apart."""
-        if self.fields or not (message.ids or message.reasoning):
+        ids = message.ids_in(self._encoder.vocabulary)
+        if self.fields or not (ids or message.reasoning):
             return self._encoder.escape(message.text, marker)
-        if not message.ids:
+        if not ids:
             return self._encoder.escape(f"<think>\n{message.reasoning}\n</think>\n\n{message.text}", marker)
         if sampled is None or (message.reasoning and not self._keeps_thoughts):
-            text = self._encoder.decoded(message.ids, marker)
+            text = self._encoder.decoded(ids, marker)
             return text if message.text or not message.reasoning else closed_thought(text)
-        sampled[stand_in := chr(_STAND_INS + len(sampled))] = message.ids
+        sampled[stand_in := chr(_STAND_INS + len(sampled))] = ids
         return stand_in
 
     def _calls_beside(self, message: Message) -> bool:
@@ -232,6 +273,9 @@ class ChatTemplate:
             if calls == tuple(call for call in form.parse(content) if isinstance(call, ToolCall)):
                 return False
         return True
+
+    def _function(self, call: ToolCall) -> dict[str, object]:
+        return {"name": call.name, "arguments": call.arguments} if self._text_arguments else call_function(call)
 
     def _escaped(self, value: object, marker: str) -> object:
         if isinstance(value, str):
@@ -282,7 +326,7 @@ def _line(error: Exception) -> str:
 
 def _texts(message: Message) -> Iterator[str]:
     yield message.text
-    if message.ids or message.reasoning:
+    if message.reasoning:
         yield message.reasoning
     if message.name:
         yield message.name
@@ -291,7 +335,7 @@ def _texts(message: Message) -> Iterator[str]:
         yield call.arguments
 
 
-def _function(call: ToolCall) -> dict[str, object]:
+def call_function(call: ToolCall) -> dict[str, object]:
     """A call as templates take it: its arguments as an object, or as text where they are none."""
     try:
         return {"name": call.name, "arguments": parsed_arguments(call.arguments)}

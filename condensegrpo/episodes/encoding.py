@@ -2,10 +2,12 @@
 
 import itertools
 import re
+import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class TextEncoder:
         self._start = re.compile(rf"(?=(?:{texts}))(.)", re.DOTALL)  # finds overlapping ones too, but slowly
         self._anchor = next((text for text in longest_first if not special[text].rstrip), "")
         self._texts = {token: text for text, token in self._ids.items()}
+        tokens = sorted(tokenizer.get_vocab().items(), key=itemgetter(1))
+        self.vocabulary = zlib.crc32("\n".join(token for token, _ in tokens).encode("utf-8", "surrogatepass"))
         self._copy: Any = None  # of the tokenizer, for large texts
         self._small, self._large = lru_cache(CACHED)(self._encoded), lru_cache(LARGE_CACHED)(self._beside)
 
@@ -55,6 +59,12 @@ class TextEncoder:
         """The id of the special token that the text starts with, white space aside."""
         match = self._control.match(text.lstrip())
         return self._ids[match[match.lastindex or 0]] if match else None
+
+    def first_of(self, text: str, ids: Sequence[int], start: int = 0) -> tuple[int, int]:
+        """The span of the first of some special tokens from ``start`` on; of the end if there is none."""
+        found = self._control.finditer(text, start)
+        spans = (each.span() for each in found if self._ids[each[each.lastindex or 0]] in ids)
+        return next(spans, (len(text), len(text)))
 
     def last_control(self, text: str) -> int:
         """Where the text after the last special token begins that is no tag of a thought."""
@@ -81,10 +91,14 @@ class TextEncoder:
         """The ids of a text as they follow a control token: without the space that some tokenizers put first."""
         return self.ids(self._anchor + text)[bool(self._anchor) :] if text else array("I")
 
+    def following(self, text: str, marker: str) -> "array[int]":
+        """The ids of a text as they follow a control token."""
+        return self.encode(f"{self._anchor}{text}", marker)[bool(self._anchor) :]
+
     def plain(self, text: str) -> "array[int]":
         """The ids of a text without control tokens, as they follow one."""
         marker = next(unused_characters((text,)))
-        return self.encode(f"{self._anchor}{self.escape(text, marker)}", marker)[bool(self._anchor) :]
+        return self.following(self.escape(text, marker), marker)
 
     def decoded(self, ids: Sequence[int], marker: str) -> str:
         """The text of ids that were sampled, escaped where it is not a control token."""

@@ -12,7 +12,7 @@ _TAG = re.compile("|".join(map(re.escape, (*_OPENINGS, *_CLOSINGS))))
 _THOUGHT = re.compile(r"(<think>|\[THINK\])(.*?)(</think>|\[/THINK\]|\Z)", re.DOTALL)
 
 
-class Reply(NamedTuple):
+class ParsedReply(NamedTuple):
     """A reply that was read."""
 
     message: Message
@@ -43,16 +43,16 @@ def split_thought(text: str, *, opened: bool) -> tuple[str, str, bool]:
     return said, "\n\n".join(thought for match in found if (thought := match[2].strip())), not found[-1][3]
 
 
-def read_text(text: str, ids: Sequence[int] = (), *, opened: bool = False) -> Reply:
+def read_text(text: str, ids: Sequence[int] = (), vocabulary: int = 0, *, opened: bool = False) -> ParsedReply:
     """The reply of a model whose thoughts stand between tags, and whose calls are text."""
     said, reasoning, thinking = split_thought(text, opened=opened)
-    return Reply(sampled_message(said, reasoning, ids), thinking=thinking)
+    return ParsedReply(sampled_message(said, reasoning, ids, vocabulary), thinking=thinking)
 
 
 def sampled_message(
-    said: str, reasoning: str, ids: Sequence[int], calls: Sequence[ToolCall | Malformed] = ()
+    said: str, reasoning: str, ids: Sequence[int], vocabulary: int, calls: Sequence[ToolCall | Malformed] = ()
 ) -> Message:
     """The message of a sampled reply; ``ids`` are without the stop id."""
-    written = Written(ids=tuple(ids), text=said, reasoning=reasoning) if ids else None
+    written = Written(ids=tuple(ids), vocabulary=vocabulary, text=said, reasoning=reasoning) if ids else None
     read = tuple(call for call in calls if isinstance(call, ToolCall))
     return Message(role="assistant", content=said, reasoning=reasoning, tool_calls=read, written=written)

@@ -159,7 +159,9 @@ def _continued(engine: Engine, history: History, last: Sampled, *, newest: Unit 
     newest = newest or history.units[-1]  # given: with an instruction
     units = shared(last.prompt.units).extended((newest,))
     context = shared(last.prompt.context).extended(newest.messages)
-    added = engine.renderer.continuation(last.prompt.context, newest.reply, newest.results, last.generation.token_ids)
+    added = engine.renderer.continuation(
+        last.prompt.context, newest.reply, newest.results, last.generation.token_ids, last.prompt.ids
+    )
     continued = shared_ids(last.prompt.ids).extended((*last.generation.token_ids, *added))
     if engine.renderer.keeps_replies(context):
         media = (*last.prompt.media, *_media(engine, newest.messages))

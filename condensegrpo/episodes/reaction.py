@@ -227,7 +227,7 @@ async def metered(engine: Engine, sampled: Sampled, reaction: Reaction, *, turn:
     tokens = None
     if trigger.meter == "tokens":
         prompt, output = sampled.prompt, sampled.generation.token_ids
-        added = engine.renderer.continuation(prompt.context, reaction.reply, observations, output)
+        added = engine.renderer.continuation(prompt.context, reaction.reply, observations, output, prompt.ids)
         used = len(prompt.ids) + len(output) + len(added)
         tokens = used, trigger.target_tokens(engine.limits.max_context_tokens, draw)
     *before, last = observations

@@ -9,28 +9,55 @@ round trip. A prompt that a condenser rewrote is rendered whole, with the sample
 """
 
 import itertools
+import json
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from condensegrpo.core.errors import ConfigError, RolloutError
-from condensegrpo.core.messages import Message, TextPart
+from condensegrpo.core.messages import Message, TextPart, ToolCall
 from condensegrpo.core.protocols.pictures import ExpandsPictures
-from condensegrpo.core.shared_sequence import SharedSequence
+from condensegrpo.core.shared_sequence import SharedSequence, common_prefix
 from condensegrpo.episodes.chat_template import RENDER_SECONDS, ChatTemplate, first_rendering, tool_text
 from condensegrpo.episodes.encoding import TextEncoder, unused_characters
-from condensegrpo.episodes.parsing import Reply, opens_thought, read_text
+from condensegrpo.episodes.parsing import ParsedReply, opens_thought, read_text
 from condensegrpo.episodes.toolcalls import BUILT_IN_FORMATS
-from condensegrpo.episodes.toolformats import ToolFormat
+from condensegrpo.episodes.toolformats import Malformed, Native, ToolFormat, parsed_arguments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 OPENING = 64  # ids at the end of a prompt, among which what opens a reply is
+THOUGHT = "qzxq thinks"  # a thought that nobody has
 Shape = tuple[object, ...]
+TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look at words.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "words": {"type": "string", "description": "to look at"},
+                "times": {"type": "integer", "description": "how often"},
+            },
+            "required": ["words"],
+        },
+    },
+}
+ARGUMENTS = {"words": "a b", "times": 2}
+CALL = ToolCall(id="call00000", name="look", arguments=json.dumps(ARGUMENTS))
+PROBE = (
+    Message(role="system", content="Be brief."),
+    Message(role="user", content="What is there?"),
+    Message(role="assistant", content="I look.", reasoning="hm", tool_calls=(CALL,)),
+    Message(role="tool", content="seen", name="look", tool_call_id="call00000"),
+    Message(role="assistant", content="It is seen."),
+    Message(role="user", content="And now?"),
+)
 
 
 class Located(NamedTuple):
@@ -57,6 +84,7 @@ class Renderer:
         render_seconds: float = RENDER_SECONDS,
         tool_format: ToolFormat | None = None,
         pictures: ExpandsPictures | None = None,
+        encoder: TextEncoder | None = None,
     ) -> None:
         """What to render with.
 
@@ -66,8 +94,9 @@ class Renderer:
             template_options: further variables of the template, such as ``enable_thinking``.
             stop_ids: that the model ends a reply with beside the tokenizer's, as its ``generation_config`` says.
             render_seconds: of processor time that the first rendering may take.
-            tool_format: in which replies call tools, if it is none of the package's.
+            tool_format: in which replies call tools.
             pictures: what stands for a picture in a prompt; None: the model sees none.
+            encoder: of the tokenizer, if there is one already.
         """
         if not tokenizer.chat_template:
             raise ConfigError(
@@ -75,23 +104,27 @@ class Renderer:
                 "a chat_template.jinja beside its tokenizer.json."
             )
         self._tokenizer = tokenizer
-        self._like_this = partial(
-            type(self),
+        self.encoder = encoder or TextEncoder(tokenizer)
+        self._like_this: Callable[..., Renderer] = partial(
+            Renderer,
             tokenizer,
             template_options=template_options,
             stop_ids=stop_ids,
             render_seconds=render_seconds,
             tool_format=tool_format,
             pictures=pictures,
+            encoder=self.encoder,
         )
-        self._encoder = TextEncoder(tokenizer)
+        self.tool_format = tool_format
+        self.chosen = "the chat template"  # which renderer this is, and why
         formats = (*BUILT_IN_FORMATS, *((tool_format,) if tool_format is not None else ()))
         self._template = ChatTemplate(
             tokenizer,
-            self._encoder,
+            self.encoder,
             tools=tools,
             options=template_options or {},
             formats=formats,
+            description=tool_format.description(tools) if isinstance(tool_format, Native) and tools else "",
             pictures=pictures,
         )
         self.pictures = pictures
@@ -107,7 +140,7 @@ class Renderer:
                 "after a reply, so nothing could end one. Set eos_token in tokenizer_config.json."
             )
         self._closing = ends[0]
-        self._others: dict[str, Self] = {}  # that show other tools, by the text of these
+        self._others: dict[str, Renderer] = {}  # that show other tools, by the text of these
 
     def store_media(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Messages of an environment or of tools as prompts hold them: the bytes of their pictures are stored."""
@@ -115,7 +148,7 @@ class Renderer:
             return tuple(messages)
         return tuple(message.stored(self.pictures.media.write) for message in messages)
 
-    def with_tools(self, tools: Sequence[Mapping[str, object]]) -> Self:
+    def with_tools(self, tools: Sequence[Mapping[str, object]]) -> "Renderer":
         """The renderer that shows these tools instead: made once for each set of tools, of which a task has few."""
         text = tool_text(tools)
         if text == self._template.tool_text:
@@ -143,7 +176,7 @@ class Renderer:
         """The prompt as an array: four bytes an id, where a tuple of numbers takes nine times as many."""
         marker, sampled = next(self._template.unused(messages)), dict[str, tuple[int, ...]]()
         text = self._template.render(messages, marker, sampled=sampled)
-        return self._encoder.encode(text, marker, sampled)
+        return self.encoder.encode(text, marker, sampled)
 
     def content_spans(self, messages: Sequence[Message]) -> Located:
         """The whole prompt with the span of each message's content, in one pass over the text.
@@ -154,10 +187,10 @@ class Renderer:
         marker, left, right = itertools.islice(self._template.unused(messages), 3)
         framed = self._template.render(_framed(messages, left, right), marker)
         pieces = re.split(f"{left}([0-9]+){right}", framed)  # text and numbers in turn: text, 0, text, 1, text, …
-        ids, at = list(self._encoder.encode(pieces[0], marker)), dict[int, int]()
+        ids, at = list(self.encoder.encode(pieces[0], marker)), dict[int, int]()
         for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
             at[int(number)] = len(ids)
-            ids += self._encoder.encode(text, marker)
+            ids += self.encoder.encode(text, marker)
         spans, last = [], 0
         for index in range(len(messages)):
             start = at.get(2 * index, last)  # reasoning that is left out may take the beginning with it
@@ -186,6 +219,7 @@ class Renderer:
         reply: Message,
         observations: Sequence[Message],
         output_ids: Sequence[int],
+        prompt_ids: Sequence[int] = (),
     ) -> tuple[int, ...]:
         """The ids that lead from a sampled reply to the next prompt: prompt + output_ids + continuation.
 
@@ -202,13 +236,14 @@ class Renderer:
             reply: what the policy said; only its position matters, its ids are ``output_ids``.
             observations: what answered it.
             output_ids: (A,) as sampled.
+            prompt_ids: (P,) that they were sampled for; not given: those of ``context``.
         """
         tail, marker = self._tail(context, reply, observations)
         if output_ids and output_ids[-1] in self.stop_ids:
-            ids = self._encoder.encode(tail.lstrip(), marker)
-            if ids[:1] == array("I", output_ids[-1:]):
-                return tuple(ids[1:])
-        return tuple(self._encoder.encode(tail, marker))
+            ids = self.encoder.encode(tail.lstrip(), marker)
+            if ids[:1] == array("I", output_ids[-1:]) or output_ids[-1] == self._end_of_turn:
+                return tuple(ids[1:])  # some templates end a last reply otherwise than one that is followed
+        return tuple(self.encoder.encode(tail, marker))
 
     def _tail(self, context: Sequence[Message], reply: Message, observations: Sequence[Message]) -> tuple[str, str]:
         """The text after a reply, and its marker.
@@ -228,8 +263,12 @@ class Renderer:
 
     def _tail_in(self, context: Sequence[Message], reply: Message, observations: Sequence[Message]) -> tuple[str, str]:
         marker, sentinel = itertools.islice(self._template.unused((*context, reply, *observations)), 2)
-        stand_in = replace(reply, content=sentinel, reasoning="", tool_calls=())
-        return _after(self._template.render((*context, stand_in, *observations), marker), sentinel), marker
+        stand_in = Message(role="assistant", content=sentinel)
+        if called := self._template.fields and reply.tool_calls[-1:]:
+            last = replace(called[0], arguments=json.dumps({"a": sentinel}, ensure_ascii=False))
+            stand_in = replace(stand_in, content="", tool_calls=(*reply.tool_calls[:-1], last))
+        tail = _after(self._template.render((*context, stand_in, *observations), marker), sentinel)
+        return tail[self.encoder.first_of(tail, self.stop_ids)[0] :] if called else tail, marker
 
     def keeps_replies(self, messages: Sequence[Message]) -> bool:
         """Whether the prompt of these messages is the prompt of their last reply, that reply, and then more.
@@ -257,12 +296,17 @@ class Renderer:
     def _keeps(self, messages: Sequence[Message]) -> bool:
         newest = _last_reply(messages, len(messages))
         context, reply, observations = messages[:newest], messages[newest], messages[newest + 1 :]
+        if self._template.fields:  # thought and calls need not be shown as they were written
+            thought = THOUGHT if reply.reasoning else ""
+            marked = replace(reply, reasoning=thought, written=None)
+            shown_ids, before_ids = self._rendered((*context, marked, *observations)), self._rendered(tuple(context))
+            return shown_ids[: len(before_ids)] == before_ids and thought in self._decode(shown_ids)
         marker, end = itertools.islice(self._template.unused(messages), 2)
         before = self._template.render(context, marker)
         said = self._said(reply)
         marked = Message(role="assistant", content=said + end)
         shown, separator, _ = self._template.render((*context, marked, *observations), marker).partition(end)
-        content = self._encoder.escape(said, marker)
+        content = self.encoder.escape(said, marker)
         return bool(separator) and shown.startswith(before) and shown[len(before) :].strip() == content.strip()
 
     def check_roles(self, pinned: Sequence[Message], result: Message) -> None:
@@ -288,17 +332,53 @@ class Renderer:
                 f"policy would never see a tool's result.{cure or ' Use another chat template.'}"
             )
 
+    def fault_of_calls(self) -> str | None:
+        """Why calls as the chat template writes them cannot be read; None: they can."""
+        shown = self._like_this(tools=(TOOL,), tool_format=Native())
+        if not shown._template.shows_tools:
+            return "the chat template shows no tools"
+        marker = next(unused_characters(()))
+        try:
+            before = shown._template.render(PROBE[:2], marker)
+            reply = replace(PROBE[2], content="")
+            text = shown._template.render((*PROBE[:2], reply), marker, generation_prompt=False)
+        except RolloutError as error:
+            return str(error)
+        start = common_prefix(before, text)
+        _, end = shown.encoder.first_of(text, shown.stop_ids, start)
+        back = shown._read_back(text[start:end], before[:start])
+        calls = Native().parse(back.message.text) if back.calls is None else back.calls
+        read = [(call.name, parsed_arguments(call.arguments)) for call in calls if isinstance(call, ToolCall)]
+        if read == [(CALL.name, ARGUMENTS)] and not back.thinking:
+            return None
+        faults = [call.reason for call in calls if isinstance(call, Malformed)]
+        found = f"as {read[0]}" if read else f"as no call ({faults[0]})" if faults else "as no call"
+        return f"a call that the chat template writes, {text[start:end]!r:.160}, is read {found:.160}"
+
+    def _read_back(self, text: str, before: str) -> ParsedReply:
+        return read_text(text, opened=opens_thought(before[self.encoder.last_control(before) :]))
+
+    def check_calls(self) -> None:
+        """Check, before anything is sampled, that calls in the form of the chat template can be read."""
+        if self._template.shows_tools and (fault := self.fault_of_calls()):
+            raise ConfigError(
+                f"checking rollout.tools.format: found native, and {fault}. Set it to tagged, which works with any "
+                f"chat template."
+            )
+
     # --- replies
 
-    def parse(self, output_ids: Sequence[int], prompt_ids: Sequence[int]) -> Reply:
+    def parse(self, output_ids: Sequence[int], prompt_ids: Sequence[int]) -> ParsedReply:
         """What a reply (A,) to a prompt (P,) thought, said and called."""
         ids = output_ids[:-1] if output_ids and output_ids[-1] in self.stop_ids else output_ids
-        return read_text(self.text(output_ids), ids, opened=opens_thought(self._opens_reply(prompt_ids)))
+        return read_text(
+            self.text(output_ids), ids, self.encoder.vocabulary, opened=opens_thought(self._opens_reply(prompt_ids))
+        )
 
     def _opens_reply(self, prompt_ids: Sequence[int]) -> str:
         """The text after the last control token of a prompt, thought tags aside."""
         text = self._decode(prompt_ids[-OPENING:])
-        return text[self._encoder.last_control(text) :]
+        return text[self.encoder.last_control(text) :]
 
     def text(self, output_ids: Sequence[int]) -> str:
         """The text of sampled ids (A,), without the stop id at their end. For reading, never to be tokenised."""
@@ -309,11 +389,12 @@ class Renderer:
 
     def _said(self, reply: Message) -> str:
         """The text of a reply, thoughts included."""
-        return self._decode(reply.ids) if reply.ids else reply.text
+        ids = reply.ids_in(self.encoder.vocabulary)
+        return self._decode(ids) if ids else reply.text
 
     def text_ids(self, text: str) -> tuple[int, ...]:
         """The ids of a text as a policy could say it after a prompt."""
-        return tuple(self._encoder.plain(text))
+        return tuple(self.encoder.plain(text))
 
     @property
     def has_unknown(self) -> bool:
@@ -339,7 +420,7 @@ class Renderer:
         """The special token that the template puts right after a reply, if it does."""
         marker, sentinel = itertools.islice(unused_characters(()), 2)
         talk = (Message(role="user", content="hi"), Message(role="assistant", content=sentinel))
-        return self._encoder.leading_control(
+        return self.encoder.leading_control(
             _after(self._template.render(talk, marker, generation_prompt=False), sentinel)
         )
 

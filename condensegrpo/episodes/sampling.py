@@ -13,7 +13,7 @@ from condensegrpo.core.protocols.task import Expert
 from condensegrpo.core.trajectory import Condensation, FinishReason, Generation, SamplingParams, StopReason, Turn
 from condensegrpo.episodes.boundary import Boundary, EndEpisode
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.parsing import Reply
+from condensegrpo.episodes.parsing import ParsedReply
 from condensegrpo.episodes.render import Renderer
 
 ROUNDING = 1e-3  # nats: a log-probability of 0 that was computed in few bits may be above it
@@ -38,7 +38,7 @@ class Sampled:
     prompt: Prompt
     generation: Generation
     text: str  # the whole
-    read: Reply  # the text without thoughts, and what it calls
+    read: ParsedReply  # the text without thoughts, and what it calls
     version: int  # of the policy at the request
     frozen: bool = False  # by the engine's writer
     picture_starts: tuple[int, ...] = ()  # where the pictures begin in the prompt's ids

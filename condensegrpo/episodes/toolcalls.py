@@ -26,7 +26,7 @@ from condensegrpo.core.messages import History, Message, ToolCall, encodable
 from condensegrpo.core.protocols.tool import EnvironmentTool, Tool, ToolResult
 from condensegrpo.core.threads import to_thread
 from condensegrpo.core.wording import plural
-from condensegrpo.episodes.parsing import Reply, read_text
+from condensegrpo.episodes.parsing import ParsedReply, read_text
 from condensegrpo.episodes.settings import ToolLimits
 from condensegrpo.episodes.toolformats import (
     JSON_FORMATS,
@@ -149,11 +149,11 @@ class Toolbox:
             return f"{most_of_query} to the same query that had (rollout.tools.max_turns_per_query)"
         return None
 
-    def calls_in(self, reply: Reply) -> tuple[ToolCall | Malformed, ...]:
+    def calls_in(self, reply: ParsedReply) -> tuple[ToolCall | Malformed, ...]:
         """The calls that a reply makes."""
         return self.format.parse(reply.message.text) if reply.calls is None else reply.calls
 
-    async def answer(self, reply: Reply | str, history: History = NO_HISTORY) -> ToolAnswers:
+    async def answer(self, reply: ParsedReply | str, history: History = NO_HISTORY) -> ToolAnswers:
         """Read the calls of a reply, run them, and give the messages that follow it.
 
         Args:

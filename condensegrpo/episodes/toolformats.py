@@ -117,11 +117,7 @@ class _JsonCalls:
         if missing:
             keys = ", ".join(map(quoted, members)) or "none"
             raise ValueError(f"it lacks the key {missing[0]!r}, its keys are: {one_line_at_most(keys)}")
-        name = strictjson.loads(members["name"])
-        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME:
-            raise ValueError(
-                f"its name is no word of 1 to {MAX_NAME} printable characters but {quoted(members['name'])}"
-            )
+        name = checked_name(strictjson.loads(members["name"]), members["name"])
         parsed_arguments(members[self.arguments])
         return ToolCall(id=call_id, name=name, arguments=members[self.arguments])
 
@@ -141,8 +137,16 @@ class Native(_JsonCalls):
         return Message(role="tool", content=text, tool_call_id=call_id, name=name or None)
 
     def instructions(self, schemas: Sequence[Mapping[str, object]]) -> str:
-        """Nothing: the chat template shows the schemas."""
+        """Nothing: the renderer shows the schemas, by the chat template or else by ``description``."""
         return ""
+
+    def description(self, schemas: Sequence[Mapping[str, object]]) -> str:
+        """What the system message says where the chat template shows no tools."""
+        shown = "\n".join(json.dumps(_described(schema), ensure_ascii=False) for schema in schemas)
+        return (
+            'You can use tools. To call one, write <tool_call>{"name": "…", "arguments": {…}}</tool_call> and stop '
+            f"there; its result follows. The tools, with the schema of their arguments:\n{shown}"
+        )
 
 
 class Tagged(_JsonCalls):
@@ -223,6 +227,14 @@ def parsed_arguments(raw: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ValueError(f"the arguments are no JSON object but {quoted(raw)}")
     return value
+
+
+def checked_name(name: object, written: object = "") -> str:
+    """The name of a called tool."""
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME:
+        shown = written if isinstance(written, str) and written else repr(name)
+        raise ValueError(f"its name is no word of 1 to {MAX_NAME} printable characters but {quoted(shown)}")
+    return name
 
 
 def _described(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -34,7 +35,7 @@ STEPS_FILE = "condensegrpo.json"  # {"step": 60}: the optimiser steps of GRPO th
 
 def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
     """The tokenizer of a local folder or Hub id, with its chat template."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     source = _source(path, "tokenizer")
     if Path(source).is_dir() and not any(Path(source).glob("*token*")):
@@ -44,6 +45,9 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):  # of mistral-common, where a folder has a tekken.json
+            with suppress(OSError, ValueError):
+                tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
     except (OSError, ValueError) as error:
         raise ConfigError(_not_found("tokenizer", path, error)) from error
     if tokenizer.chat_template is None:
