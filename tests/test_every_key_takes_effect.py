@@ -62,6 +62,7 @@ NOT_ASSEMBLED = {  # read from the configuration itself where they are used: the
     "algorithm.resample_rounds": "the rollout step",
 }
 OTHER: Mapping[str, str] = {  # values that no rule can find
+    "model.renderer": "template",
     "rollout.template_options": "{enable_thinking: true}",
     "task.name": "jsonl",
     "task.options": "{system: other}",
