@@ -79,8 +79,11 @@ def _texts(components: Components, pinned: Sequence[Message]) -> Iterator[tuple[
         yield "the demonstrations", "\n".join(texts)
 
 
-def check_model(components: Components, source: str) -> None:
-    """Check what a configuration needs of its model's tokenizer, chat template and positions. Loads no weights."""
+def check_model(components: Components, source: str) -> str:
+    """Check what a configuration needs of its model's tokenizer, chat template and positions. Loads no weights.
+
+    Returns which renderer it uses, and why.
+    """
     check_vocabulary(source)
     if quantised := getattr(configuration(source), "quantization_config", None):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else type(quantised).__name__
@@ -99,19 +102,21 @@ def check_model(components: Components, source: str) -> None:
         check_models(names, source, pinned=_pinned(components, "train"), tokens=tokens)
     with TemporaryDirectory(prefix="condensegrpo-media-") as folder:
         media = MediaFolder(Path(folder))
-        check_prompts(
+        chosen = check_prompts(
             components, lambda varied: renderer_for(varied, source, media), max_positions=max_positions(source)
         )
     if config.model.lora is not None:
         check_targets_of(source, config.model.lora.targets, config.model.vision)
     check_heads(source, config.learner.sequence_parallel)
     attention_of(configuration(source), config.model.attention)
+    return chosen
 
 
-def check_prompts(
-    components: Components, renderer: Callable[[Components], Renderer], max_positions: int | None
-) -> None:
-    """Check the chat template and the lengths of what a configuration and its evaluations render."""
+def check_prompts(components: Components, renderer: Callable[[Components], Renderer], max_positions: int | None) -> str:
+    """Check the chat template and the lengths of what a configuration and its evaluations render.
+
+    Returns which renderer it is, and why.
+    """
     config, rendering = components.config, renderer(components)
     pinned = rendering.store_media(_pinned(components, "train"))
     first_rendering(lambda: rendering.prompt(pinned))
@@ -138,6 +143,7 @@ def check_prompts(
             f"checking rollout.limits.max_context_tokens: with rollout.limits.max_output_tokens it makes {longest} "
             f"tokens, and the model has {max_positions} positions. Lower one of them."
         )
+    return rendering.chosen
 
 
 def _check_lengths(components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:

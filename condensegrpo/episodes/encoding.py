@@ -114,7 +114,7 @@ class TextEncoder:
         return self._large(text) if len(text) > LARGE else self._small(text)
 
     def _beside(self, text: str) -> "array[int]":
-        """The ids of a large text, by a copy of the tokenizer, so that other threads can use it and Python meanwhile."""
+        """The ids of a large text, by a copy of the tokenizer: other threads can use it and Python meanwhile."""
         if self._copy is None:
             copy = self._copy = deepcopy(self._tokenizer.backend_tokenizer)
             copy.no_truncation()

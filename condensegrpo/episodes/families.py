@@ -40,6 +40,7 @@ MARKS = (
 )
 
 
+NO_FAMILY = "the chat template (the model is of no family)"
 MARKER = "\U000f8ffd"
 
 
@@ -201,7 +202,7 @@ def renderer_for_model(
     template = Renderer(tokenizer, **options)
     options["encoder"] = template.encoder
     if choice == "template" or (choice == "auto" and not any(mark in tokenizer.get_vocab() for mark in MARKS)):
-        template.chosen = f"the chat template ({'model.renderer' if choice != 'auto' else 'the model is of no family'})"
+        template.chosen = NO_FAMILY if choice == "auto" else "the chat template (model.renderer)"
         return template
     from renderers import base  # a second to import
 

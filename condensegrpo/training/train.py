@@ -27,6 +27,7 @@ from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import DescribesSettings, Sampler, SleepingSampler
 from condensegrpo.episodes.failures import FailureWatch, failures_of
+from condensegrpo.episodes.families import NO_FAMILY
 from condensegrpo.evaluation.evaluate import evaluate_variant
 from condensegrpo.evaluation.figures import metric_prefix
 from condensegrpo.learner import ranks
@@ -120,7 +121,9 @@ def run_training(
     for warning in (*edited, *_warnings(config, components.estimator.plugin)):
         observer.notice(warning)
     source = base_policy(config, components.task, folder)
-    check_model(components, source)
+    chosen = check_model(components, source)
+    if chosen != NO_FAMILY:
+        observer.notice(f"prompts and replies: {chosen}")
     source = first_policy(components, folder, source, observer=observer, stopping=stopping)
     with _opened(components, folder, source, observer) as (run, done):
         last = max(done, config.train.steps)  # a resumed run may be beyond its steps
