@@ -17,9 +17,11 @@ from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.families import FamilyRenderer, renderer_for_model
+from condensegrpo.episodes.parsing import read_text
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.toolformats import JSON_FORMATS, Malformed
 from condensegrpo.samplers.scripted import ScriptedSampler
+from condensegrpo.tasks.agent_conversation import Conversation
 
 NATIVE = JSON_FORMATS["native"]
 TOOL = {
@@ -341,6 +343,16 @@ def test_a_call_in_a_thought_that_was_cut_off_is_not_made() -> None:
     trajectory, environment = played([(*ids(call), *ids("<|im_end|>"))])
     assert trajectory.turns[0].tool_attempts == 0
     assert environment.replies == [""]
+
+
+def test_an_agent_whose_client_keeps_thoughts_aside_is_one_row() -> None:
+    """litellm moved <think> of a reply to reasoning_content: every turn was a rewritten history."""
+    conversation, asked = Conversation("native"), (SYSTEM, QUESTION)
+    conversation.begin(asked)
+    sent = conversation.send(asked, read_text("<think>hm</think>okay").message, stops=(), calls=True)
+    assert sent.text == "okay"
+    step = conversation.step((*asked, Message(role="assistant", content="okay"), GO_ON), same_tools=True)
+    assert (step.rewritten, step.observations) == (None, (GO_ON,))
 
 
 # --- the space that SentencePiece puts first
