@@ -52,7 +52,7 @@ from condensegrpo.episodes.settings import Limits, ToolLimits
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.episodes.toolformats import Native
 from condensegrpo.learner.new_model import new_tokenizer
-from condensegrpo.storage.trajectories import write_trajectory
+from condensegrpo.storage.trajectories import write_trajectories
 
 REPLY, ANSWER = 32, 8  # words
 BUDGET = 2000  # tokens of a context
@@ -144,7 +144,7 @@ def look(words: str) -> str:
 
 
 def played(cell: Cell, file: Path, ended: Callable[[Trajectory], object] | None = None) -> None:
-    """Play all trajectories of a cell and write them to a file; ``ended`` is called with each before."""
+    """Play all trajectories of a cell and write them to a file; ``ended`` is called with each."""
     called = [f'<tool_call>{{"name": "look", "arguments": {{"words": "{word}"}}}}</tool_call>' for word in WORDS[:64]]
     kind: Literal["bpe", "words"] = "bpe" if cell.tools else "words"
     tokenizer = new_tokenizer([" ".join(WORDS), *called], kind=kind, vocab_size=len(WORDS) + 600)
@@ -167,9 +167,11 @@ def played(cell: Cell, file: Path, ended: Callable[[Trajectory], object] | None 
         if ended is not None:
             ended(trajectory)
         score = Score(total=0.0, components={}, format_valid=True, correct=0.0, context_tokens=0)
-        write_trajectory(file, ScoredTrajectory.of(trajectory, score))
+        finished.append(ScoredTrajectory.of(trajectory, score))
 
+    finished: list[ScoredTrajectory] = []
     play(engine, cell.world, on_finish=record)
+    write_trajectories(file, finished)
 
 
 # --- a cell in a process of its own
@@ -194,11 +196,11 @@ def measured(cell: Cell, limit: float) -> Cost | None:
 def _child(cell: Cell, sender: "Connection[Cost, None]", limit: float) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        played(replace(cell, turns=2, trajectories=SAMPLES), Path(folder) / "first.jsonl")  # what loads on first use
+        played(replace(cell, turns=2, trajectories=SAMPLES), Path(folder) / "first.parquet")  # what loads on first use
         memory, before = Meter(), resource.getrusage(resource.RUSAGE_SELF)  # a meter begins with a collection
         used = int(before.ru_utime + before.ru_stime)
         resource.setrlimit(resource.RLIMIT_CPU, (used + int(limit) + 1, used + int(limit) + 5))
-        played(cell, Path(folder) / "trajectories.jsonl")
+        played(cell, Path(folder) / "trajectories.parquet")
         after = resource.getrusage(resource.RUSAGE_SELF)
         seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
         memory.ends("cell")
@@ -245,9 +247,9 @@ def memory(cell: Cell) -> None:
             shares.extend((file.traceback[0].filename, file.size / cell.trajectories) for file in files[:12])
 
     with tempfile.TemporaryDirectory() as folder:
-        played(replace(cell, turns=2), Path(folder) / "first.jsonl")  # what loads on first use
+        played(replace(cell, turns=2), Path(folder) / "first.parquet")  # what loads on first use
         tracemalloc.start()
-        played(cell, Path(folder) / "trajectories.jsonl", ended)
+        played(cell, Path(folder) / "trajectories.parquet", ended)
         tracemalloc.stop()
     print(f"kB in memory a trajectory of {cell}")
     for name, size in shares:

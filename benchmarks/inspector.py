@@ -1,83 +1,101 @@
-"""Time and memory of `condensegrpo inspect` on large runs: to the first screen, and until all is indexed.
+"""Time and memory of `condensegrpo inspect` on large runs: to the first screen, and until all figures are read.
 
-    python benchmarks/inspector.py --out /tmp/inspector            # 100,000 trajectories, 2 GB, made in a minute
+    python benchmarks/inspector.py --out /tmp/inspector            # 100,000 trajectories, 2 GB, made in three minutes
 
-Two layouts of the same trajectories: a run of 400 steps, and one file. Each is opened twice by a process of its own: as
-a first visit, and with the index that it left. Results: docs/results/inspector.md.
+Two layouts of the same trajectories: a run of 400 steps, and one file. Each is opened by a process of its own, which
+then searches for a word that no trajectory has. Results: docs/results/inspector.md.
 """
 
 import argparse
 import asyncio
 import json
+import random
 import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-STEPS, GROUPS, SAMPLES = 400, 32, 8
-TURNS, TOKENS = 8, 40  # of a trajectory, and of each of its replies: 20 kB a line
+if TYPE_CHECKING:
+    from condensegrpo.core.scored_trajectory import ScoredTrajectory
+
+STEPS, SAMPLES = 400, 8
+TURNS, PROMPT, TOKENS, RESULT = 8, 400, 80, 80  # of a trajectory, its first prompt, each reply and each result
+WORDS = [f"word{number}" for number in range(5000)]
 BEGAN = time.perf_counter()
 
 
-def line(step: str, problem: str, sample: str) -> str:
-    """A line of a trajectory file, about a made-up question."""
+def trajectory(draw: random.Random, problem: int, sample: int) -> "ScoredTrajectory":
+    """A trajectory of random ids and words, which hardly compress."""
     from condensegrpo.core.messages import Message
-    from condensegrpo.core.scored_trajectory import figures_of
+    from condensegrpo.core.scored_trajectory import ScoredTrajectory
+    from condensegrpo.core.shared_sequence import shared, shared_ids
     from condensegrpo.core.trajectory import Score, StopReason, Trajectory, Turn
-    from condensegrpo.storage.stored_trajectory import stored
-    from condensegrpo.storage.trajectories import Provenance, record_line
 
-    known = Provenance(
-        evaluation=None, step=1, model="m", condenser="full", max_context_tokens=4096, temperature=1.0, seed=0
-    )
-    context, prompt, turns = (Message(role="user", content=f"question of problem {problem}"),), tuple(range(200)), []
-    for turn in range(TURNS):
-        ids = tuple(range(1000 + turn, 1000 + turn + TOKENS))
-        reply = Message(role="assistant", content=f"thought {turn} " * 30)
-        result = Message(role="tool", content=f"result {turn} " * 40, name="search")
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(150_000) for _ in range(count))
+
+    def message(role: Literal["user", "assistant", "tool"], count: int) -> Message:
+        return Message(role=role, content=" ".join(draw.choices(WORDS, k=count)))
+
+    context, prompt, turns = shared([message("user", PROMPT)]), shared_ids(ids(PROMPT)), list[Turn]()
+    for number in range(TURNS):
+        output, reply, result = ids(TOKENS), message("assistant", TOKENS), message("tool", RESULT)
         turns.append(
             Turn(
-                prompt_ids=prompt, output_ids=ids, logprobs=tuple(-0.123456789012 - each / 7 for each in range(TOKENS)),
-                policy_version=0, context=context, reply=reply, observations=(result,), tool_attempts=1,
-                tool_successes=turn % 2,
+                prompt_ids=prompt, output_ids=output, logprobs=tuple(-draw.random() for _ in output), policy_version=0,
+                context=context, reply=reply, observations=(result,), tool_attempts=1, tool_successes=number % 2,
             )
         )  # fmt: skip
-        prompt, context = (*prompt, *ids, *range(120)), (*context, reply, result)
-    trajectory = Trajectory(
-        id=f"{step}/{problem}/{sample}", problem_id=f"problem-{problem}", group_id=f"{step}/{problem}", sample=7,
-        question=f"question of problem {problem}", ground_truth="result 3", turns=tuple(turns),
-        stop=StopReason.ANSWERED, answer="result 2", seconds=1.0,
+        prompt, context = prompt.extended((*output, *ids(RESULT))), context.extended((reply, result))
+    played = Trajectory(
+        id=f"1/{problem}/{sample}", problem_id=f"problem-{problem}", group_id=f"1/{problem}", sample=sample,
+        question=f"question of problem {problem}", ground_truth="3", turns=tuple(turns), stop=StopReason.ANSWERED,
+        answer="2", seconds=1.0,
     )  # fmt: skip
-    score = Score(
-        total=0.5, components={"correct": 0.5}, format_valid=True, correct=0.5,
-        context_tokens=trajectory.max_context_tokens,
-    )  # fmt: skip
-    figures = figures_of(trajectory, score)
-    return record_line({"provenance": known, "figures": figures, "trajectory": stored(trajectory), "score": score})
+    parts = {"correct": draw.random()}
+    tokens = played.max_context_tokens
+    score = Score(total=0.5, components=parts, format_valid=True, correct=parts["correct"], context_tokens=tokens)
+    return ScoredTrajectory.of(played, score)
 
 
 def make(folder: Path, trajectories: int) -> tuple[Path, Path]:
-    """A run, and one file with the same lines: the fields that differ are replaced in one line."""
-    template = line("<step>", "<problem>", "<sample>").replace('"sample":7', '"sample":<sample>')
-    run, single = folder / "run", folder / "single.jsonl"
-    (run / "trajectories").mkdir(parents=True, exist_ok=True)
+    """A run, and one file with the same trajectories: those of a step are those of the first with other ids."""
+    import pyarrow
+    import pyarrow.parquet
+    from pyarrow import compute
+
+    from condensegrpo.storage.trajectories import ROWS, Credit, Provenance, write_credit, write_trajectories
+
+    run, single, draw = folder / "run", folder / "single.parquet", random.Random(0)
+    for name in ("trajectories", "credit"):
+        (run / name).mkdir(parents=True, exist_ok=True)
     (run / "config.yaml").write_text("model: {new: {}}\ntask: {name: ledger}\n")
-    per_step = trajectories // STEPS
-    with single.open("w") as whole:
+    known = Provenance(
+        evaluation=None, step=1, model="m", condenser="full", max_context_tokens=4096, temperature=1.0, seed=0
+    )
+    places = [divmod(number, SAMPLES) for number in range(trajectories // STEPS)]
+    first = run / "trajectories/step_000001.parquet"
+    write_trajectories(first, [trajectory(draw, *place) for place in places], known)
+    table = pyarrow.parquet.read_table(first)
+    with pyarrow.parquet.ParquetWriter(single, table.schema, compression="zstd") as whole:
         for step in range(1, STEPS + 1):
-            with (run / f"trajectories/step_{step:06d}.jsonl").open("w") as file:
-                for number in range(per_step):
-                    problem, sample = divmod(number, SAMPLES)
-                    text = template.replace("<step>", str(step)).replace("<problem>", str(problem))
-                    text = text.replace("<sample>", str(sample)) + "\n"
-                    file.write(text)
-                    whole.write(text)
+            renamed = table
+            for name in ("id", "group_id"):
+                values = compute.replace_substring_regex(table[name], "^1/", f"{step}/")
+                renamed = renamed.set_column(table.schema.get_field_index(name), name, values)
+            file = run / f"trajectories/step_{step:06d}.parquet"
+            pyarrow.parquet.write_table(renamed, file, compression="zstd", row_group_size=ROWS)
+            whole.write_table(renamed, row_group_size=ROWS)
+            names = renamed["id"].to_pylist()
+            credit = (Credit(trajectory=name, advantages=(0.5,) * TURNS, weights=(0.1,) * TURNS) for name in names)
+            write_credit(run / f"credit/step_{step:06d}.parquet", credit)
     return run, single
 
 
 async def visit(path: Path, *, whole: bool) -> dict[str, float]:
-    """Open the application without a terminal: seconds and memory at the first screen, and once all is indexed."""
+    """Open the application without a terminal: seconds and memory of its screens, a view, a search."""
     from condensegrpo.cli.inspect_app.app import InspectorApp
     from condensegrpo.cli.inspect_app.selection import Listing, Selection
     from condensegrpo.inspection.batches import choose
@@ -88,11 +106,15 @@ async def visit(path: Path, *, whole: bool) -> dict[str, float]:
         measured = {"first_screen": time.perf_counter() - BEGAN, "first_cpu": time.process_time(), "first_mb": peak()}
         if whole:
             await app.workers.wait_for_complete()
-            measured |= {"indexed": time.perf_counter() - BEGAN, "indexed_cpu": time.process_time()}
+            measured |= {"read": time.perf_counter() - BEGAN, "read_cpu": time.process_time()}
             began, used = time.perf_counter(), time.process_time()
             app.find_where(Listing("largest", "tool_errors > 0", "-context", ()))
             await app.workers.wait_for_complete()
             measured |= {"view": time.perf_counter() - began, "view_cpu": time.process_time() - used, "mb": peak()}
+            began, used = time.perf_counter(), time.process_time()
+            app.find_text("no such words")
+            await app.workers.wait_for_complete()
+            measured |= {"search": time.perf_counter() - began, "search_cpu": time.process_time() - used}
         await pilot.pause()
         app.workers.cancel_all()
     return measured
@@ -104,7 +126,7 @@ def peak() -> float:
 
 
 def main() -> None:
-    """Make the runs, open each twice, print a table."""
+    """Make the runs, open each, print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--trajectories", type=int, default=100_000)
@@ -115,18 +137,15 @@ def main() -> None:
         return
     paths = make(given.out, given.trajectories)
     print(f"{given.trajectories} trajectories, {paths[1].stat().st_size / 1e9:.2f} GB in each layout")
-    columns = ("first screen, s (CPU s)", "memory then, MB", "all indexed, s (CPU s)", "a view over all, s (CPU s)")
-    print(f"| | {' | '.join(columns)} | memory, MB |")
-    print("|---|---|---|---|---|---|")
+    columns = ("first screen", "all figures", "a view over all", "a search in all texts")
+    print(f"| | {', s (CPU s) | '.join(columns)}, s (CPU s) | memory at first, MB | at last |")
+    print("|---" * 7 + "|")
     for path in paths:
-        for name in ("first visit", "later visit"):
-            command = [sys.executable, __file__, "--out", str(given.out), "--visit", str(path)]
-            read = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-            first = f"{read['first_screen']:.2f} ({read['first_cpu']:.2f}) | {read['first_mb']:.0f}"
-            indexed = f"{read['indexed']:.1f} ({read['indexed_cpu']:.1f})"
-            view = f"{read['view']:.2f} ({read['view_cpu']:.2f})"
-            row = f"| {path.name}, {name} | {first} | {indexed} | {view} | {read['mb']:.0f} |"
-            print(row, flush=True)
+        command = [sys.executable, __file__, "--out", str(given.out), "--visit", str(path)]
+        read = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+        kinds = (("first_screen", "first_cpu"), ("read", "read_cpu"), ("view", "view_cpu"), ("search", "search_cpu"))
+        seconds = " | ".join(f"{read[wall]:.2f} ({read[cpu]:.2f})" for wall, cpu in kinds)
+        print(f"| {path.name} | {seconds} | {read['first_mb']:.0f} | {read['mb']:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from condensegrpo.algorithms.segments import check
 from condensegrpo.cli.inspect_app.selection import Listing
 from condensegrpo.cli.inspect_page import Choice, export_page
 from condensegrpo.cli.options import AsJson
-from condensegrpo.core.errors import ConfigError, DataError
+from condensegrpo.core.errors import ConfigError, DataError, TrajectoryFileError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, changes, description, figures_of
 from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
@@ -28,14 +28,14 @@ from condensegrpo.display.theme import neutral, one_line
 from condensegrpo.display.trajectory_view import details, heading, overview
 from condensegrpo.inspection import views
 from condensegrpo.inspection.batches import TrajectoryBatch, choose, credit_of, step_of, trajectory_files
-from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.index import Index, RecordKey
 from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader
 from condensegrpo.inspection.panes import TurnView
 from condensegrpo.inspection.pictures import media_of
 from condensegrpo.inspection.records import Group, IndexedTrajectory, groups
 from condensegrpo.storage.codec import dump_line, fields_of
 from condensegrpo.storage.files import write_atomically
-from condensegrpo.storage.trajectories import Credit, ReadResult, read_trajectories
+from condensegrpo.storage.trajectories import Credit, read_trajectories
 
 MOST_WORSE = 20  # problems that are printed
 RunOrFile = Annotated[
@@ -126,7 +126,7 @@ def inspect_trajectory(
     if step is None and (path / "config.yaml").is_file():
         step = step_of(choice.trajectory, group)
     file = choose(path, step, evaluation)
-    index = Index(path)  # writes a file, so not into a folder without trajectories
+    index = Index(path)
     is_worse = named == views.GOT_WORSE
     ready = views.ready_view(named) if named is not None and not is_worse else None
     printed = plain or tokens or full or as_json or svg is not None
@@ -169,16 +169,16 @@ def _listing(choice: Choice, ready: views.ReadyView | None, file: Path | None) -
 
 def _print_worse(index: Index) -> None:
     """Print the problems that got worse."""
-    with waiting_for("indexing the trajectories"):
+    with waiting_for("reading the trajectories"):
         index.update()
     changes = views.got_worse(index)
     screen = theme.console()
     screen.print(f"{plural(len(changes), 'problem')} got worse: first half of the steps → last half")
     for change in changes[:MOST_WORSE]:
         visits, last = f"{change.evaluation or 'training'}, {len(change.visits)} times", change.visits[-1]
-        worst = index.at(last.batch, last.worst)
+        worst = index.at(RecordKey(last.batch.file, last.worst))
         options = f" --evaluation {shlex.quote(change.evaluation)}" if change.evaluation else ""
-        example = f"  now, for example, {one_line(worst.id, 60)}{options}" if worst is not None else ""
+        example = f"  now, for example, {one_line(worst.id, 60)}{options}"
         screen.print(
             Text(f"{change.before:.2f} → {change.after:.2f}  {visits}  {one_line(change.problem, 60)}{example}")
         )
@@ -196,7 +196,7 @@ def _print(
     svg: Path | None,
 ) -> None:
     """Print the groups of a step and the first of the chosen trajectories."""
-    with waiting_for(f"indexing {file}"):
+    with waiting_for(f"reading {file}"):
         index.update([file])
     view = view_of(index, index.batch(file), choice, tokens=tokens)
     shown = turns_to_show(view, turn)
@@ -209,8 +209,6 @@ def _print(
         typer.echo(view_json(view, shown, tokens=tokens))
         return
     screen = theme.console()
-    if index.note:
-        screen.print(Text(neutral(index.note), theme.DIM), soft_wrap=True)
     theme.show(screen, parts)
 
 
@@ -242,14 +240,13 @@ def view_json(view: View, shown: Sequence[TurnView], *, tokens: bool) -> str:
     opened, batch = view.opened, view.opened.batch
     return dump_line(
         {
-            "version": 4,
+            "version": 5,
             "file": batch.file,
             "step": batch.number,
-            "provenance": batch.provenance,  # null: an imported log, which has none
+            "provenance": batch.provenance,  # null: it was not given
             "evaluation": batch.is_evaluation,
             "beside": batch.beside,
             "budget": opened.reader.budget,  # of a context, in tokens; null: not known
-            "problems": batch.problems,
             "groups": [fields_of(each) | {"siblings": [one.values for one in each.siblings]} for each in view.groups],
             "matches": [each.values for each in view.matches],
             "trajectory": opened.record.values,
@@ -300,8 +297,6 @@ def _listing_parts(view: View, choice: Choice, width: int) -> Iterator[Renderabl
         yield Text(f"beside it: {one_line(', '.join(batch.beside), 120)} (--evaluation NAME)", theme.DIM)
     if view.opened.reader.budget is None:
         yield Text("the context budget is not known: bars are drawn against the largest context", theme.DIM)
-    for problem in batch.problems:
-        yield Text(f"incomplete: {problem}", theme.WARN)
     yield Text()
     conditions = [f" {option} {value}" for option, value in (("where", choice.where), ("by", choice.sort)) if value]
     if conditions:
@@ -327,31 +322,37 @@ def _purpose(batch: TrajectoryBatch) -> str:
 
 def print_breaches(files: Sequence[Path], *, as_json: bool) -> None:
     """Print the breaches of trajectory files and their credit; exit with code 1 if there is one."""
-    read = {str(file): read_trajectories(file) for file in files}
-    by_file = {str(file): breaches(read[str(file)], credit_of(file)) for file in files}
+    read: dict[str, Sequence[ScoredTrajectory]] = {str(file): () for file in files}
+    by_file: dict[str, tuple[str, ...]] = {}
+    for file in files:
+        try:
+            read[str(file)] = read_trajectories(file)
+            by_file[str(file)] = breaches(read[str(file)], credit_of(file))
+        except TrajectoryFileError as error:
+            by_file[str(file)] = (str(error),)
     if as_json:
         typer.echo(json.dumps({"version": 1, "breaches": by_file}))
     else:
         screen = theme.console()
-        for file, breached in by_file.items():
+        for name, breached in by_file.items():
             for breach in breached:
                 screen.print(Text(f"✗ {neutral(breach)}", theme.BAD), soft_wrap=True)
-            scored = read[file].trajectories
+            scored = read[name]
             trajectories = plural(len(scored), "trajectory", "trajectories")
             turns = plural(sum(len(each.trajectory.turns) for each in scored), "turn")
             verdict = plural(len(breached), "breach", "breaches") if breached else "no breach"
-            screen.print(f"{file}: {trajectories}, {turns}, {verdict}", soft_wrap=True)
+            screen.print(f"{name}: {trajectories}, {turns}, {verdict}", soft_wrap=True)
     if any(by_file.values()):
         raise typer.Exit(1)
 
 
-def breaches(read: ReadResult, credit: Mapping[str, Credit] | None) -> tuple[str, ...]:
+def breaches(read: Sequence[ScoredTrajectory], credit: Mapping[str, Credit] | None) -> tuple[str, ...]:
     """The breaches of invariants in the trajectories of a step and their credit, if it has any."""
-    broken: list[str] = [*read.problems]
-    for scored in read.trajectories:
+    broken: list[str] = []
+    for scored in read:
         broken += [f"{scored.trajectory.id}: {breach}" for breach in (*check(scored.trajectory), *_of_score(scored))]
-    broken += _of_groups(read.trajectories)
-    broken += _of_credit(read.trajectories, credit) if credit is not None else ()
+    broken += _of_groups(read)
+    broken += _of_credit(read, credit) if credit is not None else ()
     return tuple(broken)
 
 

@@ -16,7 +16,7 @@ from condensegrpo.inspection import views
 from condensegrpo.inspection.batches import TrajectoryBatch, trajectory_files
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.inspector_page import write_inspector
-from condensegrpo.inspection.records import IndexedTrajectory, LineSpan, groups
+from condensegrpo.inspection.records import IndexedTrajectory, groups
 from condensegrpo.inspection.samples import spread
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 MEGABYTE = 10**6
 COMFORTABLE, LARGEST = 30 * MEGABYTE, 200 * MEGABYTE  # of a page, roughly
-TURN, PIECE = 650, 26  # bytes that the page adds for a turn, and for a turn in the history of another
+TEXT, SAMPLED = 5, 30  # bytes of a token of a prompt, and of a sampled one with its id and log-probability
+ALONE, TURN, PIECE = 800, 1000, 30  # bytes of a trajectory, of a turn, and of a turn in the history of another
 FEW = 8  # training steps of a page that is still too large: from here on, groups are left out
 
 Batches = Sequence[tuple[TrajectoryBatch, Sequence[IndexedTrajectory]]]
@@ -95,9 +96,9 @@ def _meant(kind: str, given: str | None, every: Sequence[str]) -> str | None:
 
 
 def export_page(file: Path, index: Index, single: Path | None, choice: Choice) -> None:
-    """Write the page of one trajectory file, or of all files of the index, and print its extent."""
+    """Write the page of one trajectory file, or of all files of the run, and print its extent."""
     files = tuple(trajectory_files(index.path)) if single is None else (single,)
-    with waiting_for("indexing the trajectories"):
+    with waiting_for("reading the trajectories"):
         chosen = chosen_batches(index, files, choice)
     write_html(file, index, chosen, limited=single is not None or choice.where is not None)
 
@@ -197,9 +198,9 @@ def write_selection(selection: "Selection", listed: Sequence[IndexedTrajectory] 
     every = [*(index.records(selection.batch) if listed is None else listed)]
     if _size([(selection.batch, every)]) > COMFORTABLE:
         every = []
-    chosen: dict[Path, dict[LineSpan, IndexedTrajectory]] = {}
+    chosen: dict[Path, dict[int, IndexedTrajectory]] = {}
     for record in (*every, *group.siblings):
-        chosen.setdefault(record.span.file, {})[record.span] = record
+        chosen.setdefault(record.file, {})[record.number] = record
     name = re.sub(r"[^\w.-]+", "-", opened.record.id)
     page = Path(f"inspect-{index.path.resolve().stem}-{name}.html")
     batches = [(batch, [*chosen[batch.file].values()]) for batch in index.batches() if batch.file in chosen]
@@ -229,9 +230,10 @@ def chosen_batches(index: Index, files: Sequence[Path], choice: Choice) -> Batch
 
 
 def _size(chosen: Batches) -> int:
-    """Bytes of a page, roughly: the stored lines, and for every turn its credit and the history before it."""
-    every = [(record.span.size, record.figures.turns) for _, records in chosen for record in records]
-    return sum(stored + TURN * turns + PIECE * turns**2 for stored, turns in every)
+    """Bytes of a page, roughly: texts, sampled tokens, and for every turn its credit and the history before it."""
+    every = [record.figures for _, records in chosen for record in records]
+    texts = sum(TEXT * each.prompt_tokens_uncached + SAMPLED * each.output_tokens for each in every)
+    return texts + sum(ALONE + TURN * each.turns + PIECE * each.turns**2 for each in every)
 
 
 def _count(chosen: Batches) -> int:

@@ -30,7 +30,7 @@ from condensegrpo.samplers.vllm.settings import ServedModel, ServerSettings
 from condensegrpo.storage.files import BackgroundWriter, write_atomically
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import write_trajectory
+from condensegrpo.storage.trajectories import Provenance, part_file, write_trajectories
 
 if TYPE_CHECKING:
     from condensegrpo.integrations.proxy import Proxy
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 KEY = "CONDENSEGRPO_PROXY_KEY"  # environment variable of the token
 TASK = "python:RemoteAgent"
 UNLIMITED = 1_000_000_000  # turns of a session, tokens of a row
+SESSIONS_A_FILE, TOKENS_A_FILE = 64, 1_000_000  # of recorded sessions
 REPLY_SECONDS = 3600.0  # beside the idle time: of one reply with all its retries
 
 
@@ -163,7 +164,7 @@ def proxy(
     options = {"sessions": sessions, "idle_seconds": idle, "max_bytes": max_body << 20}
     with _proxy(config, model, out, options) as proxied:
         asyncio.run(_serve(proxied, host, port, _condensing(config)))
-    if any((out / "trajectories").glob("*.jsonl")):
+    if any((out / "trajectories").glob("*.parquet")):
         typer.echo(f"next: condensegrpo inspect {shlex.quote(str(out))}")
 
 
@@ -193,17 +194,35 @@ def _proxy(config: RunConfig, model: str, out: Path, options: Mapping[str, Any])
         )
 
 
+class RecordedSessions:
+    """Writes sessions as they end: whole files of a few, the newest of which is written again with each."""
+
+    def __init__(self, path: Path, sampled_with: Provenance) -> None:
+        self._path, self._sampled_with = path, sampled_with
+        self._part, self._newest = 0, list[ScoredTrajectory]()
+
+    def add(self, session: ScoredTrajectory) -> None:
+        """Write a session. One that cannot be written is left out of later files."""
+        written = [*self._newest, session]
+        write_trajectories(part_file(self._path, self._part), written, self._sampled_with)
+        self._newest = written
+        tokens = sum(each.figures.prompt_tokens for each in self._newest)
+        if len(self._newest) >= SESSIONS_A_FILE or tokens > TOKENS_A_FILE:
+            self._part, self._newest = self._part + 1, []
+
+
 @contextmanager
 def _recorded(config: RunConfig, model: str, out: Path) -> Iterator[Callable[[Trajectory], None]]:
     """A new run folder; yields a function that prints how a session ended, and writes it there if it had a reply."""
     from condensegrpo.assembly.runtime import provenance
     from condensegrpo.learner.model_folder import save_tokenizer
 
-    run, sampled_with, lost = RunFolder.create(out), provenance(config, model=model, step=0), list[str]()
+    run, lost = RunFolder.create(out), list[str]()
+    sessions = RecordedSessions(run.trajectories(0), provenance(config, model=model, step=0))
 
     def written(scored: ScoredTrajectory) -> None:
         try:
-            write_trajectory(run.trajectories(0), scored, sampled_with)
+            sessions.add(scored)
         except (CondenseError, OSError) as error:  # the next session may find space again
             lost.append(scored.trajectory.problem_id)
             typer.echo(shown(f"{lost[-1]}: not recorded, {plural(len(lost), 'session')} so far. {error}"), err=True)

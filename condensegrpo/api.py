@@ -236,7 +236,7 @@ def sample_rollouts(
     from condensegrpo.evaluation.evaluate import opened_policy
     from condensegrpo.learner.model_folder import trained_steps
     from condensegrpo.storage.media import MediaFolder
-    from condensegrpo.storage.trajectories import write_trajectory
+    from condensegrpo.storage.trajectories import write_trajectories
 
     settings, step = components.config, trained_steps(source)
     check_model(components, source)
@@ -258,9 +258,8 @@ def sample_rollouts(
             )
         failed.pop_all()
     sampled_with = provenance(settings, model=source, step=step)
-    file = Path(folder) / "rollouts.jsonl"
-    for each in scored:
-        write_trajectory(file, each, sampled_with)
+    file = Path(folder) / "rollouts.parquet"
+    write_trajectories(file, scored, sampled_with)
     index = Index(file)
     weakref.finalize(index, shutil.rmtree, folder, ignore_errors=True)  # every rollout holds the index
     return Rollouts(index, file), failures_of(scored)

@@ -208,7 +208,7 @@ def training(run: StudyRun) -> dict[str, float]:
 
 def figures(evaluation: Path) -> dict[str, float]:
     """Means over the problems of an evaluation."""
-    scored = read_trajectories(evaluation).trajectories
+    scored = read_trajectories(evaluation)
     names = ("context_tokens", "prompt_tokens", "prompt_tokens_uncached", "output_tokens", "condensations", "summaries")
     means = {
         "success": _mean(each.figures.correct for each in scored),

@@ -10,6 +10,13 @@ from pathlib import Path
 from condensegrpo.core.messages import Message
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Condensation, Score, Span, SpanStatus, StopReason, Trajectory, Turn
+from condensegrpo.storage.trajectories import (
+    Provenance,
+    provenance_of,
+    read_figures,
+    read_trajectories,
+    write_trajectories,
+)
 
 WORDS = (
     "<s>", "<end>", "<user>", "<assistant>", "<tool>", "start", "keep", "a", "note", "report", "done",
@@ -162,3 +169,10 @@ def write_tokenizer(folder: Path) -> Path:
     path = folder / "tokenizer.json"
     tokenizer.save(str(path))
     return path
+
+
+def add_trajectory(path: Path, one: ScoredTrajectory, provenance: Provenance | None = None) -> None:
+    """Write a file again with one more trajectory."""
+    before = read_trajectories(path) if path.is_file() else ()
+    known = provenance or (provenance_of(read_figures(path)) if before else None)
+    write_trajectories(path, [*before, one], known)

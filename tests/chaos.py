@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet
 import pytest
 import torch
 from command import TINY, start
@@ -193,7 +194,7 @@ def assert_same_run(run: Path, other: Path) -> None:
     assert names ^ others == set()
     for kind in ("trajectories", "credit"):
         for step in range(1, STEPS + 1):
-            path = f"{kind}/step_{step:06d}.jsonl"
+            path = f"{kind}/step_{step:06d}.parquet"
             assert _lines(run / path) == _lines(other / path), path
     lines, other_lines = (map(undisturbed, read_metrics(folder / "metrics.jsonl")) for folder in (run, other))
     assert list(lines) == list(other_lines)
@@ -210,15 +211,13 @@ def _files(run: Path) -> set[str]:
 
 
 def _lines(path: Path) -> list[str]:
-    """The records of a file, without what the clock says, in the order of their text: they are written as they end."""
-    return sorted(
-        json.dumps(_without_clock(json.loads(line)), sort_keys=True) for line in path.read_text().splitlines()
-    )
+    """The rows of a file, without what the clock says."""
+    return [json.dumps(_without_clock(row), sort_keys=True) for row in pyarrow.parquet.read_table(path).to_pylist()]
 
 
 def _without_clock(value: object) -> object:
     if isinstance(value, dict):
-        here = ("provenance",)  # names the folder of the run
+        here = ("model",)  # names the folder of the run
         return {key: _without_clock(item) for key, item in value.items() if "seconds" not in key and key not in here}
     return [_without_clock(item) for item in value] if isinstance(value, list) else value
 

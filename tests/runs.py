@@ -22,9 +22,9 @@ def weights(run_folder: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def sampled(run_folder: Path, step: int) -> dict[str, list[tuple[int, ...]]]:
-    """What every trajectory of a step sampled, by its id: files are written in the order of finishing."""
-    read = read_trajectories(run_folder / f"trajectories/step_{step:06d}.jsonl")
-    return {one.trajectory.id: [turn.output_ids for turn in one.trajectory.turns] for one in read.trajectories}
+    """What every trajectory of a step sampled, by its id."""
+    read = read_trajectories(run_folder / f"trajectories/step_{step:06d}.parquet")
+    return {one.trajectory.id: [turn.output_ids for turn in one.trajectory.turns] for one in read}
 
 
 def undisturbed(line: dict[str, float]) -> dict[str, float]:

@@ -82,7 +82,7 @@ def trained(folder: Path, config: str, *, samples: int) -> list[Trajectory]:
     return [
         scored.trajectory
         for step in (1, 2)
-        for scored in read_trajectories(run / "trajectories" / f"step_{step:06d}.jsonl").trajectories
+        for scored in read_trajectories(run / "trajectories" / f"step_{step:06d}.parquet")
     ]
 
 

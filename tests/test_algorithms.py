@@ -166,11 +166,11 @@ def test_dynamic_sampling_drops_idle_groups_and_samples_new_ones(warm: str, tmp_
     assert any(line["groups_dropped"] > 0 for line in lines)
     assert all(line["groups_of_equal_reward"] == 0 for line in lines)
     for step, line in enumerate(lines, start=1):
-        read = read_trajectories(folder / f"trajectories/step_{step:06d}.jsonl").trajectories
+        read = read_trajectories(folder / f"trajectories/step_{step:06d}.parquet")
         ids = [one.trajectory.id for one in read]
         assert len(ids) == len(set(ids)) == line["trajectories"]
         assert len(ids) > 8 * 4  # more than one round was sampled
-        credit = read_credit(folder / f"credit/step_{step:06d}.jsonl")
+        credit = read_credit(folder / f"credit/step_{step:06d}.parquet")
         groups: dict[str, list[float]] = {}
         for one in read:
             groups.setdefault(one.trajectory.group_id, []).append(one.score.total)
@@ -243,8 +243,8 @@ def test_a_masked_stop_trains_nothing_and_counts_nowhere(warm: str, tmp_path: Pa
     lines = run(folder, *from_warm(warm), *COMPOSED, chosen)
     assert all(line["masked"] == pytest.approx(line["stop/format"]) for line in lines)
     step = next(int(line["step"]) for line in lines if line["masked"] > 0)
-    read = read_trajectories(folder / f"trajectories/step_{step:06d}.jsonl").trajectories
-    credit = read_credit(folder / f"credit/step_{step:06d}.jsonl")
+    read = read_trajectories(folder / f"trajectories/step_{step:06d}.parquet")
+    credit = read_credit(folder / f"credit/step_{step:06d}.parquet")
     masked = [one.trajectory.id for one in read if one.trajectory.stop is StopReason.FORMAT]
     assert masked
     assert not any(any(credit[name].weights) or any(credit[name].advantages) for name in masked)

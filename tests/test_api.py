@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from builders import ledger_episode, scored, write_tokenizer
+from builders import add_trajectory, ledger_episode, scored, write_tokenizer
 from command import ENVIRONMENT, succeed
 from talk import said, shown, tokenizer
 from transformers import Qwen3Config
@@ -25,7 +25,7 @@ from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.evaluations import stored_evaluations
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
-from condensegrpo.storage.trajectories import Credit, write_credit, write_trajectory
+from condensegrpo.storage.trajectories import Credit, write_credit
 from condensegrpo.tasks.answers import AnswerEnvironment
 
 REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<answer> 6 </answer>"]
@@ -49,14 +49,14 @@ def demo(tmp_path: Path) -> cg.Run:
     for step, success in ((1, 0.5), (2, 1.0)):
         tracker.log(step, {"success": success})
         for sample in (0, 1):
-            write_trajectory(folder.trajectories(step), episode(f"{step}/0/{sample}", float(sample)))
+            add_trajectory(folder.trajectories(step), episode(f"{step}/0/{sample}", float(sample)))
     tracker.log(2, {"eval/success": 0.75})
     write_credit(
         folder.credit(1),
         [Credit(trajectory=f"1/0/{sample}", advantages=(sample, 0.0, 2.0), weights=(0.1,) * 3) for sample in (0, 1)],
     )
     folder.evaluation(2, "held-out").parent.mkdir(parents=True)
-    write_trajectory(folder.evaluation(2, "held-out"), episode("2/5/0", 1.0))
+    add_trajectory(folder.evaluation(2, "held-out"), episode("2/5/0", 1.0))
     return cg.Run(folder.path)
 
 
@@ -349,7 +349,7 @@ def test_every_error_shows_the_line_of_the_user_and_the_line_that_raises(call: C
 def test_errors_of_a_runs_methods_and_properties_show_no_line_of_the_package(demo: cg.Run) -> None:
     (demo.path / "config.yaml").write_text("nope: 1\n")
     first = demo.rollouts(1)[0]
-    (demo.path / "trajectories/step_000001.jsonl").unlink()
+    (demo.path / "trajectories/step_000001.parquet").unlink()
     calls: tuple[Callable[[], object], ...] = (
         lambda: demo.config, lambda: demo.model, lambda: demo.rollouts(9), lambda: demo.metrics("nope"),  # type: ignore[arg-type]  # the refusal is the test
         lambda: demo.turns(9), lambda: first.scored, lambda: first.show(),

@@ -254,12 +254,12 @@ def test_the_command_compares_and_writes_table_json_and_picture(untrained: Path,
     ]  # fmt: skip
     assert all(one["peak_tokens"] <= (one["contender"]["budget"] or 2048) for one in written["figures"])
     assert len(written["differences"]) == 2 * 3
-    assert {file.name: len(read_trajectories(file).trajectories) for file in (tmp_path / "saved").glob("*.jsonl")} == {
-        "full.jsonl": 6,
-        "truncate_within_40_tokens.jsonl": 6,
-        "truncate_within_60_tokens.jsonl": 6,
-        "random_drop_seed=1_within_40_tokens.jsonl": 6,
-        "random_drop_seed=1_within_60_tokens.jsonl": 6,
+    assert {file.name: len(read_trajectories(file)) for file in (tmp_path / "saved").glob("*.parquet")} == {
+        "full.parquet": 6,
+        "truncate_within_40_tokens.parquet": 6,
+        "truncate_within_60_tokens.parquet": 6,
+        "random_drop_seed=1_within_40_tokens.parquet": 6,
+        "random_drop_seed=1_within_60_tokens.parquet": 6,
     }
     chosen = ("--evaluation", "truncate within 40 tokens", "--tokens", "--json")
     view = json.loads(succeed("inspect-trajectory", str(tmp_path / "saved"), *chosen))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import scored
+from builders import add_trajectory, scored
 from talk import END, Counting, agent, counting, engine, problem, said, shown, tokenizer
 from token_columns import columns, trained_tokens
 
@@ -26,7 +26,7 @@ from condensegrpo.metrics.trajectories import summarise
 from condensegrpo.rewards.matches import Matcher
 from condensegrpo.rewards.outcome import judge_trajectory
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.storage.trajectories import read_trajectories, write_trajectory
+from condensegrpo.storage.trajectories import read_trajectories
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 ASKED = ConfidenceSettings(threshold=0.5, max_tokens=40)
@@ -167,8 +167,8 @@ def test_metrics_count_the_tokens_of_drafts_beside_those_of_turns() -> None:
 
 def test_a_trajectory_with_drafts_is_stored_and_read_back(tmp_path: Path) -> None:
     kept = scored(played(Deciding(0.2, 0.9)), 1.0)
-    write_trajectory(tmp_path / "t.jsonl", kept)
-    assert read_trajectories(tmp_path / "t.jsonl").trajectories == (kept,)
+    add_trajectory(tmp_path / "t.parquet", kept)
+    assert read_trajectories(tmp_path / "t.parquet") == (kept,)
 
 
 def test_the_configuration_sets_it_and_is_checked() -> None:

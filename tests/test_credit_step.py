@@ -86,8 +86,8 @@ def test_a_trajectory_without_turns_is_recorded_beside_the_others(tmp_path: Path
     credit = give_credit(
         kept, Estimator(ESTIMATORS["grpo"]), algorithm.aggregation, stops=algorithm.stops, whitened=False
     )
-    record_credit(tmp_path / "credit.jsonl", StepBatch(kept, (), ()), credit, stops=algorithm.stops)
-    recorded = read_credit(tmp_path / "credit.jsonl")
+    record_credit(tmp_path / "credit.parquet", StepBatch(kept, (), ()), credit, stops=algorithm.stops)
+    recorded = read_credit(tmp_path / "credit.parquet")
     assert (recorded["g-1"].advantages, recorded["g-1"].terms) == ((), ())
     assert recorded["g-0"].advantages == pytest.approx([math.sqrt(0.5)], rel=1e-5)
 
@@ -105,8 +105,8 @@ def test_whatever_type_the_numbers_of_a_term_have_they_are_read_back(tmp_path: P
     credit = give_credit(
         kept, Estimator(against_best), AggregationSettings(max_tokens=4), stops=StopSettings(), whitened=False
     )
-    record_credit(tmp_path / "credit.jsonl", StepBatch(kept, (), ()), credit, stops=StopSettings())
-    (term,) = read_credit(tmp_path / "credit.jsonl")["g-1"].terms
+    record_credit(tmp_path / "credit.parquet", StepBatch(kept, (), ()), credit, stops=StopSettings())
+    (term,) = read_credit(tmp_path / "credit.parquet")["g-1"].terms
     assert (term.values, term.numbers) == ((-1.0,), {"truncated": (0.0,), "turns": (1.0,)})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from builders import scored
+from builders import add_trajectory, scored
 from command import ROOT
 from formats import TOOL_FORMATS
 from talk import CHATML, add, agent, all_tasks_end, engine, problem
@@ -32,7 +32,7 @@ from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.settings import ToolLimits
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.rewards.outcome import EnvironmentOutcome
-from condensegrpo.storage.trajectories import Provenance, read_trajectories, write_trajectory
+from condensegrpo.storage.trajectories import Provenance, read_trajectories
 from condensegrpo.studies.tasks.notebook import Notebook
 from condensegrpo.tasks.guess import Guess
 
@@ -155,12 +155,12 @@ def test_a_tool_of_the_environment_keeps_a_state_sees_the_history_and_ends_the_e
     assert '"name": "up", "description": "Counts up."' in system.content
     result = EnvironmentOutcome()(trajectory, problem())
     assert (result.total, result.correct, result.format_valid) == (0.5, 0.0, True)
-    file = tmp_path / "step_000001.jsonl"
+    file = tmp_path / "step_000001.parquet"
     known = Provenance(
         evaluation=None, step=1, model="m", condenser="full", max_context_tokens=64, temperature=1.0, seed=0
     )
-    write_trajectory(file, scored(trajectory, 0.5), known)
-    (read,) = read_trajectories(file).trajectories
+    add_trajectory(file, scored(trajectory, 0.5), known)
+    (read,) = read_trajectories(file)
     assert (read.trajectory.stop, read.trajectory.outcome) == (StopReason.FINISHED, 0.5)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import condensation, ledger_episode, scored, trajectory, turn
+from builders import add_trajectory, condensation, ledger_episode, scored, trajectory, turn
 from talk import tokenizer
 from typer.testing import CliRunner
 
@@ -24,7 +24,6 @@ from condensegrpo.episodes.engine import AnswerProbe
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.evaluation.figures import evaluation_of
 from condensegrpo.metrics.trajectories import summarise
-from condensegrpo.storage.trajectories import write_trajectory
 
 PROBLEM = Problem(id="p", question="?", answer="7")
 
@@ -188,8 +187,8 @@ def test_the_inspector_shows_the_curve_and_says_what_was_lost(tmp_path: Path) ->
     one = ledger_episode([note] * 4, ["+1", "+2", "-1"], keep_last=1)
     known = [-2.3, -2.3, -1.2, -9.7]
     turns = tuple(replace(each, answer_logprob=nats) for each, nats in zip(one.turns, known, strict=True))
-    file = tmp_path / "t.jsonl"
-    write_trajectory(file, scored(replace(one, turns=turns), 0.0))
+    file = tmp_path / "t.parquet"
+    add_trajectory(file, scored(replace(one, turns=turns), 0.0))
     result = CliRunner().invoke(app, ["inspect-trajectory", str(file)])
     assert result.exit_code == 0, result.output
     assert "log-prob. of answer" in result.output

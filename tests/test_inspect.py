@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 import typer
-from builders import IDS, condensation, ledger_episode, scored, trajectory, turn, write_tokenizer
+from builders import IDS, add_trajectory, condensation, ledger_episode, scored, trajectory, turn, write_tokenizer
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
@@ -33,7 +33,7 @@ from condensegrpo.storage.trajectories import (
     read_credit,
     read_trajectories,
     write_credit,
-    write_trajectory,
+    write_trajectories,
 )
 
 CONFIG = """
@@ -90,11 +90,11 @@ def demo(tmp_path: Path) -> Path:
     """Two steps; in step 2, group p2 has no signal, p10 has: a right, short one and a wrong one with a long context."""
     folder = RunFolder.create(tmp_path / "demo")
     folder.config.write_text(CONFIG)
-    write_trajectory(folder.trajectories(1), episode("p1", 0, 0.5), replace(SAMPLED_WITH, step=1))
+    add_trajectory(folder.trajectories(1), episode("p1", 0, 0.5), replace(SAMPLED_WITH, step=1))
     same = [episode("p2", sample, 0.5) for sample in (0, 1)]
     right, wrong = episode("p10", 0, 0.5), episode("p10", 1, 0.0, keep_last=None)
     for one in (wrong, *same, right):
-        write_trajectory(folder.trajectories(2), one, SAMPLED_WITH)
+        add_trajectory(folder.trajectories(2), one, SAMPLED_WITH)
     flat = [credit(one, 0.0, 0.0, 0.0, 0.0) for one in same]
     write_credit(folder.credit(2), [*flat, credit(right, 1.0, 1.0, 1.0, 1.0), credit(wrong, -1.0, -1.0, -0.5, -1.0)])
     return folder.path
@@ -226,8 +226,8 @@ def test_tool_calls_and_results_are_told(tmp_path: Path) -> None:
     reply = Message(role="assistant", content="let me see", tool_calls=(call,))
     result = Message(role="tool", content="5", tool_call_id="1", name="calculator")
     one = replace(turn([1], [2]), reply=reply, observations=(result,), turn_rewards={"tool_calls": 0.25})
-    write_trajectory(tmp_path / "t.jsonl", scored(trajectory(one), 1.0))
-    text = inspect(tmp_path / "t.jsonl")
+    add_trajectory(tmp_path / "t.parquet", scored(trajectory(one), 1.0))
+    text = inspect(tmp_path / "t.parquet")
     assert 'calculator({"expression": "3+2"})' in text
     assert "then calculator  5" in text
     assert "tool_calls 0.25" in text
@@ -235,12 +235,12 @@ def test_tool_calls_and_results_are_told(tmp_path: Path) -> None:
 
 def test_what_the_reward_pays_a_turn_stands_beside_what_the_environment_does(tmp_path: Path) -> None:
     one = trajectory(replace(turn([1], [2]), turn_rewards={"hint": 0.25}), turn([1], [2]))
-    write_trajectory(tmp_path / "t.jsonl", scored(one, 1.0, turn_rewards=(0.1, 0.0)))
-    first, _, second = inspect(tmp_path / "t.jsonl").partition("turn 1 ")
+    add_trajectory(tmp_path / "t.parquet", scored(one, 1.0, turn_rewards=(0.1, 0.0)))
+    first, _, second = inspect(tmp_path / "t.parquet").partition("turn 1 ")
     assert "hint 0.25" in first
     assert "of the turn 0.1\n" in first
     assert "of the turn 0\n" in second
-    turns = json.loads(inspect(tmp_path / "t.jsonl", "--json"))["turns"]
+    turns = json.loads(inspect(tmp_path / "t.parquet", "--json"))["turns"]
     assert [each["paid"] for each in turns] == [0.1, 0.0]
 
 
@@ -250,7 +250,7 @@ def test_a_turn_that_no_reward_pays_says_nothing_of_it(demo: Path) -> None:
 
 def test_a_step_and_a_file_can_be_named(demo: Path) -> None:
     assert "step 1 · 1 trajectory" in inspect(demo, "--step", 1)
-    text = inspect(demo / "trajectories" / "step_000002.jsonl")
+    text = inspect(demo / "trajectories" / "step_000002.parquet")
     assert "+1.00" in text  # the credit beside it was found
     assert "context of 48 tokens" in text  # and the budget
 
@@ -274,10 +274,10 @@ def test_a_group_and_a_trajectory_can_be_named(demo: Path) -> None:
 
 def test_of_an_imported_log_the_budget_is_the_largest_context(demo: Path) -> None:
     file = RunFolder(demo).trajectories(2)
-    read = read_trajectories(file).trajectories
+    read = read_trajectories(file)
     file.unlink()
     for one in read:
-        write_trajectory(file, one)  # as it is imported: without what it was sampled with
+        add_trajectory(file, one)  # as it is imported: without what it was sampled with
     assert "context of 34 tokens" in inspect(demo)
 
 
@@ -287,8 +287,8 @@ def test_a_trajectory_without_turns_is_shown(tmp_path: Path) -> None:
         replace(failed, detail="out of memory"),
         Score(total=0.0, components={}, format_valid=False, correct=0.0, context_tokens=0),
     )
-    write_trajectory(tmp_path / "t.jsonl", one)
-    text = inspect(tmp_path / "t.jsonl")
+    add_trajectory(tmp_path / "t.parquet", one)
+    text = inspect(tmp_path / "t.parquet")
     assert "no turn was sampled" in text
     assert "out of memory" in text
     assert "✗ malformed" in text
@@ -296,47 +296,39 @@ def test_a_trajectory_without_turns_is_shown(tmp_path: Path) -> None:
 
 def test_question_and_ground_truth_are_shown_if_known(tmp_path: Path) -> None:
     one = trajectory(turn([1], [2]))
-    write_trajectory(tmp_path / "t.jsonl", scored(one, 1.0))
-    assert "ground truth" not in inspect(tmp_path / "t.jsonl")
-    write_trajectory(tmp_path / "u.jsonl", scored(replace(one, question="3 + 4?", ground_truth="7"), 1.0))
-    lines = [line.strip() for line in inspect(tmp_path / "u.jsonl").splitlines()]
+    add_trajectory(tmp_path / "t.parquet", scored(one, 1.0))
+    assert "ground truth" not in inspect(tmp_path / "t.parquet")
+    add_trajectory(tmp_path / "u.parquet", scored(replace(one, question="3 + 4?", ground_truth="7"), 1.0))
+    lines = [line.strip() for line in inspect(tmp_path / "u.parquet").splitlines()]
     assert next(line for line in lines if line.startswith("p0/0")).endswith("answered '7'")
     assert "question     3 + 4?" in lines
     assert "ground truth 7" in lines
     (group,) = [line.split() for line in lines if line.startswith("▶  p0  ")]
     assert group[:6] == ["▶", "p0", "3", "+", "4?", "7"]
-    found = inspect(tmp_path / "u.jsonl", "--where", "'3 +' in question and ground_truth == answer", "--json")
+    found = inspect(tmp_path / "u.parquet", "--where", "'3 +' in question and ground_truth == answer", "--json")
     (match,) = json.loads(found)["matches"]
     assert (match["question"], match["ground_truth"], match["answer"]) == ("3 + 4?", "7", "7")
 
 
 def test_a_task_without_an_answer_in_text_says_who_judges(tmp_path: Path) -> None:
     one = replace(trajectory(turn([1], [2])), question="Reach the door.", ground_truth=None, answer="done")
-    write_trajectory(tmp_path / "t.jsonl", scored(one, 0.5, components={"reached": 0.0, "steps": 0.5}))
-    text = inspect(tmp_path / "t.jsonl")
+    add_trajectory(tmp_path / "t.parquet", scored(one, 0.5, components={"reached": 0.0, "steps": 0.5}))
+    text = inspect(tmp_path / "t.parquet")
     assert "ground truth none in text: the environment or the reward judges" in text
     assert "reward parts reached 0   steps 0.5" in text
 
 
 def test_a_long_question_is_shown_whole_on_demand(tmp_path: Path) -> None:
     one = replace(trajectory(turn([1], [2])), question="word " * 400, ground_truth="pass " * 400)
-    write_trajectory(tmp_path / "t.jsonl", scored(one, 1.0))
-    short, full = inspect(tmp_path / "t.jsonl", "--turn", 0), inspect(tmp_path / "t.jsonl", "--turn", 0, "--full")
+    add_trajectory(tmp_path / "t.parquet", scored(one, 1.0))
+    short, full = inspect(tmp_path / "t.parquet", "--turn", 0), inspect(tmp_path / "t.parquet", "--turn", 0, "--full")
     assert short.count("word") < 100 > short.count("pass")
     assert (full.count("word") >= 400, full.count("pass") >= 400) == (True, True)
 
 
-def test_a_cut_off_file_is_shown_as_far_as_it_goes(demo: Path) -> None:
-    file = demo / "trajectories" / "step_000002.jsonl"
-    file.write_bytes(file.read_bytes()[:-50])
-    text = inspect(demo)
-    assert "incomplete: line 4 is cut off" in text
-    assert "3 trajectories" in text
-
-
 def test_long_texts_are_cut_unless_asked_for(tmp_path: Path) -> None:
-    write_trajectory(tmp_path / "t.jsonl", scored(trajectory(turn([1], [2], reply="word " * 400)), 1.0))
-    short, full = inspect(tmp_path / "t.jsonl"), inspect(tmp_path / "t.jsonl", "--full")
+    add_trajectory(tmp_path / "t.parquet", scored(trajectory(turn([1], [2], reply="word " * 400)), 1.0))
+    short, full = inspect(tmp_path / "t.parquet"), inspect(tmp_path / "t.parquet", "--full")
     assert (short.count("word"), full.count("word")) == (120, 400)
     assert "(1400 more characters: --full)" in " ".join(short.split())
 
@@ -362,7 +354,7 @@ def test_tokens_without_a_tokenizer_are_ids_and_say_so(demo: Path) -> None:
 def test_the_tokenizer_of_the_recorded_model_is_found(demo: Path, tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "policy")
     file = RunFolder(demo).trajectories(2)
-    file.write_text(file.read_text().replace('"model":"m"', json.dumps({"model": str(tmp_path / "policy")})[1:-1]))
+    write_trajectories(file, read_trajectories(file), replace(SAMPLED_WITH, model=str(tmp_path / "policy")))
     view = json.loads(inspect(demo, "--turn", 3, "--tokens", "--json"))
     assert view["tokenizer"] == str(tmp_path / "policy" / "tokenizer.json")
     assert [token["text"] for token in view["turns"][0]["tokens"]] == ["<answer>", "6", "</answer>", "<end>"]
@@ -401,7 +393,7 @@ def test_a_token_wider_than_the_console_still_has_its_line() -> None:
 def test_tokens_that_are_not_trained_have_no_colour(demo: Path) -> None:
     index, file = Index(demo), choose(demo, None)
     index.update()
-    one = read_trajectories(file).trajectories[0]
+    one = read_trajectories(file)[0]
     untrained = Credit(trajectory=one.trajectory.id, advantages=(1.0,) * 4, weights=(0.0,) * 4)
     trained = replace(untrained, weights=(0.5,) * 4)
     styles = []
@@ -422,11 +414,11 @@ def test_a_condense_turn_is_told_as_one(tmp_path: Path) -> None:
     reason = "it was cut off by its length"
     refused = Rejected(before=1, prompt_ids=(1,), output_ids=(5, 5), policy_version=0, text="so so", reason=reason)
     one = replace(one, rejected=(refused, replace(refused, before=3, text="late")))
-    write_trajectory(tmp_path / "t.jsonl", scored(one, 1.0))
-    text = inspect(tmp_path / "t.jsonl")
+    add_trajectory(tmp_path / "t.parquet", scored(one, 1.0))
+    text = inspect(tmp_path / "t.parquet")
     assert "turn 1 condense" in text
     assert "2 tokens, rejected: it was cut off by its length: so so" in text
-    views = json.loads(inspect(tmp_path / "t.jsonl", "--json"))["turns"]
+    views = json.loads(inspect(tmp_path / "t.parquet", "--json"))["turns"]
     assert [[each["text"] for each in view["rejected"]] for view in views] == [[], ["so so"], ["late"]]
     assert "condensed by summary   9 → 5 tokens" in text
     assert "▒ rewritten turn 0, 3 tokens" in text
@@ -446,7 +438,7 @@ def test_colours_follow_the_sign_and_size_of_the_advantage() -> None:
 
 def test_json_is_one_object_with_everything(demo: Path) -> None:
     view = json.loads(inspect(demo, "--json"))
-    assert (view["version"], view["step"]) == (4, 2)
+    assert (view["version"], view["step"]) == (5, 2)
     assert [(group["id"], group["signal"]) for group in view["groups"]] == [("p2", False), ("p10", True)]
     last = view["turns"][3]
     context = last["context"]
@@ -467,8 +459,8 @@ def test_a_group_has_signal_if_any_advantage_is_not_zero(tmp_path: Path) -> None
         every = [replace(one, figures=replace(one.figures, total=total), credit=known) for total in totals]
         return groups(every)[0].signal
 
-    write_trajectory(tmp_path / "t.jsonl", episode("p0", 0, 1.0))
-    (one,) = records(tmp_path / "t.jsonl")
+    add_trajectory(tmp_path / "t.parquet", episode("p0", 0, 1.0))
+    (one,) = records(tmp_path / "t.parquet")
 
     assert signal(1.0, 1.0, advantage=0.1) is True
     assert signal(1.0, 0.0, advantage=0.0) is False
@@ -500,7 +492,7 @@ def checked(*some: ScoredTrajectory, tmp_path: Path, given: list[Credit] | None 
     folder = RunFolder.create(tmp_path / "run")
     folder.config.write_text(CONFIG)
     for one in some:
-        write_trajectory(folder.trajectories(1), one)
+        add_trajectory(folder.trajectories(1), one)
     if given is not None:
         write_credit(folder.credit(1), given)
     file = choose(folder.path, None)
@@ -513,10 +505,10 @@ def test_a_sound_run_has_no_breach(demo: Path) -> None:
 
 
 def test_a_line_of_a_check_is_not_broken_however_long_the_path_is(demo: Path) -> None:
-    (demo / "trajectories" / "step_000001.jsonl").unlink()
+    (demo / "trajectories" / "step_000001.parquet").unlink()
     done = CliRunner(env={"COLUMNS": "30"}).invoke(command(), [str(demo), "--check"])
     assert done.exit_code == 0, done.output
-    assert done.stdout == f"{demo}/trajectories/step_000002.jsonl: 4 trajectories, 16 turns, no breach\n"
+    assert done.stdout == f"{demo}/trajectories/step_000002.parquet: 4 trajectories, 16 turns, no breach\n"
 
 
 def test_an_undeclared_condensation_is_a_breach(tmp_path: Path) -> None:
@@ -556,11 +548,18 @@ def test_credit_that_does_not_fit_is_a_breach(tmp_path: Path) -> None:
 
 
 def test_a_breach_ends_with_exit_code_1(demo: Path) -> None:
-    file = demo / "trajectories" / "step_000002.jsonl"
+    file = demo / "trajectories" / "step_000002.parquet"
+    whole = read_trajectories(file)
+    unanswered = replace(whole[0], trajectory=replace(whole[0].trajectory, answer=None))
+    write_trajectories(file, [unanswered, *whole[1:]])
+    result = run(demo, "--check")
+    assert result.exit_code == 1
+    assert "✗ p10/1: the trajectory stopped as 'answered' with the answer None" in result.stdout
+    assert "step_000001.parquet: 1 trajectory, 4 turns, no breach" in result.stdout
     file.write_bytes(file.read_bytes()[:-50])
     result = run(demo, "--check")
     assert result.exit_code == 1
-    assert "✗ line 4 is cut off" in result.stdout
+    assert f"✗ reading {file}: it is not a whole Parquet file" in result.stdout
     assert run(demo, "--check", "--json").exit_code == 1
 
 
@@ -601,26 +600,16 @@ def test_no_run_no_trajectories_and_no_file_are_named(tmp_path: Path) -> None:
     run.config.write_text(CONFIG)
     with pytest.raises(RunError, match="there are no trajectories yet"):
         inspect(run.path)
-    (tmp_path / "empty.jsonl").write_text("")
+    write_trajectories(tmp_path / "empty.parquet", [])
     with pytest.raises(DataError, match="it holds no trajectory"):
-        inspect(tmp_path / "empty.jsonl")
+        inspect(tmp_path / "empty.parquet")
     with pytest.raises(ConfigError, match="--step and --evaluation go with a folder"):
-        inspect(tmp_path / "empty.jsonl", "--step", 1)
-
-
-@pytest.mark.parametrize("begun", ["", '{"version"'])
-def test_a_step_without_a_whole_line_is_left_out(demo: Path, tmp_path: Path, begun: str) -> None:
-    shown = inspect(demo)
-    (demo / "trajectories" / "step_000003.jsonl").write_text(begun)
-    assert inspect(demo) == shown
-    assert "5 of 5 trajectories" in inspect(demo, "--html", tmp_path / "page.html")
-    with pytest.raises(DataError, match="it holds no trajectory"):
-        inspect(demo, "--step", 3)
+        inspect(tmp_path / "empty.parquet", "--step", 1)
 
 
 def test_a_damaged_file_is_one_line_on_stderr_without_a_traceback(demo: Path) -> None:
-    file = demo / "trajectories" / "step_000002.jsonl"
-    file.write_text(file.read_text().replace('"version":1', '"version":5', 1))
+    file = demo / "trajectories" / "step_000002.parquet"
+    file.write_bytes(file.read_bytes()[:-1])
     code = """
 import sys, typer
 from condensegrpo.cli.inspect import inspect_trajectory
@@ -635,7 +624,7 @@ except CondenseError as error:
     done = subprocess.run([sys.executable, "-c", code, str(demo)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "line 1: found version 5, wanted 1" in done.stderr
+    assert "it is not a whole Parquet file" in done.stderr
     with pytest.raises(TrajectoryFileError):
         inspect(demo)
 
@@ -667,10 +656,10 @@ def test_model_text_cannot_act_on_the_terminal(tmp_path: Path) -> None:
     declared = replace(condensation("d", [2], before=9, after=1), condenser=EVIL, reason=EVIL)
     second = replace(turn([5], [6], condensation=declared), context=(head, reply, said), reply=reply)
     one = replace(trajectory(first, second, id=EVIL, group=EVIL, answer=EVIL), detail=EVIL)
-    write_trajectory(tmp_path / "t.jsonl", scored(one, 1.0, components={EVIL: 1.0}))
+    add_trajectory(tmp_path / "t.parquet", scored(one, 1.0, components={EVIL: 1.0}))
     environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": "140", "TERM": "xterm-256color"}
     shown = subprocess.run(
-        [sys.executable, "-c", ALONE, str(tmp_path / "t.jsonl"), "--full"],
+        [sys.executable, "-c", ALONE, str(tmp_path / "t.parquet"), "--full"],
         capture_output=True,
         check=True,
         env=environment,
@@ -680,11 +669,11 @@ def test_model_text_cannot_act_on_the_terminal(tmp_path: Path) -> None:
     assert not any(char in shown for char in "\x9b\r\b\x07\u202e")
     assert "[red]markup[/red] [/nope]" in shown.replace("\n", "")
     assert ":smile:" in shown
-    as_json = inspect(tmp_path / "t.jsonl", "--json")
+    as_json = inspect(tmp_path / "t.parquet", "--json")
     assert as_json.isascii()
     assert "\x1b" not in as_json
     assert json.loads(as_json)["turns"][0]["reply"] == EVIL.replace("\ud800", "?")
-    check = run(tmp_path / "t.jsonl", "--check")
+    check = run(tmp_path / "t.parquet", "--check")
     assert "\x1b" not in check.stdout
 
 
@@ -695,16 +684,16 @@ def test_a_console_neutralises_what_no_caller_did(capsys: pytest.CaptureFixture[
 
 
 def test_a_picture_neutralises_too(tmp_path: Path) -> None:
-    write_trajectory(tmp_path / "t.jsonl", scored(trajectory(turn([1], [2], reply=EVIL + "<script>")), 1.0))
-    inspect(tmp_path / "t.jsonl", "--svg", tmp_path / "x.svg")
+    add_trajectory(tmp_path / "t.parquet", scored(trajectory(turn([1], [2], reply=EVIL + "<script>")), 1.0))
+    inspect(tmp_path / "t.parquet", "--svg", tmp_path / "x.svg")
     svg = (tmp_path / "x.svg").read_text()
     assert "\x1b" not in svg
     assert "<script>" not in svg
 
 
 def test_an_option_is_done_or_refused(tmp_path: Path) -> None:
-    write_trajectory(tmp_path / "t.jsonl", scored(trajectory(turn([1], [2], reply="ok")), 1.0))
-    assert json.loads(inspect(tmp_path / "t.jsonl", "--json", "--svg", tmp_path / "x.svg"))["turns"]
+    add_trajectory(tmp_path / "t.parquet", scored(trajectory(turn([1], [2], reply="ok")), 1.0))
+    assert json.loads(inspect(tmp_path / "t.parquet", "--json", "--svg", tmp_path / "x.svg"))["turns"]
     assert (tmp_path / "x.svg").is_file()
     page = ("--html", tmp_path / "x.html")
     for options, wanted in (
@@ -712,7 +701,7 @@ def test_an_option_is_done_or_refused(tmp_path: Path) -> None:
         ((*page, "--json", "--turn", "0"), "reading --html: it goes without --json, --turn"),
         (("0/0/0", "--trajectory", "1"), "found the trajectory 0/0/0 and --trajectory 1"),
     ):
-        assert wanted in str(run(tmp_path / "t.jsonl", *options).exception)
+        assert wanted in str(run(tmp_path / "t.parquet", *options).exception)
     assert not (tmp_path / "x.html").exists()
 
 

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from builders import assistant, ledger_episode, scored, user, write_tokenizer
+from builders import add_trajectory, assistant, ledger_episode, scored, user, write_tokenizer
 from rich.color import Color, ColorSystem
 from rich.console import Console
 from textual.geometry import Region
@@ -29,7 +29,14 @@ from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.views import MOST, Hit
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import Credit, CreditTerm, Provenance, write_credit, write_trajectory
+from condensegrpo.storage.trajectories import (
+    Credit,
+    CreditTerm,
+    Provenance,
+    read_trajectories,
+    write_credit,
+    write_trajectories,
+)
 
 SAMPLED_WITH = Provenance(
     evaluation=None, step=1, model="m", condenser="last_k", max_context_tokens=64, temperature=1.0, seed=0
@@ -58,7 +65,7 @@ def add_step(run: RunFolder, step: int, *, evaluation: str | None = None, solved
             )  # fmt: skip
             one = replace(one, problem_id=f"p{problem}", question="start 3", ground_truth="6")
             correct = 1.0 if sample == 0 and problem in solved else 0.0
-            write_trajectory(file, scored(one, correct, correct=correct), known)
+            add_trajectory(file, scored(one, correct, correct=correct), known)
     credit = {f"{step}/0/0": 0.7, f"{step}/0/1": -0.7, f"{step}/1/0": -0.1, f"{step}/1/1": 0.1}
     if evaluation is None:
         write_credit(
@@ -68,14 +75,6 @@ def add_step(run: RunFolder, step: int, *, evaluation: str | None = None, solved
                 for name, value in credit.items()
             ],
         )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _patient() -> Iterator[None]:
-    """A batch is shown when all of it has been read, also on a slow machine."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("condensegrpo.cli.inspect_app.selection.PATIENCE", 60.0)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +220,7 @@ def test_the_tabs_show_prompt_history_reply_credit_and_the_stored_turn(screens: 
     assert "group 2 trajectories, scores 1 0" in credit
     assert "N(R) +0.75 R 1 mean 0.5 deviation 0.7071" in credit
     assert "advantage +0.7 grpo: N(R); these give +0.75" in credit  # as if something had changed it afterwards
-    assert '"added_ids": [' in screens["raw"]["raw-text"]
+    assert '"prompt_ids": [' in screens["raw"]["raw-text"]
     assert "-0.50" in screens["ids"]["reply-text"]
 
 
@@ -409,13 +408,13 @@ def test_a_view_without_a_match_says_what_it_looked_for(run: RunFolder) -> None:
 
 def test_no_text_of_a_file_reaches_the_terminal_as_a_command(tmp_path: Path) -> None:
     evil = "\x1b[2J\x1b]0;title\x07\x9b31m"
-    file = tmp_path / "trajectories.jsonl"
+    file = tmp_path / "trajectories.parquet"
     for sample in (0, 1):
         name = f"{evil}{sample}"
         one = ledger_episode(["now"] * (sample + 1), [], id=name, group=evil, sample=sample, answer=evil)
         turns = tuple(replace(turn, context=(user(evil),), reply=assistant(evil)) for turn in one.turns[:1])
         one = replace(one, turns=turns, problem_id=evil, question=evil, ground_truth=evil, detail=evil)
-        write_trajectory(file, scored(one, 1.0, components={evil: 1.0}), replace(SAMPLED_WITH, evaluation=evil))
+        add_trajectory(file, scored(one, 1.0, components={evil: 1.0}), replace(SAMPLED_WITH, evaluation=evil))
 
     async def scenario() -> list[str]:
         app = InspectorApp(Selection(Index(file), file))
@@ -436,9 +435,9 @@ def test_no_text_of_a_file_reaches_the_terminal_as_a_command(tmp_path: Path) -> 
 def test_a_live_step_grows_and_the_next_may_be_empty(run: RunFolder, tmp_path: Path) -> None:
     live = RunFolder.create(tmp_path / "live")
     live.config.write_text(run.config.read_text())
-    whole = run.trajectories(1).read_bytes().splitlines(keepends=True)
+    whole = read_trajectories(run.trajectories(1))
     file = live.trajectories(1)
-    file.write_bytes(whole[0] + whole[1][:100])
+    write_trajectories(file, whole[:1])
 
     async def scenario() -> list[tuple[str, str, int]]:
         app = InspectorApp(Selection(Index(live.path), file))
@@ -446,10 +445,10 @@ def test_a_live_step_grows_and_the_next_may_be_empty(run: RunFolder, tmp_path: P
             await app.workers.wait_for_complete()
             await pilot.press("f")
             seen = []
-            for content, other in ((whole, None), (whole, b""), (whole, b"".join(whole[:2]))):
-                file.write_bytes(b"".join(content))
+            for other in (None, (), whole[:2]):
+                write_trajectories(file, whole)
                 if other is not None:
-                    live.trajectories(2).write_bytes(other)
+                    write_trajectories(live.trajectories(2), other)
                 for _ in range(2):  # the application itself may have looked just before
                     app._poll()
                     await app.workers.wait_for_complete()
@@ -489,7 +488,7 @@ path = Path(sys.argv[1])
 asyncio.run(opened(path))
 printed = CliRunner().invoke(app, ["inspect", str(path), "--plain"])
 assert printed.exit_code == 0, printed.output
-print(*sorted({"torch", "transformers", "condensegrpo.config.schema", "tokenizers", "numpy"} & set(sys.modules)))
+print(*sorted({"torch", "transformers", "condensegrpo.config.schema", "tokenizers", "pandas"} & set(sys.modules)))
 """
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from builders import scored
+from builders import add_trajectory, scored
 from deciding import call, played, stages
 from rich.console import Console
 from typer.testing import CliRunner
@@ -12,7 +12,6 @@ from condensegrpo.cli.app import app
 from condensegrpo.cli.inspect_app.tabs import full
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.opened import TrajectoryReader
-from condensegrpo.storage.trajectories import write_trajectory
 
 REPLIES = (
     "look",
@@ -31,8 +30,8 @@ PRUNED = "pruned turns 0–1 by the policy's call in turn 6"
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     one = played(stages("fold", "prune", "recall", "memory"), *REPLIES)
-    file = tmp_path_factory.mktemp("inspected") / "t.jsonl"
-    write_trajectory(file, scored(one, 1.0))
+    file = tmp_path_factory.mktemp("inspected") / "t.parquet"
+    add_trajectory(file, scored(one, 1.0))
     return file
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import ledger_episode, scored, write_tokenizer
+from builders import add_trajectory, ledger_episode, scored, write_tokenizer
 from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
@@ -13,7 +13,7 @@ from condensegrpo.core.errors import RunError
 from condensegrpo.inspection.batches import choose, command_of, credit_file, run_of
 from condensegrpo.inspection.index import Index
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
-from condensegrpo.storage.trajectories import Provenance, write_trajectory
+from condensegrpo.storage.trajectories import Provenance
 
 SAMPLED_WITH = Provenance(
     evaluation="held-out",
@@ -45,13 +45,13 @@ def write(file: Path, known: Provenance, *, problems: int = 2) -> None:
                 keep_last=1, id=f"{group}/{sample}", group=group, answer="3", sample=sample,
             )  # fmt: skip
             one = replace(one, turns=tuple(replace(turn, policy_version=known.step or 0) for turn in one.turns))
-            write_trajectory(file, scored(one, 0.0, correct=0.0), known)
+            add_trajectory(file, scored(one, 0.0, correct=0.0), known)
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """What ``eval --save`` leaves, of two contenders."""
-    write(tmp_path / "saved" / "held-out.jsonl", SAMPLED_WITH)
+    write(tmp_path / "saved" / "held-out.parquet", SAMPLED_WITH)
     write(tmp_path / "saved" / evaluation_file("K=20 (long)"), replace(SAMPLED_WITH, evaluation="K=20 (long)"))
     write_tokenizer(tmp_path / "saved")
     return tmp_path / "saved"
@@ -72,7 +72,7 @@ def test_the_command_of_a_page_shows_what_the_page_shows(saved: Path, tmp_path: 
     run = RunFolder.create(tmp_path / "run")
     run.config.write_text("name: run\n")
     write(run.evaluation(60, "held-out"), SAMPLED_WITH)
-    for folder, file in ((saved, saved / "held-out.jsonl"), (run.path, run.evaluation(60, "held-out"))):
+    for folder, file in ((saved, saved / "held-out.parquet"), (run.path, run.evaluation(60, "held-out"))):
         index = Index(folder)
         index.update([file])
         _, _, path, *options = command_of(folder, index.batch(file))
@@ -87,8 +87,8 @@ def test_the_credit_of_a_run_is_found_where_its_trajectories_are_a_link(tmp_path
     run.trajectory_folder.symlink_to(tmp_path / "moved")
     run.trajectories(1).touch()
     assert credit_file(run.trajectories(1)) == run.credit(1)
-    (tmp_path / "t.jsonl").symlink_to(run.trajectories(1))  # a link to a file is that file
-    assert run_of(tmp_path / "t.jsonl") is None
+    (tmp_path / "t.parquet").symlink_to(run.trajectories(1))  # a link to a file is that file
+    assert run_of(tmp_path / "t.parquet") is None
 
 
 def test_a_folder_of_a_study_names_its_runs(tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_an_evaluation_of_several_is_named(saved: Path) -> None:
 
 
 def test_a_policy_whose_steps_are_not_known_has_none(tmp_path: Path) -> None:
-    write(tmp_path / "held-out.jsonl", replace(SAMPLED_WITH, step=None, model="Qwen/Qwen2.5-0.5B-Instruct"))
-    text = inspect(tmp_path / "held-out.jsonl")
+    write(tmp_path / "held-out.parquet", replace(SAMPLED_WITH, step=None, model="Qwen/Qwen2.5-0.5B-Instruct"))
+    text = inspect(tmp_path / "held-out.parquet")
     assert "evaluation held-out · 4 trajectories" in text
     assert "policy after" not in text
 

@@ -1,14 +1,10 @@
-"""The index of trajectory files: figures without reading files again, and views and searches over all steps."""
+"""The figures of trajectory files, and views and searches over all steps."""
 
-import os
-import re
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import condensation, ledger_episode, scored, trajectory, turn, user
+from builders import add_trajectory, condensation, ledger_episode, scored, trajectory, turn, user
 from command import run as run_command
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,15 +16,21 @@ from condensegrpo.core.errors import ConfigError, TrajectoryFileError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, holds
 from condensegrpo.core.trajectory import SpanStatus, StopReason
-from condensegrpo.inspection import database
+from condensegrpo.inspection.batches import trajectory_files
 from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.history import PieceStatus, WordChange, history, word_changes
-from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.index import Index, RecordKey
 from condensegrpo.inspection.panes import context_views
-from condensegrpo.inspection.views import READY_VIEWS, find, fuzzy, got_worse, ready_view, search, select
-from condensegrpo.storage.files import start_file
+from condensegrpo.inspection.views import READY_VIEWS, find, full_text, fuzzy, got_worse, ready_view, search, select
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
-from condensegrpo.storage.trajectories import Credit, Provenance, write_credit, write_trajectory
+from condensegrpo.storage.trajectories import (
+    Credit,
+    Provenance,
+    part_file,
+    start_file,
+    write_credit,
+    write_trajectories,
+)
 
 REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<answer> 6 </answer>"]
 
@@ -51,7 +53,7 @@ def run(tmp_path: Path) -> RunFolder:
     for step in (1, 2):
         for problem in (10, 2):
             for sample in (0, 1):
-                write_trajectory(run.trajectories(step), episode(step, problem, sample, correct=float(sample == 0)))
+                add_trajectory(run.trajectories(step), episode(step, problem, sample, correct=float(sample == 0)))
     write_credit(
         run.credit(2),
         [
@@ -66,11 +68,6 @@ def opened(path: Path) -> Index:
     index = Index(path)
     index.update()
     return index
-
-
-def test_no_statement_numbers_its_placeholders() -> None:
-    """Python 3.12 warns of ``?1`` with a sequence of values, and 3.14 refuses it."""
-    assert re.findall(r"\?\d", Path(database.__file__).read_text(encoding="utf-8")) == []
 
 
 def test_batches_groups_and_records_are_in_order(run: RunFolder) -> None:
@@ -91,71 +88,36 @@ def test_batches_groups_and_records_are_in_order(run: RunFolder) -> None:
     assert [(batch.number, group.id) for batch, group in index.follow("p10")] == [(1, "1/10"), (2, "2/10")]
 
 
-def test_a_file_that_grew_is_read_from_where_it_ended(run: RunFolder) -> None:
-    index, file = opened(run.path), run.trajectories(2)
-    whole = file.read_bytes()
-    file.write_bytes(whole + b'{"version":1,"traj')
-    index.update()
-    assert index.batch(file).problems[0].startswith("line 5 is cut off after 18 bytes")
-    write_trajectory(file, episode(2, 11, 0))  # removes the cut-off line
-    index.update()
-    (batch,) = [batch for batch in index.batches() if batch.number == 2]
-    assert (batch.trajectories, batch.problems) == (5, ())
-    damaged = b"x" + whole[1:]
-    file.write_bytes(damaged + file.read_bytes()[len(whole) :] + b"\n")  # what was read before is not read again
-    with pytest.raises(TrajectoryFileError, match="line 6"):
-        index.update()
-
-
 def test_a_file_that_was_replaced_is_read_again_and_one_that_is_gone_is_forgotten(run: RunFolder) -> None:
     index, file = opened(run.path), run.trajectories(2)
     file.unlink()
-    write_trajectory(file, episode(2, 7, 0))
+    add_trajectory(file, episode(2, 7, 0))
     run.trajectories(1).unlink()
     index.update()
     assert [record.id for record in index.records()] == ["2/7/0"]
 
 
-def test_a_second_index_reads_no_line(run: RunFolder) -> None:
-    opened(run.path).close()
-    for step in (1, 2):
-        file = run.trajectories(step)
-        status = file.stat()
-        file.write_bytes(b"\0" * status.st_size)
-        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert sum(1 for _ in opened(run.path).records()) == 8
+def test_parts_of_a_batch_are_shown_as_one_and_numbers_count_its_groups_in_order(run: RunFolder) -> None:
+    write_trajectories(part_file(run.trajectories(1), 1), [episode(1, 7, sample) for sample in (1, 0)])
+    index = opened(run.path)
+    (first, _) = index.batches()
+    assert [record.id for record in index.records(first)] == ["1/2/0", "1/2/1", "1/7/0", "1/7/1", "1/10/0", "1/10/1"]
+    assert [index.read(record).trajectory.id for record in index.records(first)][2:4] == ["1/7/0", "1/7/1"]
+    assert [group.id for group in index.groups(first, 1, 1)] == ["1/7"]
+    assert [hit.record.id for hit in full_text(index, "DONE REPORT")][:2] == ["1/2/0", "1/2/1"]
+    assert trajectory_files(run.path) == (run.trajectories(1), run.trajectories(2))
 
 
-def test_a_damaged_index_is_built_again_and_a_folder_that_is_read_only_uses_the_cache(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (run.path / database.NAME).write_bytes(b"no database" * 1000)
-    assert sum(1 for _ in opened(run.path).records()) == 8
-    (run.path / database.NAME).unlink()
-    (run.path / database.NAME).mkdir()  # cannot be written, also by a superuser
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert sum(1 for _ in opened(run.path).records()) == 8
-    (file,) = (tmp_path / "cache" / "condensegrpo").iterdir()
-    with closing(sqlite3.connect(file)) as stored:
-        assert stored.execute("SELECT count(*) FROM trajectories").fetchone() == (8,)
-    assert Index(run.path).note == f"{run.path} cannot be written: the index is in {file}"
-
-
-def test_a_run_that_was_moved_to_another_name_and_cannot_be_written_is_shown(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_run_that_was_moved_to_another_name_is_shown(run: RunFolder, tmp_path: Path) -> None:
     JsonlTracker(run.metrics).log(1, {"success": 0.5})
     path = run.path.rename(tmp_path / "my rün 测试")
-    (path / database.NAME).mkdir()  # cannot be written, also by a superuser
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    assert opened(path).note == f"{path} cannot be written: the index is in memory, and made again at each start"
 
     def printed(*arguments: object) -> str:
         done = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
         assert done.exit_code == 0
         return done.stdout
 
-    assert printed("inspect", path).splitlines()[0] == opened(path).note
+    assert "step 2 · 4 trajectories" in printed("inspect", path)
     assert "8 of 8" in printed("inspect", path, "--html", tmp_path / "page.html")
     report = tmp_path / "my report.html"
     assert printed("report", path, "--output", report).strip() == str(report)
@@ -164,13 +126,6 @@ def test_a_run_that_was_moved_to_another_name_and_cannot_be_written_is_shown(
     assert "success in training" in printed("runs", "compare", path)
     assert len(cg.Run(path).trajectories()) == 8
     assert report.stat().st_size > 0
-
-
-def test_text_that_no_database_holds_comes_back(tmp_path: Path) -> None:
-    one = replace(trajectory(turn([1], [2]), id="a\ud800", answer="\udfff"), question="\ud800?")
-    write_trajectory(tmp_path / "t.jsonl", scored(one, 1.0))
-    (record,) = opened(tmp_path / "t.jsonl").records()
-    assert (record.id, record.answer, record.question) == ("a\ud800", "\udfff", "\ud800?")
 
 
 # --- views and search
@@ -196,8 +151,8 @@ def test_a_condition_knows_the_step_the_evaluation_and_the_parts_of_the_reward(t
     for step in (1, 2):
         one = replace(episode(step, 0, 0).trajectory)
         parts = {"brevity": step / 10, "of two words": 1.0}
-        write_trajectory(run.trajectories(step), scored(replace(one, id=f"{step}/0/9"), 0.0, components={}))  # failed
-        write_trajectory(run.trajectories(step), scored(one, 1.0, components=parts))
+        add_trajectory(run.trajectories(step), scored(replace(one, id=f"{step}/0/9"), 0.0, components={}))  # failed
+        add_trajectory(run.trajectories(step), scored(one, 1.0, components=parts))
     index = opened(run.path)
     assert index.field_names() == (*FIELDS, "brevity")  # the other name cannot be written in a condition
     for where in ("step == 2 and evaluation == None and score == 1", "brevity > 0.1", "step == 2 and brevity == 0.2"):
@@ -208,10 +163,9 @@ def test_a_condition_knows_the_step_the_evaluation_and_the_parts_of_the_reward(t
 
 
 def test_a_part_of_a_later_reward_and_one_in_other_letters_are_found(tmp_path: Path) -> None:
-    """SQLite 3.40 compares a key with the letters as JSON escapes them."""
     run = RunFolder.create(tmp_path / "run")
     for sample, parts in enumerate(({"correct": 1.0}, {"correct": 1.0, "größe": 3.0})):
-        write_trajectory(run.trajectories(1), scored(episode(1, 0, sample).trajectory, 1.0, components=parts))
+        add_trajectory(run.trajectories(1), scored(episode(1, 0, sample).trajectory, 1.0, components=parts))
     index = opened(run.path)
     assert index.field_names() == (*FIELDS, "größe")  # correct is a field itself
     for found in (find(index, None, where="größe > 1", sort=None), select(index.records(), where="größe > 1")):
@@ -224,8 +178,8 @@ def test_problems_got_worse_from_the_first_half_of_their_visits_to_the_last(tmp_
     successes = {0: (1, 1, 0), 1: (0, 1, 0), 2: (1, 0, 0)}  # by problem, of steps 1 to 3
     for step in (1, 2, 3):
         for problem, values in successes.items():
-            write_trajectory(run.trajectories(step), episode(step, problem, 0, correct=float(values[step - 1])))
-    write_trajectory(run.trajectories(3), episode(3, 9, 0, correct=0.0))  # once
+            add_trajectory(run.trajectories(step), episode(step, problem, 0, correct=float(values[step - 1])))
+    add_trajectory(run.trajectories(3), episode(3, 9, 0, correct=0.0))  # once
     index = opened(run.path)
     changes = got_worse(index)
     assert [(each.problem, each.before, each.after, len(each.visits)) for each in changes] == [
@@ -233,7 +187,7 @@ def test_problems_got_worse_from_the_first_half_of_their_visits_to_the_last(tmp_
         ("p2", 1.0, 0.0, 3),
     ]
     last = changes[0].visits[-1]
-    assert [index.at(last.batch, last.worst)] == [each for each in index.records(last.batch) if each.id == "3/0/0"]
+    assert index.at(RecordKey(last.batch.file, last.worst)).id == "3/0/0"
     lines = run_command("inspect", str(run.path), "--view", "got-worse").stdout.splitlines()
     assert lines == [
         "2 problems got worse: first half of the steps → last half",
@@ -245,30 +199,19 @@ def test_problems_got_worse_from_the_first_half_of_their_visits_to_the_last(tmp_
             evaluation="K=20", step=step, model="", condenser="last_k", max_context_tokens=64, temperature=0.0, seed=0
         )
         start_file(run.evaluation(step, "K=20"))
-        write_trajectory(run.evaluation(step, "K=20"), episode(step, 7, 0, correct=correct), known)
+        add_trajectory(run.evaluation(step, "K=20"), episode(step, 7, 0, correct=correct), known)
     worse = run_command("inspect", str(run.path), "--view", "got-worse").stdout
     assert "1.00 → 0.00  K=20, 2 times  p7  now, for example, 5/7/0 --evaluation K=20" in worse
     shown = run_command("inspect", str(run.path), "5/7/0", "--evaluation", "K=20", "--plain").stdout
     assert "5/7/0" in shown
 
 
-def test_a_damaged_line_hides_only_what_stands_behind_it_in_its_file(run: RunFolder) -> None:
-    lines = run.trajectories(1).read_bytes().splitlines(keepends=True)
-    run.trajectories(1).write_bytes(b"".join([*lines[:2], b'{"broken":\n', *lines[2:]]))
+def test_a_damaged_file_hides_only_itself(run: RunFolder) -> None:
+    run.trajectories(1).write_bytes(run.trajectories(1).read_bytes()[:-10])
     index = Index(run.path)
-    with pytest.raises(TrajectoryFileError, match=r"step_000001\.jsonl, line 3"):
+    with pytest.raises(TrajectoryFileError, match=r"step_000001\.parquet: it is not a whole Parquet file"):
         index.update()
-    assert [(batch.number, batch.trajectories) for batch in index.batches()] == [(1, 2), (2, 4)]
-
-
-def test_a_line_may_get_its_end_later(run: RunFolder) -> None:
-    file = run.trajectories(1)
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-1])
-    index = opened(run.path)
-    file.write_bytes(whole + whole.splitlines(keepends=True)[0].replace(b"1/10/0", b"1/10/7"))
-    index.update()
-    assert [record.span.line for record in index.records(index.batches()[0])] == [3, 4, 1, 5, 2]
+    assert [(batch.number, batch.trajectories) for batch in index.batches()] == [(2, 4)]
 
 
 def test_a_fact_is_lost_if_an_earlier_prompt_states_it_and_the_last_does_not(tmp_path: Path) -> None:
@@ -276,9 +219,9 @@ def test_a_fact_is_lost_if_an_earlier_prompt_states_it_and_the_last_does_not(tmp
     cases = {"+2": True, "done": False, "3": False, "7": False, "<note> 3 </note>": False}
     for number, truth in enumerate(cases):
         one = episode(1, number, 0, correct=0.0, truth=truth)
-        write_trajectory(tmp_path / "t.jsonl", one)
-    write_trajectory(tmp_path / "t.jsonl", episode(1, 9, 0, correct=1.0, truth="+2"))
-    assert [record.figures.lost_fact for record in opened(tmp_path / "t.jsonl").records()] == [*cases.values(), False]
+        add_trajectory(tmp_path / "t.parquet", one)
+    add_trajectory(tmp_path / "t.parquet", episode(1, 9, 0, correct=1.0, truth="+2"))
+    assert [record.figures.lost_fact for record in opened(tmp_path / "t.parquet").records()] == [*cases.values(), False]
 
 
 @pytest.mark.parametrize(
@@ -300,14 +243,14 @@ def test_truncated_and_tool_errors_are_counted(tmp_path: Path) -> None:
     one = trajectory(
         replace(turn([1], [2]), tool_attempts=3, tool_successes=1), stop=StopReason.OUTPUT_LENGTH, answer=None
     )
-    write_trajectory(tmp_path / "t.jsonl", scored(one, 0.0, correct=0.0))
-    (record,) = opened(tmp_path / "t.jsonl").records()
+    add_trajectory(tmp_path / "t.parquet", scored(one, 0.0, correct=0.0))
+    (record,) = opened(tmp_path / "t.parquet").records()
     assert (record.figures.tool_errors, record.figures.truncated, record.fields["truncated"]) == (2, True, True)
 
 
 def test_a_search_finds_figures_by_their_letters_and_texts_as_they_stand(run: RunFolder) -> None:
     late = trajectory(turn([1], [2], reply="the Quick “fox”\nruns", context=[user("q")]), id="3/0/0", group="3/0")
-    write_trajectory(run.trajectories(3), scored(late, 1.0))
+    add_trajectory(run.trajectories(3), scored(late, 1.0))
     index = opened(run.path)
     assert [(hit.record.id, hit.turn) for hit in search(index, "quick “fox”\nr")] == [("3/0/0", 0)]
     assert [hit.record.id for hit in fuzzy(index, "2/10")] == ["2/10/0", "2/10/1"]
@@ -318,8 +261,8 @@ def test_a_search_finds_figures_by_their_letters_and_texts_as_they_stand(run: Ru
 
 @pytest.mark.parametrize("query", ["Überprüfe Москва", "ÜBERPRÜFE МОСКВА", "überprüfe москва"])
 def test_a_search_finds_letters_of_any_alphabet_in_either_case(tmp_path: Path, query: str) -> None:
-    write_trajectory(tmp_path / "t.jsonl", scored(trajectory(turn([1], [2], reply="Überprüfe Москва 12")), 1.0))
-    index = opened(tmp_path / "t.jsonl")
+    add_trajectory(tmp_path / "t.parquet", scored(trajectory(turn([1], [2], reply="Überprüfe Москва 12")), 1.0))
+    index = opened(tmp_path / "t.parquet")
     assert [hit.turn for hit in search(index, query)] == [0]
     assert not list(search(index, f"{query} 13"))
 
@@ -327,8 +270,8 @@ def test_a_search_finds_letters_of_any_alphabet_in_either_case(tmp_path: Path, q
 def test_a_search_of_letters_ends_soon_and_takes_the_shortest_part(tmp_path: Path) -> None:
     for number, answer in enumerate(("a-bc, a--b-c", "0" * 60)):  # a pattern with alternatives would try 3^16 of them
         one = trajectory(turn([1], [2]), id=f"1/{number}/0", group=f"1/{number}", answer=answer)
-        write_trajectory(tmp_path / "t.jsonl", scored(one, 0.0, correct=0.0))
-    index = opened(tmp_path / "t.jsonl")
+        add_trajectory(tmp_path / "t.parquet", scored(one, 0.0, correct=0.0))
+    index = opened(tmp_path / "t.parquet")
     assert [hit.excerpt for hit in fuzzy(index, "ABC")] == ["a-bc, a--b-c"]
     assert not fuzzy(index, "0" * 16 + "1")
     assert not fuzzy(index, "acb")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from browsing import Watched, chromium
 from builders import (
+    add_trajectory,
     assistant,
     condensation,
     ids,
@@ -32,7 +33,15 @@ from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.records import IndexedTrajectory
 from condensegrpo.inspection.views import search, select
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import Credit, Provenance, write_credit, write_trajectory
+from condensegrpo.storage.trajectories import (
+    Credit,
+    Provenance,
+    provenance_of,
+    read_figures,
+    read_trajectories,
+    write_credit,
+    write_trajectories,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -83,7 +92,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         some = [episode(step, problem, sample) for problem in (0, 1) for sample in (0, 1)]
         for one in [*some, *([masked()] if evaluation else [])]:
-            write_trajectory(file, one, known)
+            add_trajectory(file, one, known)
         if evaluation is None:
             credit = (
                 Credit(trajectory=one.trajectory.id, advantages=(0.5 - one.score.correct,) * 4, weights=(0.001,) * 4)
@@ -226,7 +235,7 @@ def test_siblings_have_the_height_of_the_page(browser: "Browser", run: Path) -> 
     folder = RunFolder(run.parent / "many")
     folder.trajectories(1).parent.mkdir(parents=True)
     for sample in range(8):
-        write_trajectory(folder.trajectories(1), episode(1, 0, sample), None)
+        add_trajectory(folder.trajectories(1), episode(1, 0, sample), None)
     index = Index(folder.path)
     write_html(page, index, chosen_batches(index, trajectory_files(folder.path), Choice()), limited=False)
     tab = Watched.of(browser, width=1400).open(page)
@@ -255,7 +264,7 @@ def test_the_search_finds_what_it_finds_on_the_terminal(watched: Watched, run: P
     records = (
         [hit.record for hit in search(index, query)] if where == query else select(index.records(), where=where)[0]
     )
-    found = dict.fromkeys((record.span.file, record.figures.group_id) for record in records)
+    found = dict.fromkeys((record.file, record.figures.group_id) for record in records)
     tab = watched.open(file)
     tab.locator("input").fill(query)
     heading = tab.locator("section h2").first.inner_text()
@@ -341,8 +350,7 @@ def test_generated_searches_find_what_they_find_on_the_terminal(watched: Watched
         queries,
     )
     expected = [
-        [f"{hit.record.id} {index.batch(hit.record.span.file).title}" for hit in search(index, query)]
-        for query in queries
+        [f"{hit.record.id} {index.batch(hit.record.file).title}" for hit in search(index, query)] for query in queries
     ]
     for query, left, right in zip(queries, found, expected, strict=True):
         assert sorted(left) == sorted(right), query
@@ -420,17 +428,18 @@ def test_a_page_of_a_long_run_has_the_first_and_the_last_of_each_evaluation(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long, page = RunFolder(shutil.copytree(run, tmp_path / "long")), tmp_path / "page.html"
-    step, held_out = long.trajectories(1).read_bytes(), long.evaluation(2, "held-out").read_bytes()
+    step, held_out = long.trajectories(1).read_bytes(), read_trajectories(long.evaluation(2, "held-out"))
+    known = provenance_of(read_figures(long.evaluation(2, "held-out")))
+    assert known is not None
     for number in range(3, 41):
         long.trajectories(number).write_bytes(step)
     for number, name in ((0, "held-out"), (20, "held-out"), (40, "held-out"), (0, "K=20"), (40, "K=20")):
         file = long.evaluation(number, name)
         file.parent.mkdir(exist_ok=True)
-        moved = held_out.replace(b'"held-out","step":2', f'"{name}","step":{number}'.encode())
-        file.write_bytes(moved)
+        write_trajectories(file, held_out, replace(known, evaluation=name, step=number))
     index = Index(long.path)
     every = chosen_batches(index, trajectory_files(long.path), Choice())
-    write_html(page, index, every, limited=False, comfortable=MEGABYTE * 3 // 5)
+    write_html(page, index, every, limited=False, comfortable=MEGABYTE * 2 // 5)
     said, hint = capsys.readouterr().out.splitlines()
     evaluated = "K=20 after steps 0, 40; held-out after steps 0, 2, 20, 40"
     assert f"of 190 trajectories: steps 1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 40; {evaluated}, " in said

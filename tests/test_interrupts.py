@@ -78,7 +78,7 @@ def test_ctrl_c_in_the_first_evaluation_leaves_a_run_that_continues(tmp_path: Pa
     out, err = process.communicate(timeout=240)
     assert process.returncode == 130, err
     assert f"stopped. To continue: condensegrpo train --resume {tmp_path / 'stopped'}" in out
-    assert not (tmp_path / "stopped/trajectories/step_000001.jsonl").exists()
+    assert not (tmp_path / "stopped/trajectories/step_000001.parquet").exists()
     stale = [tmp_path / "stopped" / name for name in ("checkpoints/step_000001.tmp-7", ".config.yaml.tmp-7")]
     stale[0].mkdir()
     stale[1].touch()

@@ -76,7 +76,7 @@ def test_a_job_that_gets_sigterm_saves_is_queued_again_and_finishes_the_run(tmp_
     launch("slurm", *SHORT, *settings, "--gpus", 0, "--out", script, "--submit")
     assert cluster.calls == [["sbatch", str(script)]]
     job = start(script, cluster.environment())
-    wait_for(run / "trajectories/step_000001.jsonl", job)
+    wait_for(run / "trajectories/step_000001.parquet", job)
     job.send_signal(signal.SIGTERM)
     assert "the job is queued again and continues the run" in ended(job)
     assert cluster.calls[-1] == ["scontrol", "requeue", "4711"]
@@ -246,7 +246,7 @@ def test_sagemaker_continues_what_it_copied_to_s3(tmp_path: Path, cluster: Slurm
         code.parent.mkdir(parents=True, exist_ok=True)
         code.write_text((folder / file).read_text().replace("/opt/ml", str(ml)))
     job = start(ml / "input/data/code/start.sh", cluster.environment())
-    wait_for(ml / "checkpoints/mine/trajectories/step_000001.jsonl", job)
+    wait_for(ml / "checkpoints/mine/trajectories/step_000001.parquet", job)
     job.send_signal(signal.SIGTERM)  # process 1: the command, not a shell before it
     assert "stopped. To continue" in job.communicate(timeout=240)[0]
     assert job.returncode == 143

@@ -168,7 +168,7 @@ def test_srun_trains_on_two_nodes_and_scancel_leaves_a_run_that_continues(tmp_pa
     settings = ("warm_start.steps=1", "train.steps=50", "evaluate.problems=1", "learner.zero_stage=2", "name=two")
     run = tmp_path / "node0/runs/two"
     with tasks(tmp_path, 0, *2 * [(*TINY, *settings, "runs_dir=runs")]) as both:
-        wait_for(run / "trajectories/step_000001.jsonl", both[0])
+        wait_for(run / "trajectories/step_000001.parquet", both[0])
         for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGTERM):
             for process in both:
                 process.send_signal(number)

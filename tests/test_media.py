@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import scored, trajectory, turn
+from builders import add_trajectory, scored, trajectory, turn
 from command import ROOT
 from talk import agent, engine, problem
 from token_columns import marked
@@ -22,7 +22,7 @@ from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.trajectory import StopReason
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.storage.media import MediaFolder
-from condensegrpo.storage.trajectories import Provenance, read_trajectories, write_trajectory
+from condensegrpo.storage.trajectories import Provenance, StoredTrajectory, read_row, read_trajectories
 
 RED, BLUE = (MediaPart(sha256=letter * 64, type="image/png") for letter in "ab")
 SHOWN = Message(role="user", content=(TextPart(text="look: "), RED, TextPart(text=" there")))
@@ -47,13 +47,13 @@ def test_messages_with_different_pictures_differ_and_name_them() -> None:
 
 def test_parts_are_stored_and_read_back_and_a_text_stays_a_text(tmp_path: Path) -> None:
     one = trajectory(replace(turn([1, 2], [3]), observations=(SHOWN, Message(role="user", content="plain"))))
-    file = tmp_path / "step_000001.jsonl"
-    write_trajectory(file, scored(one, 1.0), KNOWN)
-    (read,) = read_trajectories(file).trajectories
+    file = tmp_path / "step_000001.parquet"
+    add_trajectory(file, scored(one, 1.0), KNOWN)
+    (read,) = read_trajectories(file)
     assert read.trajectory.turns[0].observations == one.turns[0].observations
-    line = file.read_text()
-    assert '"content":"plain"' in line.replace(" ", "")
-    assert f'"sha256":"{RED.sha256}"' in line.replace(" ", "")
+    *_, shown, plain = read_row(StoredTrajectory(file, 0))["messages"]
+    assert (plain["content"], plain["parts"]) == ("plain", None)
+    assert RED.sha256 in [part["sha256"] for part in shown["parts"]]
 
 
 def test_the_bytes_of_a_picture_are_stored_once_and_checked(tmp_path: Path) -> None:
@@ -69,12 +69,12 @@ def test_the_bytes_of_a_picture_are_stored_once_and_checked(tmp_path: Path) -> N
         media.read(BLUE.sha256)
 
 
-def test_bytes_are_not_in_a_line(tmp_path: Path) -> None:
+def test_bytes_are_not_in_a_trajectory_file(tmp_path: Path) -> None:
     shown = Message(role="user", content=(MediaPart.of(b"bytes", "image/png"),))
-    file = tmp_path / "step_000001.jsonl"
-    write_trajectory(file, scored(trajectory(replace(turn([1, 2], [3]), observations=(shown,))), 1.0), KNOWN)
-    assert "data" not in file.read_text()
-    assert read_trajectories(file).trajectories[0].trajectory.turns[0].observations == (shown,)
+    file = tmp_path / "step_000001.parquet"
+    add_trajectory(file, scored(trajectory(replace(turn([1, 2], [3]), observations=(shown,))), 1.0), KNOWN)
+    assert [*read_row(StoredTrajectory(file, 0))["messages"][-1]["parts"][0]] == ["text", "sha256", "type"]
+    assert read_trajectories(file)[0].trajectory.turns[0].observations == (shown,)
 
 
 def test_different_pictures_behind_equal_ids_are_no_continuation_and_no_shared_prefix() -> None:

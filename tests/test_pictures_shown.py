@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from browsing import Watched, chromium
-from builders import condensation, scored, trajectory, turn, user
+from builders import add_trajectory, condensation, scored, trajectory, turn, user
 from PIL import Image
 from rich.console import Console
 from rich.padding import Padding
@@ -27,7 +27,7 @@ from condensegrpo.reporting.frames import turn_rows
 from condensegrpo.reporting.run_report import write_page
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import Provenance, write_trajectory
+from condensegrpo.storage.trajectories import Provenance
 
 
 def png(color: str, width: int = 64, height: int = 32) -> MediaPart:
@@ -74,7 +74,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     known = Provenance(
         evaluation=None, step=1, model="m", condenser="image_mask", max_context_tokens=48, temperature=1, seed=0
     )
-    write_trajectory(folder.trajectories(1), seen(), known)
+    add_trajectory(folder.trajectories(1), seen(), known)
     return folder
 
 
@@ -210,7 +210,7 @@ def test_a_line_without_the_new_field_is_read(run: RunFolder, tmp_path: Path) ->
     del line["figures"]["picture_tokens"]
     for each in line["trajectory"]["turns"]:
         del each["picture_tokens"]
-    file = tmp_path / "step_000001.jsonl"
+    file = tmp_path / "step_000001.parquet"
     file.write_text(json.dumps(line) + "\n")
     index = Index(tmp_path)
     index.update([file])

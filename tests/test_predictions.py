@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import scored, trajectory, turn
+from builders import add_trajectory, scored, trajectory, turn
 
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import write_trajectory
 from condensegrpo.studies.lab.__main__ import main
 from condensegrpo.studies.lab.figures import SeedOutcome, StudyFigures, evaluation_figures
 from condensegrpo.studies.lab.predictions import Figure, PredictionOutcome, Verdict, outcome
@@ -101,7 +100,7 @@ def test_problems_of_one_id_with_other_questions_are_others(tmp_path: Path) -> N
         one = scored(replace(trajectory(turn([1], [2])), problem_id="eval-0", question=question), 1.0)
         file = folder.evaluation(config.train.steps, "held-out")
         file.parent.mkdir(parents=True)
-        write_trajectory(file, one)
+        add_trajectory(file, one)
     ours, theirs = (_outcome(config.model_copy(update={"name": arm}), "held-out") for arm in "ab")
     assert not ours.success.keys() & theirs.success.keys()
 

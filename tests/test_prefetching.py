@@ -4,10 +4,11 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import leaving
 import pytest
@@ -20,7 +21,7 @@ from condensegrpo.algorithms.advantages import Estimate
 from condensegrpo.algorithms.credit import Scores
 from condensegrpo.algorithms.settings import StopSettings
 from condensegrpo.assembly.build import build
-from condensegrpo.assembly.players import PlayerSettings, local_player
+from condensegrpo.assembly.players import GroupPlayer, PlayerSettings, local_player
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.config.resumed import changes_between
@@ -28,6 +29,8 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import PluginError, RunError
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.protocols.sampler import NamedTensors
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.episodes.group import ProblemGroup
 from condensegrpo.episodes.player import LocalPlayer
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
@@ -40,7 +43,7 @@ from condensegrpo.training.rollout import (
     StepBatch,
     batch_filter,
     batch_rollout,
-    trajectory_writer,
+    batch_writer,
 )
 
 ONE = (
@@ -67,8 +70,8 @@ def begun(finished: Path, tmp_path: Path) -> Path:
 
 
 def versions(run_folder: Path, step: int) -> set[int]:
-    read = read_trajectories(run_folder / f"trajectories/step_{step:06d}.jsonl")
-    return {turn.policy_version for one in read.trajectories for turn in one.trajectory.turns}
+    read = read_trajectories(run_folder / f"trajectories/step_{step:06d}.parquet")
+    return {turn.policy_version for one in read for turn in one.trajectory.turns}
 
 
 def test_a_batch_is_sampled_under_the_weights_before_the_step_that_runs_beside_it(finished: Path) -> None:
@@ -97,12 +100,12 @@ def test_trajectories_keep_every_invariant(finished: Path) -> None:
 def test_a_run_stopped_and_killed_goes_on_with_the_batch_that_was_sampled_ahead(finished: Path, begun: Path) -> None:
     """Sampled anew it would be of newer weights: the run would go another way."""
     process = start("train", "--resume", str(begun), "train.save_every=0", "train.save_in_background=true")
-    wait_for(begun / "trajectories/step_000002.jsonl", process)  # while step 1 is learned
+    wait_for(begun / "trajectories/step_000001.parquet", process)  # while step 1 is learned and batch 2 sampled
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, out + err
     process = start("train", "--resume", str(begun), "train.save_every=2", "train.save_in_background=false")
-    wait_for(begun / "trajectories/step_000004.jsonl", process)  # begun after the checkpoint of step 2
+    wait_for(begun / "trajectories/step_000003.parquet", process)  # taken after the checkpoint of step 2
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert "resumed after step 2" in succeed("train", "--resume", str(begun))
@@ -165,14 +168,10 @@ def parts(finished: Path, tmp_path: Path) -> Iterator[Parts]:
     yield Parts(
         config=config,
         folder=folder,
-        rollout=batch_rollout(components, player, trajectory_writer(config, folder, source)),
+        rollout=batch_rollout(components, player, batch_writer(config, folder, source)),
         batch_filter=batch_filter(components),
     )
     sampler.close()
-
-
-def lines_in(path: Path) -> int:
-    return len(path.read_bytes().splitlines()) if path.is_file() else 0
 
 
 def test_an_estimator_that_raises_while_groups_are_dropped_is_one_line() -> None:
@@ -199,14 +198,31 @@ def test_weights_that_a_sampler_does_not_read_are_gathered_all_the_same(parts: P
 
 
 def test_sampling_goes_on_while_no_batch_is_taken(parts: Parts) -> None:
-    with parts.prefetcher() as prefetcher:
+    scored = Counter[int]()
+
+    @dataclass(frozen=True)
+    class Counting:
+        player: GroupPlayer
+
+        async def play(self, groups: Sequence[ProblemGroup], *, step: int, **given: Any) -> Sequence[ScoredTrajectory]:
+            count = given.pop("on_scored")
+
+            def counted(each: ScoredTrajectory) -> None:
+                scored[step] += 1
+                count(each)
+
+            return await self.player.play(groups, step=step, on_scored=counted, **given)
+
+    counting = replace(parts.rollout, player=cast(GroupPlayer, Counting(parts.rollout.player)))
+    with replace(parts, rollout=counting).prefetcher() as prefetcher:
         assert len(prefetcher.take(1).kept) == 16
         deadline = time.monotonic() + 60
-        while any(lines_in(parts.folder.trajectories(step)) < 16 for step in (2, 3)):
+        while scored != {1: 16, 2: 16, 3: 16}:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        assert not parts.folder.trajectories(4).exists()  # no further than rollout.staleness
-        assert sorted(prefetcher.finish()) == [2, 3]
+        assert len(read_trajectories(parts.folder.trajectories(1))) == 16
+        assert not parts.folder.trajectories(2).exists()  # no step has taken it
+        assert sorted(prefetcher.finish()) == [2, 3]  # no further than rollout.staleness
 
 
 def test_batches_are_read_from_a_checkpoint_as_they_were_written(parts: Parts, tmp_path: Path) -> None:
@@ -222,17 +238,15 @@ def test_batches_are_read_from_a_checkpoint_as_they_were_written(parts: Parts, t
         assert sorted(prefetcher.finish()) == [3]  # the weights are those of before step 1: nothing is begun beside it
 
 
-def test_what_sampling_raises_is_raised_where_the_batch_is_needed(parts: Parts) -> None:
-    parts.folder.trajectories(2).mkdir()  # nothing can be written there
-    with parts.prefetcher() as prefetcher:
-        assert len(prefetcher.take(1).kept) == 16
-        with pytest.raises(RunError, match="step_000002"):
-            prefetcher.finish()
+def test_a_batch_that_cannot_be_written_is_an_error(parts: Parts) -> None:
+    parts.folder.trajectories(1).mkdir()
+    with parts.prefetcher() as prefetcher, pytest.raises(RunError, match=r"step_000001\.parquet: Is a directory"):
+        prefetcher.take(1)
 
 
 def test_leaving_cancels_what_is_being_sampled(parts: Parts) -> None:
     first = parts.folder.trajectories(1)
-    sampler = ScriptedSampler(lambda ids: [1], seconds=lambda ids: 600 if lines_in(first) == 16 else 0)
+    sampler = ScriptedSampler(lambda ids: [1], seconds=lambda ids: 600 if first.is_file() else 0)
     player = cast(LocalPlayer, parts.rollout.player)
     slow = replace(parts.rollout, player=replace(player, engine=replace(player.engine, sampler=sampler)))
     began = time.monotonic()

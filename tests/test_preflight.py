@@ -178,7 +178,7 @@ def test_training_is_on_a_reward_of_the_users_own(tmp_path: Path, chosen: dict[s
     signs = set()
     for step in (1, 2):
         credit = read_credit(folder.credit(step))
-        for scored in read_trajectories(folder.trajectories(step)).trajectories:
+        for scored in read_trajectories(folder.trajectories(step)):
             (advantage,) = set(credit[scored.trajectory.id].advantages)
             signs.add((scored.score.total, (advantage > 0) - (advantage < 0)))
     assert signs >= {(1.0, 1), (0.0, -1)}
@@ -250,7 +250,7 @@ def test_a_reward_that_the_estimator_cannot_learn_from_is_refused() -> None:
         (["evaluate.variants={wide: [learner.threads=2]}"], "evaluate.variants.wide: it changes learner"),
         (
             ["evaluate.variants={K_20: [], k__20: []}"],
-            "evaluate.variants.k__20: its trajectories would be written over those of K_20, both to k_20.jsonl",
+            "evaluate.variants.k__20: its trajectories would be written over those of K_20, both to k_20.parquet",
         ),
         (["train.problems_per_step=4097"], "found 4097, and the task has 4096 training problems"),
         (
@@ -406,7 +406,7 @@ def questions_by_a_saved_model(folder: Path) -> list[str]:
 
 
 def test_what_is_left_out_of_the_training_data_is_said(tmp_path: Path) -> None:
-    held_out = tmp_path / "held_out.jsonl"
+    held_out = tmp_path / "held_out.parquet"
     held_out.write_text("".join(f'{{"question": "{n} + {n}?", "answer": "{2 * n}"}}\n' for n in (7, 8, 50)))
     overrides = (*questions_by_a_saved_model(tmp_path), "evaluate.variants={}", "rollout.limits.max_context_tokens=200")
     note = "2 training problems left out: the evaluation data has them too"

@@ -147,8 +147,8 @@ def test_an_agent_holds_a_conversation_of_30_turns_that_exceeds_the_budget_four_
     assert "session-0: 31 replies, answered." in printed
     folder = tmp_path / "runs" / "proxy"
     assert not load_config(folder / "config.yaml").rollout.limits.ends_at_cut
-    read = read_trajectories(folder / "trajectories" / "step_000000.jsonl")
-    trajectories = sorted((scored.trajectory for scored in read.trajectories), key=lambda each: each.id)
+    read = read_trajectories(folder / "trajectories" / "step_000000.parquet")
+    trajectories = sorted((scored.trajectory for scored in read), key=lambda each: each.id)
     assert [each.problem_id for each in trajectories] == ["session-0", "second"]
     assert [tuple(turn.prompt_ids) for each in trajectories for turn in each.turns] == list(map(tuple, prompts))
     for trajectory, messages in zip(trajectories, (plain, streamed_one), strict=True):
@@ -200,7 +200,7 @@ def test_an_agent_of_smolagents_holds_30_turns_that_exceed_the_budget_four_times
         end()
     raw = "".join(str(message.content) for message in counter.write_memory_to_messages())
     assert len(tokenizer().encode(raw, add_special_tokens=False)) > 4 * budget
-    (scored,) = read_trajectories(tmp_path / "runs/proxy/trajectories/step_000000.jsonl").trajectories
+    (scored,) = read_trajectories(tmp_path / "runs/proxy/trajectories/step_000000.parquet")
     assert (count, len(scored.trajectory.turns)) == (30, 31)
     assert scored.trajectory.max_context_tokens <= budget
     assert check(scored.trajectory) == ()
@@ -218,7 +218,7 @@ def test_any_chat_endpoint_can_be_condensed_for_and_is_recorded_as_text(tmp_path
         printed = end()
         assert "session-0: 1 reply, answered." in printed
         assert "tools: 0 replies, sampler_error. the sampler: " in printed
-    (scored,) = read_trajectories(tmp_path / "runs/proxy/trajectories/step_000000.jsonl").trajectories
+    (scored,) = read_trajectories(tmp_path / "runs/proxy/trajectories/step_000000.parquet")
     assert scored.trajectory.turns[0].is_text
     succeed("inspect", str(tmp_path / "runs/proxy"), "--tokens", "--plain")
 
@@ -430,7 +430,7 @@ def test_a_session_that_cannot_be_written_is_counted_and_the_next_one_is_recorde
         folder.mkdir()
         record(kept)
     assert "1 session not recorded: lost" in capsys.readouterr().err
-    (scored,) = read_trajectories(folder / "step_000000.jsonl").trajectories
+    (scored,) = read_trajectories(folder / "step_000000.parquet")
     assert scored.trajectory.problem_id == "kept"
 
 

@@ -90,8 +90,8 @@ def test_a_recipe_trains(trained: Path, name: str) -> None:
 
 def turns_of(trained: Path, name: str) -> list[Turn]:
     """The turns of a run."""
-    read = [read_trajectories(trained / f"runs/{name}/trajectories/step_{step:06d}.jsonl") for step in (1, 2)]
-    return [turn for one in read for scored in one.trajectories for turn in scored.trajectory.turns]
+    read = [read_trajectories(trained / f"runs/{name}/trajectories/step_{step:06d}.parquet") for step in (1, 2)]
+    return [turn for one in read for scored in one for turn in scored.trajectory.turns]
 
 
 @pytest.mark.parametrize("name", ["mt_grpo_gsm8k_code", "search_mt_grpo", "tool_use_gsm8k_lora"])
@@ -221,6 +221,6 @@ def test_tool_use_allows_five_tool_rounds_for_every_query(
 
 
 def test_a_recipe_without_its_data_says_what_is_missing(tmp_path: Path) -> None:
-    config = load_config(find_config("search_mt_grpo"), [f"task.data={tmp_path}/none.jsonl"])
+    config = load_config(find_config("search_mt_grpo"), [f"task.data={tmp_path}/none.parquet"])
     with pytest.raises(Exception, match="there is no such file"):
         build(config)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import ledger_episode, scored, trajectory, turn
+from builders import add_trajectory, ledger_episode, scored, trajectory, turn
 from metrics_page import explained
 from typer.testing import CliRunner
 
@@ -17,7 +17,6 @@ from condensegrpo.inspection.samples import SampleReader, spread
 from condensegrpo.reporting.plots import SHARES, Series, alone, arm_style, series, smoothed, variants
 from condensegrpo.reporting.run_report import ReportTracker, write_page, write_picture
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
-from condensegrpo.storage.trajectories import write_trajectory
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -126,7 +125,7 @@ def test_the_samples_of_a_file_are_a_correct_one_a_wrong_one_and_the_largest_con
     run = RunFolder.create(tmp_path / "run")
     for sample, (correct, turns) in enumerate([(1, 1), (1, 1), (0, 1), (1, 1), (1, 3)]):
         one = ledger_episode(["<note> 3 </note>"] * turns, ["+2"] * turns, id=f"1/0/{sample}", sample=sample)
-        write_trajectory(run.trajectories(1), scored(one, correct, correct=correct))
+        add_trajectory(run.trajectories(1), scored(one, correct, correct=correct))
     with run.trajectories(1).open("ab") as file:
         file.write(b'{"version":1,"trajectory":{"id":"1/0/9"')  # being written
     (samples,) = SampleReader(run).read()
@@ -142,7 +141,7 @@ def test_the_samples_of_a_file_are_a_correct_one_a_wrong_one_and_the_largest_con
 def test_a_long_trajectory_keeps_its_first_turns_and_its_last(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run")
     turns = [turn([1], [2], reply=f"{number} {'x' * 5000}") for number in range(8)]
-    write_trajectory(run.trajectories(1), scored(trajectory(*turns, id="1/0/0"), 1.0))
+    add_trajectory(run.trajectories(1), scored(trajectory(*turns, id="1/0/0"), 1.0))
     ((one,),) = (samples.trajectories for samples in SampleReader(run).read())
     assert [turn.turn for turn in one.turns] == [0, 1, 2, 7]
     assert one.turns[0].reply.endswith("x… (2002 more characters)")

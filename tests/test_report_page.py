@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from browsing import Watched, chromium
-from builders import ledger_episode, scored
+from builders import add_trajectory, ledger_episode, scored
 
 from condensegrpo.reporting.run_report import write_page
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
-from condensegrpo.storage.trajectories import Provenance, write_trajectory
+from condensegrpo.storage.trajectories import Provenance
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -53,7 +53,7 @@ def write(file: Path, step: int, evaluation: str | None) -> None:
         if sample == 0:
             last = replace(one.turns[-1], reply=replace(one.turns[-1].reply, content=HOSTILE))
             one = replace(one, turns=(*one.turns[:-1], last), answer=HOSTILE, question=HOSTILE)
-        write_trajectory(file, scored(one, float(sample > 0), correct=float(sample > 0)), known)
+        add_trajectory(file, scored(one, float(sample > 0), correct=float(sample > 0)), known)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from builders import ledger_episode, scored
+from builders import add_trajectory, ledger_episode, scored
 from command import ENVIRONMENT, run, succeed
 from typer.testing import CliRunner
 
@@ -23,9 +23,8 @@ from condensegrpo.inspection.batches import choose
 from condensegrpo.reporting.plots import COLOURS
 from condensegrpo.reporting.runs import RunStatus, compare_runs, find_runs, sparklines, summary
 from condensegrpo.storage.evaluations import new_name, store_evaluation, stored_evaluations
-from condensegrpo.storage.files import start_file
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
-from condensegrpo.storage.trajectories import Provenance, write_trajectory
+from condensegrpo.storage.trajectories import Provenance, start_file
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 AFTER = Evaluation(
@@ -49,7 +48,7 @@ def finished(path: Path, correct: Sequence[float], *overrides: str) -> RunFolder
     metrics.log(2, {"eval/success": mean, **bounds, "eval/context_tokens": 25.0})
     start_file(run.evaluation(2, "held-out"))
     for trajectory in answers(correct):
-        write_trajectory(run.evaluation(2, "held-out"), trajectory)
+        add_trajectory(run.evaluation(2, "held-out"), trajectory)
     return run
 
 
@@ -168,11 +167,11 @@ def test_evaluations_of_one_name_are_paired_if_both_were_made_as_their_runs_are(
         config = load_config(each.config)
         known = Provenance(
             evaluation="eval-1", step=2, model="", condenser=condenser, seed=0,
-            max_context_tokens=config.rollout.limits.max_context_tokens, temperature=config.evaluate.temperature,
+            max_context_tokens=config.rollout.limits.max_context_tokens, temperature=config.evaluate.temperature or 0.0,
         )  # fmt: skip
         with new_name(each, 2) as name:
             for trajectory in answers(correct):
-                write_trajectory(each.evaluation(2, name), trajectory, known)
+                add_trajectory(each.evaluation(2, name), trajectory, known)
             store_evaluation(each, 2, AFTER, "condensegrpo eval")
     difference = compare_runs(runs).evaluations[-1].difference
     assert (difference.mean if difference else None) == mean
@@ -206,7 +205,7 @@ def test_a_name_of_an_evaluation_stands_for_one_in_the_whole_run(tmp_path: Path)
     with suppress(RunError), new_name(run, 1) as failed:
         run.evaluation(1, failed).write_text("{}")
         raise RunError("storing it: the disk is full")
-    assert [path.name for path in (run.evaluation_folder / "step_000001").iterdir()] == ["eval-2.jsonl"]  # sampled
+    assert [path.name for path in (run.evaluation_folder / "step_000001").iterdir()] == ["eval-2.parquet"]  # sampled
     with new_name(run, 2) as next_one:
         assert next_one == "eval-3"
 
@@ -224,7 +223,7 @@ def test_what_an_evaluation_began_is_removed_where_it_is_ended_at_once(tmp_path:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False, capture_output=True, text=True)
     assert done.returncode == 130, done.stderr
-    assert [file.name for file in (tmp_path / "a/evaluations/step_000002").iterdir()] == ["held-out.jsonl"]
+    assert [file.name for file in (tmp_path / "a/evaluations/step_000002").iterdir()] == ["held-out.parquet"]
     assert not (tmp_path / "saved").exists()
 
 

@@ -52,7 +52,7 @@ def test_a_run_trains_decoder_and_tower_on_pictures(folder: Path) -> None:
     ratios = [line["ratio_max"] for line in read_metrics(home / "metrics.jsonl") if line.get("tokens")]
     assert ratios
     assert all(ratio == pytest.approx(1, abs=1e-4) for ratio in ratios)  # sampler and learner agree
-    read = read_trajectories(home / "trajectories/step_000001.jsonl").trajectories
+    read = read_trajectories(home / "trajectories/step_000001.parquet")
     turns = [turn for each in read for turn in each.trajectory.turns]
     assert {len(turn.media) for turn in turns} == {1, 2}
     model, before = home / "checkpoints/step_000002/model", load_policy(str(folder / "model"), dtype="float32")

@@ -131,8 +131,8 @@ def test_the_page_compares_condensers_on_a_served_model(
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert [each["contender"]["condenser"] for each in result["figures"]] == ["full", "last_k", "truncate"]
-    saved = sorted((tmp_path / "saved").glob("*.jsonl"))
-    turns = [turn for file in saved for each in read_trajectories(file).trajectories for turn in each.trajectory.turns]
+    saved = sorted((tmp_path / "saved").glob("*.parquet"))
+    turns = [turn for file in saved for each in read_trajectories(file) for turn in each.trajectory.turns]
     assert len(saved) == 3
     assert all(len(turn.logprobs) == len(turn.output_ids) > 0 for turn in turns)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import ledger_episode, scored
+from builders import add_trajectory, ledger_episode, scored
 
 from condensegrpo.assembly.parts import check_tracker
 from condensegrpo.assembly.plugins import build_plugin
@@ -21,9 +21,8 @@ from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.packages import check_installed
 from condensegrpo.core.protocols.tracker import LogsTables, RunStart, StartedRun, StartsRun, Table, Tracker
-from condensegrpo.storage.files import start_file
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder, read_metrics
-from condensegrpo.storage.trajectories import write_trajectory
+from condensegrpo.storage.trajectories import start_file
 from condensegrpo.trackers.background import BackgroundTracker
 from condensegrpo.trackers.libraries import MlflowTracker, TensorboardTracker
 from condensegrpo.training.tracking import RunTracking
@@ -227,7 +226,7 @@ def test_a_run_gives_its_trackers_everything_and_keeps_their_identity(tmp_path: 
     config = load_config(find_config("quickstart"), [f"trackers=['{source}:Mine']", "sampler.options={api_key: abc}"])
     recorder = build_plugin("trackers", f"{source}:Mine", {})
     start_file(folder.evaluation(2, "held-out"))
-    write_trajectory(
+    add_trajectory(
         folder.evaluation(2, "held-out"),
         scored(ledger_episode(["keep 1", "report 2"], ["+1"], keep_last=0), 1.0, correct=1.0),
     )

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from waiting import eventually
 from condensegrpo.config.load import load_config
 from condensegrpo.storage.evaluations import stored_evaluations
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
-from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.storage.trajectories import read_trajectories, write_trajectories
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +64,8 @@ def test_metrics_hold_evaluations_before_between_and_after(finished: Path) -> No
 def test_the_sampler_took_the_learners_weights_after_every_step(finished: Path) -> None:
     """verl-tool and trl#3185: a sampler that never hears of the update samples from the base model for ever."""
     for step in (1, 2, 3, 4):
-        read = read_trajectories(finished / f"trajectories/step_{step:06d}.jsonl")
-        assert {turn.policy_version for one in read.trajectories for turn in one.trajectory.turns} == {step - 1}
+        read = read_trajectories(finished / f"trajectories/step_{step:06d}.parquet")
+        assert {turn.policy_version for one in read for turn in one.trajectory.turns} == {step - 1}
 
 
 def test_sampler_and_learner_agree_on_every_log_probability(finished: Path) -> None:
@@ -80,17 +81,20 @@ def test_the_trajectories_of_a_run_keep_every_invariant(finished: Path) -> None:
 
 def test_a_breach_in_an_early_step_is_found(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "bent")
-    file = tmp_path / "bent/trajectories/step_000001.jsonl"
-    file.write_text(file.read_text().replace('"stop":"answered"', '"stop":"format"'))
+    file = tmp_path / "bent/trajectories/step_000001.parquet"
+    write_trajectories(
+        file,
+        [replace(one, trajectory=replace(one.trajectory, answer=None)) for one in read_trajectories(file)],
+    )
     done = run("inspect-trajectory", str(tmp_path / "bent"), "--check")
     assert done.returncode == 1
-    assert "step_000001.jsonl" in done.stdout
+    assert "step_000001.parquet" in done.stdout
 
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(finished: Path, tmp_path: Path) -> None:
     trackers = "trackers=[tensorboard, tests/failing_tracker.py:Failing]"
     process = start("train", *TINY, trackers, f"runs_dir={tmp_path}", "name=killed")
-    wait_for(tmp_path / "killed/trajectories/step_000003.jsonl", process)  # after the checkpoint of step 2
+    wait_for(tmp_path / "killed/trajectories/step_000003.parquet", process)  # after the checkpoint of step 2
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not (tmp_path / "killed/checkpoints/step_000004").exists()
@@ -116,7 +120,7 @@ def assert_tracked(run_folder: Path) -> None:
 
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(finished: Path, tmp_path: Path) -> None:
     process = start("train", *TINY, "train.save_every=0", f"runs_dir={tmp_path}", "name=stopped")
-    wait_for(tmp_path / "stopped/trajectories/step_000002.jsonl", process)  # the step's evaluation must not be lost
+    wait_for(tmp_path / "stopped/trajectories/step_000002.parquet", process)  # the step's evaluation must not be lost
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
@@ -146,19 +150,19 @@ def test_a_run_killed_in_its_last_evaluation_makes_that_again_and_no_step(finish
     wait_for_phase(folder, "evaluating held-out", process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    steps, credit = read_metrics(folder / "metrics.jsonl"), (folder / "credit/step_000001.jsonl").stat().st_mtime_ns
+    steps, credit = read_metrics(folder / "metrics.jsonl"), (folder / "credit/step_000001.parquet").stat().st_mtime_ns
     out = succeed("train", "--resume", str(folder), "evaluate.problems=1", "evaluate.samples=1")
     assert "no step is left to train" not in out
     lines = read_metrics(folder / "metrics.jsonl")
     assert lines[:-1] == steps
     assert lines[-1].keys() >= {"step", "eval/success"}
-    assert (folder / "credit/step_000001.jsonl").stat().st_mtime_ns == credit
+    assert (folder / "credit/step_000001.parquet").stat().st_mtime_ns == credit
     assert "no step is left to train: train.steps is 1" in succeed("train", "--resume", str(folder))
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_anew(finished: Path, tmp_path: Path) -> None:
     process = start("train", *TINY, f"runs_dir={tmp_path}", "name=killed")
-    wait_for(tmp_path / "killed/trajectories/step_000001.jsonl", process)
+    wait_for(tmp_path / "killed/trajectories/step_000001.parquet", process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     again = ("train", *TINY, f"runs_dir={tmp_path}", "name=killed", "--continue")  # as a script that is started again
@@ -448,7 +452,7 @@ def test_eval_shows_pass_at_k_and_saves_trajectories_that_can_be_inspected(finis
     assert "pass@4" in out
     assert "95 % interval" in out
     assert "after 4 steps" in out
-    assert len(read_trajectories(saved / "held-out.jsonl").trajectories) == 16
+    assert len(read_trajectories(saved / "held-out.parquet")) == 16
     shutil.copytree(saved, tmp_path / "elsewhere")
     assert_known(tmp_path / "elsewhere", step=4)
 
@@ -468,7 +472,7 @@ def assert_known(folder: Path, *arguments: str, step: int | None) -> None:
 
 def test_evaluations_of_a_run_are_kept_and_inspected(finished: Path) -> None:
     files = sorted(str(file.relative_to(finished / "evaluations")) for file in finished.glob("evaluations/*/held*"))
-    assert files == [f"step_{step:06d}/held-out.jsonl" for step in (0, 2, 4)]
+    assert files == [f"step_{step:06d}/held-out.parquet" for step in (0, 2, 4)]
     for step in (0, 2, 4):
         assert_known(finished, "--evaluation", "held-out", "--step", str(step), step=step)
 
@@ -502,7 +506,7 @@ def test_eval_does_not_add_to_a_folder_that_is_there(finished: Path, tmp_path: P
 def test_ctrl_c_in_eval_leaves_at_once_and_says_so(finished: Path, tmp_path: Path) -> None:
     long = ("evaluate.problems=256", "evaluate.samples=10")  # the first of 2,560 ends after a tenth of the work
     process = start("eval", str(finished), *long, "--save", str(tmp_path / "saved"))
-    assert eventually(lambda: any((tmp_path / "saved").rglob("*.jsonl")))
+    assert eventually((tmp_path / "saved/tokenizer.json").is_file)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 130

@@ -120,7 +120,7 @@ def config(name: str, options: dict[str, Any], model: Path, runs: Path, *more: s
 
 def sampled(folder: RunFolder) -> Iterator[tuple[int, list[ScoredTrajectory]]]:
     for step in folder.steps():
-        yield step, list(read_trajectories(folder.trajectories(step)).trajectories)
+        yield step, list(read_trajectories(folder.trajectories(step)))
 
 
 def names() -> list[str]:
@@ -306,7 +306,7 @@ def test_the_policys_attention_is_that_of_the_weights_that_the_step_was_sampled_
         name: Budget(tokens=60, count=renderer.count, scorers={"policy": AttentionScorer(sampler, renderer)})
         for name, sampler in (("after 1", after_1), ("before", before))
     }
-    scored = read_trajectories(folder.trajectories(2)).trajectories
+    scored = read_trajectories(folder.trajectories(2))
     chosen = [found for one in scored for found in condensations(one.trajectory)]
     assert len(chosen) > 8
     for past, spans in chosen:
@@ -334,7 +334,7 @@ def test_a_run_measures_and_pays_what_contexts_know_and_the_commands_tell_it(mod
         f"reward={{name: weighted_sum, options: {{parts: {parts}}}}}",
     )
     folder = run(made)
-    found = read_trajectories(folder.trajectories(1)).trajectories
+    found = read_trajectories(folder.trajectories(1))
     for one in found:
         known = [nats for nats in curve(one.trajectory) if nats is not None]
         assert len(known) == len(one.trajectory.turns)

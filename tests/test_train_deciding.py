@@ -17,7 +17,7 @@ from condensegrpo.core.observer import Silent
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.display.console import quiet_libraries
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
-from condensegrpo.storage.trajectories import read_credit, read_trajectories
+from condensegrpo.storage.trajectories import provenance_of, read_credit, read_figures, read_trajectories
 from condensegrpo.training.train import run_training
 
 ADD = call("calculator", expression="3 + 4")
@@ -105,15 +105,15 @@ def trained(tree: dict[str, Any], name: str, *, stops: bool = False) -> RunFolde
 
 
 def trajectories(folder: RunFolder, step: int) -> list[Trajectory]:
-    found = (each.trajectory for each in read_trajectories(folder.trajectories(step)).trajectories)
-    return sorted(found, key=lambda one: one.sample)  # written as they finish
+    found = (each.trajectory for each in read_trajectories(folder.trajectories(step)))
+    return sorted(found, key=lambda one: one.sample)
 
 
 def test_two_steps_train_what_the_policy_decided_and_resume_bit_equal(tree: dict[str, Any]) -> None:
     whole, resumed = both = trained(tree, "whole"), trained(tree, "resumed", stops=True)
     for step, budget in ((1, 6000), (2, 5400)):
         found = trajectories(whole, step)
-        provenance = read_trajectories(whole.trajectories(step)).provenance
+        provenance = provenance_of(read_figures(whole.trajectories(step)))
         assert provenance is not None
         assert provenance.max_context_tokens == budget
         assert len(found) == 2

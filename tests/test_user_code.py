@@ -212,8 +212,8 @@ def test_a_run_shows_failures_in_one_line_each_and_with_debug_their_tracebacks(r
     assert '    return {"brief": 1 / 0}' in done.stdout  # of the traceback
     (step,) = [line for line in read_metrics(tmp_path / "moody/metrics.jsonl") if "masked" in line]
     assert (step["stop/reward_error"], step["masked"]) == (0.75, 0.75)
-    read = read_trajectories(tmp_path / "moody/trajectories/step_000001.jsonl")
-    failures = [one.trajectory.failure for one in read.trajectories if one.trajectory.failure is not None]
+    read = read_trajectories(tmp_path / "moody/trajectories/step_000001.parquet")
+    failures = [one.trajectory.failure for one in read if one.trajectory.failure is not None]
     assert len(failures) == 12
 
 

@@ -24,7 +24,7 @@ from condensegrpo.evaluation.evaluate import evaluate_variant
 from condensegrpo.samplers.vllm.request import PicturePrompts, mismatch
 from condensegrpo.samplers.vllm_server.client import ServerClient
 from condensegrpo.storage.media import MediaFolder
-from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.storage.trajectories import StoredTrajectory, read_row, read_trajectories
 from condensegrpo.vision.processor import load_picture_processor
 
 TASK = """
@@ -86,7 +86,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_rollout_stores_pictures_once_and_shows_them_by_their_hashes(world: Path, tmp_path: Path) -> None:
     config = configured(world, world / "model", ["a.png", "b.png"], "rollout.condense.when=over_budget")
     source, media, scored = str(world / "model"), MediaFolder(tmp_path / "media"), list[ScoredTrajectory]()
-    file = tmp_path / "0.jsonl"
+    file = tmp_path / "0.parquet"
     with (
         closing(open_sampler(config, source, media=media)) as sampler,
         RolloutPlayers(sampler, source, media) as players,
@@ -96,9 +96,11 @@ def test_a_rollout_stores_pictures_once_and_shows_them_by_their_hashes(world: Pa
     assert len(list(media.folder.iterdir())) == 2
     turns = scored[0].trajectory.turns
     assert [len(turn.media) for turn in turns] == [1, 2], scored[0].trajectory.detail
-    text = file.read_text()
-    assert '"data":' not in text
-    (read, *_) = read_trajectories(file).trajectories
+    stored = read_row(StoredTrajectory(file, 0))
+    assert {name for message in stored["messages"] for part in message["parts"] or () for name in part} == {
+        *("text", "sha256", "type")
+    }
+    (read, *_) = read_trajectories(file)
     assert [part.sha256 for part in read.trajectory.turns[1].context[0].media] == [turns[0].media[0]]
     assert media.read(turns[1].media[1]) == (world / "b.png").read_bytes()
 

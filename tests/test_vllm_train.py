@@ -32,8 +32,8 @@ def test_every_step_is_sampled_with_the_learners_weights_also_the_first_after_a_
     assert all(line["seconds/sync"] < 60 for line in lines)  # it is milliseconds; a loaded machine may take its time
     assert unexplained(lines) == set()
     for step in (1, 2, 3):
-        read = read_trajectories(tmp_path / f"run/trajectories/step_{step:06d}.jsonl")
-        assert {turn.policy_version for one in read.trajectories for turn in one.trajectory.turns} == {step - 1}
+        read = read_trajectories(tmp_path / f"run/trajectories/step_{step:06d}.parquet")
+        assert {turn.policy_version for one in read for turn in one.trajectory.turns} == {step - 1}
 
 
 def test_a_configuration_that_vllm_cannot_sample_for_is_refused_before_anything_is_trained(tmp_path: Path) -> None:

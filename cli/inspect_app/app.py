@@ -1,7 +1,7 @@
 """``condensegrpo inspect`` on a terminal: the layout, and what the keys do.
 
 Lists on the left, siblings and turns in the middle, the tabs of one turn on the right. ``Selection`` holds the state;
-``rows`` and ``tabs`` draw it; indexing and searching run in threads and show their results through the event loop.
+``rows`` and ``tabs`` draw it; reading and searching run in threads and show their results through the event loop.
 """
 
 import time
@@ -35,8 +35,9 @@ from condensegrpo.inspection.records import IndexedTrajectory
 from condensegrpo.inspection.views import MOST, READY_VIEWS, Hit, search
 
 POLL_SECONDS = 2.0  # between looks at a live run
-NOTE_SECONDS = 0.5  # between notes of how far the index is
-INDEXING = "indexing"  # begins the note of how far the index is
+NOTE_SECONDS = 0.5  # between notes of how much was read
+READING = "reading"  # begins the note of how much was read
+SEARCH_SECONDS = 2.0  # of a search, after which it shows how much was read
 HITS_AT_A_TIME = 50  # that a search shows at once
 NARROW = 110  # columns below which groups and turns lie above each other
 STYLE = """
@@ -97,7 +98,7 @@ class InspectorApp(App[None]):
         self.ids = False  # whether the reply is shown with the ids of its tokens
         self.live = False  # whether a live run is followed
         self.batches: list[TrajectoryBatch] = []  # of the kind that is shown, for the lines at the top
-        self.note = ""  # how far the index is
+        self.note = ""  # how much was read
         self.drawn = selection.batch  # whose groups were listed last
         self._record, self._turn, self._first = record, turn, first
 
@@ -126,14 +127,12 @@ class InspectorApp(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Show the batch that was opened; the rest is indexed in a thread."""
+        """Show the batch that was opened; the rest is read in a thread."""
         self.title = "condensegrpo inspect"
         self.show_groups(self._record, self._turn)
         self.query_one("#list").focus()
-        if self.selection.index.note:
-            self.notify(neutral(self.selection.index.note), markup=False)
         self.set_interval(POLL_SECONDS, self._poll)
-        self.index_all(self._first)
+        self.read_all(self._first)
 
     # the lists and the tabs
 
@@ -161,7 +160,9 @@ class InspectorApp(App[None]):
         self._set_title(f"{listed.title}   (Esc: groups)")
         self.query_one("#list").focus()
         first = self.listing.first if self.listing is not None else None
-        matches = [at for at, record in enumerate(listed.records) if first is not None and record.span == first.span]
+        matches = [
+            at for at, record in enumerate(listed.records) if first is not None and record.stored == first.stored
+        ]
         if matches:
             self._highlight("list", matches[0])
         elif listed.records and first is None:
@@ -266,7 +267,7 @@ class InspectorApp(App[None]):
         """Go to another step."""
         opened = self.selection.opened
         if self.listed is not None and opened is not None:  # beside the one of the top line
-            self._go(lambda: self.selection.go_to(opened.record.span.file), "")
+            self._go(lambda: self.selection.go_to(opened.record.file), "")
         self._go(lambda: self.selection.step(by), "there is no further step")
 
     def action_kind(self) -> None:
@@ -298,7 +299,7 @@ class InspectorApp(App[None]):
         self.workers.cancel_group(self, "search")
         opened = self.selection.opened
         if self.listed is not None and opened is not None:
-            self._go(lambda: self.selection.go_to(opened.record.span.file), "", opened.record)
+            self._go(lambda: self.selection.go_to(opened.record.file), "", opened.record)
         self.query_one("#list").focus()
 
     def action_copy(self) -> None:
@@ -391,9 +392,16 @@ class InspectorApp(App[None]):
     def find_text(self, query: str) -> None:
         """List the trajectories of all steps that a search finds, as they are found."""
         found: list[Hit] = []
-        worker = get_current_worker()
+        worker, began = get_current_worker(), time.monotonic()
+
+        def noted(share: float) -> None:
+            note = f"searching {share:.0%}" if share < 1 else ""
+            if note != self.note and time.monotonic() > began + SEARCH_SECONDS and not worker.is_cancelled:
+                self.note = note
+                self.call_from_thread(self.draw)
+
         try:
-            for hit in search(self.selection.index, query):
+            for hit in search(self.selection.index, query, on_read=noted):
                 found.append(hit)
                 if worker.is_cancelled:
                     return
@@ -416,9 +424,9 @@ class InspectorApp(App[None]):
         if text:
             self.call_from_thread(partial(self.notify, text, title="page written", timeout=15, markup=False))
 
-    @work(thread=True, exclusive=True, group="index")
-    def index_all(self, first: Listing | Literal["worse"] | None = None) -> None:
-        """Index the new lines of the whole run, show the progress, and then list ``first``."""
+    @work(thread=True, exclusive=True, group="read")
+    def read_all(self, first: Listing | Literal["worse"] | None = None) -> None:
+        """Read the figures of the whole run, show the progress, and then list ``first``."""
         worker, due = get_current_worker(), time.monotonic() + NOTE_SECONDS
         try:
             for progress in self.selection.index.extend():
@@ -426,7 +434,7 @@ class InspectorApp(App[None]):
                     return
                 if time.monotonic() > due:
                     percent = 100 * progress.done // max(progress.total, 1)
-                    self.call_from_thread(self._noted, f"{INDEXING} {percent} %")
+                    self.call_from_thread(self._noted, f"{READING} {percent} %")
                     due = time.monotonic() + NOTE_SECONDS
             self.call_from_thread(self._noted, "")
         except CondenseError as error:
@@ -436,10 +444,10 @@ class InspectorApp(App[None]):
 
     @property
     def _so_far(self) -> str:
-        return ", so far" if self.note.startswith(INDEXING) else ""
+        return ", so far" if self.note.startswith(READING) else ""
 
     def _noted(self, note: str) -> None:
-        """Show the batches and the progress of the index; of a live run that is followed, its newest step."""
+        """Show the batches and how much was read; of a live run that is followed, its newest step."""
         self.note = note
         self._read_batches()
         shown = [batch for batch in self.batches if batch.file == self.selection.file]
@@ -452,9 +460,9 @@ class InspectorApp(App[None]):
         self._go(lambda: self.selection.go_to(newest.file), "", opened.record if same and opened else None)
 
     def _poll(self) -> None:
-        """Look for new lines of a live run."""
-        if self.live and not any(worker.group == "index" and worker.is_running for worker in self.workers):
-            self.index_all()
+        """Look for new files of a live run."""
+        if self.live and not any(worker.group == "read" and worker.is_running for worker in self.workers):
+            self.read_all()
 
 
 def run(
@@ -480,4 +488,3 @@ def run(
         fields_in(first.where, first.sort, index.field_names())
         first = first._replace(first=record)
     InspectorApp(selection, record=record, turn=turn, first=first).run()
-    index.close()

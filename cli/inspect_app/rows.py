@@ -20,7 +20,7 @@ from condensegrpo.display.tables import advantage, verdict_text
 from condensegrpo.display.theme import one_line
 from condensegrpo.inspection import views
 from condensegrpo.inspection.batches import TrajectoryBatch
-from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.index import Index, RecordKey
 from condensegrpo.inspection.opened import OpenedTrajectory
 from condensegrpo.inspection.records import Group, IndexedTrajectory
 from condensegrpo.inspection.views import SuccessChange
@@ -75,8 +75,6 @@ def top_line(batch: TrajectoryBatch, batches: Sequence[TrajectoryBatch], sparks:
     )
     text.append(f" · {plural(batch.trajectories, 'trajectory', 'trajectories')}", theme.DIM)
     text.append(f"   {note}", theme.WARN)
-    for problem in batch.problems:
-        text.append(f"   incomplete: {one_line(problem, 60)}", theme.WARN)
     text.append("\nsuccess ", theme.DIM).append(sparkline([each.success for each in batches], sparks), theme.GOOD)
     text.append(f" {batch.success:.2f}")
     if any(each.signal is not None for each in batches):
@@ -154,7 +152,7 @@ class Listed(NamedTuple):
 
 
 def matching(index: Index, listing: Listing, so_far: str) -> Listed:
-    """The trajectories for which a condition holds; ``so_far`` follows their number while the index grows."""
+    """The trajectories for which a condition holds; ``so_far`` follows their number while the run is read."""
     batch = None if listing.file is None else index.batch(listing.file)
     matches = views.find(index, batch, where=listing.where, sort=listing.sort)
     more = f", the first {views.MOST:,}" if matches.total > views.MOST else ""
@@ -168,8 +166,7 @@ def worse(index: Index, so_far: str) -> Listed:
     """The problems that got worse, each by its least correct trajectory of the last visit."""
     changes = views.got_worse(index)
     last = [(change, change.visits[-1]) for change in changes[:WORST]]
-    worst = [(change, index.at(visit.batch, visit.worst)) for change, visit in last]
-    listed = [(change, record) for change, record in worst if record is not None]
+    listed = [(change, index.at(RecordKey(visit.batch.file, visit.worst))) for change, visit in last]
     title = f"{plural(len(changes), 'problem')} got worse: first half of the steps → last half{so_far}"
     return Listed(title, [record for _, record in listed], [change_row(*pair) for pair in listed])
 

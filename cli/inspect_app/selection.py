@@ -1,12 +1,11 @@
 """The state of the application: a batch, a group, a trajectory and a turn. Knows nothing of the screen."""
 
 import shlex
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from condensegrpo.core.errors import CondenseError, DataError
+from condensegrpo.core.errors import CondenseError
 from condensegrpo.display.theme import neutral
 from condensegrpo.inspection.batches import TrajectoryBatch, command_of, is_training, trajectory_files
 from condensegrpo.inspection.index import Index
@@ -14,7 +13,6 @@ from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader
 from condensegrpo.inspection.records import Group, IndexedTrajectory
 
 PAGE = 300  # groups that are listed at a time
-PATIENCE = 0.4  # seconds that a batch may be read before what is known of it is shown
 
 
 class Listing(NamedTuple):
@@ -53,15 +51,7 @@ class Selection:
         return tuple(file for file in every if not is_training(file) and file.name == self.file.name)
 
     def go_to(self, file: Path) -> bool:
-        """Show the first groups of a batch, as far as it was read within a moment; True."""
-        began = time.monotonic()
-        try:
-            for _ in self.index.extend([file]):
-                if time.monotonic() - began > PATIENCE:
-                    break
-        except DataError:
-            if all(batch.file != file for batch in self.index.batches()):
-                raise  # else what stands before the damaged line is shown
+        """Show the first groups of a batch; True."""
         self.batch, self.file = self.index.batch(file), file
         self.groups = list(self.index.groups(self.batch, 0, PAGE))
         return True
@@ -105,7 +95,7 @@ class Selection:
 
     def read(self, record: IndexedTrajectory, group: Group) -> OpenedTrajectory:
         """Read a trajectory, without showing it."""
-        file = record.span.file
+        file = record.file
         if file not in self._readers:
             batch = self.batch if file == self.batch.file else self.index.batch(file)
             self._readers[file] = TrajectoryReader(self.index, batch)

@@ -111,7 +111,7 @@ def tab_content(tab: str, selection: Selection, opened: OpenedTrajectory, *, ids
         case "credit" if selection.group is not None:
             return credit(opened, turn, selection.group)
         case "raw":
-            return raw_tab(raw_turn(selection.index.line(opened.record), turn))
+            return raw_tab(raw_turn(opened.record, turn))
     return shown(opened, turn)
 
 

@@ -30,7 +30,7 @@ class Rollout:
     def __init__(self, index: Index, batch: TrajectoryBatch, record: IndexedTrajectory) -> None:
         self._index = index
         self.batch = batch
-        self.record = record  # of the index, with the credit that it was trained with
+        self.record = record  # with the credit that it was trained with
 
     @property
     def id(self) -> str:
@@ -96,7 +96,7 @@ class Rollouts(Sequence[Rollout]):
         """Read the figures of a file.
 
         Raises:
-            TrajectoryFileError: a line is damaged.
+            TrajectoryFileError: the file is damaged.
             DataError: the file holds no trajectory.
         """
         index.update([file])

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -39,10 +38,9 @@ from condensegrpo.learner import ranks
 from condensegrpo.learner.checkpoint import verify_model
 from condensegrpo.learner.model_folder import max_positions, save_tokenizer, trained_steps
 from condensegrpo.storage.evaluations import destination_of, kept_if_begun, new_name, store_evaluation
-from condensegrpo.storage.files import BackgroundWriter, start_file
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
-from condensegrpo.storage.trajectories import write_trajectory
+from condensegrpo.storage.trajectories import part_file, start_file, write_trajectories
 
 EVALUATION_STEP = -1  # names the random streams of evaluations apart from those of training
 
@@ -64,7 +62,7 @@ def evaluate_variant(
     Args:
         players: of the policy's sampler.
         step: optimiser steps that the policy has taken; None: not known. It begins the ids of trajectories.
-        file: for the trajectories as they finish; created again, since a run may have been killed while it evaluated.
+        file: for the trajectories, which replace those of an earlier evaluation; each rank writes a part.
     """
     began, config = time.monotonic(), components.config
     batch = problem_groups(components.held_out(), step=step or 0)
@@ -79,12 +77,10 @@ def evaluate_variant(
 
     def finished(trajectory: ScoredTrajectory) -> None:
         observer.advance()
-        if file is not None:
-            writer.submit(partial(write_trajectory, file, trajectory, sampled_with))
         on_scored(trajectory)
 
     watch = Watch(config.rollout.limits.turn_seconds, observer.notice)
-    with BackgroundWriter() as writer, BackgroundLoop("evaluation", close_seconds=PLUGIN_SECONDS, watch=watch) as loop:
+    with BackgroundLoop("evaluation", close_seconds=PLUGIN_SECONDS, watch=watch) as loop:
         scored = loop.run(
             player.play(
                 groups,
@@ -94,6 +90,8 @@ def evaluate_variant(
                 on_scored=finished,
             )
         )
+    if file is not None:
+        write_trajectories(part_file(file, ranks.rank()), scored, sampled_with)
     check_failures(ranks.gather(failures_of(scored)), observer, max_failed=config.train.max_failed)
     figures = [each for of_rank in ranks.gather([each.figures for each in scored]) for each in of_rank]
     seconds = time.monotonic() - began

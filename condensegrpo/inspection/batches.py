@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from condensegrpo.core.errors import CondenseError, ConfigError, RunError
 from condensegrpo.core.wording import ranges
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
-from condensegrpo.storage.trajectories import Credit, Provenance, read_credit
+from condensegrpo.storage.trajectories import PART, Credit, Provenance, read_credit
 
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryBatch:
-    """The trajectories of one file, as the index knows them."""
+    """The trajectories of one file and its parts."""
 
     file: Path
     run: Path | None  # the run folder that the file lies in
     number: int | None  # the step, if the file lies in a run folder or says it
-    provenance: Provenance | None  # None: an imported log, which has none
+    provenance: Provenance | None  # None: it was not given
     is_evaluation: bool  # whether they were sampled to evaluate, so that nothing is learned from them
-    problems: tuple[str, ...]  # a last line that is cut off
     trajectories: int  # how many
     success: float  # the mean of ``correct``
     signal: float | None  # share of the groups of which a member has an advantage; None: no credit was given (yet)
@@ -40,7 +39,7 @@ class TrajectoryBatch:
         """Names of the other evaluations of the same policy."""
         if self.provenance is None or self.provenance.evaluation is None:
             return ()
-        return tuple(sorted(other.stem for other in self.file.parent.glob("*.jsonl") if other != self.file))
+        return tuple(other.stem for other in files_in(self.file.parent) if other != self.file)
 
     @property
     def version_known(self) -> bool:
@@ -152,9 +151,14 @@ def step_of(trajectory: str | None, group: str | None) -> int | None:
 def _evaluations(folder: Path) -> Iterator[Path]:
     """The files of evaluations: in a run's folder, in its ``evaluations``, or in one that ``eval --save`` made."""
     others = ("config.yaml", "sweep.jsonl")  # of a run, and of a study
-    saved = () if any((folder / name).is_file() for name in others) else ("step_*/*.jsonl", "*.jsonl")
-    for pattern in ("evaluations/step_*/*.jsonl", *saved):
-        yield from sorted(folder.glob(pattern))
+    saved = () if any((folder / name).is_file() for name in others) else ("step_*/*.parquet", "*.parquet")
+    for pattern in ("evaluations/step_*/*.parquet", *saved):
+        yield from files_in(folder, pattern)
+
+
+def files_in(folder: Path, pattern: str = "*.parquet") -> list[Path]:
+    """The files of a folder without those that hold a part of another."""
+    return sorted(file for file in folder.glob(pattern) if PART not in file.name and not file.name.startswith("."))
 
 
 def _evaluation_of(folder: Path, files: tuple[Path, ...], number: int | None, name: str | None) -> Path:
@@ -196,11 +200,4 @@ def _file_of(run: RunFolder, number: int | None) -> Path:
         )
     if number is not None and number not in steps:
         raise RunError(f"reading {run.path}: step {number} has no trajectories. There are steps {ranges(steps)}.")
-    if number is None:  # a step that is being written, or that a full disk ended, may have no line yet
-        number = steps[-1]
-        for step in reversed(steps):
-            with run.trajectories(step).open("rb") as lines:
-                if next(lines, b"").endswith(b"\n"):
-                    number = step
-                    break
-    return run.trajectories(number)
+    return run.trajectories(steps[-1] if number is None else number)

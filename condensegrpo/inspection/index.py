@@ -1,47 +1,58 @@
-"""The index of a run's trajectory files: the figures of every trajectory, found without reading its file again.
+"""The trajectories of a run, folder or file: the figures of all, and single trajectories when they are opened.
 
     index = Index(Path("runs/quickstart"))      # or a folder of `eval --save`, or one trajectory file
-    for _ in index.extend(): ...                # reads what is new, in parts; `index.update()` in one go
     index.batches()                             # the steps in order, then the evaluations
     index.groups(batch), index.records(batch)   # figures: IndexedTrajectory
-    index.read(record)                          # the trajectory itself, from its line in the file
+    index.read(record)                          # the trajectory itself
 
-The index is an SQLite file beside the trajectories, ``.inspection.sqlite``; in the user's cache where that folder is
-read-only; in memory where both are. It is made of the files alone: delete it and it is built again. A file that grew is
-read from where it ended, one that was replaced is read again. One index may be used by several threads.
+The figures of a batch are read when they are first needed, and again when its files changed. Any thread may use it.
 """
 
-import json
-import os
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, repeat
 from pathlib import Path
-from typing import NamedTuple
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.inspection.batches import TrajectoryBatch, credit_file, is_training, run_of, trajectory_files
-from condensegrpo.inspection.database import COLUMNS, Database, KnownFile, read_new_lines, record, restored
 from condensegrpo.inspection.filters import FIELDS, Value
-from condensegrpo.inspection.records import Group, IndexedTrajectory, groups, natural
+from condensegrpo.inspection.records import Group, IndexedTrajectory, groups, mean, natural
 from condensegrpo.storage.codec import decode
-from condensegrpo.storage.trajectories import Provenance, read_credit, read_trajectory
+from condensegrpo.storage.trajectories import (
+    Credit,
+    Provenance,
+    Row,
+    StoredTrajectory,
+    credit_schema,
+    figures_in,
+    named,
+    parts_of,
+    provenance_of,
+    read_figures,
+    read_table,
+    read_trajectory,
+)
 
-BATCH = "name, problem, provenance, count, success, signal"  # columns
-ADVANTAGE = "(SELECT avg(value) FROM json_each(iif(json_valid(advantages), advantages, NULL)))"
-EXPRESSIONS = {  # of ``filters.FIELDS`` of one trajectory: columns, except the mean advantage
-    name: ADVANTAGE if name == "advantage" else attribute.removeprefix("figures.")
+if TYPE_CHECKING:
+    import pyarrow
+
+COLUMNS = {  # of ``filters.FIELDS`` of one trajectory; the others are those of its batch, or its mean advantage
+    name: attribute.removeprefix("figures.").replace("turns", "turn_count")
     for name, attribute in FIELDS.items()
-    if name not in ("step", "evaluation")
+    if name not in ("step", "evaluation", "advantage")
 }
-REWARD_PART = "(SELECT value FROM json_each(components) WHERE key = '{}')"  # json_extract compares escaped letters
+CREDIT = ("advantages", "weights", "handling")  # columns
 
 
 class RecordKey(NamedTuple):
     """What a record is read by."""
 
-    file: Path
+    file: Path  # of the batch
     number: int  # IndexedTrajectory.number
-    start: int  # LineSpan.start
 
 
 class Visit(NamedTuple):
@@ -49,214 +60,225 @@ class Visit(NamedTuple):
 
     batch: TrajectoryBatch
     success: float  # the mean of ``correct``
-    worst: int  # LineSpan.start of the least correct trajectory
+    worst: int  # IndexedTrajectory.number of the least correct trajectory
 
 
 class Progress(NamedTuple):
-    """How far the index is."""
+    """How many files were read."""
 
-    done: int  # bytes of the files to read
+    done: int
     total: int
 
 
 class Index:
-    """The figures of all trajectories of a run, folder or file; see the top of this module."""
+    """The trajectories of a run, folder or file; see the top of this module."""
 
     def __init__(self, path: Path) -> None:
-        """Open or begin the index of a path; reads no trajectory."""
+        """Reads nothing yet."""
         self.path = path
-        run = run_of(path) if path.is_file() else None
-        self._root = (run or (path if path.is_dir() else path.parent)).resolve()
-        self._database = Database(self._root)
-        self._names: dict[Path, str] = {}
-
-    @property
-    def note(self) -> str:
-        """Where the index is, if not beside the trajectories; else nothing."""
-        file = self._database.file
-        where = "in memory, and made again at each start" if file is None else f"in {file}"
-        beside = file is not None and file.parent == self._root
-        return "" if beside else f"{self._root} cannot be written: the index is {where}"
+        self._known: dict[Path, _BatchFigures] = {}
 
     def update(self, files: Iterable[Path] | None = None) -> None:
-        """Read all that is new in some files, by default of the whole path."""
+        """Read the figures of some files, by default of the whole path."""
         for _ in self.extend(files):
             pass
 
     def extend(self, files: Iterable[Path] | None = None) -> Iterator[Progress]:
-        """Read what is new in some files, by default of the whole path, a part at each step of the iteration.
+        """Read the figures of some files that are new or changed, by default of the whole path, one at each step.
 
-        Of a damaged file only the lines before the fault are read; it is raised after all other files were read.
+        A file that cannot be read is raised after all others were read.
         """
-        chosen = tuple(trajectory_files(self.path) if files is None else files)
-        if files is None and self.path.is_dir():
-            self._database.forget_all_but({self._name(file) for file in chosen})
-        sizes = [file.stat().st_size if file.exists() else 0 for file in chosen]
-        before, damage = 0, None
-        for file, size in zip(chosen, sizes, strict=True):
+        chosen, damage = tuple(trajectory_files(self.path) if files is None else files), None
+        for number, file in enumerate(chosen, 1):
             try:
-                for end in self._extend_file(file):
-                    yield Progress(before + end, sum(sizes))
+                self._figures(file)
             except DataError as error:
                 damage = damage or error
-            before += size
-            yield Progress(before, sum(sizes))
+            yield Progress(number, len(chosen))
         if damage is not None:
             raise damage
 
     def batches(self) -> tuple[TrajectoryBatch, ...]:
-        """The files that the index knows: the steps in order, then the evaluations."""
-        known = {name: row for name, *row in self._database.rows(f"SELECT {BATCH} FROM files WHERE count > 0")}
-        names = ((file, self._name(file)) for file in trajectory_files(self.path))
-        return tuple(_batch(file, *known[name]) for file, name in names if name in known)
+        """The files that were read: the steps in order, then the evaluations."""
+        known = (self._known.get(file) for file in trajectory_files(self.path))
+        return tuple(each.batch for each in known if each is not None and each.batch.trajectories)
 
     def batch(self, file: Path) -> TrajectoryBatch:
         """The batch of one file."""
-        rows = self._database.rows(f"SELECT {BATCH} FROM files WHERE name = ?", self._name(file))
-        batch = _batch(file, *rows[0][1:]) if rows else None
-        if batch is None or batch.trajectories == 0:
-            problem = f": {batch.problems[0]}" if batch is not None and batch.problems else ""
-            raise DataError(f"reading {file}: it holds no trajectory{problem}.")
+        batch = self._figures(file).batch
+        if not batch.trajectories:
+            raise DataError(f"reading {file}: it holds no trajectory.")
         return batch
 
-    def groups(self, batch: TrajectoryBatch, first: int = 0, most: int = -1) -> tuple[Group, ...]:
-        """The groups of a batch in order: at most ``most`` (−1: all) from the one that is number ``first``."""
-        names = self._database.rows(
-            "SELECT DISTINCT natural FROM trajectories WHERE file = ? ORDER BY natural LIMIT ? OFFSET ?",
-            self._key(batch.file), most, first,
-        )  # fmt: skip
-        return groups(tuple(self._span(batch.file, str(names[0][0]), str(names[-1][0])))) if names else ()
+    def groups(self, batch: TrajectoryBatch, first: int = 0, most: int | None = None) -> tuple[Group, ...]:
+        """The groups of a batch in order: at most ``most`` (None: all) from the one that is number ``first``."""
+        figures = self._figures(batch.file)
+        starts = [*figures.starts, batch.trajectories]
+        last = len(starts) - 1 if most is None else min(first + most, len(starts) - 1)
+        return groups(figures.records(range(starts[first], starts[last]))) if first < last else ()
 
     def group(self, record: IndexedTrajectory) -> Group:
         """The group of a trajectory."""
-        key = natural(record.figures.group_id)
-        same = groups(tuple(self._span(record.span.file, key, key)))
-        return next(group for group in same if group.id == record.figures.group_id)
+        figures = self._figures(record.file)
+        number = bisect_right(figures.starts, record.number) - 1
+        end = (*figures.starts, len(figures.table))[number + 1]
+        return groups(figures.records(range(figures.starts[number], end)))[0]
 
-    def at(self, batch: TrajectoryBatch, start: int) -> IndexedTrajectory | None:
-        """The trajectory whose line begins at a byte of the file; None: the index has none."""
-        rows = self._database.rows(
-            "SELECT natural FROM trajectories WHERE file = ? AND start = ?", self._key(batch.file), start
-        )
-        group = (known for (key,) in rows for known in self._span(batch.file, key, key))
-        return next((known for known in group if known.span.start == start), None)
+    def at(self, key: RecordKey) -> IndexedTrajectory:
+        """The record of a key."""
+        (record,) = self._figures(key.file).records([key.number])
+        return record
 
     def records(self, batch: TrajectoryBatch | None = None) -> Iterator[IndexedTrajectory]:
         """The trajectories of a batch by groups and samples; without one, of all batches in order."""
         for each in (batch,) if batch is not None else self.batches():
-            yield from self._span(each.file)
+            yield from self._figures(each.file).records(range(each.trajectories))
 
     def fields(
         self, names: Sequence[str], batch: TrajectoryBatch | None = None
     ) -> Iterator[tuple[RecordKey, dict[str, Value]]]:
         """Some of ``field_names`` of the trajectories, in the order of ``records``: faster than whole records."""
-        columns = [name for name in names if name not in ("step", "evaluation")]
-        expressions = "".join(f", {EXPRESSIONS.get(name, REWARD_PART.format(name))}" for name in columns)
-        query = f"SELECT start{expressions} FROM trajectories WHERE file = ? ORDER BY natural, sample, id"
         for each in (batch,) if batch is not None else self.batches():
             of_batch: dict[str, Value] = {"step": each.number, "evaluation": each.evaluation}
-            for number, (start, *values) in enumerate(self._database.pages(query, self._key(each.file))):
-                stored = dict(zip(columns, map(restored, values), strict=True))
-                yield RecordKey(each.file, number, start), of_batch | stored
+            for number, values in enumerate(self._figures(each.file).fields(names)):
+                yield RecordKey(each.file, number), of_batch | values
 
     def field_names(self) -> tuple[str, ...]:
         """The names in conditions: ``filters.FIELDS``, then the parts of rewards."""
-        parts = self._database.rows("SELECT DISTINCT key FROM trajectories, json_each(components)")
-        return tuple(dict.fromkeys((*FIELDS, *(name for (name,) in parts if name.isidentifier()))))
-
-    def record_of(self, key: RecordKey) -> IndexedTrajectory | None:
-        """The record of a key; None: the file was replaced meanwhile."""
-        query = f"SELECT {COLUMNS} FROM trajectories WHERE file = ? AND start = ?"
-        rows = self._database.rows(query, self._key(key.file), key.start)
-        return record(self.batch(key.file), key.number, rows[0]) if rows else None
+        parts = (name for each in self._known.values() for name in each.reward_parts)
+        return tuple(dict.fromkeys((*FIELDS, *(name for name in parts if name.isidentifier()))))
 
     def visits(self, batch: TrajectoryBatch) -> Mapping[str, Visit]:
         """The problems of a batch."""
-        rows = self._database.rows(  # SQLite takes ``start`` from the row of the minimum
-            "SELECT problem_id, avg(correct), start, min(correct) FROM trajectories WHERE file = ? GROUP BY problem_id",
-            self._key(batch.file),
-        )
-        return {restored(problem): Visit(batch, success, start) for problem, success, start, _ in rows}
+        found: dict[str, list[tuple[float, int]]] = {}
+        for number, row in enumerate(self._figures(batch.file).fields(("problem", "correct"))):
+            found.setdefault(str(row["problem"]), []).append((float(row["correct"] or 0), number))
+        return {name: Visit(batch, fmean(correct for correct, _ in each), min(each)[1]) for name, each in found.items()}
 
     def follow(self, problem: str) -> tuple[tuple[TrajectoryBatch, Group], ...]:
-        """What became of one problem: its groups in all batches, in order."""
-        query = "SELECT DISTINCT name, natural FROM trajectories JOIN files USING (file) WHERE problem_id = ?"
-        groups_of = {(str(name), str(key)) for name, key in self._database.rows(query, problem)}
+        """The groups of one problem in all batches, in order."""
         return tuple(
             (batch, group)
             for batch in self.batches()
-            for name, key in sorted(groups_of)
-            if name == self._name(batch.file)
-            for group in groups(tuple(self._span(batch.file, key, key)))
-            if group.problem == problem
+            for group in groups(self._figures(batch.file).of_problem(problem))
         )
+
+    def stored(self, batch: TrajectoryBatch, file: Path, rows: Sequence[int]) -> tuple[IndexedTrajectory, ...]:
+        """The trajectories of some rows of a file of a batch, in order."""
+        return self._figures(batch.file).stored_in(file, rows) if rows else ()
 
     def read(self, record: IndexedTrajectory) -> ScoredTrajectory:
         """The trajectory of a record, from its file."""
-        return read_trajectory(record.span.file, self.line(record), record.span.line)[0]
+        return read_trajectory(record.stored)
 
-    def line(self, record: IndexedTrajectory) -> bytes:
-        """The line of a record, as it is stored."""
-        span = record.span
-        try:
-            with span.file.open("rb") as file:
-                file.seek(span.start)
-                return file.read(span.size)
-        except OSError as error:
-            raise DataError(f"reading {span.file}: {error.strerror}.") from error
-
-    def close(self) -> None:
-        """Close the index file."""
-        self._database.close()
-
-    def _span(self, file: Path, low: str = "", high: str = "\U0010ffff") -> Iterator[IndexedTrajectory]:
-        """The trajectories of some groups that follow each other in a file, by their sort keys."""
-        key, batch = self._key(file), self.batch(file)
-        ((before,),) = self._database.rows("SELECT count(*) FROM trajectories WHERE file = ? AND natural < ?", key, low)
-        rows = self._database.pages(
-            f"SELECT {COLUMNS} FROM trajectories WHERE file = ? AND natural BETWEEN ? AND ? "
-            "ORDER BY natural, sample, id",
-            key, low, high,
-        )  # fmt: skip
-        for number, row in enumerate(rows, int(before or 0)):
-            yield record(batch, number, row)
-
-    def _extend_file(self, file: Path) -> Iterator[int]:
-        """Read what is new in a file; yields how far, in bytes. Credit that came since is added."""
-        query = "SELECT size, modified, end, lines, tail FROM files WHERE name = ? AND size IS NOT NULL"
-        known = self._database.rows(query, self._name(file))
-        changed = False
-        for added in read_new_lines(file, KnownFile(*known[0]) if known else KnownFile()):
-            self._database.add(self._key(file), added)
-            changed = True
-            yield added.known.end
-        credit = credit_file(file)
-        modified = credit.stat().st_mtime_ns if credit is not None and credit.is_file() else None
-        stored = self._database.rows("SELECT credit FROM files WHERE name = ?", self._name(file))
-        if credit is not None and modified is not None and stored != [(modified,)]:
-            self._database.add_credit(self._key(file), read_credit(credit), modified)
-        elif changed:
-            self._database.summarise(self._key(file))
-
-    def _key(self, file: Path) -> int:
-        return self._database.key(self._name(file))
-
-    def _name(self, file: Path) -> str:
-        name = self._names.get(file)
-        if name is None:
-            name = self._names[file] = os.path.relpath(file.resolve(), self._root)
-        return name
+    def _figures(self, file: Path) -> "_BatchFigures":
+        parts, credit = parts_of(file) or [file], credit_file(file)
+        stamp = tuple(map(_stamp, (*parts, *([] if credit is None else [credit]))))
+        known = self._known.get(file)
+        if known is None or known.stamp != stamp:
+            known = self._known[file] = _BatchFigures(file, parts, stamp)
+        return known
 
 
-def _batch(
-    file: Path,
-    problem: str | None,
-    provenance: str | None,
-    count: int,
-    success: float,
-    signal: float | None,
-) -> TrajectoryBatch:
-    known = decode(Provenance, json.loads(provenance)) if provenance is not None else None
+class _BatchFigures:
+    """The figures of one batch in memory, by groups and samples, with its credit."""
+
+    def __init__(self, file: Path, parts: Sequence[Path], stamp: object) -> None:
+        """``stamp``: of its files as they are read here."""
+        import numpy
+        import pyarrow
+
+        self.stamp, self._parts = stamp, parts
+        tables = [read_figures(part) for part in parts]
+        self._firsts, table = [*accumulate(map(len, tables), initial=0)][:-1], pyarrow.concat_tables(tables)
+        groups_of = table["group_id"].combine_chunks().dictionary_encode()
+        names, codes = groups_of.dictionary.to_pylist(), groups_of.indices.to_numpy()
+        by_name = sorted(range(len(names)), key=lambda code: natural(names[code]))
+        codes = numpy.argsort(numpy.array(by_name, dtype=int))[codes]
+        self._rows: list[int] = numpy.lexsort((table["sample"].to_numpy(), codes)).tolist()
+        self.starts: list[int] = numpy.flatnonzero(numpy.diff(codes[self._rows], prepend=-1)).tolist()  # of groups
+        self.table = _with_credit(table.take(pyarrow.array(self._rows, pyarrow.int64())), credit_file(file))
+        self.batch = _batch(file, next(filter(None, map(provenance_of, tables)), None), self.table, self.starts)
+
+    def records(self, numbers: Sequence[int]) -> tuple[IndexedTrajectory, ...]:
+        """The trajectories of some numbers."""
+        rows = self.table.take([*numbers]).to_pylist() if numbers else []
+        return tuple(self._record(number, row) for number, row in zip(numbers, rows, strict=True))
+
+    @cached_property
+    def _numbers(self) -> list[int]:
+        """By row in the files: the inverse of ``_rows``."""
+        numbers = [0] * len(self._rows)
+        for number, row in enumerate(self._rows):
+            numbers[row] = number
+        return numbers
+
+    def stored_in(self, file: Path, rows: Sequence[int]) -> tuple[IndexedTrajectory, ...]:
+        """The trajectories of some rows of a file."""
+        first = self._firsts[self._parts.index(file)]
+        return self.records(sorted(self._numbers[first + row] for row in rows))
+
+    def of_problem(self, problem: str) -> tuple[IndexedTrajectory, ...]:
+        """The trajectories of a problem."""
+        from pyarrow import compute
+
+        return self.records(compute.indices_nonzero(compute.equal(self.table["problem_id"], problem)).to_pylist())
+
+    def fields(self, names: Sequence[str]) -> Iterator[dict[str, Value]]:
+        """Some fields of every trajectory, without those of the batch."""
+        columns = {name: self.table[column].to_pylist() for name, column in COLUMNS.items() if name in names}
+        if "advantage" in names:
+            columns["advantage"] = [mean(values) for values in self.table["advantages"].to_pylist()]
+        parts = [name for name in names if name not in FIELDS]
+        components = map(named, self.table["components"].to_pylist()) if parts else repeat({}, len(self.table))
+        rows = zip(*columns.values(), strict=True) if columns else repeat((), len(self.table))
+        for row, found in zip(rows, components, strict=True):
+            yield dict(zip(columns, row, strict=True)) | {name: found.get(name) for name in parts}
+
+    @cached_property
+    def reward_parts(self) -> tuple[str, ...]:
+        """The names of the parts of the rewards."""
+        return tuple(dict.fromkeys(part["name"] for row in self.table["components"].to_pylist() for part in row))
+
+    def _record(self, number: int, row: Row) -> IndexedTrajectory:
+        stored = self._rows[number]
+        part = bisect_right(self._firsts, stored) - 1
+        credit = {name: row[name] for name in CREDIT}
+        return IndexedTrajectory(
+            number=number,
+            step=self.batch.number,
+            evaluation=self.batch.evaluation,
+            figures=figures_in(row),
+            question=row["question"],
+            ground_truth=row["ground_truth"],
+            answer=row["answer"],
+            credit=None if credit["handling"] is None else decode(Credit, {"trajectory": row["id"]} | credit),
+            file=self.batch.file,
+            stored=StoredTrajectory(self._parts[part], stored - self._firsts[part]),
+        )
+
+
+def _with_credit(table: "pyarrow.Table", file: Path | None) -> "pyarrow.Table":
+    """Figures with the columns of their credit; null where there is none."""
+    from pyarrow import compute
+
+    credit = credit_schema().empty_table()
+    if file is not None and file.is_file():
+        credit = read_table(file, ("trajectory", *CREDIT), schema=credit_schema())
+    rows = compute.index_in(table["id"], value_set=credit["trajectory"].combine_chunks())
+    for name in CREDIT:
+        table = table.append_column(name, credit[name].take(rows))
+    return table
+
+
+def _batch(file: Path, known: Provenance | None, table: "pyarrow.Table", starts: Sequence[int]) -> TrajectoryBatch:
+    from pyarrow import compute
+
+    advantages = table["advantages"].combine_chunks()
+    learned = compute.indices_nonzero(compute.is_valid(advantages)).to_pylist()
+    parents = compute.list_parent_indices(advantages)
+    taught = parents.filter(compute.not_equal(compute.list_flatten(advantages), 0)).unique().to_pylist()
+    with_credit, with_signal = ({bisect_right(starts, row) for row in rows} for rows in (learned, taught))
     digits = file.stem.removeprefix("step_")
     return TrajectoryBatch(
         file=file,
@@ -264,8 +286,16 @@ def _batch(
         number=int(digits) if is_training(file) and digits.isdecimal() else known.step if known else None,
         provenance=known,
         is_evaluation=known is not None and known.evaluation is not None,
-        problems=(problem,) if problem is not None else (),
-        trajectories=count,
-        success=success,
-        signal=signal,
+        trajectories=len(table),
+        success=compute.mean(table["correct"]).as_py() or 0.0,
+        signal=len(with_signal) / len(with_credit) if with_credit else None,
     )
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """Changes when a file is replaced; None: there is no such file."""
+    try:
+        about = file.stat()
+    except OSError:
+        return None
+    return about.st_size, about.st_mtime_ns

@@ -154,7 +154,7 @@ function message(label, kind, ...content) {
   return h("div", { class: `message ${kind}` }, h("b", {}, label), h("pre", {}, ...content));
 }
 
-const messagesOf = (stored, runs) => runs.flatMap(([first, end]) => stored.messages.slice(first, end));
+const messagesOf = (stored, indices) => indices.map((index) => stored.messages[index]);
 const prompted = (stored, turn) => messagesOf(stored, turn.context);
 
 /** What the pages say of the rows of the strip. */

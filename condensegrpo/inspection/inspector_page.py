@@ -1,17 +1,16 @@
 """The trajectories of a run as one page: what ``condensegrpo inspect RUN --html FILE`` writes.
 
-It has the panes of the terminal's inspector. A trajectory is embedded as it is stored, every message once. What the
+It has the panes of the terminal's inspector. A trajectory is embedded as it is stored, without its prompt ids. What the
 terminal shows beside that stands beside it, computed by the same functions: the script draws it. Only a search that is
 typed into the page is evaluated there, in ``search.js``.
 """
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
-from condensegrpo.core.messages import Message
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.inspection.batches import TrajectoryBatch, command_of
 from condensegrpo.inspection.filters import ALIASES
 from condensegrpo.inspection.history import WordChange, word_changes
@@ -29,8 +28,12 @@ from condensegrpo.inspection.pictures import media_of, pictures_named
 from condensegrpo.inspection.records import Group, IndexedTrajectory, groups, verdict
 from condensegrpo.inspection.views import READY_VIEWS, select
 from condensegrpo.storage.files import write_atomically
-from condensegrpo.storage.stored_trajectory import stored
+from condensegrpo.storage.trajectories import Row, row_of
 
+ROW = (  # columns that the page holds
+    *("id", "stop", "question", "ground_truth", "answer", "outcome", "detail", "failure"),
+    *("rejected_texts", "messages", "turns"),
+)
 PagePiece = tuple[str, int | None, int, int | None]  # status, turn, index of the message, index of its difference
 
 
@@ -54,7 +57,7 @@ class PageTrajectory:
     figures: Mapping[str, object]  # of conditions, truth values as numbers; handling and verdict
     views: tuple[str, ...]  # the ready views that it belongs to
     first_differences: tuple[FirstDifference | None, ...]  # from each of its siblings, in their order; None: equal
-    stored: Mapping[str, object]  # as a line of its file has it
+    stored: Mapping[str, object]  # columns of its file, without prompt ids
     turns: tuple[PageTurn, ...]
     differences: tuple[tuple[tuple[WordChange, str], ...], ...]  # of rewritten messages
 
@@ -175,24 +178,32 @@ class _Reader:
         self, opened: OpenedTrajectory, group: Group, siblings: Sequence[OpenedTrajectory]
     ) -> PageTrajectory:
         trajectory, record = opened.scored.trajectory, opened.record
-        kept = stored(trajectory)
-        messages = cast(list[Message], kept["messages"])
-        self._pictures |= pictures_named((message.text for message in messages), media_of(self._reader.batch.file))
+        kept = _page_row(opened.scored)
+        messages = kept["messages"]
+        self._pictures |= pictures_named((message["content"] for message in messages), media_of(record.file))
         ids = {token for turn in trajectory.turns for token in turn.output_ids}
         self._tokens.update({token: self._reader.texts.text(token) for token in ids - self._tokens.keys()})
         fields = {name: int(value) if isinstance(value, bool) else value for name, value in record.fields.items()}
         indices: dict[tuple[str, str], int] = {
-            (message.role, message.text): index for index, message in enumerate(messages)
+            (message["role"], message["content"]): index for index, message in enumerate(messages)
         }
         rewritings: dict[tuple[str, str], int] = {}
         return PageTrajectory(
             figures={**fields, "handling": record.handling, "verdict": verdict(record.figures)},
             views=tuple(name for name, matches in self._views.items() if record.id in matches),
-            stored=kept | {"messages": [replace(message, content=message.text) for message in messages]},
+            stored=kept,
             first_differences=tuple(first_difference(trajectory, other.scored.trajectory) for other in siblings),
             turns=tuple(_turns(opened, group, indices, rewritings)),
             differences=tuple(word_changes(*pair) for pair in rewritings),
         )
+
+
+def _page_row(scored: ScoredTrajectory) -> Row:
+    """What the page shows of the row of a trajectory."""
+    row = {name: value for name, value in row_of(scored).items() if name in ROW}
+    for each in (*row["turns"], *row["rejected_texts"]):
+        del each["prompt_ids"]
+    return row
 
 
 def _turns(

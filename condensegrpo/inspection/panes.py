@@ -10,16 +10,17 @@ raw      ``raw``: the turn as it is stored
 import json
 import math
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Condensation, Draft, SpanStatus, Trajectory, Turn
 from condensegrpo.inspection.batches import TrajectoryBatch, tokenizer_files
-from condensegrpo.storage.trajectories import Credit
+from condensegrpo.inspection.records import IndexedTrajectory
+from condensegrpo.storage.trajectories import Credit, read_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,11 +283,9 @@ class TokenTexts:
         return text
 
 
-def raw_turn(line: bytes, turn: int) -> str:
-    """The stored JSON of a turn, indented, with lists of numbers on one line."""
-    try:
-        stored = json.loads(line)["trajectory"]["turns"][turn]
-    except (ValueError, LookupError, TypeError) as error:
-        raise DataError("reading a turn: its file was replaced. Open its step again.") from error
+def raw_turn(record: IndexedTrajectory, turn: int) -> str:
+    """A turn as it is stored, as indented JSON with lists of numbers on one line."""
+    stored = read_row(record.stored)["turns"][turn]
+    stored["prompt_ids"] = [*array("I", stored["prompt_ids"])]
     numbers = re.compile(r"\[\s+(-?[\d][^\[\]{}\"a-z]*?)\s+\]")
     return numbers.sub(lambda match: f"[{' '.join(match[1].split())}]", json.dumps(stored, indent=2))

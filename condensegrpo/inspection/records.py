@@ -1,4 +1,4 @@
-"""One trajectory as the index knows it, and the trajectories of one problem in one step."""
+"""One trajectory as lists show it, and the trajectories of one problem in one step."""
 
 import math
 import re
@@ -9,24 +9,14 @@ from pathlib import Path
 
 from condensegrpo.core.scored_trajectory import TrajectoryStats
 from condensegrpo.inspection.filters import FIELDS, Fields
-from condensegrpo.storage.trajectories import Credit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineSpan:
-    """Where a trajectory is stored."""
-
-    file: Path
-    line: int  # from 1
-    start: int  # of the line in the file, in bytes
-    size: int  # of the line in bytes
+from condensegrpo.storage.trajectories import Credit, StoredTrajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedTrajectory:
-    """A trajectory as the index knows it: its figures, the texts that lists show, its credit and its line."""
+    """A trajectory without its turns: its figures, the texts that lists show, its credit and its row."""
 
-    number: int  # its index in the file by groups and samples, from 0; --trajectory takes it
+    number: int  # its index in the batch by groups and samples, from 0; --trajectory takes it
     step: int | None  # of its batch; None: not known
     evaluation: str | None  # the name of the evaluation; None: it was sampled to train
     figures: TrajectoryStats
@@ -34,7 +24,8 @@ class IndexedTrajectory:
     ground_truth: str | None  # None: there is no answer in text, or it is not known
     answer: str | None
     credit: Credit | None  # what its turns were trained with; None: not known
-    span: LineSpan
+    file: Path  # of its batch
+    stored: StoredTrajectory
 
     @property
     def id(self) -> str:
@@ -49,7 +40,7 @@ class IndexedTrajectory:
     @property
     def advantage(self) -> float | None:
         """The mean over turns; None: not known, or there is no turn."""
-        return math.fsum(self.advantages) / len(self.advantages) if self.advantages else None
+        return mean(self.advantages)
 
     @property
     def handling(self) -> str | None:
@@ -64,7 +55,7 @@ class IndexedTrajectory:
 
     @property
     def values(self) -> Mapping[str, object]:
-        """What ``--json`` prints of it: the fields of conditions, its reward parts, its credit and its line."""
+        """What ``--json`` prints of it: the fields of conditions, its reward parts, its credit and its row."""
         return {
             "number": self.number,
             **{name: self.fields[name] for name in FIELDS},
@@ -72,7 +63,7 @@ class IndexedTrajectory:
             "advantages": self.advantages,
             "weights": self.credit.weights if self.credit is not None else None,
             "handling": self.handling,
-            "span": self.span,
+            "stored": self.stored._asdict(),
         }
 
 
@@ -141,6 +132,11 @@ def verdict(figures: TrajectoryStats) -> tuple[str, str]:
     return ("✗ wrong", "bad") if figures.correct <= 0 else (f"◐ {figures.correct:.2f}", "partial")
 
 
+def mean(values: Sequence[float] | None) -> float | None:
+    """The mean of some values; None: there are none."""
+    return math.fsum(values) / len(values) if values else None
+
+
 def natural(text: str) -> str:
     """A sort key that compares numbers in names by value: p2 before p10."""
-    return re.sub(r"[0-9]+", lambda digits: digits[0].zfill(12), text.encode("utf-8", "replace").decode())
+    return re.sub(r"[0-9]+", lambda digits: digits[0].zfill(12), text)

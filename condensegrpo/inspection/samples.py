@@ -1,27 +1,23 @@
 """Three trajectories of each evaluation and training step, short enough for a page."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-from condensegrpo.core.errors import TrajectoryFileError
+from condensegrpo.core.errors import DataError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryStats
 from condensegrpo.core.wording import plural
-from condensegrpo.inspection.batches import credit_of
+from condensegrpo.inspection.batches import files_in
+from condensegrpo.inspection.filters import Fields
+from condensegrpo.inspection.index import Index, RecordKey
 from condensegrpo.inspection.panes import context_views
-from condensegrpo.storage.codec import decode
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import Credit, read_trajectory
+from condensegrpo.storage.trajectories import Credit
 
 MOST_STEPS = 60  # of training, and of evaluations; of more, every second, fourth, eighth …
 MOST_CHARACTERS = 12_000  # of a trajectory; of longer ones, the first turns and the last one
 LONGEST_TEXT = 3_000  # characters of one message
-MOST_BYTES = 16 << 20  # of a file, from which the trajectories are chosen; of larger files, from evenly spaced parts
-PARTS = 8
-
-_FIGURES = b'"figures":'  # in a text its quotes would be escaped
 
 T = TypeVar("T")
 
@@ -69,11 +65,6 @@ class SampleSet:
     trajectories: tuple[SampleTrajectory, ...]
 
 
-class _Candidate(NamedTuple):
-    figures: TrajectoryStats
-    line: bytes
-
-
 class SampleReader:
     """Reads the samples of a run, of every file once as long as it does not change."""
 
@@ -84,17 +75,12 @@ class SampleReader:
     def read(self) -> tuple[SampleSet, ...]:
         """The samples of evaluations and training steps, by step."""
         evaluated = sorted(self._run.evaluation_folder.glob("step_*"))
-        files = [file for folder in spread(evaluated, MOST_STEPS) for file in sorted(folder.glob("*.jsonl"))]
+        files = [file for folder in spread(evaluated, MOST_STEPS) for file in files_in(folder)]
         files += [self._run.trajectories(step) for step in spread(self._run.steps(), MOST_STEPS)]
-        sets = (self._of(file) for file in files)
-        return tuple(sorted((each for each in sets if each is not None), key=lambda each: each.step))
-
-    def _of(self, file: Path) -> SampleSet | None:
-        about = file.stat()
-        key = (file, about.st_size, about.st_mtime_ns)
-        if key not in self._read:
-            self._read[key] = _samples(self._run, file)
-        return self._read[key]
+        keys = [(file, about.st_size, about.st_mtime_ns) for file in files for about in [file.stat()]]
+        before = self._read
+        self._read = {key: before[key] if key in before else _samples(self._run, key[0]) for key in keys}
+        return tuple(sorted(filter(None, self._read.values()), key=lambda each: each.step))
 
 
 def spread(items: Sequence[T], most: int) -> tuple[T, ...]:
@@ -106,65 +92,36 @@ def spread(items: Sequence[T], most: int) -> tuple[T, ...]:
 
 
 def _samples(run: RunFolder, file: Path) -> SampleSet | None:
-    """The samples of a file; None: it holds no whole trajectory."""
-    candidates = sorted(
-        _candidates(file),
-        key=lambda candidate: tuple(int(part) for part in candidate.figures.id.split("/") if part.isdecimal()),
-    )
-    if not candidates:
+    """The samples of a file; None: it holds no trajectory, or cannot be read."""
+    index = Index(file)
+    try:
+        batch = index.batch(file)
+        records = [*index.fields(("correct", "context"), batch)]
+        chosen = [(reason, index.at(key)) for reason, key in _chosen(records)]
+        samples = tuple(_sample(reason, index.read(record), record.credit) for reason, record in chosen)
+    except DataError:  # the inspector names the fault; a report shows the rest
         return None
     step = int("".join(filter(str.isdecimal, file.stem if file.parent == run.trajectory_folder else file.parent.name)))
-    credit, chosen, evaluation = credit_of(file) or {}, [], None
-    for reason, candidate in _chosen(candidates):
-        try:
-            scored, provenance = read_trajectory(file, candidate.line, 0)
-        except TrajectoryFileError:  # the inspector names the fault; a report shows the rest
-            continue
-        evaluation = provenance.evaluation if provenance else None
-        chosen.append(_sample(reason, scored, credit.get(candidate.figures.id)))
-    with file.open("rb") as lines:
-        count = sum(line.endswith(b"\n") for line in lines)
-    return SampleSet(step=step, evaluation=evaluation, count=count, trajectories=tuple(chosen))
+    return SampleSet(step=step, evaluation=batch.evaluation, count=batch.trajectories, trajectories=samples)
 
 
-def _chosen(candidates: Sequence[_Candidate]) -> Iterable[tuple[str, _Candidate]]:
+def _chosen(records: Sequence[tuple[RecordKey, Fields]]) -> Iterable[tuple[str, RecordKey]]:
     """A correct one, one that is not, and that of the largest context, if there are."""
+    correct = {key: float(fields["correct"] or 0) >= 1 for key, fields in records}
+    contexts = {key: float(fields["context"] or 0) for key, fields in records}
     preferences = (
-        ("the first correct", [each for each in candidates if each.figures.correct >= 1]),
-        ("the first not correct", [each for each in candidates if each.figures.correct < 1]),
-        ("the largest context", sorted(candidates, key=lambda each: -each.figures.context_tokens)),
-        ("another", list(candidates)),
-        ("another", list(candidates)),
+        ("the first correct", [key for key, yes in correct.items() if yes]),
+        ("the first not correct", [key for key, yes in correct.items() if not yes]),
+        ("the largest context", sorted(correct, key=lambda key: -contexts[key])),
+        ("another", [*correct]),
+        ("another", [*correct]),
     )
-    taken: dict[str, tuple[str, _Candidate]] = {}
+    taken: dict[RecordKey, tuple[str, RecordKey]] = {}
     for reason, some in preferences:
-        free = [each for each in some if each.figures.id not in taken]
+        free = [key for key in some if key not in taken]
         if free and len(taken) < 3:
-            taken[free[0].figures.id] = (reason, free[0])
+            taken[free[0]] = (reason, free[0])
     return taken.values()
-
-
-def _candidates(file: Path) -> Iterator[_Candidate]:
-    size = file.stat().st_size
-    with file.open("rb") as lines:
-        for part in range(PARTS):
-            lines.seek(part * size // PARTS)
-            if part:
-                lines.readline()  # of which only the end
-            end = (part + 1) * size // PARTS if size <= MOST_BYTES else lines.tell() + MOST_BYTES // PARTS
-            while lines.tell() <= end and (line := lines.readline()).endswith(b"\n"):
-                candidate = _candidate(line)
-                if candidate is not None:
-                    yield candidate
-
-
-def _candidate(line: bytes) -> _Candidate | None:
-    """A line with its figures, which stand at its beginning: the rest is not parsed. None: the line is damaged."""
-    try:
-        figures, _ = json.JSONDecoder().raw_decode(line[line.index(_FIGURES) + len(_FIGURES) :].decode())
-        return _Candidate(decode(TrajectoryStats, figures), line)
-    except ValueError:
-        return None
 
 
 def _sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> SampleTrajectory:

@@ -1,21 +1,19 @@
 """Which trajectories of a run one wants to see: ready views, conditions, and a search over all steps."""
 
 import heapq
-import json
-import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
-from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple, TypeVar
 
-from condensegrpo.core.errors import ConfigError, DataError
+from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.wording import did_you_mean
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.filters import FIELDS, Fields, fields_in, parse_where, sort_key
 from condensegrpo.inspection.index import Index, RecordKey, Visit
-from condensegrpo.inspection.records import IndexedTrajectory, LineSpan
+from condensegrpo.inspection.records import IndexedTrajectory
+from condensegrpo.storage.trajectories import StoredTrajectory, find_text, parts_of
 
 T = TypeVar("T")
 SEARCHED = ("id", "problem", "question", "ground_truth", "answer")  # fields of a fuzzy search
@@ -105,7 +103,7 @@ def find(index: Index, batch: TrajectoryBatch | None, *, where: str | None, sort
     known = index.field_names()
     names = fields_in(where, sort, known)
     kept, count = _matching(index.fields(names, batch), known, where, sort, MOST)
-    return Matches(tuple(record for key in kept if (record := index.record_of(key)) is not None), count)
+    return Matches(tuple(map(index.at, kept)), count)
 
 
 def _matching(
@@ -145,18 +143,21 @@ def got_worse(index: Index) -> tuple[SuccessChange, ...]:
     return tuple(sorted(fallen, key=lambda change: change.after - change.before))
 
 
-def search(index: Index, query: str) -> Iterator[Hit]:
+def search(index: Index, query: str, *, on_read: Callable[[float], None] = lambda _: None) -> Iterator[Hit]:
     """The trajectories of all steps that a query finds, as they are found; stop whenever enough are there.
 
     First those whose id, problem, question, ground truth or answer has the letters of the query in order, with at most
     two others between any two (``qck`` finds ``quick``); then those of which a message has the query as it stands, in
     letters of either case.
+
+    Args:
+        on_read: called with the share of the trajectories whose messages were read.
     """
-    shown = set[LineSpan]()
+    shown = set[StoredTrajectory]()
     if query.strip():
-        for hit in chain(fuzzy(index, query), full_text(index, query)):
-            if hit.record.span not in shown:
-                shown.add(hit.record.span)
+        for hit in chain(fuzzy(index, query), full_text(index, query, on_read=on_read)):
+            if hit.record.stored not in shown:
+                shown.add(hit.record.stored)
                 yield hit
 
 
@@ -171,7 +172,7 @@ def fuzzy(index: Index, query: str) -> tuple[Hit, ...]:
             length, text, first, end = min(matches)
             hits.append((length, number, key, _excerpt(text, first, end)))
     nearest = heapq.nsmallest(MOST, hits)
-    return tuple(Hit(record, None, text) for *_, key, text in nearest if (record := index.record_of(key)) is not None)
+    return tuple(Hit(index.at(key), None, text) for *_, key, text in nearest)
 
 
 def _in_order(text: str, letters: str) -> Iterator[tuple[int, int]]:
@@ -191,29 +192,17 @@ def _in_order(text: str, letters: str) -> Iterator[tuple[int, int]]:
     yield from ((begin, end) for end, begin in ends.items())
 
 
-def full_text(index: Index, query: str) -> Iterator[Hit]:
+def full_text(index: Index, query: str, *, on_read: Callable[[float], None] = lambda _: None) -> Iterator[Hit]:
     """The trajectories of which a message has a text, in letters of either case, as they are found."""
-    text = query.strip().lower()
-    # as a line of ASCII JSON has it; the code of another letter depends on its case
-    stored = [part.encode().lower() for part in re.split(r"\\u[0-9a-f]{4}", json.dumps(text)[1:-1])]
-    for batch in index.batches():
-        for start, line in _lines(batch.file):
-            lowered = line.lower()
-            record = index.at(batch, start) if all(part in lowered for part in stored) else None
-            if record is not None and (hit := _hit(index.read(record), record, text)) is not None:
-                yield hit
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file, each with the byte at which it starts."""
-    try:
-        with path.open("rb") as file:
-            start = 0
-            for line in file:
-                yield start, line
-                start += len(line)
-    except OSError as error:
-        raise DataError(f"reading {path}: {error.strerror}.") from error
+    text, batches, read = query.strip().lower(), index.batches(), 0
+    total = sum(batch.trajectories for batch in batches)
+    for batch in batches:
+        for part in parts_of(batch.file):
+            for size, rows in find_text(part, text):
+                hits = (_hit(index.read(record), record, text) for record in index.stored(batch, part, rows))
+                yield from (hit for hit in hits if hit is not None)
+                read += size
+                on_read(read / total)
 
 
 def _hit(scored: ScoredTrajectory, record: IndexedTrajectory, text: str) -> Hit | None:
@@ -222,7 +211,7 @@ def _hit(scored: ScoredTrajectory, record: IndexedTrajectory, text: str) -> Hit 
             position = message.text.lower().find(text)
             if position >= 0:
                 return Hit(record, number, _excerpt(message.text, position, position + len(text)))
-    return None  # it is a name in the JSON
+    return None  # a rewritten context shows it alone
 
 
 def _excerpt(text: str, start: int, end: int) -> str:

@@ -18,8 +18,8 @@ from condensegrpo.core.errors import CondenseError
 from condensegrpo.evaluation.figures import evaluations_in, metrics_of
 from condensegrpo.metrics.intervals import Interval, paired_difference
 from condensegrpo.storage.evaluations import correctness, stored_evaluations
-from condensegrpo.storage.files import read_lines
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
+from condensegrpo.storage.trajectories import provenance_of, read_figures
 
 DEPTH = 3  # folders below each other in which runs are looked for: a sweep's are in runs/STUDY/
 BARS = "▁▂▃▄▅▆▇█"
@@ -218,13 +218,12 @@ def _latest_evaluations(run: RunFolder) -> dict[str, _Latest]:
 
 def _conditions(run: RunFolder, file: Path) -> tuple[object, ...] | None:
     """Condenser, budget and temperature of an evaluation; None: those of its run, or they are not known."""
-    lines = (line for _, line in read_lines(file)[0]) if file.is_file() else ()
-    known = next((line.get("provenance") for line in lines if isinstance(line, dict)), None)
-    if not isinstance(known, dict):
+    known = provenance_of(read_figures(file)) if file.is_file() else None
+    if known is None:
         return None
     config = load_config(run.config)
     own = config.condenser.name, config.rollout.limits.max_context_tokens, config.evaluate.temperature
-    given = tuple(known.get(name) for name in ("condenser", "max_context_tokens", "temperature"))
+    given = known.condenser, known.max_context_tokens, known.temperature
     return None if given == own else given
 
 

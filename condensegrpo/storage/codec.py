@@ -59,6 +59,8 @@ def _decode(kind: Any, value: object, path: str) -> object:  # noqa: ANN401  a t
     if origin in (tuple, Sequence):
         return _items(get_args(kind)[0], value, path)
     if origin is not None:  # the one mapping that the data has: Mapping[str, X]
+        if isinstance(value, list):  # as a column has it
+            value = {each["name"]: each["value"] for each in value}
         if not isinstance(value, dict):
             raise _fault(path, "an object", value)
         return {key: _decode(get_args(kind)[1], item, _inside(path, key)) for key, item in value.items()}

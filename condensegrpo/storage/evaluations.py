@@ -1,6 +1,6 @@
 """The results of ``condensegrpo eval`` in a run folder, beside their trajectories.
 
-evaluations/step_000060/eval-1.jsonl    the trajectories
+evaluations/step_000060/eval-1.parquet  the trajectories
 evaluations/step_000060/eval-1.json     the figures, when, and with which command
 """
 
@@ -17,8 +17,9 @@ from condensegrpo.core.errors import CondenseError, DataError, RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.process import undone_at_exit
 from condensegrpo.storage.codec import decode
-from condensegrpo.storage.files import read_lines, write_atomically, writing
-from condensegrpo.storage.run_folder import RunFolder, evaluation_file
+from condensegrpo.storage.files import write_atomically, writing
+from condensegrpo.storage.run_folder import RunFolder
+from condensegrpo.storage.trajectories import parts_of, read_figures
 
 Correct = Mapping[str, list[float]]  # problem → the correctness of its samples
 Destination = Path | RunFolder | None  # a new folder, a run, or nowhere
@@ -57,10 +58,10 @@ def destination_of(save: Path | None, run: Path | None, step: int | None) -> Des
 
 @contextmanager
 def kept_if_begun(save: Path | None) -> Iterator[None]:
-    """Remove a new folder again where the evaluation fails before it has a trajectory: a next one may have its name."""
+    """Remove a new folder again where the evaluation fails before it has trajectories: a next one may have its name."""
 
     def remove() -> None:
-        if save is not None and not any(file.stat().st_size for file in save.glob("*.jsonl")):
+        if save is not None and not any(save.glob("*.parquet")):
             shutil.rmtree(save, ignore_errors=True)
 
     try:
@@ -82,7 +83,8 @@ def new_name(run: RunFolder, step: int) -> Iterator[str]:
 
     def release() -> None:
         if not file.stat().st_size:  # else it is stored
-            file.with_suffix(".jsonl").unlink(missing_ok=True)  # a part of an evaluation is none
+            for part in parts_of(file.with_suffix(".parquet")):
+                part.unlink()
             file.unlink()
 
     with undone_at_exit(release):
@@ -100,8 +102,8 @@ def new_name(run: RunFolder, step: int) -> Iterator[str]:
 
 def _reserved(file: Path, evaluations: Path) -> bool:
     """Create a file; False: an evaluation has its name already, after this step or another."""
-    taken = f"step_*/{file.stem}.json*"
-    if any(evaluations.glob(taken)):
+    taken = f"step_*/{file.stem}.json"
+    if any(evaluations.glob(taken)) or any(evaluations.glob(f"step_*/{file.stem}.parquet")):
         return False
     try:
         file.touch(exist_ok=False)
@@ -146,12 +148,8 @@ def correctness(run: RunFolder, step: int, name: str) -> Correct:
 
     A problem is its id with its question: tasks that make problems from a seed use an id again.
     """
-    path = run.evaluation_folder / f"step_{step:06d}" / evaluation_file(name)
     by_problem: dict[str, list[float]] = {}
-    for number, line in read_lines(path)[0] if path.is_file() else ():
-        try:
-            figures, question = line["figures"], line["trajectory"].get("question")  # type: ignore[index]  # a line that is no mapping is caught below
-            by_problem.setdefault(f"{figures['problem_id']} {question}", []).append(float(figures["correct"]))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise DataError(f"reading {path}, line {number}: it is no scored trajectory. Remove the line.") from error
+    for part in parts_of(run.evaluation(step, name)):
+        for row in read_figures(part, ("problem_id", "question", "correct")).to_pylist():
+            by_problem.setdefault(f"{row['problem_id']} {row['question']}", []).append(row["correct"])
     return by_problem

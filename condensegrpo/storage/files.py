@@ -1,4 +1,4 @@
-"""Text files that stay readable whatever interrupts the writer: whole lines appended, whole files replaced.
+"""Files that stay readable whatever interrupts the writer: whole lines appended, whole files replaced.
 
 A process killed while it appends leaves at most a cut-off last line: readers report it, and the next append removes it.
 
@@ -56,26 +56,19 @@ def open_here(path: Path, mode: str, **options: Any) -> IO[Any]:  # noqa: ANN401
     return open(path, mode, opener=opener, **options)
 
 
-def start_file(path: Path) -> None:
-    """Remove a file and make its folder, so that lines can be appended from the first one on."""
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-
-
 def make_folder(path: Path) -> None:
     """Make a folder and those above it, unless it exists."""
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
     """Write a file so that readers, also after a crash, see either the old content or the new."""
     with writing(path):
         replace_file(path, content)
 
 
-def replace_file(path: Path, content: str | bytes) -> None:
+def replace_file(path: Path, content: str | bytes | memoryview) -> None:
     """As ``write_atomically``, for callers that handle errors of the file system themselves."""
     # machines that share the folder may have processes of one number
     temporary = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}")
@@ -182,7 +175,7 @@ def _end_of_last_line(descriptor: int) -> int:
     return 0
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
     """Write every byte; the system may take fewer at a time when the disk is nearly full."""
     unwritten = memoryview(data)
     while unwritten:
@@ -193,7 +186,7 @@ class BackgroundWriter:
     """Calls functions that write, in a thread, one after another in the order in which they come.
 
         with BackgroundWriter() as writer:
-            writer.submit(partial(write_trajectory, file, scored))     # returns at once
+            writer.submit(partial(append_line, file, line))     # returns at once
         # everything is written, also if the block was interrupted
 
     After one that raises, no other is called: the next ``submit``, or the end of the block, raises what it raised.

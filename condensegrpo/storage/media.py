@@ -1,6 +1,6 @@
 """Media of messages, as files named by their content: ``media/<sha256>`` in a run folder.
 
-A trajectory line holds hash and type; the bytes are written once, however many messages show them.
+A trajectory holds hash and type; the bytes are written once, however many messages show them.
 """
 
 import hashlib

@@ -6,9 +6,9 @@ runs/<name>/
     environment.json                 versions, command line, git revision, hardware
     trackers.json                    by tracker, the identity of its own run, which a resume continues
     metrics.jsonl                    one line a step or evaluation
-    trajectories/step_000123.jsonl   one line a trajectory, written as it finishes
-    credit/step_000123.jsonl         advantage and token weight of every turn, handling
-    evaluations/step_000123/         <name>.jsonl: the trajectories of an evaluation of the policy after that step
+    trajectories/step_000123.parquet one row a trajectory, written when the batch is complete
+    credit/step_000123.parquet       advantage and token weight of every turn, handling
+    evaluations/step_000123/         <name>.parquet: the trajectories of an evaluation of the policy after that step
     tokenizer.json                   of the policy
     media/<sha256>                   the pictures that its trajectories show
     checkpoints/ origin/ log.txt     written by the learner and the training loop
@@ -41,7 +41,7 @@ from condensegrpo.storage.files import (
 from condensegrpo.storage.media import MediaFolder
 
 MANIFEST, LATEST = "manifest.json", "latest"  # of a checkpoint, and of all of them: ``learner/checkpoint.py``
-_STEP_FILE = re.compile(r".*?(\d+)\.jsonl")
+_STEP_FILE = re.compile(r"step_(\d+)(\.part-\d+)?\.parquet")
 _STEP_FOLDER = re.compile(r"step_(\d+)")
 
 
@@ -104,7 +104,7 @@ class RunFolder:
     def has_results(self) -> bool:
         """Whether anything was learned, measured or sampled in it: a start that was killed leaves nothing."""
         sampled = (self.trajectory_folder.glob("*"), self.evaluation_folder.glob("*/*"))
-        return self.has_progress or any(True for files in sampled for _ in files)
+        return self.has_progress or any(TEMPORARY not in file.name for files in sampled for file in files)
 
     @property
     def has_progress(self) -> bool:
@@ -120,11 +120,11 @@ class RunFolder:
 
     def trajectories(self, step: int) -> Path:
         """The trajectories sampled for one optimiser step."""
-        return self.trajectory_folder / f"step_{step:06d}.jsonl"
+        return self.trajectory_folder / f"step_{step:06d}.parquet"
 
     def credit(self, step: int) -> Path:
         """The credit of the trajectories of one optimiser step."""
-        return self.credit_folder / f"step_{step:06d}.jsonl"
+        return self.credit_folder / f"step_{step:06d}.parquet"
 
     def evaluation(self, step: int, name: str) -> Path:
         """The trajectories of an evaluation of the policy after ``step`` steps."""
@@ -132,8 +132,8 @@ class RunFolder:
 
     def steps(self) -> tuple[int, ...]:
         """The steps that have trajectories, in order."""
-        names = (re.fullmatch(r"step_(\d+)\.jsonl", file.name) for file in self.trajectory_folder.glob("*.jsonl"))
-        return tuple(sorted(int(name[1]) for name in names if name))
+        names = map(_STEP_FILE.fullmatch, os.listdir(self.trajectory_folder) if self.trajectory_folder.is_dir() else ())
+        return tuple(sorted(int(name[1]) for name in names if name and not name[2]))
 
     def evaluated_steps(self, name: str) -> tuple[int, ...]:
         """The steps after which this evaluation was made, in order."""
@@ -145,7 +145,7 @@ class RunFolder:
         with writing(self.path):
             for folder in (self.trajectory_folder, self.credit_folder):
                 folder.mkdir(exist_ok=True)  # a copy may have no empty folders
-                for file in folder.glob("*.jsonl"):
+                for file in folder.iterdir():
                     match = _STEP_FILE.fullmatch(file.name)
                     if match and int(match[1]) > step:
                         file.unlink()
@@ -163,7 +163,8 @@ class RunFolder:
         A folder that one had moved aside, and not replaced yet, gets its name back: a checkpoint that was saved again.
         """
         with writing(self.path):
-            patterns = ("*", "credit/*", "checkpoints/*", "origin/*", "origin/.warm-checkpoints/*")
+            written = ("trajectories/*", "credit/*", "evaluations/*/*", "checkpoints/*", "origin/*")
+            patterns = ("*", *written, "origin/.warm-checkpoints/*")
             for path in (path for pattern in patterns for path in self.path.glob(pattern)):
                 name, replaced, _ = path.name.partition(REPLACED)
                 if replaced and not path.with_name(name).exists():
@@ -199,8 +200,8 @@ class RunFolder:
 
 
 def evaluation_file(name: str) -> str:
-    """The name of an evaluation's file: of ``truncate within 96 tokens``, ``truncate_within_96_tokens.jsonl``."""
-    return f"{re.sub(r'[^A-Za-z0-9.=+-]+', '_', name).strip('_')}.jsonl"
+    """The name of an evaluation's file: of ``truncate within 96 tokens``, ``truncate_within_96_tokens.parquet``."""
+    return f"{re.sub(r'[^A-Za-z0-9.=+-]+', '_', name).strip('_')}.parquet"
 
 
 def _neighbours(path: Path) -> str:

@@ -1,127 +1,57 @@
-"""The files of a step: a line for each scored trajectory, appended as it finishes, and one for the credit of each."""
+"""Trajectories and their credit as Parquet: a file for each batch and evaluation, written at once.
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+trajectories/step_000001.parquet            a row for each trajectory
+trajectories/step_000001.part-1.parquet     those of another rank: a part of the same batch
+credit/step_000001.parquet                  a row for each of them, written after the step
+
+The columns of a trajectory: ``Provenance``, ``TrajectoryStats`` (``turns`` is ``turn_count``), texts, every message
+once, and the turns. ``context``, ``reply`` and ``observations`` of a turn are indices of ``messages``.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache, lru_cache
+from glob import escape
+from itertools import accumulate
 from pathlib import Path
-from typing import Literal, TypeVar
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from condensegrpo.core.errors import DataError, TrajectoryFileError
+from condensegrpo.core.errors import TrajectoryFileError
+from condensegrpo.core.failures import PluginFailure
+from condensegrpo.core.messages import MediaPart, Message, TextPart, ToolCall, encodable
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryStats
-from condensegrpo.core.trajectory import Score, Trajectory
-from condensegrpo.storage.codec import decode, dump_line
-from condensegrpo.storage.files import append_line, read_lines, write_atomically
-from condensegrpo.storage.stored_trajectory import restore, stored
+from condensegrpo.core.shared_sequence import SharedSequence, packed_ids, shared_ids
+from condensegrpo.core.trajectory import Rejected, Score, Trajectory, Turn
+from condensegrpo.storage.codec import decode, fields_of
+from condensegrpo.storage.files import write_atomically, writing
 
-VERSION = 1  # of the lines
+if TYPE_CHECKING:
+    import pyarrow
+    import pyarrow.parquet
 
-T = TypeVar("T")
+ROWS = 64  # of a row group, which is read to show one of them
+IDS = 1 << 21  # prompt ids of a row group, at most unless one trajectory has more
+PART = ".part-"  # in the name of a file that holds further rows of another
+INDICES = ("prompt_ids", "output_ids", "context", "observations", "reply")  # 32 bits each
+NESTED = ("turns", "messages", "rejected_texts", "turn_rewards", "failure", "detail")  # columns that lists do not need
 
-
-def record_line(fields: Mapping[str, object]) -> str:
-    """One line of a file, without its newline."""
-    return dump_line({"version": VERSION, **fields})
-
-
-def read_records(kind: type[T], path: Path) -> tuple[list[T], tuple[str, ...]]:
-    """A value of the dataclass ``kind`` for every line, and what is wrong with a cut-off last line."""
-    try:
-        lines, problems = read_lines(path)
-    except DataError as error:
-        raise TrajectoryFileError(str(error)) from error
-    return [read_record(kind, line, f"reading {path}, line {number}") for number, line in lines], problems
-
-
-def read_record(kind: type[T], line: object, doing: str) -> T:
-    """A value of the dataclass ``kind`` for the parsed JSON of one line."""
-    if not isinstance(line, dict):
-        raise TrajectoryFileError(f"{doing}: found {type(line).__name__}, wanted an object.")
-    fields = {key: value for key, value in line.items() if key != "version"}
-    if line.get("version") != VERSION:
-        raise TrajectoryFileError(
-            f"{doing}: found version {line.get('version')!r}, wanted {VERSION}. Read it with the condensegrpo that "
-            f"wrote it."
-        )
-    try:
-        if isinstance(trajectory := fields.get("trajectory"), dict):
-            restore(trajectory)
-        return decode(kind, fields)
-    except ValueError as error:
-        raise TrajectoryFileError(
-            f"{doing}: {error}. The file was edited or damaged; remove the line or sample the step again."
-        ) from error
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What a trajectory was sampled for and with: the same for all of a file, on every line of it."""
+    """What a trajectory was sampled for and with: the same for all of a file."""
 
     evaluation: str | None  # its name, held-out or that of a variant; None: a training batch
     step: int | None  # optimiser step that the batch is for, or that the evaluated policy has taken; None: not known
-    model: str  # folder or Hub id that was loaded; in training its weights are those of Turn.policy_version
+    model: str  # the folder or Hub id that GRPO started from, or the policy that was evaluated
     condenser: str
-    max_context_tokens: int  # the budget of a prompt, rollout.limits.max_context_tokens
+    max_context_tokens: int  # the budget of a prompt: rollout.limits.max_context_tokens
     temperature: float  # 0: greedy
     seed: int  # of the run
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadResult:
-    """The content of a trajectory file."""
-
-    trajectories: tuple[ScoredTrajectory, ...]  # in the order in which they finished
-    provenance: Provenance | None  # of the last one; None: it was not given
-    problems: tuple[str, ...]  # a last line that is cut off and could not be read
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TrajectoryLine:
-    trajectory: Trajectory
-    score: Score
-    figures: TrajectoryStats
-    provenance: Provenance | None = None
-
-    @property
-    def scored(self) -> ScoredTrajectory:
-        return ScoredTrajectory(trajectory=self.trajectory, score=self.score, figures=self.figures)
-
-
-def write_trajectory(path: Path, scored: ScoredTrajectory, provenance: Provenance | None = None) -> None:
-    """Append one trajectory to a file as one line."""
-    trajectory = stored(scored.trajectory)
-    line = {"provenance": provenance, "figures": scored.figures, "trajectory": trajectory, "score": scored.score}
-    append_line(path, record_line(line))
-
-
-def read_trajectories(path: Path) -> ReadResult:
-    """The trajectories of a file. A last line that is cut off is named in ``problems``."""
-    lines, problems = read_records(_TrajectoryLine, path)
-    return ReadResult(
-        trajectories=tuple(line.scored for line in lines),
-        provenance=lines[-1].provenance if lines else None,
-        problems=problems,
-    )
-
-
-def read_trajectory(path: Path, line: bytes, number: int) -> tuple[ScoredTrajectory, Provenance | None]:
-    """The trajectory of one line of a file, with what it was sampled with; ``number`` counts the lines from 1."""
-    doing = f"reading {path}, line {number}"
-    try:
-        parsed = json.loads(line)
-    except ValueError as error:
-        raise TrajectoryFileError(f"{doing}: not a line of JSON ({error}). Remove the line.") from error
-    read = read_record(_TrajectoryLine, parsed, doing)
-    return read.scored, read.provenance
-
-
-def sample_trajectories(path: Path, count: int) -> list[ScoredTrajectory]:
-    """At most ``count`` trajectories, evenly over a file: they stand in the order in which they finished."""
-    try:
-        *complete, _ = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise TrajectoryFileError(f"reading {path}: {error.strerror}.") from error
-    numbers = sorted({index * len(complete) // count for index in range(count)}) if complete else []
-    return [read_trajectory(path, complete[number], number + 1)[0] for number in numbers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,19 +80,415 @@ class Credit:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CreditLine:
-    credit: Credit
+class StoredTrajectory(NamedTuple):
+    """Where a trajectory is stored."""
+
+    file: Path
+    row: int  # in the file, from 0
+
+
+# files
+
+
+def write_trajectories(
+    path: Path, trajectories: Iterable[ScoredTrajectory], provenance: Provenance | None = None
+) -> None:
+    """Write a file whole; it replaces one of this name. Floats read back equal to the last bit."""
+    known = {} if provenance is None else _plain(provenance)
+    rows = (known | row_of(scored) for scored in trajectories)
+    _write(path, trajectory_schema(), _row_groups(rows))
+
+
+def read_trajectories(path: Path) -> tuple[ScoredTrajectory, ...]:
+    """The trajectories of a file and its parts, in the order in which they were written."""
+    parts = [(part, group) for part in parts_of(path) or [path] for group in range(opened(part).num_row_groups)]
+    return tuple(_scored(row, path) for part, group in parts for row in _rows(read_table(part, group=group)))
+
+
+def sample_trajectories(path: Path, count: int) -> list[ScoredTrajectory]:
+    """At most ``count`` trajectories, evenly over a file."""
+    rows = opened(path).metadata.num_rows
+    chosen = sorted({index * rows // count for index in range(count)}) if rows else ()
+    return [read_trajectory(StoredTrajectory(path, row)) for row in chosen]
+
+
+def read_trajectory(stored: StoredTrajectory) -> ScoredTrajectory:
+    """One trajectory of a file."""
+    return _scored(read_row(stored), stored.file)
+
+
+def read_row(stored: StoredTrajectory) -> Row:
+    """One trajectory as it is stored, as values of Python; its prompts are bytes, four an id."""
+    metadata, row = opened(stored.file).metadata, stored.row
+    for group in range(metadata.num_row_groups):
+        size = metadata.row_group(group).num_rows
+        if row < size:
+            return next(_rows(_row_group(stored.file, stored.file.stat().st_mtime_ns, group).slice(row, 1)))
+        row -= size
+    raise TrajectoryFileError(f"reading {stored.file}: it has no row {stored.row}. It was replaced: open it again.")
+
+
+def find_text(path: Path, text: str) -> Iterator[tuple[int, list[int]]]:
+    """Of each row group, its size and the rows of the file of which a message holds a text, in either case."""
+    from pyarrow import compute
+
+    first = 0
+    for group in range(opened(path).num_row_groups):
+        rows = read_table(path, ["messages.list.element.content"], group=group)["messages"].combine_chunks()
+        said = compute.struct_field(rows.flatten(), "content")
+        held = compute.match_substring(said, text, ignore_case=True)
+        yield len(rows), [first + row for row in compute.list_parent_indices(rows).filter(held).unique().to_pylist()]
+        first += len(rows)
+
+
+def read_figures(path: Path, columns: Sequence[str] | None = None) -> "pyarrow.Table":
+    """Columns of one file, by default all but the nested ones."""
+    return read_table(path, columns or [name for name in trajectory_schema().names if name not in NESTED])
+
+
+def provenance_of(figures: "pyarrow.Table") -> Provenance | None:
+    """What the trajectories of a file were sampled for and with; None: it was not given."""
+    if not figures.num_rows:
+        return None
+    (first,) = figures.select([each.name for each in fields(Provenance)]).slice(0, 1).to_pylist()
+    return None if first["model"] is None else decode(Provenance, first)
 
 
 def write_credit(path: Path, step: Iterable[Credit]) -> None:
     """Write the credit of all trajectories of a step; replaces the file."""
-    write_atomically(path, "".join(f"{record_line({'credit': credit})}\n" for credit in step))
+    _write(path, credit_schema(), [[_plain(credit) for credit in step]])
 
 
 def read_credit(path: Path) -> dict[str, Credit]:
     """The credit of a step, by trajectory id."""
-    lines, problems = read_records(_CreditLine, path)
-    if problems:  # the file is written at once, so no line may be cut off
-        raise TrajectoryFileError(f"reading {path}: {problems[0]}.")
-    return {line.credit.trajectory: line.credit for line in lines}
+    rows = read_table(path, schema=credit_schema()).to_pylist()
+    return {row["trajectory"]: decode(Credit, row) for row in rows}
+
+
+def part_file(path: Path, number: int) -> Path:
+    """The file of a part; number 0 is the file itself."""
+    return path.with_name(f"{path.stem}{PART}{number}{path.suffix}") if number else path
+
+
+def start_file(path: Path) -> None:
+    """Make the folder of a file, and remove what an earlier batch of this name has left."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for part in parts_of(path):
+            part.unlink()
+
+
+def parts_of(path: Path) -> list[Path]:
+    """A file, if it exists, and those that hold further rows of it, by their numbers."""
+    parts = path.parent.glob(f"{escape(path.stem)}{PART}*{path.suffix}")
+    return [*([path] if path.is_file() else []), *sorted(parts, key=lambda part: (len(part.name), part.name))]
+
+
+def opened(path: Path, schema: "pyarrow.Schema | None" = None) -> "pyarrow.parquet.ParquetFile":
+    """A file of trajectories, or of another schema, whose columns are what this version writes."""
+    import pyarrow.parquet
+
+    with _reading(path):
+        file = pyarrow.parquet.ParquetFile(path, metadata=_metadata(path, path.stat().st_mtime_ns))
+    if not file.schema_arrow.equals(schema or trajectory_schema()):
+        raise TrajectoryFileError(
+            f"reading {path}: its columns are not those of this version. Read it with the condensegrpo that wrote it."
+        )
+    return file
+
+
+def read_table(
+    path: Path,
+    columns: Sequence[str] | None = None,
+    *,
+    group: int | None = None,
+    schema: "pyarrow.Schema | None" = None,
+) -> "pyarrow.Table":
+    """Columns of a file, by default all, of one row group or of all."""
+    file, names = opened(path, schema), None if columns is None else [*columns]
+    with _reading(path):
+        return file.read(names) if group is None else file.read_row_group(group, names)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """A block that reads a file: a fault of it becomes a ``TrajectoryFileError``."""
+    import pyarrow
+
+    try:
+        yield
+    except pyarrow.ArrowException as error:
+        raise TrajectoryFileError(f"reading {path}: it is not a whole Parquet file: {error} Remove it.") from error
+    except OSError as error:
+        raise TrajectoryFileError(f"reading {path}: {error.strerror or error}.") from error
+
+
+@lru_cache(maxsize=4)
+def _row_group(path: Path, _modified: int, group: int) -> "pyarrow.Table":
+    """A part of a file, kept for the next of its trajectories."""
+    return read_table(path, group=group)
+
+
+@lru_cache(maxsize=4)
+def _metadata(path: Path, _modified: int) -> "pyarrow.parquet.FileMetaData":
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_metadata(path)
+
+
+def _write(path: Path, schema: "pyarrow.Schema", groups: Iterable[Sequence[Row]]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    sink = pyarrow.BufferOutputStream()
+    ids = [name for name in _leaves(schema) if name.endswith(("ids.list.element", "logprobs.list.element"))]
+    encodings = {name: "BYTE_STREAM_SPLIT" for name in ids if "logprobs" in name}
+    with pyarrow.parquet.ParquetWriter(
+        sink,
+        schema,
+        compression="zstd",
+        use_dictionary=[name for name in _leaves(schema) if name not in ids],
+        column_encoding=encodings,
+        data_page_size=1 << 23,  # prompts repeat: the window of zstd is as wide
+    ) as writer:
+        for rows in groups:
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
+    write_atomically(path, memoryview(sink.getvalue()))
+
+
+def _row_groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    group, size = list[Row](), 0
+    for row in rows:
+        if group and (len(group) == ROWS or size + row["prompt_tokens"] > IDS):
+            yield group
+            group, size = [], 0
+        group.append(row)
+        size += row["prompt_tokens"]
+    yield group
+
+
+# the columns
+
+
+@cache
+def trajectory_schema() -> "pyarrow.Schema":
+    """The columns of a trajectory file."""
+    import pyarrow
+
+    media = pyarrow.struct({"text": pyarrow.string(), "sha256": pyarrow.string(), "type": pyarrow.string()})
+    message = {
+        "role": pyarrow.string(),
+        "content": pyarrow.string(),  # the text, in which media are named
+        "parts": pyarrow.list_(media),  # null: it is text alone
+        "tool_calls": pyarrow.list_(_arrow(ToolCall)),
+        "tool_call_id": pyarrow.string(),
+        "name": pyarrow.string(),
+    }
+    figures = _columns(TrajectoryStats)
+    texts = {name: pyarrow.string() for name in ("question", "ground_truth", "answer", "detail")}
+    return pyarrow.schema(
+        {
+            **_columns(Provenance),
+            **{"turn_count" if name == "turns" else name: kind for name, kind in figures.items()},
+            **texts,
+            "outcome": pyarrow.float64(),
+            "failure": _arrow(PluginFailure),
+            "turn_rewards": pyarrow.list_(pyarrow.float64()),  # of the score
+            "rejected_texts": pyarrow.list_(_arrow(Rejected)),
+            "messages": pyarrow.list_(pyarrow.struct(message)),
+            "turns": pyarrow.list_(_arrow(Turn)),
+        }
+    )
+
+
+@cache
+def credit_schema() -> "pyarrow.Schema":
+    """The columns of a credit file."""
+    import pyarrow
+
+    return pyarrow.schema(_columns(Credit))
+
+
+def _columns(kind: type) -> dict[str, "pyarrow.DataType"]:
+    """The columns of a dataclass."""
+    import pyarrow
+
+    index = pyarrow.int32()
+    small = {name: index if name == "reply" else pyarrow.list_(index) for name in INDICES}
+    hints = get_type_hints(kind)
+    return {each.name: small.get(each.name) or _arrow(hints[each.name]) for each in fields(kind)}
+
+
+def _arrow(kind: Any) -> "pyarrow.DataType":  # noqa: ANN401  a type or a typing construct
+    """The type of a column: a mapping is a list of names and values, which more readers know than maps."""
+    import pyarrow
+
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return _arrow(next(each for each in arguments if each is not NoneType))
+    if origin in (tuple, Sequence):
+        return pyarrow.list_(_arrow(arguments[0]))
+    if origin is Mapping:
+        return pyarrow.list_(pyarrow.struct({"name": pyarrow.string(), "value": _arrow(arguments[1])}))
+    if isinstance(kind, type) and is_dataclass(kind):
+        return pyarrow.struct(_columns(kind))
+    numbers = {int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
+    return numbers.get(kind, pyarrow.string())
+
+
+def _leaves(schema: "pyarrow.Schema") -> list[str]:
+    """The paths of the columns in a file."""
+    import pyarrow
+
+    def below(path: str, kind: "pyarrow.DataType") -> Iterator[str]:
+        if pyarrow.types.is_struct(kind):
+            for each in kind:
+                yield from below(f"{path}.{each.name}", each.type)
+        elif pyarrow.types.is_list(kind):
+            yield from below(f"{path}.list.element", kind.value_type)
+        else:
+            yield path
+
+    return [leaf for each in schema for leaf in below(each.name, each.type)]
+
+
+# rows
+
+
+def row_of(scored: ScoredTrajectory) -> Row:
+    """The row of a trajectory, without what it was sampled with."""
+    trajectory, score = scored.trajectory, scored.score
+    messages = _Messages()
+    turns = [
+        _plain(turn)
+        | {
+            "prompt_ids": _ids(turn.prompt_ids),
+            "context": [messages.index(message) for message in turn.context],
+            "reply": messages.add(turn.reply),
+            "observations": [messages.add(message) for message in turn.observations],
+        }
+        for turn in trajectory.turns
+    ]
+    return {
+        **_plain(scored.figures),
+        "turn_count": len(turns),
+        **{name: _plain(getattr(trajectory, name)) for name in ("question", "ground_truth", "answer", "detail")},
+        "outcome": trajectory.outcome,
+        "failure": _plain(trajectory.failure),
+        "turn_rewards": score.turn_rewards,
+        "rejected_texts": [_plain(text) | {"prompt_ids": _ids(text.prompt_ids)} for text in trajectory.rejected],
+        "messages": messages.rows,
+        "turns": turns,
+    }
+
+
+class _Messages:
+    """The messages of a trajectory, each once, in the order in which they came up."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self._known: dict[int | Message, int] = {}  # by identity, and the newest of equal messages
+
+    def add(self, message: Message) -> int:
+        """The index of a message that is new, though it may equal an earlier one."""
+        parts = None if isinstance(message.content, str) else [_plain(part) for part in message.content]
+        self.rows.append({**_plain(message), "content": message.text, "parts": parts})
+        self._known[id(message)] = self._known[message] = len(self.rows) - 1
+        return len(self.rows) - 1
+
+    def index(self, message: Message) -> int:
+        """The index of a message of a prompt."""
+        found = self._known.get(id(message), self._known.get(message))
+        return self.add(message) if found is None else found
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  any value of a dataclass
+    """A value as pyarrow takes it."""
+    if value is None or type(value) in (int, float, bool):
+        return value
+    if isinstance(value, str):
+        return value if value.isascii() else encodable(value)
+    if is_dataclass(value):
+        # nested messages and prompts are replaced by the caller
+        named = fields_of(value).items()
+        return {name: _plain(each) for name, each in named if not isinstance(each, Message | SharedSequence)}
+    if isinstance(value, Mapping):
+        return [{"name": _plain(name), "value": _plain(each)} for name, each in value.items()]
+    if isinstance(value, tuple | list):
+        return value if value and isinstance(value[0], int | float | Message) else [_plain(each) for each in value]
+    raise TypeError(f"{type(value).__name__} cannot be stored")
+
+
+def _ids(ids: Sequence[int]) -> Any:  # noqa: ANN401  an array of numpy
+    import numpy
+
+    return numpy.frombuffer(packed_ids(ids), dtype=numpy.int32)
+
+
+def _rows(table: "pyarrow.Table") -> Iterator[Row]:
+    """The rows of a table of trajectories; the prompts of turns are arrays."""
+    import pyarrow
+    from pyarrow import compute
+
+    column = table["turns"].combine_chunks()
+    counts, turns = compute.list_value_length(column).to_pylist(), column.flatten()
+    prompts = compute.struct_field(turns, "prompt_ids")  # nearly all that there is: not through Python's numbers
+    lengths, ids = compute.list_value_length(prompts).to_pylist(), prompts.flatten().to_numpy().tobytes()
+    names = [each.name for each in turns.type if each.name != "prompt_ids"]
+    others = pyarrow.StructArray.from_arrays([compute.struct_field(turns, name) for name in names], names).to_pylist()
+    ends = accumulate(4 * length for length in lengths)
+    following = (
+        {"prompt_ids": ids[end - 4 * length : end]} | turn
+        for turn, length, end in zip(others, lengths, ends, strict=True)
+    )
+    for row, count in zip(table.drop_columns(["turns"]).to_pylist(), counts, strict=True):
+        yield row | {"turns": [next(following) for _ in range(count)]}
+
+
+def _scored(row: Row, path: Path) -> ScoredTrajectory:
+    """The trajectory of a row."""
+    try:
+        figures = figures_in(row)
+        messages = [_message(each) for each in row["messages"]]
+        last: SharedSequence[int] | None = None  # the prompt before, with its output
+        for turn in row["turns"]:
+            prompt = _prompt(turn["prompt_ids"], last)
+            last = prompt.extended(turn["output_ids"])
+            context, turn["prompt_ids"] = turn["context"], prompt
+            begins = context == [*range(len(context))]
+            turn["context"] = SharedSequence(messages, len(context)) if begins else tuple(messages[k] for k in context)
+            turn["reply"] = messages[turn["reply"]]
+            turn["observations"] = tuple(messages[k] for k in turn["observations"])
+        named = {each.name: row[each.name] for each in fields(Trajectory)} | {"rejected": row["rejected_texts"]}
+        trajectory = decode(Trajectory, named)
+        score = {each.name: row[each.name] for each in fields(Score)}
+        return ScoredTrajectory(trajectory=trajectory, score=decode(Score, score), figures=figures)
+    except (ValueError, IndexError) as error:
+        raise TrajectoryFileError(
+            f"reading {path}, trajectory {row['id']}: {error}. The file was edited; sample the step again."
+        ) from error
+
+
+def named(pairs: Sequence[Row]) -> dict[str, Any]:
+    """The mapping that a list of names and values stands for."""
+    return {each["name"]: each["value"] for each in pairs}
+
+
+def figures_in(row: Row) -> TrajectoryStats:
+    """The figures of a row."""
+    named = {each.name: row[each.name] for each in fields(TrajectoryStats) if each.name != "turns"}
+    return decode(TrajectoryStats, named | {"turns": row["turn_count"]})
+
+
+def _prompt(ids: bytes, last: SharedSequence[int] | None) -> SharedSequence[int]:
+    """The ids of a prompt; they share the storage of the last prompt and output if they continue them."""
+    prompt = shared_ids(array("I", ids))
+    return last.extended(prompt[len(last) :]) if last is not None and prompt.continues(last) else prompt
+
+
+def _message(row: Row) -> Message:
+    parts = [
+        TextPart(text=each["text"]) if each["sha256"] is None else MediaPart(sha256=each["sha256"], type=each["type"])
+        for each in row.pop("parts") or ()
+    ]
+    return decode(Message, row | {"content": parts} if parts else row)

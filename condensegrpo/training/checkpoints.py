@@ -2,7 +2,7 @@
 
 A checkpoint holds batches that were sampled ahead, so that a resumed run trains on what it would have trained on:
 
-ahead/rank_0/step_000021/kept.jsonl  masked.jsonl  dropped.jsonl     as in trajectories/, in the order of the batch
+ahead/rank_0/step_000021/kept.parquet  masked.parquet  dropped.parquet   as in trajectories/, in the batch's order
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +16,10 @@ from typing import Self
 
 from condensegrpo.config.resumed import store_configuration
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import CheckpointError, CondenseError, SamplerError
+from condensegrpo.core.errors import CondenseError, SamplerError
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import Sampler
-from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.threads import DaemonThread
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.engine import DeepSpeedEngine
@@ -28,9 +27,9 @@ from condensegrpo.learner.model_folder import end_ids, in_main_memory, load_toke
 from condensegrpo.learner.training_state import to_main_memory
 from condensegrpo.learner.weights import adapters, all_gathered, gathered_weights, write_adapter
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import read_trajectories, write_trajectory
+from condensegrpo.storage.trajectories import read_trajectories, write_trajectories
 from condensegrpo.training.learn_step import sampled_weights
-from condensegrpo.training.rollout import StepBatch
+from condensegrpo.training.rollout import StepBatch, problem_index
 
 FOLDER = "ahead"
 FILES = ("kept", "masked", "dropped")  # fields of StepBatch
@@ -120,13 +119,8 @@ def resume(
     sampler: Sampler,
     learner: DeepSpeedEngine,
     observer: Observer,
-    *,
-    write: Callable[[int, ScoredTrajectory], None],
 ) -> tuple[int, dict[int, StepBatch]]:
     """Load the newest checkpoint, if there is one, rewind the folder to it, and send its weights to the sampler.
-
-    Args:
-        write: as of ``BatchRollout``.
 
     Returns:
         The number of steps already taken, and the batches that were prefetched, by step.
@@ -145,9 +139,6 @@ def resume(
             say=observer.notice,
         )
     rewind(folder, config, after=-1 if newest is None else done)
-    for step, batch in batches.items():
-        for scored in batch.trajectories:
-            write(step, scored)
     if config.learner.offload.rollouts:
         to_main_memory(learner)
     doing = f"giving the sampler the weights after step {done}"
@@ -185,8 +176,7 @@ def write_batches(checkpoint: Path, batches: Mapping[int, StepBatch]) -> None:
         folder = _folder(checkpoint) / f"step_{step:06d}"
         folder.mkdir(parents=True)
         for name, trajectories in zip(FILES, (batch.kept, batch.masked, batch.dropped), strict=True):
-            for scored in trajectories:
-                write_trajectory(folder / f"{name}.jsonl", scored)
+            write_trajectories(folder / f"{name}.parquet", trajectories)
 
 
 def read_batches(checkpoint: Path) -> dict[int, StepBatch]:
@@ -203,27 +193,22 @@ def read_batches(checkpoint: Path) -> dict[int, StepBatch]:
 
 
 def _read_part(folder: Path) -> dict[int, StepBatch]:
-    return {
-        int(each.name.removeprefix("step_")): StepBatch(*(_read(each / f"{name}.jsonl") for name in FILES))
-        for each in sorted(folder.glob("step_*"))
-    }
+    def read(step: Path) -> StepBatch:
+        return StepBatch(*(read_trajectories(step / f"{name}.parquet") for name in FILES))
+
+    return {int(step.name.removeprefix("step_")): read(step) for step in sorted(folder.glob("step_*"))}
 
 
 def _groups_of_rank(parts: Sequence[StepBatch]) -> StepBatch:
     """This rank's groups of a batch, in the order of their problems."""
     batch = reduce(add, parts)
-    indices = sorted({_problem_index(scored) for scored in batch.trajectories})
+    indices = sorted({problem_index(scored) for scored in batch.trajectories})
     chosen = frozenset(indices[ranks.rank() :: ranks.world_size()])
     kept = (
-        tuple(sorted((scored for scored in each if _problem_index(scored) in chosen), key=_problem_index))
+        tuple(sorted((scored for scored in each if problem_index(scored) in chosen), key=problem_index))
         for each in (batch.kept, batch.masked, batch.dropped)
     )
     return StepBatch(*kept)
-
-
-def _problem_index(scored: ScoredTrajectory) -> int:
-    """The index of the problem in its step: 12 of the group 6/12."""
-    return int(scored.trajectory.group_id.rpartition("/")[2])
 
 
 def restore_batches(
@@ -250,12 +235,3 @@ def restore_batches(
 
 def _folder(checkpoint: Path) -> Path:
     return checkpoint / FOLDER / f"rank_{ranks.rank()}"
-
-
-def _read(path: Path) -> tuple[ScoredTrajectory, ...]:
-    if not path.is_file():
-        return ()
-    read = read_trajectories(path)
-    if read.problems:
-        raise CheckpointError(f"reading {path}: {read.problems[0]}. Resume from another checkpoint.")
-    return read.trajectories

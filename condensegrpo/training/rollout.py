@@ -46,9 +46,8 @@ from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.group import ProblemGroup, problem_groups
 from condensegrpo.learner import ranks
 from condensegrpo.learner.weights import all_gathered
-from condensegrpo.storage.files import BackgroundWriter
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import write_trajectory
+from condensegrpo.storage.trajectories import part_file, write_trajectories
 
 Scored = tuple[ScoredTrajectory, ...]
 UNFINISHED = 0.5  # share of a batch's trajectories that may be under way when the next batch begins
@@ -81,13 +80,20 @@ class Round:
     new: int  # the last ``new`` of them belong to this round
 
 
-def trajectory_writer(config: RunConfig, folder: RunFolder, source: str) -> Callable[[int, ScoredTrajectory], None]:
-    """Writes a trajectory of a step to the step's file; ``source`` is what GRPO starts from."""
+def batch_writer(config: RunConfig, folder: RunFolder, source: str) -> Callable[[int, Scored], None]:
+    """Writes this rank's trajectories of a step into a file of its own; ``source`` is what GRPO starts from."""
 
-    def write(step: int, scored: ScoredTrajectory) -> None:
-        write_trajectory(folder.trajectories(step), scored, provenance(config, model=source, step=step))
+    def write(step: int, batch: Scored) -> None:
+        ordered = sorted(batch, key=lambda scored: (problem_index(scored), scored.figures.sample))
+        sampled_with = provenance(config, model=source, step=step)
+        write_trajectories(part_file(folder.trajectories(step), ranks.rank()), ordered, sampled_with)
 
     return write
+
+
+def problem_index(scored: ScoredTrajectory) -> int:
+    """The index of the problem in its step: 12 of the group 6/12."""
+    return int(scored.trajectory.group_id.rpartition("/")[2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +105,7 @@ class BatchRollout:
     seed: int
     problems_per_step: int  # over all ranks
     samples_per_problem: int
-    write: Callable[[int, ScoredTrajectory], None]  # to the files of the run: a step and one of its trajectories
+    write: Callable[[int, Scored], None]  # to the run: a step and this rank's trajectories of it
 
     def first_round(self, step: int) -> Round:
         """The problems of a step: a function of seed and step alone."""
@@ -124,29 +130,21 @@ class BatchRollout:
         return len(self._groups(batch)) * self.samples_per_problem
 
     async def run(self, batch: Round, on_scored: Callable[[], None]) -> tuple[ScoredTrajectory, ...]:
-        """Roll out this rank's groups of a round; each trajectory is written, and reported, when it finishes."""
-
-        def record(scored: ScoredTrajectory) -> None:
-            writer.submit(partial(self.write, batch.step, scored))
-            on_scored()
-
-        with BackgroundWriter() as writer:
-            return await self.player.play(
-                self._groups(batch),
-                samples=self.samples_per_problem,
-                run_seed=self.seed,
-                step=batch.step,
-                on_scored=record,
-            )
+        """Roll out this rank's groups of a round; each trajectory is reported when it finishes."""
+        return await self.player.play(
+            self._groups(batch),
+            samples=self.samples_per_problem,
+            run_seed=self.seed,
+            step=batch.step,
+            on_scored=lambda _: on_scored(),
+        )
 
     def _groups(self, batch: Round) -> tuple[ProblemGroup, ...]:
         everything = problem_groups([self.problems[index] for index in batch.chosen], batch.step)
         return everything[len(everything) - batch.new :][ranks.rank() :: ranks.world_size()]
 
 
-def batch_rollout(
-    components: Components, player: GroupPlayer, write: Callable[[int, ScoredTrajectory], None]
-) -> BatchRollout:
+def batch_rollout(components: Components, player: GroupPlayer, write: Callable[[int, Scored], None]) -> BatchRollout:
     """The rollout of a run's batches."""
     config = components.config
     return BatchRollout(
@@ -264,7 +262,7 @@ class RolloutPrefetcher:
         self._loop.close()
 
     def take(self, step: int) -> StepBatch:
-        """The batch of a step; begins what may be sampled under the weights that the step starts from.
+        """The batch of a step, which it writes; begins what may be sampled under the weights that the step starts from.
 
         Every rank must call it. What sampling raised is raised here.
         """
@@ -281,6 +279,7 @@ class RolloutPrefetcher:
                 if not self._begun(later):
                     self._begin(later, lambda: None)
         batch = self._complete_batches.pop(step)
+        self._rollout.write(step, batch.trajectories)
         check_staleness((scored.trajectory for scored in batch.trajectories), step=step, staleness=self._staleness)
         return batch
 

@@ -101,7 +101,7 @@ class RunTracking:
 
 
 def trajectory_table(file: Path) -> Table:
-    """A sample of the trajectories of a file, from the first to the last that finished."""
+    """A sample of the trajectories of a file."""
     return Table(columns=COLUMNS, rows=tuple(map(_row, sample_trajectories(file, TRAJECTORIES))))
 
 

@@ -62,8 +62,8 @@ from condensegrpo.training.rollout import (
     StepBatch,
     batch_filter,
     batch_rollout,
+    batch_writer,
     sampler_gets_weights,
-    trajectory_writer,
 )
 from condensegrpo.training.tracking import RunTracking
 
@@ -154,7 +154,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     Yields the run and the number of steps already taken.
     """
     config = components.config
-    write = trajectory_writer(config, folder, source)
+    write = batch_writer(config, folder, source)
     observer.phase("loading the policy", None)
     if ranks.rank() == 0:
         save_tokenizer(source, folder.path)
@@ -182,7 +182,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
         tracking = RunTracking(config, folder, observer) if ranks.rank() == 0 else None
         if tracking is not None:
             opened.callback(tracking.close)
-        done, batches = resume(config, folder, sampler, learner, observer, write=write)
+        done, batches = resume(config, folder, sampler, learner, observer)
         if tracking is not None:
             tracking.start(done)
         saver = opened.enter_context(CheckpointSaver(config, folder.checkpoints, source, learner))

@@ -192,7 +192,7 @@ def _outcome(config: RunConfig, evaluation: str) -> SeedOutcome:
     """One evaluation of a run, from its trajectories and metrics."""
     folder = RunFolder(Path(config.runs_dir) / config.name)
     success, context = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
-    for scored in read_trajectories(folder.evaluation(config.train.steps, evaluation)).trajectories:
+    for scored in read_trajectories(folder.evaluation(config.train.steps, evaluation)):
         figures, problem = scored.figures, f"{scored.figures.problem_id} {scored.trajectory.question}"
         success[problem].append(figures.correct)
         context[problem].append(float(figures.context_tokens))
