@@ -41,8 +41,8 @@ from condensegrpo.condensers.observation_mask import ObservationMask
 from condensegrpo.condensers.pipeline import Pipeline
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.condensers.whole_units import Full, LastK, RandomDrop, Truncate
+from condensegrpo.core.condenser import Condenser, Stage
 from condensegrpo.core.messages import History
-from condensegrpo.core.protocols.condenser import Condenser, Stage
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, Score, Trajectory

@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Literal, get_args
 from tables import show
 
 from condensegrpo.assembly.parts import build_condenser
-from condensegrpo.assembly.scorers import frozen_scorers, names_of
+from condensegrpo.assembly.scorers import frozen_scorers
 from condensegrpo.cli.evaluate import parsed_condensers
 from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.core.condenser import Budget, Condenser, Count, with_tokens
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import History, Message, Unit, flatten
-from condensegrpo.core.protocols.condenser import Budget, Condenser, Count, WritesSummaries
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.evaluation.figures import Contender
 from condensegrpo.learner.model_folder import end_ids, load_tokenizer
@@ -107,14 +107,14 @@ def methods(condensers: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[Met
     for condenser, options in condensers:
         name = Contender(condenser=condenser, options=options, budget=None).label
         plugin = build_condenser(CondenserPlugin(name=condenser, options=dict(options)))
-        if isinstance(plugin, WritesSummaries) and plugin.writes:
+        if plugin.writes:
             raise ConfigError(
                 f"measuring the retention of {name}: it asks a policy for text, and this benchmark has none. "
                 f"Measure it with condensegrpo eval --compare."
             )
         if name in (method.name for method in (*controls, *built)):
             raise ConfigError(f"measuring the retention of {name}: it is named twice.")
-        built.append(Method(name=name, condenser=plugin, sees_question=bool(names_of(plugin))))
+        built.append(Method(name=name, condenser=plugin, sees_question=bool(plugin.scorers)))
     return (*controls, *built)
 
 
@@ -136,8 +136,9 @@ def retention(
     Args:
         count: of messages, in the unit of the budgets.
     """
-    scorers = frozen_scorers([name for method in entrants if method.condenser for name in names_of(method.condenser)])
-    histories = [history_of(question, data.messages[question.scenario]) for question in data.questions]
+    scorers = frozen_scorers([name for method in entrants if method.condenser for name in method.condenser.scorers])
+    raw = [history_of(question, data.messages[question.scenario]) for question in data.questions]
+    histories = [with_tokens(history, count) for history in raw]
     orders = {method.name: [[order(past) for order in method.orders] for past in histories] for method in entrants}
     figures: list[Retention] = []
     for budget in budgets:
@@ -147,10 +148,11 @@ def retention(
             for question, history, ordered in zip(data.questions, histories, orders[method.name], strict=True):
                 pinned = count(history.pinned)
                 total = count(history.messages) - pinned
-                limit = Budget(tokens=pinned + int(total * budget), count=count, scorers=scorers)
-                shown = [_filled(order, history, limit) for order in ordered]
+                room = int(total * budget)
+                shown = [_filled(order, history, room) for order in ordered]
                 if method.condenser is not None:
-                    shown = [asyncio.run(method.condenser.condense(history, limit, ())).units]
+                    limit = Budget(tokens=room, prompt_tokens=pinned + room, scorers=scorers)
+                    shown = [asyncio.run(method.condenser.condense(history, limit)).units]
                 values[question.id] = [float(contains_answer(question.answers, _text(units), match)) for units in shown]
                 used += [(count(flatten(history.pinned, units)) - pinned) / total for units in shown]
             baseline = baseline or values
@@ -169,12 +171,11 @@ def retention(
     return tuple(figures)
 
 
-def _filled(order: Sequence[int], history: History, budget: Budget) -> Sequence[Unit]:
-    """The units in this order that still fit, each counted by itself."""
-    empty = budget.count(history.pinned)
-    room, chosen = budget.tokens - empty, []
+def _filled(order: Sequence[int], history: History, room: int) -> Sequence[Unit]:
+    """The units in this order that still fit."""
+    chosen = []
     for position in order:
-        cost = budget.count((*history.pinned, *history.units[position].messages)) - empty
+        cost = history.units[position].tokens
         if cost <= room:
             chosen.append(position)
             room -= cost

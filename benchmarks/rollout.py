@@ -35,7 +35,7 @@ from trl_rollout import MISSING, missing, with_trl
 
 from condensegrpo.condensers.observation_mask import ObservationMask
 from condensegrpo.condensers.whole_units import Full, LastK
-from condensegrpo.core.protocols.condenser import Condenser
+from condensegrpo.core.condenser import Condenser
 
 KEEP = 2  # units that last_k and observation_mask show whole
 WITH_VLLM, WITH_TRANSFORMERS = (partial(through_engine, name) for name in ("vllm", "transformers"))

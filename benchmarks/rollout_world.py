@@ -16,8 +16,8 @@ from pathlib import Path
 from passes import ModelSize
 
 from condensegrpo.condensers.whole_units import Full
+from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.condenser import Condenser
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.sampler import NamedTensors, Sampler
 from condensegrpo.core.protocols.task import Problem

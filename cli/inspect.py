@@ -213,7 +213,7 @@ def _print(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class FileView:
     """The trajectories of a file, and one of them with all that is shown of it."""
 
     groups: tuple[Group, ...]
@@ -226,16 +226,16 @@ class View:
         return tuple(map(description, changes(self.opened.scored.trajectory)))
 
 
-def view_of(index: Index, batch: TrajectoryBatch, choice: Choice, *, tokens: bool) -> View:
+def view_of(index: Index, batch: TrajectoryBatch, choice: Choice, *, tokens: bool) -> FileView:
     """The values to print of a step and of the first chosen trajectory, with its sampled ``tokens`` if requested."""
     every = tuple(index.records(batch))
     matches = choice.of(every)
     largest = max(record.figures.context_tokens for record in every)
     opened = TrajectoryReader(index, batch).open(matches[0], largest=largest, tokens=tokens)
-    return View(groups=groups(every), matches=matches, opened=opened)
+    return FileView(groups=groups(every), matches=matches, opened=opened)
 
 
-def view_json(view: View, shown: Sequence[TurnView], *, tokens: bool) -> str:
+def view_json(view: FileView, shown: Sequence[TurnView], *, tokens: bool) -> str:
     """The view as one JSON object, with some of its turns."""
     opened, batch = view.opened, view.opened.batch
     return dump_line(
@@ -258,7 +258,7 @@ def view_json(view: View, shown: Sequence[TurnView], *, tokens: bool) -> str:
     )
 
 
-def turns_to_show(view: View, turn: int | None) -> tuple[TurnView, ...]:
+def turns_to_show(view: FileView, turn: int | None) -> tuple[TurnView, ...]:
     """The turns of which details are printed: the requested one, or all."""
     every = view.opened.turns
     if turn is not None and turn >= len(every):
@@ -268,7 +268,7 @@ def turns_to_show(view: View, turn: int | None) -> tuple[TurnView, ...]:
 
 
 def parts_of(
-    view: View, width: int, *, choice: Choice, shown: Sequence[TurnView], tokens: bool, full: bool
+    view: FileView, width: int, *, choice: Choice, shown: Sequence[TurnView], tokens: bool, full: bool
 ) -> Iterator[RenderableType]:
     """Everything that is printed, with details of the turns that are ``shown``."""
     yield from _listing_parts(view, choice, width)
@@ -283,7 +283,7 @@ def parts_of(
     yield from details(shown, full=full, media=media_of(view.opened.batch.file))
 
 
-def _listing_parts(view: View, choice: Choice, width: int) -> Iterator[RenderableType]:
+def _listing_parts(view: FileView, choice: Choice, width: int) -> Iterator[RenderableType]:
     """File and step, the groups or the matches, and the siblings of the chosen trajectory."""
     batch, chosen = view.opened.batch, view.opened.record
     trajectories = plural(sum(len(group.siblings) for group in view.groups), "trajectory", "trajectories")

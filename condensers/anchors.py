@@ -16,7 +16,7 @@ the wrapped condenser drops 0 and 1 and masks the result of 2, of five units
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -25,12 +25,12 @@ from typing import Annotated, Literal, NamedTuple
 
 from annotated_types import Gt, Lt
 
-from condensegrpo.condensers.fit import fits
+from condensegrpo.condensers.fit import total
 from condensegrpo.condensers.observation_mask import VERBATIM, VERBATIM_LENGTH
 from condensegrpo.condensers.pipeline import Pipeline
 from condensegrpo.condensers.whole_units import Truncate
-from condensegrpo.core.messages import History, Message, Unit, flatten, without_meter
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Stage, unit_tokens
+from condensegrpo.core.condenser import Budget, Condensed, Count, Stage
+from condensegrpo.core.messages import DENSE, History, Message, Unit, flatten, note, without_meter
 from condensegrpo.core.wording import plural
 
 HEADING = "Verbatim from omitted turns:"
@@ -59,7 +59,7 @@ class Lost(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Anchors(Pipeline):
     """Keeps numbers, paths, errors, quotes, URLs and names of what its stages drop or mask, verbatim, beside them.
 
@@ -71,56 +71,42 @@ class Anchors(Pipeline):
     share: Annotated[float, Gt(0), Lt(1)] = 0.25  # of the budget, for anchors; the stages get the rest
     kinds: Sequence[Kind] = KINDS
 
-    def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
+    def check(self, pinned: Sequence[Message], budget: Budget, count: Count) -> None:
         """Refuse a budget that one of its stages refuses."""
-        Pipeline.check_room(self, pinned, self._less(budget))  # super() knows no class with slots before Python 3.14
+        super().check(pinned, self._less(budget), count)
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget) -> Condensed:
         """The units of its stages and the anchors of what they left out.
 
-        Costs two counts of what is shown, beside those of the stages, which are called again if the anchors leave half
-        of their room; those that write are not.
+        The stages are called again if the anchors leave half of their room; those that write are not.
         """
         view = history.current_units
         listed = next((unit for unit in view if _is_list(unit)), None)  # of its earlier answer
         rest = tuple(unit for unit in view if unit is not listed)
-        whole = fits(history, view, budget)
+        whole = total(view) <= budget.tokens
         past = history if listed is None else history.with_units(rest)
-        condensed = await Pipeline.condense(self, past, budget if whole else self._less(budget), tools)
+        condensed = await super().condense(past, budget if whole else self._less(budget))
         if condensed.units == rest:
             return replace(condensed, units=view) if whole else condensed
         answer, used = self._with_anchors(history, condensed, budget)
         if used is None or whole or self.writes:
             return answer
         ample = replace(budget, tokens=budget.tokens - used)  # the anchors need less than half of their share
-        return self._with_anchors(history, await Pipeline.condense(self, past, ample, tools), budget)[0]
+        return self._with_anchors(history, await super().condense(past, ample), budget)[0]
 
     def _with_anchors(self, history: History, condensed: Condensed, budget: Budget) -> tuple[Condensed, int | None]:
-        """An answer of the stages with the anchors that fit; their tokens, if they leave half of their share.
-
-        Lines are counted one by one, each once in an episode, and then all together.
-        """
-        room = int(self.share * budget.tokens)
-        shown = flatten(history.pinned, condensed.units)
-        lost = _lost(history, condensed, shown, tuple(self.kinds), room)
-        note = _note(history, condensed, lost, budget)
-        base, empty = budget.count(shown), budget.count((*history.pinned, replace(note, content="")))
-        most = min(budget.tokens - base, room)
-
-        def line(anchor: Lost) -> int:
-            if anchor.text not in history.sizes:
-                alone = (*history.pinned, replace(note, content=f"{anchor.text}\n"))
-                history.sizes[anchor.text] = budget.count(alone) - empty
-            return history.sizes[anchor.text]
-
-        sums = list(accumulate(map(line, lost)))
-        number = bisect_right(sums, most)
+        """An answer of the stages with the anchors that fit; their tokens, if they leave half of their share."""
+        share, base = int(self.share * budget.tokens), total(condensed.units)
+        lost = _lost(history, condensed, tuple(self.kinds), share)
+        room, density = min(budget.tokens - base, share), max(history.units[-1].rates[0], DENSE)
+        sums = list(accumulate((len(anchor.text) + 1) * density for anchor in lost))
+        number = bisect_right(sums, room)
         while number:
-            answer = _with(history, condensed, lost[:number], note)
-            used = budget.count(flatten(history.pinned, answer.units)) - base
-            if used <= most:
-                return answer, used if number == len(lost) and 2 * used < room else None
-            number = min(number - 1, max(bisect_right(sums, sums[number - 1] - (used - most)), 1))
+            answer = _with(history, condensed, lost[:number])
+            used = total(answer.units) - base
+            if used <= room:
+                return answer, used if number == len(lost) and 2 * used < share else None
+            number = min(number - 1, max(bisect_right(sums, sums[number - 1] - (used - room)), 1))
         return condensed, None
 
     def _less(self, budget: Budget) -> Budget:
@@ -128,13 +114,12 @@ class Anchors(Pipeline):
 
 
 def _is_list(unit: Unit) -> bool:
-    return unit.is_summary and unit.reply.text.startswith(f"{HEADING}\n")
+    return unit.is_note and unit.reply.text.startswith(f"{HEADING}\n")
 
 
-def _lost(
-    history: History, condensed: Condensed, shown: Sequence[Message], kinds: tuple[Kind, ...], most: int
-) -> list[Lost]:
+def _lost(history: History, condensed: Condensed, kinds: tuple[Kind, ...], most: int) -> list[Lost]:
     """Up to ``most`` anchors that are in no shown message, those of the newest units first, in a unit in order."""
+    shown = flatten(history.pinned, condensed.units)
     known = {anchor for message in shown for anchor in anchors(message.words, kinds)}
     lost: list[Lost] = []
     for turn, result, texts in _left_out(history, condensed, kinds):
@@ -151,12 +136,12 @@ def _left_out(
 ) -> Iterator[tuple[int, int | None, Sequence[str]]]:
     """Turn, index of a masked result and anchors, the newest unit first; an earlier summary covers what it covers."""
     by_turn = {unit.turn: unit for unit in condensed.units}
-    old = history.summary
-    covered = old.through if old is not None and by_turn.get(old.through) == old.unit else -1
+    old = history.note
+    covered = old.turn if old is not None and by_turn.get(old.turn) == old else -1
     for unit in reversed(history.units[bisect_right(history.units, covered, key=_turn) :]):
         shown = by_turn.get(unit.turn)
-        replaced = shown is not None and shown.is_summary is not unit.is_summary
-        if shown is None or (replaced and condensed.summary is not None):
+        replaced = shown is not None and shown.is_note is not unit.is_note
+        if shown is None or (replaced and condensed.note is not None):
             lines = unit.reply.text.splitlines()[1:] if _is_list(unit) else None
             texts = (text for message in unit.messages for text in anchors(message.words, kinds))
             yield unit.turn, None, lines or tuple(dict.fromkeys(texts))
@@ -166,17 +151,7 @@ def _left_out(
                     yield unit.turn, index, anchors(raw.words, kinds)
 
 
-def _note(history: History, condensed: Condensed, lost: Sequence[Lost], budget: Budget) -> Message:
-    """The line below the list of anchors: the omitted units up to the newest that has one there."""
-    newest = next((anchor.turn for anchor in lost if anchor.result is None), -1)
-    kept = {unit.turn for unit in condensed.units}
-    tokens = zip(history.units, unit_tokens(history, budget.count), strict=True)
-    omitted = [count for unit, count in tokens if unit.turn <= newest and unit.turn not in kept]
-    text = f"[{plural(len(omitted), 'turn', 'turns')} up to {newest} omitted, parts of them verbatim above: "
-    return Message(role="user", content=f"{text}{sum(omitted)} tokens]")
-
-
-def _with(history: History, condensed: Condensed, lost: Sequence[Lost], note: Message) -> Condensed:
+def _with(history: History, condensed: Condensed, lost: Sequence[Lost]) -> Condensed:
     """An answer with these anchors: in a unit or the new summary, and behind placeholders."""
     chosen = sorted(lost, key=_turn)  # stable: in a unit in order
     listed = [anchor for anchor in chosen if anchor.result is None]
@@ -186,18 +161,20 @@ def _with(history: History, condensed: Condensed, lost: Sequence[Lost], note: Me
         if anchor.result is not None:
             masked.setdefault(anchor.turn, []).append(anchor)
     units = [_annotated(history, unit, masked.get(unit.turn, ())) for unit in condensed.units]
-    summary = condensed.summary
+    summary = condensed.note
     if listed and summary is not None:
-        index = condensed.units.index(summary.unit)
-        summary = replace(summary, text=f"{summary.text}\n\n{text}")
-        units[index] = summary.unit
+        index = condensed.units.index(summary)
+        reply = replace(summary.reply, content=f"{summary.reply.text}\n\n{text}")
+        summary = replace(summary, reply=reply, tokens=summary.tokens + history.units[-1].estimate(text))
+        units[index] = summary
     elif listed:
-        reply = Message(role="assistant", content=text)
-        units.append(Unit(turn=listed[-1].turn, reply=reply, results=(note,), is_summary=True))
+        kept = {unit.turn for unit in condensed.units}
+        omitted = [unit for unit in history.units if unit.turn <= listed[-1].turn and unit.turn not in kept]
+        units.append(note(history, omitted, text, how="parts of them verbatim above"))
     reason = "; ".join(
         (*filter(None, (condensed.reason,)), f"{plural(len(chosen), 'anchor', 'anchors')} of what was left out")
     )
-    return replace(condensed, units=tuple(sorted(units, key=_turn)), summary=summary, reason=reason)
+    return replace(condensed, units=tuple(sorted(units, key=_turn)), note=summary, reason=reason)
 
 
 def _annotated(history: History, unit: Unit, lost: Sequence[Lost]) -> Unit:
@@ -212,7 +189,7 @@ def _annotated(history: History, unit: Unit, lost: Sequence[Lost]) -> Unit:
         longer = f"{before}{'; ' if VERBATIM in before else VERBATIM}{anchor.text}"
         if len(longer) < min(len(raw.results[index].text), len(unit.results[index].text) + VERBATIM_LENGTH):
             results[index] = replace(results[index], content=longer)
-    return replace(unit, results=tuple(results))
+    return unit.with_results(tuple(results))
 
 
 @lru_cache(maxsize=8192)

@@ -10,19 +10,19 @@ Scores are smoothed over the last turns, and a unit that was dropped returns onl
 recomputed from the history at every call: a condenser keeps no state, and one serves all episodes at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from condensegrpo.condensers.fit import fits, most_that_fit, within
+from condensegrpo.condensers.fit import total
+from condensegrpo.core.condenser import Budget, Condensed, Condenser, UnitScorer
 from condensegrpo.core.messages import History
-from condensegrpo.core.protocols.condenser import Budget, Condensed, UnitScorer, unit_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionCondenser:
+@dataclass(frozen=True, kw_only=True)
+class AttentionCondenser(Condenser):
     """Keeps the newest unit and the others with the highest scores per token. Order is kept; units stay whole.
 
     A history within the budget is returned unchanged and not scored. Dropped units leave no placeholder.
@@ -40,30 +40,21 @@ class AttentionCondenser:
         """The name of the scorer that it looks up in ``Budget.scorers``."""
         return (self.scorer,)
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """The units to show. Costs one count per unit, log2 of the number of units more, and one pass per turn."""
-        total = len(history.units)
-        if total < 2 or fits(history, history.units, budget):
+    async def condense(self, history: History, budget: Budget) -> Condensed:
+        """The units to show. Costs one pass per turn."""
+        if len(history.units) < 2 or total(history.units) <= budget.tokens:
             return Condensed(units=history.units)
-        costs = [max(tokens, 1) for tokens in unit_tokens(history, budget.count)]
-        ranked = await self._ranked(history, budget, costs)
-
-        def fitting(kept: int) -> bool:
-            return within(history, [history.units[index] for index in sorted(ranked[:kept])], budget)
-
-        # tokens of units do not add up exactly: of the chosen units, as many are shown as fit when counted together
-        kept = most_that_fit(len(ranked), fitting, likely=len(ranked))
-        shown = tuple(history.units[index] for index in sorted(ranked[:kept]))
+        ranked = await self._ranked(history, budget)
+        shown = tuple(history.units[index] for index in sorted(ranked))
         return Condensed(
             units=shown,
-            reason=f"kept {len(shown)} of {total} units by the attention of {self.scorer}",
+            reason=f"kept {len(shown)} of {len(history.units)} units by the attention of {self.scorer}",
         )
 
-    async def _ranked(self, history: History, budget: Budget, costs: Sequence[int]) -> list[int]:
+    async def _ranked(self, history: History, budget: Budget) -> list[int]:
         """The kept units, the newest first and then the best, with the scores of earlier turns smoothed in."""
-        room = budget.tokens - budget.count(history.pinned)
-        total = len(history.units)
-        ends = [end for end in range(max(total - self.lookback, 2), total + 1) if sum(costs[:end]) > room] or [total]
+        room, number, costs = budget.tokens, len(history.units), [max(unit.tokens, 1) for unit in history.units]
+        ends = [end for end in range(max(number - self.lookback, 2), number + 1) if sum(costs[:end]) > room] or [number]
         pasts = [History(pinned=history.pinned, units=history.units[:end]) for end in ends]
         ranked: list[int] = []
         smooth: list[float] = []
@@ -109,7 +100,7 @@ async def _scores(budget: Budget, name: str, pasts: Sequence[History]) -> Sequen
             f"ranking {len(pasts[-1].units)} units: wanted the scorer {name!r}, and the budget has "
             f"{', '.join(budget.scorers) or 'none'}"
         )
-    rows = await scorer.score(pasts, budget.tokens)
+    rows = await scorer.score(pasts, budget.prompt_tokens)
     for past, scores in zip(pasts, rows, strict=True):
         if len(scores) != len(past.units) or not all(0 <= score < float("inf") for score in scores):
             raise ValueError(

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from condensegrpo.condensers.decisions import decision_tool, decisions, named_turns, reason_of, text_argument
+from condensegrpo.core.condenser import Budget, Condensed, Condenser
 from condensegrpo.core.messages import History, Unit
-from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.protocols.tool import EnvironmentTool
 
 BRANCH, RETURN = "branch", "return"
@@ -25,19 +25,19 @@ class FoldedBranch(NamedTuple):
     folded: tuple[int, ...] = ()  # the turns of the units that left the view then
 
 
-@dataclass(frozen=True, slots=True)
-class Fold:
+@dataclass(frozen=True)
+class Fold(Condenser):
     """Drops what lies between the policy's calls ``branch(description)`` and ``return(message)``; these two stay.
 
     Branches are not nested, and a return needs a turn to fold. The budget plays no part: a history over budget is
     returned as it is, unless a later stage of a pipeline cuts it.
     """
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget) -> Condensed:
         """The units outside of folded branches."""
         closed = [branch for branch in folded_branches(history.raw_units) if branch.closed is not None]
         folded = {turn for branch in closed for turn in branch.folded}
-        units = tuple(unit for unit in history.current_units if unit.is_summary or unit.turn not in folded)
+        units = tuple(unit for unit in history.current_units if unit.is_note or unit.turn not in folded)
         made = [(branch.folded, f"return in turn {branch.closed}") for branch in closed]
         return Condensed(units=units, reason=reason_of("folded", made))
 

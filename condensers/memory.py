@@ -12,9 +12,9 @@ from typing import Annotated, NamedTuple
 from annotated_types import Ge
 
 from condensegrpo.condensers.decisions import decision_tool, decisions, text_argument
-from condensegrpo.condensers.fit import most_by_their_sum, most_that_fit, within
+from condensegrpo.condensers.fit import newest_that_fit, total
+from condensegrpo.core.condenser import Budget, Condensed, Condenser
 from condensegrpo.core.messages import RECALLED, History, Unit, bare
-from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.core.wording import plural, ranges
 
@@ -29,8 +29,8 @@ class Note(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+@dataclass(frozen=True)
+class Memory(Condenser):
     """Keeps the notes that the policy writes: they are shown after the oldest unit, unless their turns are in view.
 
     Then it drops the oldest units until the rest fits, a summary last. The notes themselves are dropped, the oldest
@@ -40,23 +40,18 @@ class Memory:
     note_chars: Annotated[int, Ge(1)] = 400  # longest note, its name included, in characters
     total_chars: Annotated[int, Ge(1)] = 2000  # all notes together
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """The units with the notes whose turns are not among them. Costs a few counts of the kept units."""
+    async def condense(self, history: History, budget: Budget) -> Condensed:
+        """The units with the notes whose turns are not among them."""
         notes, view = notes_of(history.raw_units), history.current_units
-        head = view[:1] if len(view) > 1 and view[0].is_summary else ()
-        tail = view[len(head) :]
-
-        def shown(newest: int, most: int = len(notes)) -> tuple[Unit, ...]:
-            return _with_notes(history, (*head, *tail[len(tail) - newest :]), notes, most)
-
-        likely = most_by_their_sum(history, reversed(tail), budget)
-        newest = most_that_fit(len(tail), lambda number: within(history, shown(number), budget), likely)
-        most = len(notes)
-        while most and newest <= 1 and not within(history, shown(newest, most), budget):
+        head = view[:1] if len(view) > 1 and view[0].is_note else ()
+        tail, most = list(newest_that_fit(view[len(head) :], budget.tokens - total(head))), len(notes)
+        while len(tail) > 1 and total(_with_notes((*head, *tail), notes, most)) > budget.tokens:
+            del tail[0]
+        while most and total(_with_notes((*head, *tail), notes, most)) > budget.tokens:
             most -= 1
-        units = shown(newest, most)
-        if newest <= 1 and not within(history, units, budget):
-            units = tail[-1:]
+        units = _with_notes((*head, *tail), notes, most)
+        if head and total(units) > budget.tokens:
+            units = tuple(tail)
         return Condensed(units=units, reason=_reason(view, units, notes, most))
 
     def tools(self) -> Sequence[EnvironmentTool]:
@@ -117,14 +112,14 @@ def _reason(view: Sequence[Unit], units: Sequence[Unit], notes: Mapping[str, Not
 
 
 def _hidden(units: Sequence[Unit], notes: Mapping[str, Note]) -> list[str]:
-    turns = {unit.turn for unit in units if not unit.is_summary}
+    turns = {unit.turn for unit in units if not unit.is_note}
     return [name for name, note in notes.items() if note.turn not in turns]
 
 
-def _with_notes(history: History, units: tuple[Unit, ...], notes: Mapping[str, Note], most: int) -> tuple[Unit, ...]:
+def _with_notes(units: tuple[Unit, ...], notes: Mapping[str, Note], most: int) -> tuple[Unit, ...]:
     """Units with the newest ``most`` of the notes that they do not show, after the first that is no summary."""
     names = _hidden(units, notes)
-    index = next((index for index, unit in enumerate(units) if not unit.is_summary), None)
+    index = next((index for index, unit in enumerate(units) if not unit.is_note), None)
     names = names[max(len(names) - most, 0) :]
     if index is None or not names:
         return units
@@ -132,8 +127,8 @@ def _with_notes(history: History, units: tuple[Unit, ...], notes: Mapping[str, N
     return (*units[:index], units[index].with_instruction(text), *units[index + 1 :])
 
 
-@dataclass(frozen=True, slots=True)
-class Recall:
+@dataclass(frozen=True)
+class Recall(Condenser):
     """Answers the policy's ``recall(turn)`` with what answered the reply of that turn, if a condenser left it out.
 
     The answer is a result like any other: it ages, and condensers mask or drop it. Every answer counts as a refetch.
@@ -141,7 +136,7 @@ class Recall:
 
     max_chars: Annotated[int, Ge(1)] = 1000  # of an answer; of a longer observation its beginning
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget) -> Condensed:
         """All units, unchanged."""
         return Condensed(units=history.current_units)
 
@@ -169,4 +164,4 @@ class Recall:
 def _shows(shown: Unit, raw: Unit) -> bool:
     """Whether a shown unit has the results of the raw one, with or without notes after them."""
     pairs = zip(shown.results, raw.results, strict=False)
-    return not shown.is_summary and all(now.text.startswith(before.text) for now, before in pairs)
+    return not shown.is_note and all(now.text.startswith(before.text) for now, before in pairs)

@@ -12,8 +12,8 @@ from typing import Annotated, NamedTuple
 from annotated_types import Ge
 
 from condensegrpo.condensers.decisions import decision_tool, decisions, reason_of, text_argument
-from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols.condenser import Budget, Condensed, added_tokens
+from condensegrpo.core.condenser import Budget, Condensed, Condenser
+from condensegrpo.core.messages import History, Unit, note
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.wording import plural, ranges
 
@@ -28,8 +28,8 @@ class Pruned(NamedTuple):
     note: str  # shown where the last of them stood; empty: nothing is
 
 
-@dataclass(frozen=True, slots=True)
-class Prune:
+@dataclass(frozen=True)
+class Prune(Condenser):
     """Drops the turns that the policy names in ``prune(turns, note)``; a note is shown where the last of them stood.
 
     A note may be pruned as the turn where it stands. The call itself stays until it is named by a later one. The budget
@@ -38,7 +38,7 @@ class Prune:
 
     note_chars: Annotated[int, Ge(1)] = 400  # longest note, in characters; always shorter than what it replaces
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget) -> Condensed:
         """The units that are left, and the notes."""
         calls = prunings(history.raw_units)
         gone = {turn for call in calls for turn in call.turns}
@@ -46,10 +46,12 @@ class Prune:
 
         def shown() -> Iterator[Unit]:
             for unit in history.current_units:
-                if unit.is_summary or unit.turn not in gone:
+                if unit.is_note or unit.turn not in gone:
                     yield unit
                 elif unit.turn in notes:
-                    yield _note(history, notes[unit.turn], budget)
+                    call = notes[unit.turn]
+                    dropped = [unit for unit in history.raw_units if unit.turn in call.turns]
+                    yield note(history, dropped, call.note, how="replaced by your note above")
 
         made = [(call.turns, f"call in turn {call.turn}") for call in calls]
         return Condensed(units=tuple(shown()), reason=reason_of("pruned", made))
@@ -71,7 +73,7 @@ class Prune:
         view = history.raw_units if history.shown is None else (*history.shown, history.raw_units[-1])
         calls = prunings(history.raw_units)
         gone = {turn for call in calls for turn in call.turns}
-        visible = {unit.turn for unit in view if not unit.is_summary and unit.turn not in gone}
+        visible = {unit.turn for unit in view if not unit.is_note and unit.turn not in gone}
         notes = {call.turns[-1]: call.note for call in calls if call.note}
         visible |= notes.keys() & {unit.turn for unit in view}
         omitted = turns - visible
@@ -106,15 +108,3 @@ def _turns(arguments: Mapping[str, object]) -> set[int]:
     if not isinstance(turns, list) or not turns or any(type(turn) is not int for turn in turns):
         raise ValueError(f"turns is {turns!r:.40}, wanted numbers of turns, as in [2, 3]")
     return set(turns)
-
-
-def _note(history: History, call: Pruned, budget: Budget) -> Unit:
-    """The unit that is shown for pruned turns."""
-    tokens = sum(added_tokens(history, unit, budget.count) for unit in history.raw_units if unit.turn in call.turns)
-    omitted = f"{plural(len(call.turns), 'turn', 'turns')} up to {call.turns[-1]} omitted"
-    return Unit(
-        turn=call.turns[-1],
-        reply=Message(role="assistant", content=call.note),
-        results=(Message(role="user", content=f"[{omitted}, replaced by your note above: {tokens} tokens]"),),
-        is_summary=True,
-    )

@@ -1,16 +1,16 @@
 """Shared by condensers that summarise: the instruction, the units to replace, usable summaries, and the fallback."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from condensegrpo.condensers.fit import fits, newest_that_fit
+from condensegrpo.condensers.fit import newest_that_fit, total
 from condensegrpo.condensers.observation_mask import ObservationMask
+from condensegrpo.core.condenser import Budget, Condensed, WrittenSummary
 from condensegrpo.core.errors import SummaryRefused
-from condensegrpo.core.messages import History, Summary, Unit, flatten
-from condensegrpo.core.protocols.condenser import Budget, Condensed, WrittenSummary
+from condensegrpo.core.messages import History, Unit, note
 from condensegrpo.core.trajectory import FinishReason
 
 
@@ -56,12 +56,11 @@ def summary_plan(history: History, budget: Budget, *, keep_last: int, room: int,
         always: summarise what is within the budget too.
     """
     view = history.current_units
-    if not always and fits(history, view, budget):
+    if not always and total(view) <= budget.tokens:
         return None
-    less = replace(budget, tokens=max(budget.tokens - room, 0))
-    kept = newest_that_fit(history, view[-keep_last:], less)
+    kept = newest_that_fit(view[-keep_last:], max(budget.tokens - room, 0))
     covered = view[: len(view) - len(kept)]
-    if all(unit.is_summary for unit in covered) or not fits(history, kept, budget):
+    if all(unit.is_note for unit in covered) or total(kept) > budget.tokens:
         return None
     return SummaryPlan(covered=covered, kept=kept)
 
@@ -76,46 +75,44 @@ def finished_text(written: WrittenSummary) -> str:
     return text
 
 
-def usable(written: WrittenSummary, plan: SummaryPlan, history: History, budget: Budget) -> Summary:
-    """The summary in a text, without the thinking before it. Special tokens in it are text.
+def usable(written: WrittenSummary, plan: SummaryPlan, history: History, budget: Budget) -> Unit:
+    """The note with the summary in a text, without the thinking before it. Special tokens in it are text.
 
     A text that was cut off, is empty, is not shorter than what it replaces, or does not fit, is a SummaryRefused.
     """
     text = finished_text(written)
-    before = budget.count(flatten(history.pinned, plan.view))
-    covered = before - budget.count(flatten(history.pinned, plan.kept))
-    summary = Summary(text=text, through=plan.covered[-1].turn, tokens=covered)
-    after = budget.count(flatten(history.pinned, (summary.unit, *plan.kept)))
+    summary = note(history, plan.covered, text, how="summarised above")
+    if written.tokens is not None and text == written.text.strip():
+        estimates = summary.tokens - note(history, plan.covered, "", how="summarised above").tokens
+        summary = replace(summary, tokens=summary.tokens - estimates + written.tokens)
+    after = summary.tokens + total(plan.kept)
     if after > budget.tokens:
-        raise SummaryRefused(f"with it the prompt has {after} tokens, and {budget.tokens} are allowed")
-    if after >= before:
-        raise SummaryRefused(f"it is not shorter than what it replaces: {after} tokens after, {before} before")
+        raise SummaryRefused(f"with it the units have {after} tokens, and {budget.tokens} are allowed")
+    if summary.tokens >= total(plan.covered):
+        raise SummaryRefused(
+            f"it is not shorter than what it replaces: {summary.tokens} tokens, and {total(plan.covered)} before"
+        )
     return summary
 
 
-def summarised(
-    summary: Summary, plan: SummaryPlan, history: History, budget: Budget, rejected: Sequence[str]
-) -> Condensed:
+def summarised(summary: Unit, plan: SummaryPlan, rejected: Sequence[str]) -> Condensed:
     """A history whose oldest units are replaced by a new summary."""
-    units = (summary.unit, *plan.kept)
     after = f" after {len(rejected)} that cannot be used" if rejected else ""
     return Condensed(
-        units=units,
+        units=(summary, *plan.kept),
         reason=f"summarised {len(plan.covered)} units{after}",
-        summary=summary,
+        note=summary,
         rejected=tuple(rejected),
     )
 
 
-async def without_summary(
-    history: History, budget: Budget, tools: Sequence[Mapping[str, object]], *, why: str, rejected: Sequence[str] = ()
-) -> Condensed:
+async def without_summary(history: History, budget: Budget, *, why: str, rejected: Sequence[str] = ()) -> Condensed:
     """A history without a new summary: unchanged if it fits, else with old results masked."""
     view = history.current_units
-    if fits(history, view, budget):
+    if total(view) <= budget.tokens:
         units, reason = view, ""
     else:
-        masked = await ObservationMask(keep=1).condense(history.with_units(view), budget, tools)
+        masked = await ObservationMask(keep=1).condense(history.with_units(view), budget)
         units, reason = masked.units, masked.reason
     return Condensed(
         units=units,

@@ -11,25 +11,23 @@ from typing import Annotated
 from annotated_types import Ge
 
 from condensegrpo.condensers.decisions import decision_tool, decisions
-from condensegrpo.condensers.fit import fits
 from condensegrpo.condensers.observation_mask import ObservationMask
 from condensegrpo.condensers.summarising import (
-    SummaryPlan,
     read_instruction,
     summarised,
     summary_plan,
     usable,
     without_summary,
 )
+from condensegrpo.core.condenser import Budget, Condensed, Condenser, Count, Request
 from condensegrpo.core.errors import SummaryRefused
-from condensegrpo.core.messages import History, Message, Summary, Unit
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Request
+from condensegrpo.core.messages import History, Message, Unit, note
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.wording import plural
 
 
-@dataclass(frozen=True, slots=True)
-class SummaryRequests:
+@dataclass(frozen=True)
+class SummaryRequests(Condenser):
     """How the policy writes a summary, whichever condenser decides when.
 
     The request follows the prompt that would have come next, so that system message and tools are those of a normal
@@ -52,77 +50,66 @@ class SummaryRequests:
         """Texts that one call may request."""
         return self.attempts
 
-    def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
+    def check(self, pinned: Sequence[Message], budget: Budget, count: Count) -> None:
         """Refuse a budget in which a summary can never be requested, or never have its full length."""
         reply, longest = Message(role="assistant", content=""), self._longest(budget)
         text = self.instruction.substitute(tokens=longest, kept=self.keep_last)
-        request = (*pinned, *Unit(turn=0, reply=reply).with_instruction(text).messages)
-        shown = (*pinned, *Summary(text="", through=0, tokens=0).unit.messages)
-        need, needed = budget.count(shown) + longest, budget.count(request)
-        most = budget.request_tokens or budget.tokens
-        if need > budget.tokens or needed > most:
+        empty = Unit(turn=0, reply=reply)
+        request = count((*pinned, *empty.with_instruction(text).messages))
+        need = count((*pinned, *note(History(pinned=()), [empty], "").messages)) - count(pinned) + longest
+        if need > budget.tokens or request > budget.prompt_tokens:
             raise ValueError(
                 f"behind system message and question a summary of {longest} tokens (max_tokens, or what a reply may "
-                f"have) makes {need} tokens, of {budget.tokens} that a condensed prompt may have, and asking for it "
-                f"{needed}, of {most}. Raise rollout.limits.max_context_tokens, lower max_tokens, shorten the template"
+                f"have) takes {need} tokens, of {budget.tokens} that units may have, and a prompt that asks for it "
+                f"{request}, of {budget.prompt_tokens}. Raise rollout.limits.max_context_tokens, lower max_tokens, "
+                f"shorten the template"
             )
 
-    async def summarise(
-        self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]], *, always: bool
-    ) -> Condensed:
+    async def summarise(self, history: History, budget: Budget, *, always: bool) -> Condensed:
         """The newest units behind a summary; the units unchanged if they are within the budget, unless ``always``."""
         room = self._longest(budget)
         plan = summary_plan(history, budget, keep_last=self.keep_last, room=room, always=always)
         if plan is None or budget.write is None:
-            return await without_summary(history, budget, tools, why="")
-        request = self._request(plan, history, budget)
-        if request is None:
-            return await without_summary(history, budget, tools, why="a request for a summary does not fit")
+            return await without_summary(history, budget, why="")
+        text = self.instruction.substitute(tokens=room, kept=len(plan.kept))
+        mask = ObservationMask().masked
+        views = [plan.view, (*map(mask, plan.view[:-1]), plan.view[-1]), tuple(map(mask, plan.covered))]
         rejected: list[str] = []
-        for _ in range(self.attempts):
-            written = await budget.write(request)
+        while len(rejected) < self.attempts and views:
+            request = Request(units=views[0], instruction=text, max_tokens=self.max_tokens)
             try:
-                summary = usable(written, plan, history, budget)
+                written = await budget.write(request)
+            except SummaryRefused:  # the request does not fit
+                del views[0]
+                continue
+            try:
+                return summarised(usable(written, plan, history, budget), plan, rejected)
             except SummaryRefused as refusal:
                 rejected.append(str(refusal))
-                continue
-            return summarised(summary, plan, history, budget, rejected)
-        why = f"no summary can be used: {'; '.join(rejected)}"
-        return await without_summary(history, budget, tools, why=why, rejected=rejected)
-
-    def _request(self, plan: SummaryPlan, history: History, budget: Budget) -> Request | None:
-        """The request with all units, with old results masked, or without the kept units; None if none fits."""
-        text = self.instruction.substitute(tokens=self._longest(budget), kept=len(plan.kept))
-        room = replace(budget, tokens=budget.request_tokens or budget.tokens)
-        for units, keep in ((plan.view, None), (plan.view, 1), (plan.covered, 0)):
-            shown = units
-            if keep is not None:
-                shown = ObservationMask(keep=keep).masked(history.with_units(units), budget.count)
-            *before, latest = shown
-            if fits(history, (*before, latest.with_instruction(text)), room):
-                return Request(units=shown, instruction=text, max_tokens=self.max_tokens)
-        return None
+        unusable = f"no summary can be used: {'; '.join(rejected)}"
+        why = unusable if rejected else "a request for a summary does not fit"
+        return await without_summary(history, budget, why=why, rejected=rejected)
 
     def _longest(self, budget: Budget) -> int:
         """The longest usable summary in tokens: a longer text would be cut off and rejected."""
         return self.max_tokens if budget.reply_tokens is None else min(self.max_tokens, budget.reply_tokens)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PolicySummary(SummaryRequests):
     """Keeps the newest units and replaces all earlier units by a summary that the policy writes."""
 
     always: bool = False  # summarise within the budget too, whenever a unit is new
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget) -> Condensed:
         """The newest units behind a summary; the units unchanged if they are within the budget."""
-        return await self.summarise(history, budget, tools, always=self.always)
+        return await self.summarise(history, budget, always=self.always)
 
 
 COMPACT = "compact"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Compact(SummaryRequests):
     """Requests a summary, as ``summary`` does, after the policy called ``compact()``, and keeps it until the next one.
 
@@ -134,13 +121,13 @@ class Compact(SummaryRequests):
     min_turns: Annotated[int, Ge(1)] = 2  # since the last summary, before the turn of the call
     over_budget: bool = False  # request a summary too where the history is over budget, though the policy did not call
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget) -> Condensed:
         """The newest units behind a new summary if the policy called for one; else the units behind the last."""
         if any(decisions(history.raw_units[-1:], COMPACT)):
-            condensed = await self.summarise(history, budget, tools, always=True)
+            condensed = await self.summarise(history, budget, always=True)
             return replace(condensed, reason=f"{condensed.reason or 'nothing to summarise'}, by the policy's call")
         if self.over_budget:
-            return await self.summarise(history, budget, tools, always=False)
+            return await self.summarise(history, budget, always=False)
         return Condensed(units=history.current_units)
 
     def tools(self) -> Sequence[EnvironmentTool]:
@@ -149,11 +136,11 @@ class Compact(SummaryRequests):
         return (decision_tool(COMPACT, description, {}, self._accepted),)
 
     def _accepted(self, arguments: Mapping[str, object], history: History) -> str:
-        through = -1 if history.summary is None else history.summary.through
+        through = -1 if history.note is None else history.note.turn
         turns = sum(unit.turn > through for unit in history.raw_units)
         least = max(self.min_turns, self.keep_last)
         if turns < least:
             there = f"there {'is' if turns == 1 else 'are'}"
-            since = there if history.summary is None else f"since the last summary {there}"
+            since = there if history.note is None else f"since the last summary {there}"
             raise ValueError(f"{since} {plural(turns, 'turn', 'turns')} to summarise, and at least {least} are needed")
         return "You are asked for a summary next."

@@ -18,9 +18,9 @@ from condensegrpo.condensers.summarising import (
     usable,
     without_summary,
 )
+from condensegrpo.core.condenser import Budget, Condensed, Condenser, Count, TextWriter, WrittenSummary
 from condensegrpo.core.errors import SamplerError, SummaryRefused
-from condensegrpo.core.messages import History, Message, Summary, flatten
-from condensegrpo.core.protocols.condenser import Budget, Condensed, TextWriter, WrittenSummary
+from condensegrpo.core.messages import History, Message, Unit, flatten, note
 from condensegrpo.core.request_queue import SharedResults
 
 CACHED = 4096  # summaries in the cache
@@ -29,7 +29,7 @@ COUNTS = ("calls", "remembered", "refused", "seconds")
 
 
 @dataclass(eq=False)
-class SummaryModel:
+class SummaryModel(Condenser):
     """Keeps the newest units and replaces all earlier units by a summary that another model writes. It is not trained.
 
     The model gets the conversation as text and the instruction that ``summary`` gives the policy. A used summary is
@@ -67,14 +67,15 @@ class SummaryModel:
         self._summaries: SharedResults[str, WrittenSummary] = SharedResults(CACHED)
         self._counts = dict.fromkeys(COUNTS, 0.0)
 
-    def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
+    def check(self, pinned: Sequence[Message], budget: Budget, count: Count) -> None:
         """Refuse a local model that does not exist, and a budget without room even for an empty summary."""
         self._writer.check()
-        need = budget.count((*pinned, *Summary(text="", through=0, tokens=0).unit.messages))
+        empty = note(History(pinned=()), [Unit(turn=0, reply=Message(role="assistant", content=""))], "")
+        need = count((*pinned, *empty.messages)) - count(pinned)
         if need > budget.tokens:
             raise ValueError(
-                f"behind system message and question an empty summary makes {need} tokens, of {budget.tokens} that a "
-                f"condensed prompt may have. Raise rollout.limits.max_context_tokens to more than that"
+                f"behind system message and question an empty summary takes {need} tokens, of {budget.tokens} that "
+                f"units may have. Raise rollout.limits.max_context_tokens by more than the difference"
             )
 
     def counts(self) -> Mapping[str, float]:
@@ -82,12 +83,12 @@ class SummaryModel:
         counts, self._counts = self._counts, dict.fromkeys(COUNTS, 0.0)
         return counts
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget) -> Condensed:
         """The newest units behind a summary; the units unchanged if they are within the budget."""
         room = min(self.max_tokens, budget.tokens // 2)
         plan = summary_plan(history, budget, keep_last=self.keep_last, room=room, always=self.always)
         if plan is None:
-            return await without_summary(history, budget, tools, why="")
+            return await without_summary(history, budget, why="")
         text = self._request(plan, history)
         key = hashlib.sha256(text.encode()).hexdigest()
         known = key in self._summaries
@@ -100,9 +101,9 @@ class SummaryModel:
             self._counts["refused"] += 1
             late = "it waited or ran too long: raise concurrency or seconds"
             refusal = late if isinstance(error, TimeoutError) else error
-            return await without_summary(history, budget, tools, why=f"no summary can be used: {refusal}")
+            return await without_summary(history, budget, why=f"no summary can be used: {refusal}")
         self._counts["remembered"] += known
-        return summarised(summary, plan, history, budget, ())
+        return summarised(summary, plan, ())
 
     async def _write(self, text: str) -> WrittenSummary:
         """Request a summary."""

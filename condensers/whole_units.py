@@ -5,40 +5,39 @@ dropped: if it does not fit by itself, it is returned and the engine stops with 
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated
 
 from annotated_types import Ge
 
-from condensegrpo.condensers.fit import most_by_their_sum, most_that_fit, newest_that_fit, within
-from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols.condenser import Budget, Condensed
+from condensegrpo.condensers.fit import newest_that_fit
+from condensegrpo.core.condenser import Budget, Condensed, Condenser
+from condensegrpo.core.messages import History, Message
 
 
-@dataclass(frozen=True, slots=True)
-class Full:
+@dataclass(frozen=True)
+class Full(Condenser):
     """Keeps everything. A history over budget is returned unchanged, and the engine stops with ``context_overflow``."""
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget) -> Condensed:
         """All units, unchanged."""
         return Condensed(units=history.units)
 
 
-@dataclass(frozen=True, slots=True)
-class LastK:
+@dataclass(frozen=True)
+class LastK(Condenser):
     """Keeps the first ``keep_first`` and last ``keep_last`` units, then drops the oldest of them until all fit."""
 
     keep_last: Annotated[int, Ge(0)] = 1  # 0 keeps none
     keep_first: Annotated[int, Ge(0)] = 0
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """The kept units. Costs one count for a new unit and a few of the kept ones."""
+    async def condense(self, history: History, budget: Budget) -> Condensed:
+        """The kept units."""
         total = len(history.units)
         first = min(self.keep_first, total)
         chosen = (*history.units[:first], *history.units[max(total - self.keep_last, first) :])
-        kept = newest_that_fit(history, chosen, budget)
+        kept = newest_that_fit(chosen, budget.tokens)
         dropped = len(chosen) - len(kept)
         fitted = f", without the {dropped} oldest of them to fit {budget.tokens} tokens" if dropped else ""
         return Condensed(
@@ -47,16 +46,16 @@ class LastK:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Truncate:
+@dataclass(frozen=True)
+class Truncate(Condenser):
     """Drops the oldest units until the rest fits, as an agent without a condenser does.
 
     ``last_k`` treats the units that it keeps in the same way.
     """
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """As many of the newest units as fit. Costs one count for a new unit and a few of the kept ones."""
-        kept = newest_that_fit(history, history.units, budget)
+    async def condense(self, history: History, budget: Budget) -> Condensed:
+        """As many of the newest units as fit."""
+        kept = newest_that_fit(history.units, budget.tokens)
         dropped = len(history.units) - len(kept)
         return Condensed(
             units=kept,
@@ -64,8 +63,8 @@ class Truncate:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RandomDrop:
+@dataclass(frozen=True)
+class RandomDrop(Condenser):
     """Drops random units until the rest fits, the newest never.
 
     Every unit has a rank, drawn from the seed, the pinned messages and its turn; the lowest ranks go first. So the
@@ -74,22 +73,17 @@ class RandomDrop:
 
     seed: int = 0
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """The units of the highest ranks that fit, in order. Costs a few counts of the kept units."""
+    async def condense(self, history: History, budget: Budget) -> Condensed:
+        """The units of the highest ranks that fit, in order."""
         units, question = history.units, _digest(history.pinned)
-
-        def rank(index: int) -> tuple[bool, bytes]:
-            return index == len(units) - 1, _rank(self.seed, question, units[index].turn)
-
-        ranked = sorted(range(len(units)), key=rank, reverse=True)
-
-        def first(most: int) -> tuple[Unit, ...]:
-            return tuple(units[index] for index in sorted(ranked[:most]))
-
-        likely = most_by_their_sum(history, (units[index] for index in ranked), budget)
-        kept = first(most_that_fit(len(units), lambda most: within(history, first(most), budget), likely))
+        ranks = {unit.turn: _rank(self.seed, question, unit.turn) for unit in units[:-1]}
+        ranked = [*units[-1:], *sorted(units[:-1], key=lambda unit: ranks[unit.turn], reverse=True)]
+        kept = {unit.turn for unit in newest_that_fit(ranked[::-1], budget.tokens)}
         dropped = len(units) - len(kept)
-        return Condensed(units=kept, reason=f"dropped {dropped} of {len(units)} units at random" if dropped else "")
+        return Condensed(
+            units=tuple(unit for unit in units if unit.turn in kept),
+            reason=f"dropped {dropped} of {len(units)} units at random" if dropped else "",
+        )
 
 
 @lru_cache(maxsize=1 << 18)

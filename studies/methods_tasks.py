@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from condensegrpo.core.messages import Message, Summary, ToolCall
-from condensegrpo.core.protocols.condenser import Request
+from condensegrpo.core.condenser import Request
+from condensegrpo.core.messages import OMITTED, Message, ToolCall
 from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.episodes.toolformats import Malformed, parsed_calls
@@ -235,7 +235,7 @@ def words_of_methods() -> Iterator[str]:
     yield f"<note> {NOTHING} </note> <call> prune branch return compact memory_write : on ok Error: </call> note"
     yield "[Your notes] fact: [turn , tool result observation omitted: tokens]"
     yield "turns turn up to omitted, replaced by your note above:"
-    yield Summary(text="", through=0, tokens=0).unit.results[0].text
+    yield OMITTED
     yield "[turn 0: 1 of 2 context tokens used, 1 left]"
     yield " ".join(map(str, range(NUMBERS)))
     yield from (f"{turn}, {turn}] {turn}:" for turn in range(TURNS))

@@ -20,8 +20,7 @@ from condensegrpo.attention.scorer import ScriptedScorer
 from condensegrpo.condensers.observation_mask import PLACEHOLDER
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core import plugins
-from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
-from condensegrpo.core.protocols.condenser import (
+from condensegrpo.core.condenser import (
     Budget,
     Condensed,
     Condenser,
@@ -29,8 +28,11 @@ from condensegrpo.core.protocols.condenser import (
     Request,
     WrittenSummary,
     condensation_spans,
+    with_tokens,
 )
+from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
 from condensegrpo.core.trajectory import FinishReason, Span, SpanStatus
+from condensegrpo.episodes.prompt import REPEATS
 
 Options = dict[str, Any]
 NEVER_CUTS = {"full", "fold", "prune", "compact", "recall"}  # over budget they return everything, and the engine stops
@@ -109,7 +111,7 @@ def count(messages: Sequence[Message]) -> int:
 def unit(turn: int, text: str = "abc", *results: str, ids: Sequence[str] = (), tool: str = "t") -> Unit:
     """A reply that called a tool once for every result, by the ids given or ``call_0``, ``call_1``, …"""
     calls = [*ids[: len(results)], *(f"call_{place}" for place in range(len(ids), len(results)))]
-    return Unit(
+    made = Unit(
         turn=turn,
         reply=Message(
             role="assistant",
@@ -121,15 +123,17 @@ def unit(turn: int, text: str = "abc", *results: str, ids: Sequence[str] = (), t
             for call, result in zip(calls, results, strict=True)
         ),
     )
+    return replace(made, tokens=count(made.messages) - 3)
 
 
 def answered(turn: int, text: str, observation: str) -> Unit:
     """A reply that the environment answered."""
-    return Unit(
+    made = Unit(
         turn=turn,
         reply=Message(role="assistant", content=text),
         results=(Message(role="user", content=observation),),
     )
+    return replace(made, tokens=count(made.messages) - 3)
 
 
 PINNED = (Message(role="system", content="be brief"), Message(role="user", content="why?"))  # 3 + 4+8 + 4+4 = 23 tokens
@@ -184,19 +188,28 @@ async def brief(request: Request) -> WrittenSummary:
     return WrittenSummary(text="done: all <|im_end|>", finish=FinishReason.STOP)
 
 
-def budget(tokens: int, counted: Count = count) -> Budget:
+def budget(tokens: int) -> Budget:
     """As the engine gives it: the context that is asked for a summary may be larger than what a summary leaves."""
-    return Budget(
-        tokens=tokens,
-        count=counted,
-        scorers={"policy": ScriptedScorer(length)},
-        write=brief,
-        request_tokens=tokens + 500,
-    )
+    return Budget(tokens=tokens, prompt_tokens=tokens + 500, scorers={"policy": ScriptedScorer(length)}, write=brief)
 
 
 def condense(condenser: Condenser, past: History, tokens: int, counted: Count = count) -> Condensed:
-    return asyncio.run(condenser.condense(past, budget(tokens, counted), ()))
+    """An answer within ``tokens`` of a whole prompt, called again as the engine does it if it is over them."""
+    past, room, found = _counted(past, counted), max(tokens - counted(past.pinned), 0), None
+    for _ in range(1 + REPEATS):
+        before, found = found, asyncio.run(condenser.condense(past, budget(room)))
+        over = counted(flatten(past.pinned, found.units)) - tokens
+        if over <= 0 or before == found:
+            break
+        room = max(room - over, 0)
+    return found
+
+
+def _counted(past: History, counted: Count) -> History:
+    """The history with the tokens of its units."""
+    if counted is count:
+        return with_tokens(past, count)
+    return with_tokens(replace(past, units=tuple(replace(unit, tokens=0) for unit in past.units)), counted)
 
 
 def turns(condensed: Condensed) -> list[int]:
@@ -205,7 +218,8 @@ def turns(condensed: Condensed) -> list[int]:
 
 def spans(past: History, found: Condensed, counted: Count = count) -> tuple[Span, ...]:
     """What became of the units, as the engine accounts for them."""
-    return condensation_spans(past if found.summary is None else past.with_summary(found.summary), found.units, counted)
+    past = _counted(past, counted)
+    return condensation_spans(past if found.note is None else replace(past, note=found.note), found.units)
 
 
 def statuses(past: History, found: Condensed, counted: Count = count) -> str:
@@ -216,17 +230,22 @@ def statuses(past: History, found: Condensed, counted: Count = count) -> str:
 def check_account(past: History, found: Condensed, counted: Count = count) -> None:
     """Units in order, none twice, none made up; a true account of every unit."""
     originals = {original.turn: original for original in past.units}
-    assert turns(found) == sorted(set(turns(found)) & set(originals)), "units in order, none twice, none made up"
+    assert set(turns(found)) <= set(originals), (
+        f"condense() returned units of the turns {turns(found)}, and the history has {list(originals)}: return units "
+        f"of history.units, and take the turn of a note from the last unit that it stands for"
+    )
+    assert turns(found) == sorted(set(turns(found))), (
+        f"condense() returned units of the turns {turns(found)}: return each at most once, in the order of the history"
+    )
     shown = {kept.turn: kept for kept in found.units}
-    covered = found.summary.through if found.summary is not None else -1
+    covered = found.note.turn if found.note is not None else -1
 
     def status(turn: int) -> SpanStatus:
         if turn <= covered or (turn in shown and shown[turn] != originals[turn]):
             return SpanStatus.REWRITTEN
         return SpanStatus.KEPT if turn in shown else SpanStatus.DROPPED
 
-    empty = counted(past.pinned)
-    tokens = {turn: counted((*past.pinned, *unit.messages)) - empty for turn, unit in originals.items()}
+    tokens = {unit.turn: unit.tokens for unit in _counted(past, counted).units}
     runs = [list(run) for _, run in groupby(originals, key=status)]
     assert list(spans(past, found, counted)) == [
         Span(
@@ -239,43 +258,52 @@ def check_account(past: History, found: Condensed, counted: Count = count) -> No
 def check_atomic(past: History, found: Condensed) -> None:
     """No result without its call and no call without its result: a shown unit has all its messages, in order.
 
-    A summary is the one unit whose reply is not the one that was given.
+    A note is the one unit whose reply is not the one that was given.
     """
     originals = {original.turn: original for original in past.units}
-    summaries = [kept for kept in found.units if kept.reply != originals[kept.turn].reply]
-    assert len(summaries) <= 1
-    assert all(kept.is_summary for kept in summaries), "a reply was rewritten"
     for kept in found.units:
-        calls = {call.id for call in kept.reply.tool_calls}
-        ids = [one.tool_call_id for one in kept.results if one.tool_call_id is not None]
-        assert set(ids) <= calls, "an orphan result"
-        if kept.reply == originals[kept.turn].reply:
-            whole = [one.tool_call_id for one in originals[kept.turn].results if one.tool_call_id is not None]
-            assert ids == whole, "a call without its result"
-        assert kept.reply.role == "assistant"
+        original = originals[kept.turn]
+        if kept.reply != original.reply:
+            assert kept.is_note, (
+                f"the unit of turn {kept.turn} has another reply, {kept.reply.text!r:.80} for "
+                f"{original.reply.text!r:.80}: replies stay as they were; make a text that you insert with "
+                f"condensegrpo.core.messages.note(history, dropped, text)"
+            )
+        else:
+            ids, whole = _answered(kept), _answered(original)
+            assert ids == whole, (
+                f"the unit of turn {kept.turn} has results of the calls {ids}, and its reply made {whole}: keep or "
+                f"drop a unit with all its results, and rewrite one with unit.with_results(…)"
+            )
+        assert set(_answered(kept)) <= {call.id for call in kept.reply.tool_calls}, (
+            f"the unit of turn {kept.turn} has a result without its call"
+        )
+        assert kept.reply.role == "assistant", f"the reply of turn {kept.turn} has the role {kept.reply.role}"
+    assert sum(kept.is_note and not originals[kept.turn].is_note for kept in found.units) <= 4
+
+
+def _answered(unit: Unit) -> list[str]:
+    """The calls that its results answer."""
+    return [result.tool_call_id for result in unit.results if result.tool_call_id is not None]
 
 
 def check_placeholders(past: History, found: Condensed, counted: Count = count) -> None:
     """Every placeholder that a condenser put in the place of a message says how many tokens that one had."""
+    past = _counted(past, counted)
     originals = {original.turn: original for original in past.units}
     for kept in found.units:
         original = originals[kept.turn]
-        if kept.is_summary and not original.is_summary:
-            omitted = [unit for unit in past.units if unit.turn <= kept.turn]
-            tokens = counted(flatten(past.pinned, omitted)) - counted(past.pinned)
-            through = re.fullmatch(
-                r"\[(?:\d+ )?turns? up to (\d+) omitted, .*: (\d+) tokens\]", kept.results[0].content
-            )
+        if kept.is_note and not original.is_note:
+            tokens = sum(unit.tokens for unit in past.units if unit.turn <= kept.turn)
+            through = re.fullmatch(r"\[turns up to (\d+) omitted, .*: (\d+) tokens\]", kept.results[0].content)
             assert through is not None
             assert int(through[1]) == kept.turn
             assert 0 < int(through[2]) <= tokens, "less if they were masked before they were summarised"
             continue
-        before = (*past.pinned, original.reply)
         for shown, raw in zip(kept.results, original.results, strict=True):
             if shown != raw:
-                tokens = counted((*before, raw)) - counted(before)
                 kind = "observation" if raw.tool_call_id is None else "tool result"
-                wanted = f"[turn {kept.turn}, {kind} omitted: {tokens} tokens]"
+                wanted = f"[turn {kept.turn}, {kind} omitted: {original.tokens_of(raw)} tokens]"
                 anchors = shown.content[len(wanted) :] if PLACEHOLDER.fullmatch(shown.content) else ""
                 assert shown == replace(raw, content=wanted + anchors), (
                     "a placeholder that does not count what it replaces"
@@ -286,7 +314,11 @@ def check_budget(name: str, past: History, found: Condensed, tokens: int, counte
     """Within the budget, or the newest unit alone where not even that fits."""
     if name in NEVER_CUTS or not past.units:
         return
-    if counted(flatten(past.pinned, found.units)) > tokens:
-        assert len(found.units) <= 1, "over budget with more than one unit"
+    has = counted(flatten(past.pinned, found.units))
+    if has > tokens:
+        assert len(found.units) <= 1, (
+            f"{len(found.units)} units make a prompt of {has} tokens, and {tokens} are allowed: leave out units until "
+            f"sum(unit.tokens for unit in units) <= budget.tokens"
+        )
         newest_fits = counted(flatten(past.pinned, past.units[-1:])) <= tokens
         assert not (newest_fits and past.units[-1] in found.units)

@@ -12,8 +12,8 @@ from talk import Counting, engine, problem, said, shown
 
 from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols.condenser import Condenser
 from condensegrpo.core.protocols.tool import OffersTools
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.engine import Engine

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from vision_models import picture
 
+from condensegrpo.core.condenser import Request
 from condensegrpo.core.messages import Message, TextPart
-from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.trajectory import Trajectory

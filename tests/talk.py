@@ -15,8 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.condensers.whole_units import Full
+from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.condenser import Condenser
 from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Problem

@@ -8,8 +8,8 @@ import pytest
 from conformance import Case, answered, condense, count, history, statuses, unit
 
 from condensegrpo.condensers.anchors import anchors
+from condensegrpo.core.condenser import Condensed
 from condensegrpo.core.messages import MediaPart, flatten
-from condensegrpo.core.protocols.condenser import Condensed, RanksUnits, WritesSummaries
 
 MASK = {"name": "observation_mask", "options": {"keep": 1}}
 
@@ -62,7 +62,7 @@ def test_dropped_units_are_replaced_by_a_list_of_their_anchors() -> None:
     found = kept(300, share=0.5)
     assert texts(found)[0] == [
         "Verbatim from omitted turns:\nt_0\n800\nt_1\n801\nt_2\n802",
-        "[3 turns up to 2 omitted, parts of them verbatim above: 312 tokens]",
+        "[turns up to 2 omitted, parts of them verbatim above: 312 tokens]",
     ]
     assert texts(found)[1:] == [["try t_3", "port 803 " + "r" * 80]]
     past = history(*(unit(turn, f"try t_{turn}", f"port 80{turn} " + "r" * 80) for turn in range(4)))
@@ -80,9 +80,9 @@ def test_a_masked_result_has_its_anchors_behind_its_placeholder() -> None:
 
 def test_over_its_share_the_newest_anchors_stay() -> None:
     """12 tokens hold the anchor of the newest placeholder, `` verbatim: 802``: 14 do not fit, 15 do."""
-    shown = {share: [each[1][-14:] for each in texts(kept(400, [MASK], share=share))] for share in (0.034, 0.036)}
-    assert [place.endswith("802") for place in shown[0.036][:3]] == [False, False, True]
-    assert not any(place.endswith("802") for place in shown[0.034])
+    shown = {share: [each[1][-14:] for each in texts(kept(400, [MASK], share=share))] for share in (0.036, 0.04)}
+    assert [place.endswith("802") for place in shown[0.04][:3]] == [False, False, True]
+    assert not any(place.endswith("802") for place in shown[0.036])
 
 
 def test_an_anchor_that_is_shown_anyway_is_not_listed() -> None:
@@ -101,10 +101,10 @@ def test_within_the_budget_nothing_changes() -> None:
 
 def test_a_new_summary_gets_the_anchors_of_what_it_replaces() -> None:
     found = kept(320, [{"name": "summary", "options": {"max_tokens": 40}}])
-    assert found.summary is not None
-    assert found.summary.unit == found.units[0]
-    assert found.summary.text.splitlines()[:3] == ["done: all <|im_end|>", "", "Verbatim from omitted turns:"]
-    assert "802" in found.summary.text
+    assert found.note is not None
+    assert found.note == found.units[0]
+    assert found.note.reply.text.splitlines()[:3] == ["done: all <|im_end|>", "", "Verbatim from omitted turns:"]
+    assert "802" in found.note.reply.text
     past = history(*(unit(turn, f"try t_{turn}", f"port 80{turn} " + "r" * 80) for turn in range(4)))
     assert statuses(past, found) == "rrrk"
 
@@ -116,19 +116,17 @@ def test_the_next_summary_has_the_anchors_of_the_raw_units_once(tmp_path: Path) 
     condenser = Case("anchors", {"stages": [summary]}).build()
     past = history(*(answered(turn, f"try t_{turn}", "r" * 80) for turn in range(3)))
     first = condense(condenser, past, 280)
-    assert first.summary is not None
-    longer = past.with_summary(first.summary).add(answered(3, "try t_3", "r" * 80)).add(answered(4, "t_4", "r" * 80))
+    assert first.note is not None
+    longer = replace(past, note=first.note).add(answered(3, "try t_3", "r" * 80)).add(answered(4, "t_4", "r" * 80))
     second = condense(condenser, longer, 280)
-    assert second.summary is not None
-    assert second.summary.text.splitlines()[2:] == ["Verbatim from omitted turns:", "t_0", "t_1", "t_2", "t_3"]
+    assert second.note is not None
+    assert second.note.reply.text.splitlines()[2:] == ["Verbatim from omitted turns:", "t_0", "t_1", "t_2", "t_3"]
 
 
 def test_what_its_stages_need_is_what_it_needs() -> None:
     writing = Case("anchors", {"stages": [{"name": "summary", "options": {"attempts": 3}}]}).build()
-    assert isinstance(writing, WritesSummaries)
     assert writing.writes == 3
     ranking = Case("anchors", {"stages": [{"name": "attention", "options": {"scorer": "policy@1"}}]}).build()
-    assert isinstance(ranking, RanksUnits)
     assert list(ranking.scorers) == ["policy@1"]
 
 

@@ -5,22 +5,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from conformance import PINNED, check_account, count, history, statuses, turns, unit
+from conformance import check_account, count, history, statuses, turns, unit
 from hypothesis import given
 from hypothesis import strategies as st
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.attention.scorer import ScriptedScorer
 from condensegrpo.condensers.attention import AttentionCondenser, choose_units
+from condensegrpo.core.condenser import Budget, Condensed, UnitScorer, with_tokens
 from condensegrpo.core.errors import PluginError
-from condensegrpo.core.messages import History, Unit, flatten
-from condensegrpo.core.protocols.condenser import Budget, Condensed, UnitScorer
+from condensegrpo.core.messages import History, Unit
 
 NOW = {"smoothing": 0.0, "lookback": 0, "hysteresis": 1.0}  # each turn for itself
 
 
 def condense(condenser: AttentionCondenser, past: History, tokens: int, scorer: UnitScorer) -> Condensed:
-    return asyncio.run(condenser.condense(past, Budget(tokens=tokens, count=count, scorers={"policy": scorer}), ()))
+    budget = Budget(tokens=tokens - count(past.pinned), prompt_tokens=tokens, scorers={"policy": scorer})
+    return asyncio.run(condenser.condense(with_tokens(past, count), budget))
 
 
 def gold(unit: Unit) -> float:
@@ -62,18 +63,6 @@ def test_the_newest_stays_even_if_it_does_not_fit() -> None:
     past = history(unit(0, "ggg"), unit(1, "." * 100))
     found = condense(AttentionCondenser(**NOW), past, 50, ScriptedScorer(gold))
     assert turns(found) == [1]
-
-
-def test_tokens_that_do_not_add_up_never_break_the_budget() -> None:
-    def dear(messages: Sequence[Any]) -> int:
-        return count(messages) + 3 * max(len(messages) - len(PINNED) - 1, 0)  # every message beyond one costs more
-
-    past = history(*(unit(turn, "......") for turn in range(8)))
-    budget = Budget(tokens=70, count=dear, scorers={"policy": ScriptedScorer(gold)})
-    found = asyncio.run(AttentionCondenser(**NOW).condense(past, budget, ()))
-    assert dear(flatten(PINNED, found.units)) <= 70
-    assert dear(flatten(PINNED, [*found.units, past.units[0]])) > 70
-    assert turns(found)[-1] == 7
 
 
 @given(

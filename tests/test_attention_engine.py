@@ -18,9 +18,9 @@ from condensegrpo.assembly.scorers import check_models, check_scorers, frozen_mo
 from condensegrpo.attention.scorer import LeaveOneOut, losses
 from condensegrpo.condensers.attention import AttentionCondenser
 from condensegrpo.config.load import load_config
+from condensegrpo.core.condenser import UnitScorer
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols.condenser import UnitScorer
 from condensegrpo.core.protocols.sampler import AttentionQuery, TokenAttention
 from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.engine import AnswerProbe

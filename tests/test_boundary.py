@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 import pytest
 from talk import Counting, agent, counting, engine, ignore, problem, said, simulated
 
+from condensegrpo.core.condenser import Budget, Condensed, Condenser
 from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History, MediaPart, Message, TextPart
-from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.protocols.task import Problem
@@ -261,12 +261,12 @@ def test_an_environment_that_does_not_start_costs_its_own_episode(act: Callable[
 
 
 @dataclass
-class FaultyCondenser:
+class FaultyCondenser(Condenser):
     """Misbehaves, whatever it is asked."""
 
     act: Callable[[], Awaitable[Any]]
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget) -> Condensed:
         found: Condensed = await self.act()
         return found
 

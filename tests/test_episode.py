@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,9 @@ from token_columns import trained_tokens
 from condensegrpo.algorithms import segments
 from condensegrpo.condensers.whole_units import Full, LastK
 from condensegrpo.config.load import load_config
+from condensegrpo.core.condenser import Budget, Condensed, Condenser, Request
 from condensegrpo.core.errors import ConfigError, ContextOverflow
 from condensegrpo.core.messages import Caption, History, Message, ToolCall, Unit
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, SpanStatus, StopReason, Trajectory
@@ -174,12 +174,12 @@ def test_a_dropped_unit_is_declared_with_what_it_cost() -> None:
 
 
 @dataclass
-class Watching:
+class Watching(Condenser):
     """Keeps the last unit, and remembers which histories it was asked about."""
 
     histories: list[History] = field(default_factory=list)
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget) -> Condensed:
         self.histories.append(history)
         newest = history.units[-1]
         short = replace(newest.reply, content=f"[short of {newest.reply.content}]")
@@ -349,12 +349,12 @@ def test_the_rendering_of_a_turn_does_not_grow_with_the_history() -> None:
 
 
 @dataclass
-class Faulty:
+class Faulty(Condenser):
     """A condenser that breaks its contract."""
 
     fault: str
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget) -> Condensed:
         if self.fault == "raises":
             raise LookupError("no summary")
         if self.fault == "hangs":
@@ -395,12 +395,12 @@ def test_a_condenser_that_fails_ends_one_episode_and_is_named(fault: str, words:
         raise RuntimeError(trajectory.detail)
 
 
-class Describing:
+class Describing(Condenser):
     """Asks once for a text about the oldest of two units, and cannot use it; it shows all units as they are."""
 
     writes = 1
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget) -> Condensed:
         if budget.write is None or len(history.units) < 2 or history.captions:
             return Condensed(units=history.units)
         await budget.write(Request(units=history.units, instruction="describe it"))
@@ -417,13 +417,13 @@ def test_a_text_that_a_condenser_rejects_is_not_asked_for_again_where_no_unit_ch
 
 
 @dataclass
-class Reusing:
+class Reusing(Condenser):
     """Shows the last two units in a tuple, in an iterator, or in a list that it shortens when it is asked again."""
 
     kind: str
     shown: list[Unit] = field(default_factory=list)
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget) -> Condensed:
         del self.shown[:-1]
         self.shown = list(history.units[-2:])
         given = {"tuple": tuple(self.shown), "list": self.shown, "iterator": iter(tuple(self.shown))}

@@ -21,9 +21,9 @@ from condensegrpo.assembly.runtime import renderer_for
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.config.load import load_config
+from condensegrpo.core.condenser import Request
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import HasExpert, Problem, Split
 from condensegrpo.display.console import quiet_libraries

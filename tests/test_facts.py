@@ -13,9 +13,9 @@ from talk import agent, engine, ignore
 from condensegrpo.algorithms import segments
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.whole_units import Full, LastK
+from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.condenser import Condenser
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Demonstrates, Problem
 from condensegrpo.core.trajectory import StopReason, Trajectory

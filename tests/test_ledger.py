@@ -10,9 +10,9 @@ from playing_experts import turns
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.condensers.whole_units import Full, LastK
+from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.condenser import Condenser
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Demonstration, Problem
 from condensegrpo.tasks.drawn import EVAL_SHARE

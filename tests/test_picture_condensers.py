@@ -15,8 +15,8 @@ from talk import engine
 from vision_models import image_processor, vision_config, vision_tokenizer
 
 from condensegrpo.condensers.images import INSTRUCTION
+from condensegrpo.core.condenser import Budget, Condensed, Request, WrittenSummary, with_tokens
 from condensegrpo.core.messages import Caption, History, MediaPart, Message, TextPart, Unit, flatten
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, WrittenSummary
 from condensegrpo.core.protocols.tool import ToolResult
 from condensegrpo.core.trajectory import FinishReason, SpanStatus, StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
@@ -60,14 +60,23 @@ def past(*units: Unit) -> History:
 def condense(
     name: str, history: History, tokens: int = 10_000, media: MediaFolder | None = None, **options: object
 ) -> Condensed:
-    return asyncio.run(Case(name, options).build().condense(history, budget(tokens, media), ()))
+    return asyncio.run(Case(name, options).build().condense(seen(history), budget(tokens, media)))
+
+
+def seen(history: History, tokens: int = PICTURE_TOKENS) -> History:
+    """The history with the tokens of its units, as the engine counts them."""
+    units = [
+        replace(unit, media_tokens=tokens * sum(len(message.media) for message in unit.results))
+        for unit in history.units
+    ]
+    return with_tokens(replace(history, units=tuple(units)), count)
 
 
 def budget(tokens: int, media: MediaFolder | None = None, text: str = "the code is 4 7") -> Budget:
     async def write(request: Request) -> WrittenSummary:
         return WrittenSummary(text=text, finish=FinishReason.STOP if text != "cut" else FinishReason.LENGTH)
 
-    return Budget(tokens=tokens, count=count, write=write, media=media, request_tokens=tokens + 500)
+    return Budget(tokens=tokens - count(PINNED), prompt_tokens=tokens + 500, write=write, media=media)
 
 
 def observed(condensed: Condensed) -> list[str]:
@@ -79,7 +88,7 @@ def observed(condensed: Condensed) -> list[str]:
 
 
 def four() -> History:
-    """Four units with a picture each; a new history, since a history remembers what was made of its units."""
+    """Four units with a picture each."""
     return past(*(screen(turn) for turn in range(4)))
 
 
@@ -111,11 +120,9 @@ def test_a_line_says_how_many_tokens_the_picture_had_and_texts_stay() -> None:
 
 
 def test_a_thousand_tokens_have_a_comma() -> None:
-    def costly(messages: Sequence[Message]) -> int:
-        return count(messages) + 1040 * sum(len(message.media) for message in messages)
-
-    wide = replace(budget(10_000), count=costly)
-    found = asyncio.run(Case(MASK, {}).build().condense(past(screen(3), screen(4)), wide, ()))
+    history = seen(past(screen(3), screen(4)))
+    wide = replace(history, units=tuple(replace(unit, tokens=1300, media_tokens=1240) for unit in history.units))
+    found = asyncio.run(Case(MASK, {}).build().condense(wide, budget(10_000)))
     assert observed(found)[0] == "[picture of turn 3 omitted: 1,240 tokens]"
 
 
@@ -200,14 +207,14 @@ def test_the_policy_writes_about_a_picture_before_it_is_omitted() -> None:
 
     condenser = Case(CAPTION, {"keep": 1}).build()
     history, asked = past(), replace(budget(10_000), write=write)
-    seen = []
+    shown = []
     for turn in range(4):  # as the engine does it
-        history = history.add(screen(turn))
-        found = asyncio.run(condenser.condense(history, asked, ()))
+        history = seen(history.add(screen(turn)))
+        found = asyncio.run(condenser.condense(history, asked))
         history = history.with_captions(found.captions)
-        seen.append(observed(found))
+        shown.append(observed(found))
     line = "[picture of turn {} omitted: 200 tokens] the code is 4 7"
-    assert seen == [
+    assert shown == [
         ["#"],
         [line.format(0), "#"],
         [line.format(0), line.format(1), "#"],
@@ -249,19 +256,19 @@ def test_pictures_that_leave_together_get_one_text_with_the_last_of_them() -> No
     ("text", "why"), [("cut", "cut off by its length"), (" ", "it is empty"), ("x" * 300, "not shorter")]
 )
 def test_a_text_that_cannot_be_used_is_rejected_and_not_requested_again(text: str, why: str) -> None:
-    condenser, history = Case(CAPTION, {}).build(), past(screen(0), screen(1))
-    found = asyncio.run(condenser.condense(history, budget(10_000, text=text), ()))
+    condenser, history = Case(CAPTION, {}).build(), seen(past(screen(0), screen(1)))
+    found = asyncio.run(condenser.condense(history, budget(10_000, text=text)))
     assert (len(found.rejected), found.captions) == (1, (Caption(turn=0, text=""),))
     assert why in found.rejected[0]
     assert observed(found) == ["[picture of turn 0 omitted: 200 tokens]", "#"]
-    again = asyncio.run(condenser.condense(history.with_captions(found.captions), budget(10_000), ()))
+    again = asyncio.run(condenser.condense(history.with_captions(found.captions), budget(10_000)))
     assert (again.units, again.rejected, again.captions) == (found.units, (), ())
 
 
 def test_a_request_that_does_not_fit_is_not_made() -> None:
-    history = past(screen(0), screen(1))
-    tight = replace(budget(count(flatten(PINNED, history.units)) - 100), request_tokens=300)
-    found = asyncio.run(Case(CAPTION, {}).build().condense(history, tight, ()))
+    history = seen(past(screen(0), screen(1)))
+    tight = budget(count(flatten(PINNED, history.units)) - 100)
+    found = asyncio.run(Case(CAPTION, {}).build().condense(history, tight))
     assert (found.rejected, found.captions) == ((), (Caption(turn=0, text=""),))
     assert turns(found) == [0, 1]
 

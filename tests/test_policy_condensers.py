@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from talk import Counting, problem, tokenizer
 
 from condensegrpo.algorithms.segments import check
+from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.messages import without_meter
-from condensegrpo.core.protocols.condenser import Condenser
 from condensegrpo.core.trajectory import SpanStatus, StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.render import Renderer
@@ -90,7 +90,7 @@ def test_named_turns_are_dropped_or_replaced_by_a_note() -> None:
     assert view(one, 3) == ["look 0", call("prune", turns=[1])]
     assert view(one, 4) == ["zero", call("prune", turns=[1]), call("prune", turns=[0], note="zero")]
     note = one.turns[4].context[3].text
-    assert re.fullmatch(r"\[1 turn up to 0 omitted, replaced by your note above: \d+ tokens\]", note)
+    assert re.fullmatch(r"\[turns up to 0 omitted, replaced by your note above: \d+ tokens\]", note)
     declared = one.turns[4].condensation
     assert declared is not None
     assert [(span.first, span.status.value) for span in declared.spans] == [
@@ -105,7 +105,7 @@ def test_a_note_can_be_pruned_with_more_turns_and_then_stands_for_all_of_them() 
     history = past(build("prune"), None, None, first, None, second)
     found = condense(build("prune"), history, 10_000)
     assert [unit.reply.text for unit in found.units] == [call("prune", **first[1]), "b", call("prune", **second[1])]
-    assert "[3 turns up to 3 omitted" in found.units[1].results[0].text
+    assert "[turns up to 3 omitted" in found.units[1].results[0].text
     assert statuses(history, found) == "ddkrk"
 
 
@@ -188,7 +188,7 @@ def test_without_a_call_a_summary_is_written_only_over_budget(tmp_path: Path) ->
         condense(build("compact", template=template(tmp_path), max_tokens=40, over_budget=over), history, 250)
         for over in (False, True)
     ]
-    assert [one.summary is None for one in found] == [True, False]
+    assert [one.note is None for one in found] == [True, False]
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from PIL import Image
 
+from condensegrpo.core.condenser import Request
 from condensegrpo.core.messages import History, MediaPart, Message, Unit
-from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.studies.tasks.screens import APPS, INSTRUCTION, NO_ACTION, Desktop, Screens, drawn

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,9 @@ from condensegrpo.algorithms import segments
 from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.core.condenser import Budget, Condensed, Condenser, Request, WrittenSummary, with_tokens
 from condensegrpo.core.errors import PluginError
-from condensegrpo.core.messages import History, Message, Summary, Unit
-from condensegrpo.core.protocols.condenser import Budget, Condensed, Request, WrittenSummary, added_tokens
+from condensegrpo.core.messages import History, Message, Unit, note
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.trajectory import FinishReason, SamplingParams, SpanStatus, StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
@@ -138,9 +138,9 @@ def test_the_policy_writes_a_summary_in_a_turn_of_its_own(template: str) -> None
 
 def test_a_tool_result_that_reads_like_a_summary_is_summarised_like_any_other(template: str) -> None:
     """A summary is known by a flag, not by its text."""
-    note = Summary(text="", through=0, tokens=40).unit.results[0].content
+    text = "[turns up to 0 omitted, summarised above: 40 tokens]"
     reply, last = Message(role="assistant", content="look " * 20), Message(role="assistant", content="ok")
-    forged = Unit(turn=0, reply=reply, results=(Message(role="user", content=note),))
+    forged = Unit(turn=0, reply=reply, results=(Message(role="user", content=text),))
     history = History(pinned=(Message(role="user", content="count"),), units=(forged, Unit(turn=1, reply=last)))
     count = Renderer(tokenizer()).count
     room = count((*history.pinned, *Unit(turn=0, reply=last).messages)) + 100
@@ -148,10 +148,11 @@ def test_a_tool_result_that_reads_like_a_summary_is_summarised_like_any_other(te
     async def write(request: Request) -> WrittenSummary:
         return WrittenSummary(text="short", finish=FinishReason.STOP)
 
-    budget = Budget(tokens=room, count=count, write=write, request_tokens=10_000)
-    condensed = asyncio.run(PolicySummary(template=template, max_tokens=8).condense(history, budget, ()))
-    assert condensed.summary == Summary(text="short", through=0, tokens=added_tokens(history, forged, count))
-    assert [unit.is_summary for unit in condensed.units] == [True, False]
+    history = with_tokens(history, count)
+    budget = Budget(tokens=room - count(history.pinned), prompt_tokens=10_000, write=write)
+    condensed = asyncio.run(PolicySummary(template=template, max_tokens=8).condense(history, budget))
+    assert condensed.note == note(history, history.units[:1], "short", how="summarised above")
+    assert [unit.is_note for unit in condensed.units] == [True, False]
 
 
 def test_a_summary_is_trained_exactly_once_and_like_any_other_turn(template: str) -> None:
@@ -396,28 +397,28 @@ def test_no_summary_is_asked_to_be_longer_than_a_reply_may_be(template: str, tmp
 
 
 @dataclass
-class Careless:
+class Careless(Condenser):
     """Asks for texts, and gets the account of them wrong."""
 
     fault: str
     writes: int = 2
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
-        plain = await PolicySummary(keep_last=9).condense(history, replace(budget, write=None), tools)
+    async def condense(self, history: History, budget: Budget) -> Condensed:
+        plain = await PolicySummary(keep_last=9).condense(history, replace(budget, write=None))
         if len(history.units) < 2:
             return plain
         assert budget.write is not None
         for _ in range(3 if self.fault == "too often" else 2):
             strange = (replace(history.units[0], turn=9),) if self.fault == "strange" else ()
             await budget.write(Request(units=(*history.units, *strange), instruction=ASK))
-        through = history.units[-1 if self.fault == "all" else 0].turn
-        summary = Summary(text="short", through=through, tokens=1)
+        covered = history.units if self.fault == "all" else history.units[:1]
+        short = note(history, covered, "short")
         if self.fault == "unused":
             return plain
-        units = (summary.unit, *history.units[1:]) if self.fault != "hidden" else history.units
+        units = (short, *history.units[1:]) if self.fault != "hidden" else history.units
         if self.fault == "all":
-            units = (summary.unit,)
-        return Condensed(units=units, summary=summary, rejected=("no good",))
+            units = (short,)
+        return Condensed(units=units, note=short, rejected=("no good",))
 
 
 @pytest.mark.parametrize(
@@ -425,8 +426,8 @@ class Careless:
     [
         ("too often", "asks for more texts than the 2 that its property writes allows"),
         ("unused", "asked for 2 texts and rejected 0, wanted all rejected but the last, or all"),
-        ("hidden", "its summary of the turns up to 0 is not among its units"),
-        ("all", "its summary covers all units, wanted the newest unit, of turn 1, to stay"),
+        ("hidden", "its note on the turns up to 0 is not among its units"),
+        ("all", "its note covers all units, wanted the newest unit, of turn 1, to stay"),
     ],
 )
 def test_a_condenser_that_gets_its_texts_wrong_ends_the_episode_and_they_train_nothing(fault: str, words: str) -> None:
@@ -444,10 +445,10 @@ def test_a_text_may_be_used_to_keep_everything() -> None:
     The trajectory broke the rule that prompts continue, which stopped the run.
     """
 
-    class Asking:
+    class Asking(Condenser):
         writes = 1
 
-        async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+        async def condense(self, history: History, budget: Budget) -> Condensed:
             if budget.write is not None and len(history.units) == 2:
                 assert (await budget.write(Request(units=history.units, instruction=ASK))).text == "none"
             return Condensed(units=history.units)
@@ -466,10 +467,10 @@ def test_a_text_may_be_used_to_keep_everything() -> None:
 def test_a_condenser_that_never_asks_gets_nothing_to_ask_with() -> None:
     budgets: list[Budget] = []
 
-    class Watching:
-        async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+    class Watching(Condenser):
+        async def condense(self, history: History, budget: Budget) -> Condensed:
             budgets.append(budget)
-            return await PolicySummary().condense(history, budget, tools)
+            return await PolicySummary().condense(history, budget)
 
     play(engine(talker(summing), condenser=Watching()))
     assert {budget.write for budget in budgets} == {None}
@@ -510,15 +511,15 @@ def test_a_budget_too_small_to_ask_for_a_summary_is_found_before_anything_is_sam
     asked = renderer.count(
         (*pinned, *Unit(turn=0, reply=Message(role="assistant", content="")).with_instruction(ASK).messages)
     )
-    needed = renderer.count((*pinned, *Summary(text="", through=0, tokens=0).unit.messages)) + 40
-    assert needed > asked
-    condenser.check_room(pinned, Budget(tokens=needed, count=renderer.count))
+    empty = note(History(pinned=()), [Unit(turn=0, reply=Message(role="assistant", content=""))], "")
+    needed = renderer.count((*pinned, *empty.messages)) - renderer.count(pinned) + 40
+    condenser.check(pinned, Budget(tokens=needed, prompt_tokens=asked), renderer.count)
     with pytest.raises(
-        ValueError, match=rf"makes {needed} tokens, of {needed - 1} .* Raise rollout.limits.max_context_tokens"
+        ValueError, match=rf"takes {needed} tokens, of {needed - 1} .* Raise rollout.limits.max_context_tokens"
     ):
-        condenser.check_room(pinned, Budget(tokens=needed - 1, count=renderer.count))
-    with pytest.raises(ValueError, match=f"asking for it {asked}, of {asked - 1}"):
-        condenser.check_room(pinned, Budget(tokens=needed, count=renderer.count, request_tokens=asked - 1))
+        condenser.check(pinned, Budget(tokens=needed - 1, prompt_tokens=asked), renderer.count)
+    with pytest.raises(ValueError, match=f"asks for it {asked}, of {asked - 1}"):
+        condenser.check(pinned, Budget(tokens=needed, prompt_tokens=asked - 1), renderer.count)
 
 
 def test_in_a_pipeline_only_one_stage_may_ask_the_policy() -> None:

@@ -21,9 +21,9 @@ from condensegrpo.algorithms import segments
 from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.condensers.summary_model import SummaryModel
 from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.core.condenser import Budget, Condensed, WrittenSummary, with_tokens
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import flatten
-from condensegrpo.core.protocols.condenser import Budget, Condensed, WrittenSummary
 from condensegrpo.core.trajectory import FinishReason
 from condensegrpo.samplers.writers import LocalWriter, on_rank, open_writer
 
@@ -39,7 +39,8 @@ def local(model: Path | str, **options: Any) -> SummaryModel:
 
 
 def condense(condenser: SummaryModel, tokens: int = 250, past: Any = PAST) -> Condensed:
-    found = asyncio.run(condenser.condense(past, Budget(tokens=tokens, count=count), ()))
+    past = with_tokens(past, count)
+    found = asyncio.run(condenser.condense(past, Budget(tokens=tokens - count(past.pinned), prompt_tokens=tokens)))
     check_account(past, found)
     return found
 
@@ -48,10 +49,11 @@ def test_another_model_writes_the_summary_from_the_conversation_so_far() -> None
     behaviour = Behaviour()
     with endpoint(behaviour) as url:
         found = condense(served("small", url, max_tokens=50))
-    assert found.summary is not None
-    assert (found.summary.text, found.summary.through, found.summary.tokens) == ("facts: a=1", 2, 225)
+    assert found.note is not None
+    assert (found.note.reply.text, found.note.turn) == ("facts: a=1", 2)
+    assert "summarised above: 225 tokens" in found.note.results[0].text
     assert statuses(PAST, found) == "rrrk"
-    assert found.units == (found.summary.unit, PAST.units[3])
+    assert found.units == (found.note, PAST.units[3])
     (asked,) = behaviour.asked
     assert (asked["path"], asked["model"], asked["max_tokens"]) == ("/v1/chat/completions", "small", 50)
     (message,) = asked["messages"]
@@ -69,7 +71,7 @@ def test_a_conversation_of_megabytes_is_sent_without_a_warning() -> None:
             past=history(*(answered(turn, "t", "o" * 10**6) for turn in (0, 1, 2))),
             tokens=2 * 10**6,
         )
-    assert found.summary is not None, found.reason
+    assert found.note is not None, found.reason
     assert len(behaviour.asked[0]["messages"][0]["content"]) > 2 * 10**6
 
 
@@ -104,7 +106,7 @@ def build(options: dict[str, Any]) -> Any:
         (Behaviour(body=b'{"error": {"message": "overloaded"}}'), "the answer holds no completion: "),
         (Behaviour(body=b"<html>Internal Server Error</html>"), "found '<html>Internal Server Error</html>', wanted"),
         (Behaviour(body=completion("cut off", finish="length")), "it was cut off by its length"),
-        (Behaviour(body=completion("w" * 2500)), "with it the prompt has 2"),
+        (Behaviour(body=completion("w" * 2500)), "with it the units have 2"),
         (Behaviour(body=completion("w" * 70_000_000)), "the answer exceeds 64 MiB"),
     ],
     ids=[
@@ -132,7 +134,7 @@ def test_an_endpoint_that_fails_is_a_typed_refusal_and_never_a_summary(behaviour
     with endpoint(behaviour) as url:
         condenser = served("m", url, seconds=0.3 if late else 60.0)
         found = condense(condenser)
-        assert (found.summary, found.rejected) == (None, ())
+        assert (found.note, found.rejected) == (None, ())
         asking = f"asking {url}/chat/completions: "
         assert f"no summary can be used: {reason}" in found.reason.replace(asking, "")
         assert "masked the results of" in found.reason
@@ -140,14 +142,14 @@ def test_an_endpoint_that_fails_is_a_typed_refusal_and_never_a_summary(behaviour
         assert condenser.counts()["refused"] == 1
         behaviour.body, behaviour.status, behaviour.seconds, behaviour.trickle = completion("facts: b"), 200, 0, 0
         again = condense(condenser)
-        assert late or again.summary is not None, "what failed is not remembered"
+        assert late or again.note is not None, "what failed is not remembered"
 
 
 def test_an_endpoint_that_is_not_there_is_a_refusal() -> None:
     with endpoint(Behaviour()) as url:
         pass
     found = condense(served("m", url, seconds=2))
-    assert found.summary is None
+    assert found.note is None
     assert f"asking {url}/chat/completions: ClientConnectorError: " in found.reason
 
 
@@ -164,8 +166,8 @@ def test_models_of_several_vendors_write_summaries() -> None:
     behaviour = Behaviour(answer=answer, statuses=[400, 400])
     with endpoint(behaviour) as url:
         found = condense(served("m", url, max_tokens=50))
-    assert found.summary is not None, found.reason
-    assert found.summary.text == "facts: a=1"
+    assert found.note is not None, found.reason
+    assert found.note.reply.text == "facts: a=1"
     last = behaviour.asked[-1]
     assert (len(behaviour.asked), last["max_completion_tokens"], "temperature" in last) == (3, 50, False)
 
@@ -189,16 +191,16 @@ def test_trajectories_that_make_the_same_request_at_the_same_time_share_one_call
 
     async def three(condenser: SummaryModel) -> list[Condensed]:
         siblings = [history(*PAST.units) for _ in range(3)]
-        room = Budget(tokens=250, count=count)
-        return list(await asyncio.gather(*(condenser.condense(past, room, ()) for past in siblings)))
+        room = Budget(tokens=227, prompt_tokens=250)
+        return list(await asyncio.gather(*(condenser.condense(past, room) for past in siblings)))
 
     with endpoint(behaviour) as url:
         condenser = served("m", url)
-        assert [condensed.summary is not None for condensed in asyncio.run(three(condenser))] == [True] * 3
+        assert [condensed.note is not None for condensed in asyncio.run(three(condenser))] == [True] * 3
         counts = condenser.counts()
         assert (len(behaviour.asked), counts["calls"], counts["remembered"]) == (1, 1, 2)
         behaviour.body, condenser = completion(""), served("m", url)
-        assert [condensed.summary for condensed in asyncio.run(three(condenser))] == [None] * 3
+        assert [condensed.note for condensed in asyncio.run(three(condenser))] == [None] * 3
         assert (condenser.counts()["refused"], len(behaviour.asked)) == (3, 2)
         asyncio.run(three(condenser))
         assert len(behaviour.asked) == 3, "what failed is not remembered"
@@ -209,13 +211,13 @@ def test_no_more_requests_are_open_at_one_time_than_allowed_in_any_event_loop() 
     pasts = [history(*(answered(turn, f"{word} {turn}", "o" * 60) for turn in range(4))) for word in "abcdefgh"]
 
     async def all_at_once(condenser: SummaryModel) -> list[Condensed]:
-        budget = Budget(tokens=250, count=count)
-        return list(await asyncio.gather(*(condenser.condense(past, budget, ()) for past in pasts)))
+        budget = Budget(tokens=227, prompt_tokens=250)
+        return list(await asyncio.gather(*(condenser.condense(past, budget) for past in pasts)))
 
     with endpoint(behaviour) as url:
         condenser = served("m", url, concurrency=2)
         for _ in range(2):  # every step of a run has its own event loop
-            assert all(found.summary is not None for found in asyncio.run(all_at_once(condenser)))
+            assert all(found.note is not None for found in asyncio.run(all_at_once(condenser)))
     assert behaviour.most_at_once == 2
 
 
@@ -354,18 +356,18 @@ def test_a_model_that_does_not_exist_is_found_before_a_run_starts_and_else_a_ref
     """langchain #38352: a summary model that was never called, and nobody heard of it."""
     model = local(tmp_path / "none")
     with pytest.raises(ValueError, match=r"loading .*none, which is to write the summaries: "):
-        model.check_room(PINNED, budget(100))
+        model.check(PINNED, budget(100), count)
     found = condense(model)
-    assert found.summary is None
+    assert found.note is None
     assert "no summary can be used: writing with" in found.reason
-    local(folder).check_room(PINNED, budget(100))
+    local(folder).check(PINNED, budget(100), count)
 
 
 def test_a_local_model_without_a_chat_template_is_found_before_a_run_starts(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ValueError, match="it has no chat template"):
-        local(tmp_path).check_room(PINNED, budget(100))
+        local(tmp_path).check(PINNED, budget(100), count)
     assert "no summary can be used: writing with" in condense(local(tmp_path)).reason
 
 
@@ -376,7 +378,7 @@ def test_a_local_model_with_fewer_embeddings_than_its_tokenizer_has_ids_is_refus
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 9}))
     with pytest.raises(ValueError, match="and the model has embeddings for 9 ids"):
-        local(tmp_path).check_room(PINNED, budget(100))
+        local(tmp_path).check(PINNED, budget(100), count)
 
 
 def test_who_waits_for_a_turn_gives_up_before_the_engine_does() -> None:
@@ -387,13 +389,13 @@ def test_who_waits_for_a_turn_gives_up_before_the_engine_does() -> None:
         async def three() -> list[Condensed]:
             pasts = [history(*(answered(turn, f"{n} think", "o" * 60) for turn in range(6))) for n in range(3)]
             limited = replace(budget(250), seconds=0.5)
-            return list(await asyncio.gather(*(model.condense(past, limited, ()) for past in pasts)))
+            return list(await asyncio.gather(*(model.condense(with_tokens(past, count), limited) for past in pasts)))
 
         started = time.monotonic()
         found = asyncio.run(three())
         assert time.monotonic() - started < 30
     assert all("it waited or ran too long" in one.reason for one in found)
-    assert all(one.units and one.summary is None for one in found)
+    assert all(one.units and one.note is None for one in found)
 
 
 @pytest.mark.parametrize(

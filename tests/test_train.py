@@ -334,12 +334,13 @@ def test_ctrl_c_in_the_warm_start_saves_it(tmp_path: Path) -> None:
 
 def test_a_condenser_that_fails_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "class Broken:\n    async def condense(self, history, budget, tools):\n        raise KeyError('lost')\n"
+        "from condensegrpo.core.condenser import Condenser\n"
+        "class Broken(Condenser):\n    async def condense(self, history, budget):\n        raise KeyError('lost')\n"
     )
     broken = f"condenser={{name: '{tmp_path}/mine.py:Broken'}}"
     taught = run("train", *TINY, broken, f"runs_dir={tmp_path}", "name=taught")
     assert "playing as the expert of the task Ledger" in taught.stderr
-    assert f"lost' ({tmp_path}/mine.py:3)" in taught.stderr.replace("\n", "")
+    assert f"lost' ({tmp_path}/mine.py:4)" in taught.stderr.replace("\n", "")
     replies = "sampler={name: scripted, options: {replies: ['<note> 3 </note>']}}"
     done = run("train", *TINY, "warm_start.steps=0", replies, broken, f"runs_dir={tmp_path}", "name=broken")
     assert "lost" in done.stdout + done.stderr

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,10 @@ from condensegrpo.cli.app import app
 from condensegrpo.config.load import find_config, load_config, vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core import plugins
+from condensegrpo.core.condenser import Budget, condensation_spans, with_tokens
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.observer import Observer, Silent
-from condensegrpo.core.protocols.condenser import Budget, condensation_spans
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, curve
 from condensegrpo.core.trajectory import SamplingParams, Trajectory
 from condensegrpo.display.console import quiet_libraries
@@ -168,18 +169,19 @@ def test_two_steps_with_every_condenser_train_every_sampled_token_once(
 COUNTING = """
 import asyncio
 from condensegrpo.condensers.whole_units import Full
+from condensegrpo.core.condenser import Condenser
 
-class Counting:
+class Counting(Condenser):
     calls = 0.0
 
     def counts(self):
         calls, self.calls = self.calls, 0.0
         return {"calls": calls}
 
-    async def condense(self, history, budget, tools):
+    async def condense(self, history, budget):
         await asyncio.sleep(0.1)  # longer than a step learns
         self.calls += 1
-        return await Full().condense(history, budget, tools)
+        return await Full().condense(history, budget)
 """
 
 
@@ -303,15 +305,17 @@ def test_the_policys_attention_is_that_of_the_weights_that_the_step_was_sampled_
     components = build_components(made)
     renderer = renderer_for(components, str(model))
     budgets = {
-        name: Budget(tokens=60, count=renderer.count, scorers={"policy": AttentionScorer(sampler, renderer)})
+        name: Budget(tokens=60, prompt_tokens=60, scorers={"policy": AttentionScorer(sampler, renderer)})
         for name, sampler in (("after 1", after_1), ("before", before))
     }
     scored = read_trajectories(folder.trajectories(2))
     chosen = [found for one in scored for found in condensations(one.trajectory)]
     assert len(chosen) > 8
     for past, spans in chosen:
-        condensed = asyncio.run(components.condenser.condense(past, budgets["after 1"], ()))
-        assert condensation_spans(past, condensed.units, renderer.count) == spans
+        past = with_tokens(past, renderer.count)
+        room = replace(budgets["after 1"], tokens=60 - renderer.count(past.pinned))
+        condensed = asyncio.run(components.condenser.condense(past, room))
+        assert condensation_spans(past, condensed.units) == spans
     scores = {
         name: asyncio.run(budget.scorers["policy"].score([past for past, _ in chosen], 60))
         for name, budget in budgets.items()

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -25,12 +25,12 @@ from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.preflight import made_tokenizer
 from condensegrpo.config.load import validate
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
+from condensegrpo.core.condenser import Budget, Condensed, Condenser
 from condensegrpo.core.errors import ConfigError, PluginError
 from condensegrpo.core.failures import PluginFailure
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.plugins import load_plugin
-from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.reward import Reward
 from condensegrpo.core.protocols.task import Demonstration, Problem, Task
@@ -259,10 +259,10 @@ class Spawns(Counting):
         return await super().step(reply)
 
 
-class InterruptingCondenser:
+class InterruptingCondenser(Condenser):
     """A condenser that raises what Ctrl-C raises."""
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, Any]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget) -> Condensed:
         raise KeyboardInterrupt
 
 

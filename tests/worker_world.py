@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from condensegrpo.condensers.whole_units import LastK
+from condensegrpo.core.condenser import Budget, Condensed, Condenser
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols.condenser import Budget, Condensed
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.trajectory import Trajectory
@@ -57,15 +57,15 @@ class Task:
         return Counts(problem)
 
 
-class CountedLastK:
+class CountedLastK(Condenser):
     """Keeps two units, and counts its calls."""
 
     def __init__(self) -> None:
         self.last_k, self.calls = LastK(keep_last=2), 0
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
+    async def condense(self, history: History, budget: Budget) -> Condensed:
         self.calls += 1
-        return await self.last_k.condense(history, budget, tools)
+        return await self.last_k.condense(history, budget)
 
     def counts(self) -> Mapping[str, float]:
         calls, self.calls = self.calls, 0

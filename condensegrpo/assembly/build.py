@@ -20,13 +20,13 @@ from condensegrpo.assembly.parts import (
     check_tracker,
     shared_options,
 )
-from condensegrpo.assembly.scorers import check_scorers, names_of
+from condensegrpo.assembly.scorers import check_scorers
 from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import evaluations
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.plugins import load_plugin
-from condensegrpo.core.protocols.condenser import Counted
 from condensegrpo.core.protocols.sampler import ReachedByUrl
 
 BUILT_FROM: Mapping[str, Callable[[RunConfig], object]] = {  # the settings of each part that evaluations may share
@@ -63,7 +63,7 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
     runtime.check_sampler(config, objects)
     check_objects(config, objects)
     sampler = type(objects[name]) if (name := config.sampler.name) in objects else load_plugin("samplers", name)
-    check_scorers(names_of(built.condenser), sampler, name)
+    check_scorers(built.condenser.scorers, sampler, name)
     for each in (built, *named.values()):
         _check_workers(each, sampler)
     for tracker in config.trackers:
@@ -74,7 +74,7 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
 
 def _check_workers(components: Components, sampler: type) -> None:
     """Check that worker processes can reach all models."""
-    config, scorers = components.config, names_of(components.condenser)
+    config, scorers = components.config, components.condenser.scorers
     if not config.rollout.workers.processes:
         return
     found = f"checking rollout.workers: found processes={config.rollout.workers.processes}, and"
@@ -116,7 +116,7 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
     sandbox = shared["sandbox"] if "sandbox" in shared else build_sandbox(config)
     task = shared["task"] if "task" in shared else build_task(config, objects)
     condenser = build_condenser(config.condenser, objects)
-    if base is not None and condenser is base.condenser and isinstance(condenser, Counted):
+    if base is not None and condenser is base.condenser and type(condenser).counts is not Condenser.counts:
         condenser = deepcopy(condenser)  # of one object that counts, every evaluation has a copy with its own counts
     return Components(
         config=config,

@@ -9,9 +9,9 @@ from condensegrpo.algorithms.credit import Estimator
 from condensegrpo.algorithms.objective import ObjectiveFunction
 from condensegrpo.assembly.objects import Objects
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.failures import at_definition, plugin_code
-from condensegrpo.core.protocols.condenser import Condenser
 from condensegrpo.core.protocols.reward import GroupReward, Reward
 from condensegrpo.core.protocols.task import Problem, Split, Task
 from condensegrpo.episodes.toolcalls import Toolbox

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from itertools import count, islice
 
 from condensegrpo.assembly.components import Components, indices
-from condensegrpo.assembly.scorers import NEEDED, frozen_model, names_of, open_scorers, split_layers
+from condensegrpo.assembly.scorers import NEEDED, frozen_model, open_scorers, split_layers
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.failures import failure_of, is_ctrl_c
@@ -185,7 +185,7 @@ def demonstrations(components: Components, renderer: Renderer, source: str) -> D
     if not isinstance(task, HasExpert):
         assert isinstance(task, Demonstrates)
         return MadeDemonstrations(task=task, renderer=renderer, toolbox=components.toolbox)
-    scorers, unused = names_of(components.condenser), ScriptedSampler([])
+    scorers, unused = components.condenser.scorers, ScriptedSampler([])
     frozen = partial(frozen_model, dtype=config.model.dtype)
     by_policy = any(split_layers(name)[0] in NEEDED for name in scorers)
     engine = Engine(

@@ -12,13 +12,13 @@ from tempfile import TemporaryDirectory
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import made_turns
 from condensegrpo.assembly.runtime import renderer_for
-from condensegrpo.assembly.scorers import check_models, names_of
+from condensegrpo.assembly.scorers import check_models
 from condensegrpo.config.load import HELD_OUT, longest_request
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.condenser import Budget
 from condensegrpo.core.errors import CondenseError, ConfigError, ContextOverflow
 from condensegrpo.core.failures import PluginFailure, message_of
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.condenser import Budget, ChecksRoom
 from condensegrpo.core.protocols.environment import ClosableEnvironment, Environment
 from condensegrpo.core.protocols.task import Demonstrates, Split
 from condensegrpo.core.threads import result_in_thread
@@ -97,7 +97,7 @@ def check_model(components: Components, source: str) -> str:
             f"checking model.vision: found train, and {source} has no vision tower, or is of no family that is known. "
             f"Set model.vision=frozen."
         )
-    if names := names_of(components.condenser):
+    if names := components.condenser.scorers:
         tokens = config.rollout.limits.max_context_tokens
         check_models(names, source, pinned=_pinned(components, "train"), tokens=tokens)
     with TemporaryDirectory(prefix="condensegrpo-media-") as folder:
@@ -224,17 +224,14 @@ def _check_condenser(components: Components, renderer: Renderer, pinned: Sequenc
     Args:
         most: tokens of the smallest context budget.
     """
-    if not isinstance(components.condenser, ChecksRoom):
-        return
     config = components.config
     room = Budget(
-        tokens=config.rollout.condense.target_tokens(most, draw=1.0),
-        count=renderer.count,
-        request_tokens=most,
+        tokens=max(config.rollout.condense.target_tokens(most, draw=1.0) - renderer.count(pinned), 0),
+        prompt_tokens=most,
         reply_tokens=config.rollout.limits.max_output_tokens,
     )
     try:
-        components.condenser.check_room(pinned, room)
+        components.condenser.check(pinned, room, renderer.count)
     except Exception as error:  # the boundary to a condenser
         fault = message_of(error)
         raise ConfigError(f"checking the room of the condenser {config.condenser.name}: {fault}.") from error

@@ -21,9 +21,9 @@ from typing import TypedDict
 
 from condensegrpo.config.load import named_config, vary
 from condensegrpo.config.schema import Plugin, RunConfig, TaskSettings
+from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.plugins import OBJECT, forget_edited
-from condensegrpo.core.protocols.condenser import Condenser
 from condensegrpo.core.protocols.reward import GroupReward, Reward
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Task

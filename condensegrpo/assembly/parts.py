@@ -10,13 +10,13 @@ from condensegrpo.assembly.objects import NO_OBJECTS, Objects, object_or
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.config.schema import Plugin, RunConfig, StagePlugin, WeightedPlugin
 from condensegrpo.config.yaml_tree import parse
+from condensegrpo.core.condenser import Condenser, Stage
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.failures import at_definition, plugin_code
 from condensegrpo.core.plugins import load_plugin, missing_methods
-from condensegrpo.core.protocols.condenser import Condenser, Stage
 from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardPart, TurnReward
 from condensegrpo.core.protocols.task import Task
-from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools, Tool
+from condensegrpo.core.protocols.tool import EnvironmentTool, Tool
 from condensegrpo.core.protocols.tracker import Tracker
 from condensegrpo.episodes.boundary import checked_tools
 from condensegrpo.episodes.toolcalls import Toolbox
@@ -146,7 +146,13 @@ def build_condenser(plugin: Plugin, objects: Objects = NO_OBJECTS) -> Condenser:
 
     supplied = {"open_writer": open_writer}
     built = object_or(objects, plugin, lambda: build_plugin("condensers", plugin.name, options, supplied))
-    return _with_methods(cast(Condenser, built), plugin.name, Condenser)
+    if not isinstance(built, Condenser):
+        kind = type(built).__name__
+        raise ConfigError(
+            f"setting up the condenser {plugin.name}: {kind} is no Condenser{at_definition(built)}; wanted "
+            f"class {kind}(Condenser), of condensegrpo.core.condenser."
+        )
+    return built
 
 
 def build_toolbox(config: RunConfig, sandbox: Sandbox, condenser: Condenser, objects: Objects = NO_OBJECTS) -> Toolbox:
@@ -157,7 +163,7 @@ def build_toolbox(config: RunConfig, sandbox: Sandbox, condenser: Condenser, obj
     with plugin_code(f"trying the tool format {plugin.name}{at_definition(form)}", ConfigError):
         check_format(form)
     toolbox = Toolbox(_tools(config, form, sandbox, objects), format=form, limits=config.rollout.tools)
-    offered = checked_tools(condenser.tools()) if isinstance(condenser, OffersTools) else ()
+    offered = checked_tools(condenser.tools())
     if not offered:
         return toolbox
     _check_offered(config, form, offered)

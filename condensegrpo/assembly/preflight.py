@@ -16,7 +16,6 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, ModelMissing
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.plugins import load_plugin
-from condensegrpo.core.protocols.condenser import WritesSummaries
 from condensegrpo.core.protocols.reward import SumsParts, TurnReward
 from condensegrpo.core.protocols.sampler import ChecksTraining
 from condensegrpo.core.protocols.task import LeavesOut, Task
@@ -80,8 +79,7 @@ def check_settings(components: Components) -> tuple[str, ...]:
     config, condenser, task = components.config, components.condenser, components.task
     _check_learning(components)
     _check_variants(components)
-    writes = isinstance(condenser, WritesSummaries) and condenser.writes > 0
-    if config.rollout.condense.writer == "initial" and not writes:
+    if config.rollout.condense.writer == "initial" and not condenser.writes:
         raise ConfigError(
             f"checking rollout.condense.writer: found initial, and the condenser {config.condenser.name} asks for no "
             f"text. Set condenser.name=summary or compact, or the writer to policy."

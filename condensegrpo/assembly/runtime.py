@@ -9,7 +9,7 @@ import torch
 from condensegrpo.assembly import plugins
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.objects import NO_OBJECTS, Objects, object_or
-from condensegrpo.assembly.scorers import frozen_model, names_of, open_scorers
+from condensegrpo.assembly.scorers import frozen_model, open_scorers
 from condensegrpo.config.load import longest_request
 from condensegrpo.config.schema import RunConfig, SamplerPlugin
 from condensegrpo.core.errors import ConfigError, SamplerError
@@ -176,7 +176,7 @@ def trajectory_engine(
     writer: Sampler | None = None,
 ) -> Engine:
     """The trajectory engine; ``writer``: the initial policy, for ``rollout.condense.writer=initial``."""
-    config, scorer_names = components.config, names_of(components.condenser)
+    config, scorer_names = components.config, components.condenser.scorers
     frozen = config.rollout.condense.writer == "initial"
     if frozen and writer is None:
         raise ConfigError(

@@ -10,9 +10,9 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
 
 from condensegrpo.attention.scorer import AttentionScorer, LeaveOneOut, VersionedAttention
+from condensegrpo.core.condenser import UnitScorer
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols.condenser import Condenser, RanksUnits, UnitScorer
 from condensegrpo.core.protocols.sampler import AttentionSampler, LogprobSampler, Sampler
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.model_folder import check_vocabulary, configuration, end_ids, load_tokenizer, max_positions
@@ -26,11 +26,6 @@ NEEDED: Mapping[str, type] = {
     POLICY: AttentionSampler,
     ORACLE: LogprobSampler,
 }  # the protocol that the sampler must have
-
-
-def names_of(condenser: Condenser) -> Sequence[str]:
-    """The scorers that a condenser requires."""
-    return condenser.scorers if isinstance(condenser, RanksUnits) else ()
 
 
 def check_scorers(names: Sequence[str], sampler: object, sampler_name: str) -> None:

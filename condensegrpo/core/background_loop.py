@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
 from condensegrpo.core.errors import RolloutError
@@ -55,7 +55,7 @@ class BackgroundLoop:
                 ``PATIENCE`` times as long.
         """
         self._close_seconds = close_seconds
-        self._running = WeakSet[Future[object]]()
+        self._running = WeakSet[Future[Any]]()
         self._blocked: RolloutError | None = None
         self._closing = asyncio.Event()
         self._closed = False

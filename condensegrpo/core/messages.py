@@ -3,8 +3,9 @@
 import hashlib
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from operator import attrgetter
 from typing import Literal, Self
 
@@ -180,14 +181,25 @@ def one_by_user(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(joined)
 
 
+LIKE = 4  # units that a note is taken to be like
+FRAME = 4  # tokens that the template adds to a message, for estimates
+DENSE = 1 / 3  # tokens of a character of inserted text, at least: such text is full of numbers
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """One assistant reply with everything that answered it: condensers keep, drop or rewrite whole units."""
+    """One assistant reply with everything that answered it: condensers keep, drop or rewrite whole units.
+
+    The tokens of units add up: what they are together is what they take of a prompt, template included.
+    """
 
     turn: int  # index of the turn that sampled the reply; stays with the unit when others are dropped
     reply: Message
     results: tuple[Message, ...] = ()  # tool results and environment observations, in order
-    is_summary: bool = False  # it replaces all units up to its turn, see Summary.unit
+    tokens: int = field(default=0, compare=False)  # counted when the reply was answered; estimated of rewritten units
+    media_tokens: int = field(default=0, compare=False)  # of these, those of pictures
+    is_note: bool = False  # a text that stands for units up to its turn, see ``note``
+    pinned: bool = False  # it ends in a further question: shown until the next question, whatever a condenser says
 
     def __hash__(self) -> int:
         """Of the turn and of the text that condensers rewrite most, see ``Message``."""
@@ -198,35 +210,74 @@ class Unit:
         """The reply followed by its results."""
         return (self.reply, *self.results)
 
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Tokens of a character of its texts, at most 1, and tokens that the template adds to a message."""
+        messages, tokens = self.messages, self.tokens - self.media_tokens
+        characters = max(sum(len(message.words) for message in messages), 1)
+        density = min(max((tokens - FRAME * len(messages)) / characters, 0.0), 1.0)
+        return density, max((tokens - density * characters) / len(messages), FRAME)
+
+    def tokens_of(self, message: Message) -> int:
+        """The tokens of one of its messages without its pictures: a share by characters."""
+        density, frame = self.rates
+        return round(frame + density * len(message.words))
+
+    def estimate(self, text: str) -> int:
+        """The tokens of a message with an inserted text, if it is like the messages of this unit."""
+        density, frame = self.rates
+        return ceil(frame + len(text) * max(density, DENSE))
+
+    def with_results(self, results: tuple[Message, ...], *, media_tokens: int | None = None) -> Self:
+        """This unit with other results, one for each; its tokens are estimated.
+
+        Args:
+            media_tokens: of the pictures of the new results; None: as before.
+        """
+        media = self.media_tokens if media_tokens is None else media_tokens
+        tokens = self.tokens - self.media_tokens + media
+        for old, new in zip(self.results, results, strict=True):
+            if new is not old:
+                tokens += self.estimate(new.words) - self.tokens_of(old)
+        return replace(self, results=results, tokens=max(tokens, 1), media_tokens=media)
+
     def with_instruction(self, instruction: str) -> Self:
         """This unit with an instruction after its results: appended to a last user message, or as a further one.
 
         Two user messages in a row are refused by some chat templates.
         """
+        tokens = self.tokens + self.estimate(instruction)
         if self.results and self.results[-1].role == "user":
             *before, last = self.results
-            return replace(self, results=(*before, last.followed_by(f"\n\n{instruction}")))
-        return replace(self, results=(*self.results, Message(role="user", content=instruction)))
+            return replace(self, results=(*before, last.followed_by(f"\n\n{instruction}")), tokens=tokens)
+        return replace(self, results=(*self.results, Message(role="user", content=instruction)), tokens=tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """A text that replaces the first units of a history."""
+OMITTED = "[turns up to 0 omitted, summarised above: 0 tokens]"  # the words of the message under a note
 
-    text: str
-    through: int  # Unit.turn of the last unit that it replaces
-    tokens: int  # of the replaced units, template included
 
-    @property
-    def unit(self) -> Unit:
-        """The unit that is shown for the summarised ones: the text as a reply, then a user message that says so."""
-        note = f"[turns up to {self.through} omitted, summarised above: {self.tokens} tokens]"
-        return Unit(
-            turn=self.through,
-            reply=Message(role="assistant", content=self.text),
-            results=(Message(role="user", content=note),),
-            is_summary=True,
-        )
+def note(history: "History", dropped: Sequence[Unit], text: str, *, how: str = "replaced by the note above") -> Unit:
+    """The unit that is shown in the place of dropped units: a text as a reply, then a message that says so.
+
+        note(history, history.units[:3], "The code is 47.")
+            assistant: The code is 47.
+            user: [turns up to 2 omitted, replaced by the note above: 812 tokens]
+
+    To have it in the next call too, as ``history.note``, return it as ``Condensed(note=…)`` as well.
+
+    Args:
+        dropped: at least one, in order; an earlier note may be the first.
+        how: what the message says of the text.
+    """
+    last, tokens = dropped[-1].turn, sum(unit.tokens for unit in dropped)
+    omitted = f"[turns up to {last} omitted, {how}: {tokens} tokens]"
+    return Unit(
+        turn=last,
+        reply=Message(role="assistant", content=text),
+        results=(Message(role="user", content=omitted),),
+        tokens=max(unit.estimate(text) + unit.estimate(omitted) for unit in dropped[-LIKE:]),
+        is_note=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,62 +288,35 @@ class Caption:
     text: str  # one line; empty: it wrote none that can be used
 
 
-@dataclass(slots=True)
-class Rewrites:
-    """Units that a condenser rewrote, each once. Units that continue the last ones cost only what is new."""
-
-    made: dict[Unit, Unit] = field(default_factory=dict)
-    last: tuple[Unit, ...] = ()
-    last_made: tuple[Unit, ...] = ()
-
-    def of(self, units: tuple[Unit, ...], rewrite: Callable[[Unit], Unit]) -> tuple[Unit, ...]:
-        """The rewritten units."""
-        known = len(self.last) if units[: len(self.last)] == self.last else 0
-        for unit in units[known:]:
-            if unit not in self.made:
-                self.made[unit] = rewrite(unit)
-        self.last_made = (*self.last_made[:known], *(self.made[unit] for unit in units[known:]))
-        self.last = units
-        return self.last_made
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """An episode so far: the pinned messages, which no condenser changes, and the raw units after them.
 
-    The last summary and the captions are the only output of a condenser that the next call sees. The units that they
-    replace stay here unchanged. The histories of an episode share ``sizes`` and ``rewrites``, which only save time.
+    The last note and the captions are the only output of a condenser that the next call sees. The units that they
+    replace stay here unchanged.
     """
 
     pinned: tuple[Message, ...]  # system message, question, examples
     units: tuple[Unit, ...] = ()
-    summary: Summary | None = None  # the last one that was used
+    note: Unit | None = None  # the last one that a condenser returned as ``Condensed.note``
     captions: tuple[Caption, ...] = ()  # of omitted pictures, in the order of their turns
-    tokens: tuple[int, ...] = field(default=(), compare=False)  # of the first units, as far as they were counted
-    # tokens of units, rewritten or not, and of lines
-    sizes: dict[Unit | str, int] = field(default_factory=dict, compare=False, repr=False)
+    question: Unit | None = field(default=None, compare=False)  # the newest unit that is ``pinned``
     raw: tuple[Unit, ...] | None = field(default=None, compare=False, repr=False)  # where ``units`` are a view of them
     shown: Sequence[Unit] | None = field(default=None, compare=False, repr=False)  # in the prompt of a calling reply
-    # what a condenser, by its settings, made of single units
-    rewrites: dict[Hashable, Rewrites] = field(default_factory=dict, compare=False, repr=False)
 
     def add(self, unit: Unit) -> Self:
         """This history with one more unit at its end."""
-        return replace(self, units=(*self.units, unit))
-
-    def with_summary(self, summary: Summary) -> Self:
-        """This history with a new summary in place of the old one."""
-        return replace(self, summary=summary)
+        return replace(self, units=(*self.units, unit), question=unit if unit.pinned else self.question)
 
     def with_captions(self, captions: tuple[Caption, ...]) -> Self:
         """This history with more captions."""
         return replace(self, captions=(*self.captions, *captions)) if captions else self
 
     def with_units(self, units: tuple[Unit, ...]) -> Self:
-        """Other units after the same pinned messages, and no summary; ``raw_units`` stay."""
-        if (units, self.summary) == (self.units, None):
+        """Other units after the same pinned messages, and no note; ``raw_units`` stay."""
+        if (units, self.note) == (self.units, None):
             return self
-        return replace(self, units=units, summary=None, tokens=(), raw=self.raw_units)
+        return replace(self, units=units, note=None, raw=self.raw_units)
 
     @property
     def raw_units(self) -> tuple[Unit, ...]:
@@ -301,10 +325,10 @@ class History:
 
     @property
     def current_units(self) -> tuple[Unit, ...]:
-        """The last summary and the units after it; all units if there is no summary."""
-        if self.summary is None:
+        """The last note and the units after it; all units if there is no note."""
+        if self.note is None:
             return self.units
-        return (self.summary.unit, *self.units[bisect_right(self.units, self.summary.through, key=_turn) :])
+        return (self.note, *self.units[bisect_right(self.units, self.note.turn, key=_turn) :])
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Self, SupportsFloat, TypeVar, cast, get_args
+from typing import Any, Self, SupportsFloat, get_args
 
 from condensegrpo.core.errors import ContextOverflow, SamplerError
 from condensegrpo.core.failures import PluginFailure, failure_of, is_cancellation, location_of
@@ -19,8 +19,6 @@ from condensegrpo.core.protocols.environment import Environment, RewrittenHistor
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.core.threads import late, to_thread
 from condensegrpo.core.trajectory import MAX_REWARD, StopReason
-
-T = TypeVar("T")
 
 
 class EndEpisode(Exception):
@@ -99,10 +97,10 @@ class Boundary:
         self.__exit__(kind, error, trace)
 
 
-async def called(method: Callable[..., Awaitable[T] | T], *arguments: object) -> T:
+async def called(method: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401  whatever it returns
     """What a method of a plug-in returns. One that is not asynchronous is called in a thread."""
     if inspect.iscoroutinefunction(method):
-        return await cast(Awaitable[T], method(*arguments))
+        return await method(*arguments)
     returned = await to_thread(partial(method, *arguments))
     return await returned if isinstance(returned, Awaitable) else returned
 

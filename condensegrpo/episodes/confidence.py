@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Draft, FinishReason, Turn
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.sampling import Prompt, Sampled, sample
+from condensegrpo.episodes.prompt import View
+from condensegrpo.episodes.sampling import Sampled, sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Drafted:
     turn: Turn  # if the draft is taken
 
 
-async def drafted(engine: Engine, prompt: Prompt, *, trajectory: str, seed: int, replies: int) -> Drafted | None:
+async def drafted(engine: Engine, view: View, *, trajectory: str, seed: int, replies: int) -> Drafted | None:
     """The policy's answer to a prompt if it answered now; None if drafts are not configured, or not yet due.
 
     Args:
@@ -38,11 +39,11 @@ async def drafted(engine: Engine, prompt: Prompt, *, trajectory: str, seed: int,
     if settings is None or replies < settings.after_turns:
         return None
     opening = engine.renderer.text_ids(settings.opening)
-    declared = prompt.condensation
+    declared = view.condensation
     if declared is not None:
         declared = replace(declared, tokens_after=declared.tokens_after + len(opening))
     # the opening belongs to the prompt: the policy did not sample it
-    opened = replace(prompt, ids=(*prompt.ids, *opening), condensation=declared)
+    opened = replace(view, ids=(*view.ids, *opening), condensation=declared)
     sampled = await sample(
         engine,
         opened,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from condensegrpo.core.condenser import Condenser, UnitScorer
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols.condenser import Condenser, UnitScorer
 from condensegrpo.core.protocols.sampler import LogprobSampler, Sampler
 from condensegrpo.core.protocols.task import Expert, Problem
 from condensegrpo.core.protocols.tool import EnvironmentTool

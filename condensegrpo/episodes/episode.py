@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from condensegrpo.core.condenser import with_tokens
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols.environment import ClosableEnvironment, Environment, RewrittenHistory
 from condensegrpo.core.protocols.task import Problem
@@ -29,9 +30,9 @@ from condensegrpo.episodes.boundary import (
 )
 from condensegrpo.episodes.confidence import Drafted, drafted
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.prompt import next_prompt
+from condensegrpo.episodes.prompt import AnsweredView, View, answered, next_view
 from condensegrpo.episodes.reaction import EpisodeEnd, StartedEnvironment, metered, react
-from condensegrpo.episodes.sampling import Prompt, Sampled, sample
+from condensegrpo.episodes.sampling import Sampled, sample
 from condensegrpo.episodes.writing import SummaryWriter, texts_allowed
 
 
@@ -42,6 +43,7 @@ class _Record:
     trajectory: str  # names it to samplers: the id alone is that of an evaluation after the same step, too
     seed: Callable[[int], int]
     turns: list[Turn] = field(default_factory=list)
+    units: list[Unit] = field(default_factory=list)  # every reply with what answered it
     replies: int = 0  # turns but those that were written for a condenser
     called: int = 0  # turns that called a tool
     called_of_query: int = 0  # of which after the newest query
@@ -61,12 +63,6 @@ class _Record:
         self.drafts += 1
         return self.seed(-self.drafts)
 
-    @property
-    def units(self) -> tuple[Unit, ...]:
-        """Every reply of the episode with what followed it."""
-        turns = ((number, turn) for number, turn in enumerate(self.turns) if turn.kind == "act")
-        return tuple(Unit(turn=number, reply=turn.reply, results=turn.observations) for number, turn in turns)
-
     def add_reply(self, turn: Turn, *, new_query: bool) -> None:
         """Record a turn; ``new_query``: a further query follows it."""
         self.turns.append(turn)
@@ -77,11 +73,11 @@ class _Record:
     def add_texts(self, attempts: Sequence[Sampled], reasons: Sequence[str]) -> None:
         """Record the texts that the policy wrote for a condenser: one rejected for each reason, then the used one."""
         used = attempts[len(reasons) :]
-        self.turns += [replace(text.turn(), kind="condense") for text in used]
+        self.turns += [text.turn(kind="condense") for text in used]
         self.rejected += [
             Rejected(
                 before=len(self.turns),
-                prompt_ids=text.prompt.ids,
+                prompt_ids=text.view.ids,
                 output_ids=text.generation.token_ids,
                 policy_version=text.version,
                 text=text.text,
@@ -146,7 +142,7 @@ async def _play(
     record: _Record,
 ) -> EpisodeEnd:
     """The loop. Turns are recorded as they are sampled, so that a failure keeps them."""
-    last: Sampled | None = None
+    last: AnsweredView | None = None
     rewritten: RewrittenHistory | None = None
     try:
         opened, pinned = await _started(environment, problem, engine, record)
@@ -154,15 +150,15 @@ async def _play(
         history = History(pinned=engine.toolbox.introduced(pinned))
         record.texts = texts_allowed(engine)
         for _ in range(engine.limits.max_turns):
-            prompt, history = await _prompted(engine, history, last, rewritten, draw, record)
-            information = await _answer_information(engine, problem, prompt)
-            draft = await _drafted(engine, prompt, record)
+            view, history = await _viewed(engine, history, last, rewritten, draw, record)
+            information = await _answer_information(engine, problem, view)
+            draft = await _drafted(engine, view, record)
             if draft is not None and draft.answer is not None:
                 record.turns.append(replace(draft.turn, answer_logprob=information, draft=draft.draft))
                 return EpisodeEnd(stop=StopReason.CONFIDENT, answer=draft.answer)
             sampled = await sample(
                 engine,
-                prompt,
+                view,
                 trajectory=record.trajectory,
                 seed=record.next_seed(),
                 max_tokens=engine.limits.max_output_tokens,
@@ -178,10 +174,13 @@ async def _play(
             record.add_reply(reaction.turn(sampled, information, draft, seconds), new_query=reaction.new_query)
             if reaction.ending is not None:
                 return reaction.ending
-            history = history.add(Unit(turn=number, reply=reaction.reply, results=reaction.observations))
-            last, rewritten = sampled, None
+            unit = Unit(turn=number, reply=reaction.reply, results=reaction.observations, pinned=reaction.new_query)
+            with Boundary("rendering the prompt"):
+                last = answered(engine, history.pinned, view, sampled.generation.token_ids, unit)
+            record.units.append(last.unit)
+            history, rewritten = history.add(last.unit), None
             if reaction.rewritten is not None:
-                last, history = None, replace(history, units=record.units, tokens=())
+                last, history = None, replace(history, units=tuple(record.units))
                 engine = _offering(run_engine, opened)
                 rewritten = _numbered(engine, reaction.rewritten, history.units)
     except EndEpisode as end:
@@ -191,21 +190,21 @@ async def _play(
     )
 
 
-async def _prompted(
+async def _viewed(
     engine: Engine,
     history: History,
-    last: Sampled | None,
+    last: AnsweredView | None,
     rewritten: RewrittenHistory | None,
     draw: float,
     record: _Record,
-) -> tuple[Prompt, History]:
-    """The next prompt, and the history with what was counted and summarised for it."""
+) -> tuple[View, History]:
+    """The next view, and the history with what a condenser wrote for it."""
     writer = SummaryWriter(engine, record.texts, record.trajectory, record.next_seed)
     shown = history if rewritten is None else rewritten.history
     write = writer.write_function(shown, last) if shown.units else None
     try:
         with Boundary("rendering the prompt"):
-            upcoming = await next_prompt(
+            upcoming = await next_view(
                 engine,
                 history,
                 last,
@@ -220,7 +219,7 @@ async def _prompted(
         record.add_texts(writer.attempts, [f"the episode ended: {end.detail}"] * len(writer.attempts))
         raise
     record.add_texts(writer.attempts, upcoming.rejected)
-    return upcoming.prompt, upcoming.history
+    return upcoming.view, upcoming.history
 
 
 async def _started(
@@ -238,7 +237,7 @@ async def _started(
 def _offering(engine: Engine, opened: StartedEnvironment) -> Engine:
     """The engine with the tools of the environment in its prompts and its toolbox."""
     environment = opened.environment
-    decided = isinstance(engine.condenser, OffersTools) and bool(engine.condenser.tools())
+    decided = bool(engine.condenser.tools())
     if opened.answers_calls is not None and (decided or engine.trigger.meter != "none"):
         raise EndEpisode(
             StopReason.ENVIRONMENT_ERROR,
@@ -267,7 +266,9 @@ def _numbered(engine: Engine, rewritten: RewrittenHistory, raw: Sequence[Unit]) 
             for unit in rewritten.history.units
         )
         pinned = engine.toolbox.introduced(engine.renderer.store_media(rewritten.history.pinned))
-        return replace(rewritten, history=History(pinned=pinned, units=tuple(units)))
+        return replace(
+            rewritten, history=with_tokens(History(pinned=pinned, units=tuple(units)), engine.renderer.count)
+        )
 
 
 async def _closed(record: _Record, seconds: float) -> EpisodeEnd | None:
@@ -300,18 +301,18 @@ async def _close(environment: ClosableEnvironment, seconds: float) -> EpisodeEnd
     return None
 
 
-async def _answer_information(engine: Engine, problem: Problem, prompt: Prompt) -> float | None:
+async def _answer_information(engine: Engine, problem: Problem, view: View) -> float | None:
     """Log-probability of the ground truth after the prompt, if it is measured."""
     if engine.probe is None:
         return None
     who, seconds = "measuring what the context knows of the answer", engine.limits.turn_seconds
     async with Boundary(who, stop=StopReason.SAMPLER_ERROR, seconds=seconds):
-        return await engine.probe.measure(problem, prompt.ids, prompt.media)
+        return await engine.probe.measure(problem, view.ids, view.media)
 
 
-async def _drafted(engine: Engine, prompt: Prompt, record: _Record) -> Drafted | None:
+async def _drafted(engine: Engine, view: View, record: _Record) -> Drafted | None:
     """A draft of the answer, if drafts are configured."""
     if engine.confidence is None:
         return None
     seed = record.draft_seed()
-    return await drafted(engine, prompt, trajectory=record.trajectory, seed=seed, replies=record.replies)
+    return await drafted(engine, view, trajectory=record.trajectory, seed=seed, replies=record.replies)

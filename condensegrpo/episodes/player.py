@@ -12,7 +12,6 @@ from functools import partial
 from typing import TypeVar
 
 from condensegrpo.core.failures import PluginFailure
-from condensegrpo.core.protocols.condenser import Counted
 from condensegrpo.core.protocols.environment import Environment
 from condensegrpo.core.protocols.reward import GroupReward, Reward
 from condensegrpo.core.protocols.task import Problem
@@ -140,9 +139,7 @@ class LocalPlayer:
 
     def counts(self) -> Mapping[str, float]:
         """What the condenser counted since the last call."""
-        condenser = self.engine.condenser
-        given = condenser.counts() if isinstance(condenser, Counted) else {}
-        return {str(name): float(value) for name, value in given.items()}
+        return {str(name): float(value) for name, value in self.engine.condenser.counts().items()}
 
     @property
     def condensing_seconds(self) -> float:

@@ -77,15 +77,9 @@ class Reaction:
     responded: bool = True  # False: the episode ended before tools or environment saw the reply
 
     def turn(self, sampled: Sampled, information: float | None, draft: Drafted | None, seconds: float) -> Turn:
-        """The turn of the reply; one constructor call, since each episode makes hundreds."""
-        return Turn(
-            prompt_ids=sampled.prompt.ids,
-            output_ids=sampled.generation.token_ids,
-            logprobs=sampled.generation.logprobs,
-            policy_version=sampled.version,
-            condensation=sampled.prompt.condensation,
-            context=sampled.prompt.context,
-            reply=self.reply,
+        """The turn of the reply."""
+        return sampled.turn(
+            self.reply,
             observations=self.observations,
             turn_rewards=self.turn_rewards,
             tool_attempts=self.tool_attempts,
@@ -94,9 +88,6 @@ class Reaction:
             tool_seconds=round(seconds, 6) if self.responded else None,
             answer_logprob=information,
             draft=None if draft is None else draft.draft,
-            media=sampled.prompt.media,
-            picture_starts=sampled.picture_starts,
-            picture_tokens=sampled.picture_tokens,
         )
 
 
@@ -122,7 +113,7 @@ async def react(
                 )
             if opened.answers_calls is not None:
                 return await _answered(engine, opened, history, sampled)
-            answers = await engine.toolbox.answer(sampled.read, replace(history, shown=sampled.prompt.units))
+            answers = await engine.toolbox.answer(sampled.read, replace(history, shown=sampled.view.units))
         if answers.attempted:
             rewards, ending = _rewards_and_ending(answers.results)
             return Reaction(
@@ -226,9 +217,9 @@ async def metered(engine: Engine, sampled: Sampled, reaction: Reaction, *, turn:
         return reaction
     tokens = None
     if trigger.meter == "tokens":
-        prompt, output = sampled.prompt, sampled.generation.token_ids
-        added = engine.renderer.continuation(prompt.context, reaction.reply, observations, output, prompt.ids)
-        used = len(prompt.ids) + len(output) + len(added)
+        view, output = sampled.view, sampled.generation.token_ids
+        added = engine.renderer.continuation(view.context, reaction.reply, observations, output, view.ids)
+        used = len(view.ids) + len(output) + len(added)
         tokens = used, trigger.target_tokens(engine.limits.max_context_tokens, draw)
     *before, last = observations
     return replace(reaction, observations=(*before, last.followed_by(meter_line(turn, tokens))))

@@ -8,19 +8,19 @@ turn 6   act        pinned [S] u4                   → reply   declared condens
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from condensegrpo.core.condenser import Request, WriteSummary, WrittenSummary
 from condensegrpo.core.messages import History
-from condensegrpo.core.protocols.condenser import Request, WritesSummaries, WriteSummary, WrittenSummary
 from condensegrpo.core.trajectory import StopReason
 from condensegrpo.episodes.boundary import Boundary, EndEpisode
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.prompt import request_prompt
+from condensegrpo.episodes.prompt import AnsweredView, request_view
 from condensegrpo.episodes.sampling import Sampled, sample
 
 
 def texts_allowed(engine: Engine) -> int:
     """How many texts the condenser may ask for in one call."""
     with Boundary(f"the condenser {engine.condenser_name!r}", plugin=engine.condenser):
-        return engine.condenser.writes if isinstance(engine.condenser, WritesSummaries) else 0
+        return engine.condenser.writes
 
 
 class SummaryWriter:
@@ -34,7 +34,7 @@ class SummaryWriter:
         self.max_texts = max_texts
         self.attempts: list[Sampled] = []
 
-    def write_function(self, history: History, last: Sampled | None) -> WriteSummary | None:
+    def write_function(self, history: History, last: AnsweredView | None) -> WriteSummary | None:
         """The function that the condenser may call; None if it never asks for text."""
         return partial(self._write, history, last) if self.max_texts else None
 
@@ -47,19 +47,23 @@ class SummaryWriter:
                 f"{len(rejected)}, wanted all rejected but the last, or all (Condensed.rejected)",
             )
 
-    async def _write(self, history: History, last: Sampled | None, request: Request) -> WrittenSummary:
+    async def _write(self, history: History, last: AnsweredView | None, request: Request) -> WrittenSummary:
         """Sample the text of a request."""
         if len(self.attempts) == self.max_texts:
             raise RuntimeError(f"it asks for more texts than the {self.max_texts} that its property writes allows")
-        prompt = request_prompt(self._engine, history, last, request)
+        view = request_view(self._engine, history, last, request)
         room = self._engine.limits.max_output_tokens
         sampled = await sample(
             self._engine,
-            prompt,
+            view,
             trajectory=self._trajectory,
             seed=self._seed(),
             max_tokens=room if request.max_tokens is None else min(room, request.max_tokens),
             stop_strings=(),  # stop strings of tool calls would end a summary that quotes a call
+            request=request,
         )
         self.attempts.append(sampled)
-        return WrittenSummary(text=sampled.read.message.text, finish=sampled.generation.finish)
+        generation = sampled.generation
+        return WrittenSummary(
+            text=sampled.read.message.text, finish=generation.finish, tokens=len(generation.token_ids)
+        )

@@ -28,10 +28,10 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
+from condensegrpo.core.condenser import Request
 from condensegrpo.core.errors import ConfigError, DataError, DataMissing
 from condensegrpo.core.messages import Message
 from condensegrpo.core.packages import check_installed
-from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.integrations.episode_thread import EpisodeThread
@@ -315,9 +315,9 @@ class Walkthrough:
         """A summary of the units that are shown, the last summary among them."""
         lines = []
         for unit in request.units:
-            if unit.is_summary:  # what it says of units that were kept beside it is not said again
+            if unit.is_note:  # what it says of units that were kept beside it is not said again
                 lines.append(unit.reply.text)
-            elif not request.units[0].is_summary or unit.turn > self._written:
+            elif not request.units[0].is_note or unit.turn > self._written:
                 lines.append(action_in(unit.reply.text))
                 lines += [recipe[0] for result in unit.results if (recipe := RECIPE.search(result.text))]
         self._written = request.units[-1].turn

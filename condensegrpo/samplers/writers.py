@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
+from condensegrpo.core.condenser import TextWriter, WrittenSummary
 from condensegrpo.core.errors import CondenseError, ConfigError, SamplerError, SummaryRefused
-from condensegrpo.core.protocols.condenser import TextWriter, WrittenSummary
 from condensegrpo.core.trajectory import FinishReason, SamplingParams
 from condensegrpo.learner.devices import DtypeName
 from condensegrpo.learner.model_folder import check_vocabulary, configuration, end_ids, load_tokenizer

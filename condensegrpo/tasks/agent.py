@@ -229,7 +229,8 @@ class AgentEpisode:
     async def _called(self, function: AgentFunction, inbox: Inbox) -> Result:
         """What a function returns; one that is not asynchronous runs in a thread of its own."""
         async with Boundary("the agent", seconds=self.task.limits.seconds, setting="limits.seconds"):
-            return await called(function, self.problem, inbox.url, inbox.key)
+            result: Result = await called(function, self.problem, inbox.url, inbox.key)
+            return result
 
     async def _program(self, command: Command, inbox: Inbox) -> Step:
         self._making = asyncio.create_task(asyncio.to_thread(self._made))

@@ -29,8 +29,8 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
+from condensegrpo.core.condenser import Request
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.tasks.drawn import DrawnProblems, Tags, ends_with_request, is_eval_content

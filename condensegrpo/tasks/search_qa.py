@@ -10,9 +10,9 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Lt
 
+from condensegrpo.core.condenser import Request
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.episodes.toolformats import Tagged
 from condensegrpo.storage.rows import Row, check_rows, read_rows

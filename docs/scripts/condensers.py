@@ -11,9 +11,9 @@ from pathlib import Path
 
 from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.core.condenser import Budget, Request, WrittenSummary, condensation_spans, with_tokens
 from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
-from condensegrpo.core.protocols.condenser import Budget, Request, WrittenSummary, condensation_spans
-from condensegrpo.core.protocols.tool import EnvironmentTool, OffersTools
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.trajectory import FinishReason
 
 WIDTH = 62  # of the left column
@@ -60,8 +60,7 @@ MIA, BEN, ZOE, BY_ID = EXAMPLE.units
 def decided(name: str, *made: tuple[str, Mapping[str, object]] | Unit) -> History:
     """The example with calls of a condenser's tools, answered as an episode answers them."""
     condenser = build_condenser(CondenserPlugin(name=name))
-    offered = condenser.tools() if isinstance(condenser, OffersTools) else ()
-    tools: dict[str, EnvironmentTool] = {tool.name: tool for tool in offered}
+    tools: dict[str, EnvironmentTool] = {tool.name: tool for tool in condenser.tools()}
     history = History(pinned=EXAMPLE.pinned)
     for each in made:
         turn = len(history.units)
@@ -92,14 +91,14 @@ async def policy(request: Request) -> WrittenSummary:
 def drawn(name: str, options: dict[str, object], tokens: int, history: History = EXAMPLE) -> str:
     """The example before and after a condenser, each unit beside what is shown of it."""
     condenser = build_condenser(CondenserPlugin(name=name, options=options))
-    budget = Budget(tokens=tokens, count=count, write=policy, request_tokens=400)
-    condensed = asyncio.run(condenser.condense(history, budget, ()))
+    history = with_tokens(history, count)
+    budget = Budget(tokens=tokens - count(history.pinned), prompt_tokens=400, write=policy)
+    condensed = asyncio.run(condenser.condense(history, budget))
     shown = {unit.turn: unit for unit in condensed.units}
     after = count(flatten(EXAMPLE.pinned, condensed.units))
     lines = [f"{f'{count(history.messages)} tokens':{WIDTH}}   {after} tokens, of {tokens} allowed"]
     lines += [f"{message.role:9} {message.text:{WIDTH - 10}}   {message.text}" for message in EXAMPLE.pinned]
-    summarised = history if condensed.summary is None else history.with_summary(condensed.summary)
-    spans = condensation_spans(summarised, condensed.units, count)
+    spans = condensation_spans(replace(history, note=condensed.note), condensed.units)
     statuses = {turn: span.status.value for span in spans for turn in span.turns}
     for unit in history.units:
         lines += _unit(unit, shown.get(unit.turn), statuses[unit.turn])
@@ -127,7 +126,7 @@ def _summary() -> str:
 EXAMPLES: dict[str, Callable[[], str]] = {
     "observation_mask": lambda: drawn("observation_mask", {"keep": 1}, 300),
     "summary": _summary,
-    "anchors": lambda: drawn("anchors", {}, 130),
+    "anchors": lambda: drawn("anchors", {"share": 0.5}, 130),
     "fold": lambda: drawn(
         "fold",
         {},

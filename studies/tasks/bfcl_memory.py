@@ -28,9 +28,9 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Lt
 
+from condensegrpo.core.condenser import Request
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.integrations.bfcl import PACKAGE, bfcl_folder, bfcl_rows
 from condensegrpo.rewards.matches import contains_answer

@@ -24,8 +24,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
+from condensegrpo.core.condenser import Request
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.studies.tasks.drawn import drawn_problems

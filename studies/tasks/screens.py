@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Le
 
+from condensegrpo.core.condenser import Request
 from condensegrpo.core.messages import MediaPart, Message
-from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.studies.tasks.drawn import drawn_problems

@@ -32,8 +32,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from condensegrpo.core.messages import Message, Summary
-from condensegrpo.core.protocols.condenser import Request
+from condensegrpo.core.condenser import Request
+from condensegrpo.core.messages import OMITTED, Message
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.studies.tasks.drawn import drawn_problems
 from condensegrpo.studies.tasks.notes import NotesEnvironment
@@ -110,7 +110,7 @@ class Stories:
         """Every word of the task."""
         yield f"{_question(NAMES)} {UNKNOWN} {READ} {DONE} <note> </note> <answer> </answer>"
         if self.notes == "requested":
-            yield f"{REQUEST} {Summary(text='', through=0, tokens=0).unit.results[0].text}"
+            yield f"{REQUEST} {OMITTED}"
         yield from (_sentence("", verb, place) for verb in (*MOVES, *TALKS) for place in PLACES)
 
     def _draw(self, rng: random.Random, name: str) -> Problem:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from condensegrpo.core.condenser import Request
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.condenser import Request
 from condensegrpo.core.protocols.environment import Environment
 
 Split = Literal["train", "eval"]

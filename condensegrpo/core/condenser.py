@@ -2,13 +2,14 @@
 
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter, eq, itemgetter
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
-from condensegrpo.core.messages import Caption, History, Message, Summary, Unit
+from condensegrpo.core.messages import Caption, History, Message, Unit
 from condensegrpo.core.protocols.pictures import MediaStore
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.trajectory import FinishReason, Span, SpanStatus
 
 Count = Callable[[Sequence[Message]], int]  # tokens of these messages as a whole prompt, template and tools included
@@ -22,15 +23,6 @@ class UnitScorer(Protocol):
 
         ``tokens`` is the longest prompt that may be read at once.
         """
-
-
-@runtime_checkable
-class RanksUnits(Protocol):
-    """A condenser that ranks units by scores: it finds its scorers in ``Budget.scorers``."""
-
-    @property
-    def scorers(self) -> Sequence[str]:
-        """Their names: ``policy``, ``leave_one_out``, or the folder or Hub id of a frozen model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +40,7 @@ class WrittenSummary:
 
     text: str  # special tokens in it are text
     finish: FinishReason  # a text that was cut off by length is no summary
+    tokens: int | None = None  # of the text; None: not known, such as those of another model
 
 
 class TextWriter(Protocol):
@@ -65,13 +58,13 @@ WriteSummary = Callable[[Request], Awaitable[WrittenSummary]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a condensed prompt may cost, and how to tell."""
+    """What the units of a condensed prompt may take, and who helps."""
 
-    tokens: int  # at most, of the whole prompt by ``count``
-    count: Count
-    scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # by name, those of ``RanksUnits``
-    write: WriteSummary | None = None  # samples a condense turn; None: the condenser is none of ``WritesSummaries``
-    request_tokens: int | None = None  # at most, of the prompt of a request; None: as ``tokens``
+    tokens: int  # of all units together: what system message and question leave
+    prompt_tokens: int  # of a whole prompt at most, that of a request too
+    scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # by name, those of ``Condenser.scorers``
+    # samples a condense turn; None: ``Condenser.writes`` is 0. A request that does not fit raises ``SummaryRefused``
+    write: WriteSummary | None = None
     reply_tokens: int | None = None  # at most, of a text that is written; None: as many as the request allows
     seconds: float | None = None  # after which the engine gives the condenser up; None: never
     media: MediaStore | None = None  # with the bytes of the history's pictures; None: there is none
@@ -83,41 +76,54 @@ class Condensed:
 
     units: tuple[Unit, ...]
     reason: str = ""
-    summary: Summary | None = None  # a new one, whose unit is among ``units``: from now on it is the history's
+    note: Unit | None = None  # a new one, among ``units``: from now on it is the history's, see ``messages.note``
     captions: tuple[Caption, ...] = ()  # new ones: from now on they are the history's
     rejected: tuple[str, ...] = ()  # why texts that the policy wrote were not used; the last one written may have been
 
 
-class Condenser(Protocol):
-    """Rewrites a history into a shorter one: *how* to condense. Pinned messages stay, units are atomic."""
+class Condenser:
+    """Rewrites a history into a shorter one: *how* to condense. Pinned messages stay, units are atomic.
 
-    async def condense(self, history: History, budget: Budget, tools: Sequence[Mapping[str, object]]) -> Condensed:
-        """The units to show before the next turn, within ``budget``; the newest alone if even that does not fit."""
+    One serves all episodes at once and keeps nothing between calls. The tokens of units add up; of units that it
+    rewrites they are estimated. If what it returns turns out to be over budget as a prompt, it is called again with the
+    overflow taken off ``budget.tokens``, at most three times.
 
-
-@runtime_checkable
-class WritesSummaries(Protocol):
-    """A condenser that asks the policy for text: only such a one gets ``Budget.write``."""
+        class Newest(Condenser):
+            async def condense(self, history, budget):
+                units = list(history.units)
+                while len(units) > 1 and sum(unit.tokens for unit in units) > budget.tokens:
+                    del units[0]
+                return Condensed(units=tuple(units))
+    """
 
     @property
     def writes(self) -> int:
-        """How often it may ask in one call of ``condense``, texts that it rejects included; 0: never."""
+        """How often ``condense`` may ask the policy for a text in one call, rejected ones included."""
+        return 0
 
+    @property
+    def scorers(self) -> Sequence[str]:
+        """Of ``Budget.scorers``, those that it uses: policy, leave_one_out, or the folder or Hub id of a model."""
+        return ()
 
-@runtime_checkable
-class ChecksRoom(Protocol):
-    """A condenser that needs some room, and can tell at the start of a run."""
+    async def condense(self, history: History, budget: Budget) -> Condensed:
+        """The units to show before the next turn, within ``budget``; the newest alone if even that does not fit."""
+        raise NotImplementedError
 
-    def check_room(self, pinned: Sequence[Message], budget: Budget) -> None:
-        """Raise ``ValueError``, with what is needed, if it can never work after these pinned messages."""
+    def tools(self) -> Sequence[EnvironmentTool]:
+        """Tools by which the policy decides what is shown, offered in every episode of a run. They keep nothing.
 
+        They accept a call, or refuse it by an answer that starts with ``Error:``; ``condense`` reads the accepted calls
+        from ``history.raw_units``.
+        """
+        return ()
 
-@runtime_checkable
-class Counted(Protocol):
-    """A condenser that has something to count, such as calls of another model."""
+    def check(self, pinned: Sequence[Message], budget: Budget, count: Count) -> None:
+        """Raise ``ValueError``, with what is needed, if it can never work after these messages; called once a run."""
 
     def counts(self) -> Mapping[str, float]:
-        """What was counted since the last call, by name."""
+        """What it counted since the last call, by name, such as calls of another model."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +132,7 @@ class Stage:
 
     name: str
     condenser: Condenser
-    over: float = 1.0  # share of the budget that a prompt must exceed; 0: always
+    over: float = 1.0  # share of the budget that the units must exceed; 0: always
 
     def __post_init__(self) -> None:
         if isinstance(self.over, bool) or not 0 <= self.over <= 1:
@@ -134,39 +140,45 @@ class Stage:
 
 
 _turn = attrgetter("turn")
+_tokens = attrgetter("tokens")
 
 
-def unit_tokens(history: History, count: Count) -> tuple[int, ...]:
-    """The tokens of every unit, see ``added_tokens``; those in ``History.tokens`` are not counted again."""
-    known = history.tokens
-    return (*known, *(added_tokens(history, unit, count) for unit in history.units[len(known) :]))
+def with_tokens(history: History, count: Count) -> History:
+    """A history whose units have their tokens, those of pictures too: those of units that have none are counted."""
+    pinned = count(history.pinned)
+
+    def tokens(messages: Sequence[Message]) -> int:
+        return max(count((*history.pinned, *messages)) - pinned, 1)
+
+    def counted(unit: Unit) -> Unit:
+        whole, media = unit.tokens or tokens(unit.messages), unit.media_tokens
+        if not media and any(message.media for message in unit.results):
+            media = whole - tokens([replace(message, content=message.words) for message in unit.messages])
+        return (
+            unit
+            if (whole, media) == (unit.tokens, unit.media_tokens)
+            else replace(unit, tokens=whole, media_tokens=media)
+        )
+
+    return replace(history, units=tuple(map(counted, history.units)))
 
 
-def added_tokens(history: History, unit: Unit, count: Count) -> int:
-    """The tokens that a unit adds to the pinned messages alone, its share of the template included."""
-    tokens = history.sizes.get(unit)
-    if tokens is None:
-        tokens = max(count((*history.pinned, *unit.messages)) - count(history.pinned), 0)
-        history.sizes[unit] = tokens
-    return tokens
-
-
-def condensation_spans(history: History, shown: Sequence[Unit], count: Count) -> tuple[Span, ...]:
+def condensation_spans(history: History, shown: Sequence[Unit]) -> tuple[Span, ...]:
     """What became of every unit of a history, from the units that are shown in place of them.
 
     A unit is kept if it is shown unchanged, rewritten if another unit is shown in its place, and otherwise dropped. If
-    the history's summary is shown, all units that it covers are rewritten.
+    the history's note is shown, all units that it covers are rewritten.
 
         units 0 1 2 3, shown 0 and 3 with its result masked     kept 0, dropped 1-2, rewritten 3
-        units 0 1 2 3, shown the summary of 0 1 2 and 3         rewritten 0-2, kept 3
+        units 0 1 2 3, shown a note of 0 1 2 and 3              rewritten 0-2, kept 3
 
     Args:
-        shown: of the history, rewritten or not, in order; before them its summary, if any.
+        shown: of the history, rewritten or not, in order; before them its note, if any.
     """
-    units, tokens, start, spans = history.units, unit_tokens(history, count), 0, list[Span]()
+    units, start, spans = history.units, 0, list[Span]()
     for status, run in groupby(_runs(history, tuple(shown)), key=itemgetter(0)):
         *_, (_, end) = run
-        first, last, total = units[start].turn, units[end - 1].turn, sum(tokens[start:end])
+        first, last, total = units[start].turn, units[end - 1].turn, sum(map(_tokens, units[start:end]))
         spans.append(Span(first=first, last=last, units=end - start, status=status, tokens=total))
         start = end
     return tuple(spans)
@@ -175,8 +187,8 @@ def condensation_spans(history: History, shown: Sequence[Unit], count: Count) ->
 def _runs(history: History, shown: tuple[Unit, ...]) -> Iterator[tuple[SpanStatus, int]]:
     """Statuses in order, each with the index after its last unit."""
     units, done = history.units, 0
-    if history.summary is not None and shown[:1] == (history.summary.unit,):
-        shown, done = shown[1:], bisect_left(units, history.summary.through + 1, key=_turn)
+    if history.note is not None and shown[:1] == (history.note,):
+        shown, done = shown[1:], bisect_left(units, history.note.turn + 1, key=_turn)
         yield SpanStatus.REWRITTEN, done
     for unit, index in zip(shown, unit_positions(units, shown, done), strict=True):
         if index > done:
