@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from condensegrpo.core.messages import History, Unit, encodable, is_error
+from condensegrpo.core.messages import History, Unit, is_error
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.core.wording import plural, ranges
 
@@ -63,9 +63,9 @@ def decision_tool(
 
 
 def text_argument(arguments: Mapping[str, object], name: str) -> str:
-    """An argument that is a text; half of an emoji, as JSON may escape it, can be neither shown nor saved."""
+    """An argument that is a text and not blank, without white space around it."""
     value = arguments.get(name)
-    if not isinstance(value, str) or not value.strip() or value != encodable(value):
+    if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{name} is {value!r:.40}, wanted a text that is not blank")
     return value.strip()
 

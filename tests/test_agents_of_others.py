@@ -1,4 +1,4 @@
-"""Agents from PyPI, as they are: trained for three steps on the examples of the guide, and recorded exactly."""
+"""Agents from PyPI, as they are: trained for a step on the examples of the guide, and recorded exactly."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ from condensegrpo.tasks.agent import Agent
 
 PAGE = (ROOT / "docs" / "how-to" / "train-an-agent.md").read_text(encoding="utf-8")
 MINI = Path(sys.executable).with_name("mini")
-QUESTIONS = [f"Write a number to number.txt, as large as you can. ({number})" for number in range(12)]
+QUESTIONS = [f"Write a number to number.txt, as large as you can. ({number})" for number in range(24)]  # 2 held out
 NUMBERS = range(10, 100)  # so many that the rewards of a group differ
 
 
@@ -63,11 +63,11 @@ def make_policy(folder: Path, replies: Sequence[str], read: str) -> None:
 
 
 def trained(folder: Path, config: str, *, samples: int) -> list[Trajectory]:
-    """The trajectories of two steps on an example, each of which had a gradient."""
+    """The trajectories of a step on an example, which had a gradient."""
     overrides = (
         f"model.path={folder / 'model'}",
         "rollout.limits={max_turns: 8, max_context_tokens: 3000, max_output_tokens: 60}",
-        f"train={{steps: 2, problems_per_step: 1, samples_per_problem: {samples}, eval_every: 0}}",
+        f"train={{steps: 1, problems_per_step: 1, samples_per_problem: {samples}, eval_every: 0}}",
         "learner={threads: 1, optimiser: {lr: 0.001}}",
         "evaluate.problems=1",
     )
@@ -77,18 +77,14 @@ def trained(folder: Path, config: str, *, samples: int) -> list[Trajectory]:
     assert command.wait() == 0, f"{out[-3000:]}\n{err[-3000:]}"
     run = folder / "runs" / config.removesuffix(".yaml")
     lines = [line for line in read_metrics(run / "metrics.jsonl") if "rows" in line]
-    assert [line["step"] for line in lines] == [1, 2]
+    assert [line["step"] for line in lines] == [1]
     assert all(line.get("grad_norm", 0.0) > 0 for line in lines), lines
-    return [
-        scored.trajectory
-        for step in (1, 2)
-        for scored in read_trajectories(run / "trajectories" / f"step_{step:06d}.parquet")
-    ]
+    return [scored.trajectory for scored in read_trajectories(run / "trajectories" / "step_000001.parquet")]
 
 
 @pytest.mark.skipif(not MINI.exists(), reason="mini-swe-agent is not installed: make install")
 def test_the_program_mini_is_trained(tmp_path: Path) -> None:
-    """Four episodes, each a process of its own; the policy writes numbers until it submits one."""
+    """Two episodes, each a process of its own; the policy writes numbers until it submits one."""
     import minisweagent  # here: it prints a greeting
 
     submitted = "; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
