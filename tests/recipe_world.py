@@ -28,6 +28,7 @@ REPLIES = (
     "It is 72.",
 )
 TEMPLATE = (
+    "{%- for tool in tools or [] -%}{{ tool.function.name }} {% endfor %}"
     "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
 )

@@ -84,7 +84,7 @@ def test_the_examples_of_the_reference_run(tmp_path: Path, monkeypatch: pytest.M
     own = cg.Run("runs/own")
     assert own.steps == (1, 2)
     assert own.config.reward.name == "python:brief"
-    assert (own.path / "log.txt").read_text().count("a part is an object") == 1
+    assert (own.path / "log.txt").read_text().count("built by this program alone") == 1
     with pytest.raises(CondenseError, match="the name is taken by a run after step 2"):
         cg.train("quickstart", "name=own")
     with pytest.raises(ConfigError, match=r"'python:brief' among the rewards: it is an object of a Python program"):

@@ -222,7 +222,7 @@ def test_a_tool_format_is_tried_before_a_run(tmp_path: Path, member: str, fault:
 def test_a_plug_in_without_its_method_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("class Forgetful:\n    def shorten(self, history): ...\n")
-    with pytest.raises(ConfigError, match=r"Forgetful has no condense \(.*mine\.py:1\)"):
+    with pytest.raises(ConfigError, match=r"Forgetful is no Condenser \(.*mine\.py:1\)"):
         build(quickstart(f"condenser={{name: '{path}:Forgetful'}}"))
 
 

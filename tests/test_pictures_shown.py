@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -203,19 +202,6 @@ def test_a_data_frame_has_the_paths_of_pictures_and_their_tokens() -> None:
     assert [row["pictures"] for row in rows] == ["", f"media/{RED.sha256}", f"media/{BLUE.sha256}"]
     assert [row["picture_tokens"] for row in rows] == [0, 2, 2]
     assert seen().figures.picture_tokens == 2
-
-
-def test_a_line_without_the_new_field_is_read(run: RunFolder, tmp_path: Path) -> None:
-    line = json.loads(run.trajectories(1).read_text())
-    del line["figures"]["picture_tokens"]
-    for each in line["trajectory"]["turns"]:
-        del each["picture_tokens"]
-    file = tmp_path / "step_000001.parquet"
-    file.write_text(json.dumps(line) + "\n")
-    index = Index(tmp_path)
-    index.update([file])
-    (record,) = index.records(index.batch(file))
-    assert record.figures.picture_tokens == 0
 
 
 def test_the_page_draws_pictures_and_dims_what_was_replaced(run: RunFolder, tmp_path: Path) -> None:

@@ -275,7 +275,7 @@ def test_a_wrong_note_is_told_what_is_wrong(call_of: tuple[str, dict[str, object
         ("prune", ("prune", {"turns": [0], "note": "\ud83d"}), 9),
     ],
 )
-def test_half_of_an_emoji_in_a_note_ends_no_episode(tool: str, arguments: tuple[str, dict[str, object]], kept: int) -> None:
+def test_half_of_an_emoji_ends_no_episode(tool: str, arguments: tuple[str, dict[str, object]], kept: int) -> None:
     """JSON may escape it, and no tokenizer takes it: the episode would end as environment_error when it is shown."""
     one = played(
         stages(tool, net=[{"name": "last_k", "over": 0, "options": {"keep_last": kept}}]),

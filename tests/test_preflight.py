@@ -302,7 +302,7 @@ class Episode:
     ("section", "fault"),
     [
         ("reward={name: 'F:Other'}", "Other has no method of a reward, wanted exactly one of"),
-        ("condenser={name: 'F:Other'}", "Other has no condense (PATH:4)"),
+        ("condenser={name: 'F:Other'}", "Other is no Condenser (PATH:4)"),
         ("task={name: 'F:Other', options: {}}", "Other has no environment (PATH:4)"),
         ("sampler={name: 'F:Other'}", "it has no update_weights and no close (PATH:4)"),
     ],
@@ -406,7 +406,7 @@ def questions_by_a_saved_model(folder: Path) -> list[str]:
 
 
 def test_what_is_left_out_of_the_training_data_is_said(tmp_path: Path) -> None:
-    held_out = tmp_path / "held_out.parquet"
+    held_out = tmp_path / "held_out.jsonl"
     held_out.write_text("".join(f'{{"question": "{n} + {n}?", "answer": "{2 * n}"}}\n' for n in (7, 8, 50)))
     overrides = (*questions_by_a_saved_model(tmp_path), "evaluate.variants={}", "rollout.limits.max_context_tokens=200")
     note = "2 training problems left out: the evaluation data has them too"

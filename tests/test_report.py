@@ -126,8 +126,6 @@ def test_the_samples_of_a_file_are_a_correct_one_a_wrong_one_and_the_largest_con
     for sample, (correct, turns) in enumerate([(1, 1), (1, 1), (0, 1), (1, 1), (1, 3)]):
         one = ledger_episode(["<note> 3 </note>"] * turns, ["+2"] * turns, id=f"1/0/{sample}", sample=sample)
         add_trajectory(run.trajectories(1), scored(one, correct, correct=correct))
-    with run.trajectories(1).open("ab") as file:
-        file.write(b'{"version":1,"trajectory":{"id":"1/0/9"')  # being written
     (samples,) = SampleReader(run).read()
     assert [(one.figures.id, one.chosen) for one in samples.trajectories] == [
         ("1/0/0", "the first correct"),

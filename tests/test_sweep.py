@@ -215,23 +215,25 @@ def test_pilots_have_the_arms_of_the_study_and_other_seeds(study: Path, tmp_path
     assert "evaluate.skip=4" in listed
 
 
-def test_a_study_goes_on_in_a_moved_folder(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("note.txt").write_text("What do you know?")
-    with_file = Path("study.yaml")
+def test_a_run_with_a_file_of_another_folder_is_not_continued(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     condenser = "condenser={name: summary, options: {template: note.txt}}"
     variant = "evaluate.variants.again=[condenser.options.template=note.txt]"
-    with_file.write_text(STUDY.replace("arms:\n", f'  - "{condenser}"\n  - "{variant}"\narms:\n', 1))
-    loaded, out = load_study(with_file), Path("out")
-    folder = RunFolder(out / RUNS[0])
-    folder.path.mkdir(parents=True)
-    store_configuration(folder, loaded.config_of("outcome", 0, out), first_step=0)
-    (folder.path / "environment.json").write_text(json.dumps({"folder": str(tmp_path / "before")}))
+    with_file, out = Path("study.yaml"), tmp_path / "out"
+    for folder in ("before", "after"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        Path("note.txt").write_text(f"What do you know {folder}?")
+        with_file.write_text(STUDY.replace("arms:\n", f'  - "{condenser}"\n  - "{variant}"\narms:\n', 1))
+    monkeypatch.chdir(tmp_path / "before")
+    loaded, run = load_study(with_file), RunFolder(out / RUNS[0])
+    run.path.mkdir(parents=True)
+    store_configuration(run, loaded.config_of("outcome", 0, out), first_step=0)
     assert [run.name for run in runs_of(loaded, out)] == list(RUNS)
-    Path("before").mkdir()
-    Path("before/note.txt").write_text("another file, which the run would go on with")
-    with pytest.raises(ConfigError, match=r"condenser\.options\.template .* → .note\.txt"):
-        runs_of(loaded, out)
+    monkeypatch.chdir(tmp_path / "after")
+    with pytest.raises(ConfigError, match=r"condenser\.options\.template "):
+        runs_of(load_study(with_file), out)
 
 
 def test_a_run_of_another_configuration_is_not_continued(finished: Path, study: Path, tmp_path: Path) -> None:

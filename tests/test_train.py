@@ -109,11 +109,12 @@ def assert_tracked(run_folder: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = (run_folder / "log.txt").read_text()
-    assert log.count("tracker tests/failing_tracker.py:Failing: RuntimeError: no connection") == 2
-    assert log.count("tracker tests/failing_tracker.py:Failing lost 4 of 4 records") == 1  # after the resume
+    failing = f"tracker {Path('tests/failing_tracker.py').resolve()}:Failing"
+    assert log.count(f"{failing}: RuntimeError: no connection") == 2
+    assert log.count(f"{failing} lost 4 of 4 records") == 1  # after the resume
     events = EventAccumulator(str(run_folder / "tensorboard"))
     events.Reload()
-    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4]
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4]
     assert [event.step for event in events.Scalars("eval/success")] == [0, 2, 4]
     assert {"config/text_summary", "trajectories/held-out/text_summary"} <= set(events.Tags()["tensors"])
 

@@ -8,6 +8,7 @@
 The figures of a batch are read when they are first needed, and again when its files changed. Any thread may use it.
 """
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -192,17 +193,17 @@ class _BatchFigures:
         tables = [read_figures(part) for part in parts]
         self._firsts, table = [*accumulate(map(len, tables), initial=0)][:-1], pyarrow.concat_tables(tables)
         groups_of = table["group_id"].combine_chunks().dictionary_encode()
-        names, codes = groups_of.dictionary.to_pylist(), groups_of.indices.to_numpy()
+        names, codes = groups_of.dictionary.to_pylist(), numpy.from_dlpack(groups_of.indices)
         by_name = sorted(range(len(names)), key=lambda code: natural(names[code]))
         codes = numpy.argsort(numpy.array(by_name, dtype=int))[codes]
-        self._rows: list[int] = numpy.lexsort((table["sample"].to_numpy(), codes)).tolist()
+        self._rows: list[int] = numpy.lexsort((numpy.from_dlpack(table["sample"].combine_chunks()), codes)).tolist()
         self.starts: list[int] = numpy.flatnonzero(numpy.diff(codes[self._rows], prepend=-1)).tolist()  # of groups
-        self.table = _with_credit(table.take(pyarrow.array(self._rows, pyarrow.int64())), credit_file(file))
+        self.table = _with_credit(table.take(_indices(self._rows)), credit_file(file))
         self.batch = _batch(file, next(filter(None, map(provenance_of, tables)), None), self.table, self.starts)
 
     def records(self, numbers: Sequence[int]) -> tuple[IndexedTrajectory, ...]:
         """The trajectories of some numbers."""
-        rows = self.table.take([*numbers]).to_pylist() if numbers else []
+        rows = self.table.take(_indices(numbers)).to_pylist() if numbers else []
         return tuple(self._record(number, row) for number, row in zip(numbers, rows, strict=True))
 
     @cached_property
@@ -256,6 +257,14 @@ class _BatchFigures:
             file=self.batch.file,
             stored=StoredTrajectory(self._parts[part], stored - self._firsts[part]),
         )
+
+
+def _indices(numbers: Sequence[int]) -> "pyarrow.Array":
+    """Numbers as pyarrow takes them; ``pyarrow.array`` and ``to_numpy`` would import pandas."""
+    import pyarrow
+
+    data = pyarrow.py_buffer(array("q", numbers))
+    return pyarrow.Int64Array.from_buffers(pyarrow.int64(), len(numbers), [None, data])
 
 
 def _with_credit(table: "pyarrow.Table", file: Path | None) -> "pyarrow.Table":

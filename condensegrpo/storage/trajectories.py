@@ -134,9 +134,10 @@ def find_text(path: Path, text: str) -> Iterator[tuple[int, list[int]]]:
 
     first = 0
     for group in range(opened(path).num_row_groups):
-        rows = read_table(path, ["messages.list.element.content"], group=group)["messages"].combine_chunks()
-        said = compute.struct_field(rows.flatten(), "content")
-        held = compute.match_substring(said, text, ignore_case=True)
+        leaves = [f"messages.list.element.{name}" for name in ("content", "reasoning")]
+        rows = read_table(path, leaves, group=group)["messages"].combine_chunks()
+        said = [compute.struct_field(rows.flatten(), name) for name in ("content", "reasoning")]
+        held = compute.or_(*(compute.match_substring(each, text, ignore_case=True) for each in said))
         yield len(rows), [first + row for row in compute.list_parent_indices(rows).filter(held).unique().to_pylist()]
         first += len(rows)
 
@@ -279,6 +280,7 @@ def trajectory_schema() -> "pyarrow.Schema":
     message = {
         "role": pyarrow.string(),
         "content": pyarrow.string(),  # the text, in which media are named
+        "reasoning": pyarrow.string(),
         "parts": pyarrow.list_(media),  # null: it is text alone
         "tool_calls": pyarrow.list_(_arrow(ToolCall)),
         "tool_call_id": pyarrow.string(),
@@ -427,13 +429,14 @@ def _ids(ids: Sequence[int]) -> Any:  # noqa: ANN401  an array of numpy
 
 def _rows(table: "pyarrow.Table") -> Iterator[Row]:
     """The rows of a table of trajectories; the prompts of turns are arrays."""
+    import numpy
     import pyarrow
     from pyarrow import compute
 
     column = table["turns"].combine_chunks()
     counts, turns = compute.list_value_length(column).to_pylist(), column.flatten()
     prompts = compute.struct_field(turns, "prompt_ids")  # nearly all that there is: not through Python's numbers
-    lengths, ids = compute.list_value_length(prompts).to_pylist(), prompts.flatten().to_numpy().tobytes()
+    lengths, ids = compute.list_value_length(prompts).to_pylist(), numpy.from_dlpack(prompts.flatten()).tobytes()
     names = [each.name for each in turns.type if each.name != "prompt_ids"]
     others = pyarrow.StructArray.from_arrays([compute.struct_field(turns, name) for name in names], names).to_pylist()
     ends = accumulate(4 * length for length in lengths)
