@@ -2,7 +2,7 @@
 
 turn   0        1        2        3                                4
        search   search   search   prune([0, 1], "Mia 0.73")        search
-view before turn 4:  [Mia 0.73 · 2 turns up to 1 omitted …]  2  3      spans: dropped 0, rewritten 1, kept 2-3
+view before turn 4:  [Mia 0.73 · turns up to 1 omitted …]  2  3      spans: dropped 0, rewritten 1, kept 2-3
 """
 
 from collections.abc import Iterator, Mapping, Sequence

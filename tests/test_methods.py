@@ -257,9 +257,9 @@ CASES = {
         replies=[find("Mia"), find("Ben"), BOTH, find("Zoe"), call("prune", turns=[2]), ANSWER],
         views={
             2: units("Mia", "Ben"),
-            3: [*noted("no use", "2 turns up to 1"), BOTH, "<result>2 turns left your context: 0–1</result>"],
+            3: [*noted("no use", "turns up to 1"), BOTH, "<result>2 turns left your context: 0–1</result>"],
             5: [
-                *noted("no use", "2 turns up to 1"),
+                *noted("no use", "turns up to 1"),
                 *units("Zoe"),
                 *(call("prune", turns=[2]), "<result>1 turn left your context: 2</result>"),
             ],
@@ -271,16 +271,16 @@ CASES = {
         views={
             1: units("Mia"),
             2: [
-                *noted("Mia: no", "1 turn up to 0"),
+                *noted("Mia: no", "turns up to 0"),
                 *(FOLDS[0], "<result>1 turn left your context: 0</result>", "page of Ben"),
             ],
             3: [
-                *noted("Mia: no", "1 turn up to 0"),
-                *noted("Ben: no", "1 turn up to 1"),
+                *noted("Mia: no", "turns up to 0"),
+                *noted("Ben: no", "turns up to 1"),
                 *(FOLDS[1], "<result>1 turn left your context: 1</result>", "page of Zoe"),
             ],
             4: [
-                *noted("none of them", "3 turns up to 2"),
+                *noted("none of them", "turns up to 2"),
                 *(FOLDS[2], "<result>3 turns left your context: 0–2</result>", "page of Ada"),
             ],
         },
@@ -302,7 +302,7 @@ CASES = {
         views={
             2: units("Mia", "Ben"),
             3: [*units("Ben"), ONE, "<result>1 turn left your context: 0</result>"],
-            4: [*noted("no", "2 turns up to 2"), REST, "<result>2 turns left your context: 1–2</result>"],
+            4: [*noted("no", "turns up to 2"), REST, "<result>2 turns left your context: 1–2</result>"],
         },
     ),
 }

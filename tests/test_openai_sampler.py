@@ -197,7 +197,7 @@ def test_an_evaluation_by_text_says_so_and_cannot_be_trained_on(tmp_path: Path) 
         result = evaluate(
             "gsm8k",
             f"task.data={data}",
-            f"task.eval_data={write(tmp_path / 'held_out.parquet', HELD_OUT)}",
+            f"task.eval_data={write(tmp_path / 'held_out.jsonl', HELD_OUT)}",
             f"sampler={{name: openai_chat, options: {{url: '{url}', model: big}}}}",
             "rollout.limits={max_context_tokens: 900, max_output_tokens: 40}",
             "rollout.answer_form=null",

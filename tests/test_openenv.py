@@ -427,7 +427,7 @@ def test_a_server_that_dies_ends_its_episodes_only_and_is_started_again(
     died, other = play(with_replies(both, "die", "sleep 0.5;secret;end"))
     assert died.stop is StopReason.ENVIRONMENT_ERROR
     assert re.search("the OpenEnv server s. ended the session: it ended with exit code 3: out of paper", died.detail)
-    assert (other.stop, observed(other)) == (StopReason.FINISHED, ["0.5", "SHOP_NAME"]), other.detail
+    assert (other.stop, observed(other)) == (StopReason.FINISHED, ["0.5", "SHOP_NAME", ""]), other.detail
     assert [trajectory.stop for trajectory in play(with_replies(both, "end", "end"))] == [StopReason.FINISHED] * 2
     assert len(guards(script)) == 2
     del both

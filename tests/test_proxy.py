@@ -438,9 +438,9 @@ def test_a_large_request_is_tokenised_beside_the_event_loop(monkeypatch: pytest.
     in_main = list[bool]()
     beside = TextEncoder._beside
 
-    def recorded(encoder: TextEncoder, text: str, *, split: bool) -> Any:
+    def recorded(encoder: TextEncoder, text: str) -> Any:
         in_main.append(threading.current_thread() is threading.main_thread())
-        return beside(encoder, text, split=split)
+        return beside(encoder, text)
 
     async def scenario() -> None:
         async with proxied(agent(numbered()), budget=10**6) as (url, _):

@@ -86,7 +86,7 @@ def test_the_example_trains(folder: Path) -> None:
         "evaluate.problems=2",
         "learner.threads=1",
     )
-    assert "# estimator grpo: the default where reward.name is shop.py:LookedUp" in succeed(
+    assert f"# estimator grpo: the default where reward.name is {folder / 'shop.py'}:LookedUp" in succeed(
         "train", "shop.yaml", *small, "--dry-run", cwd=folder
     )
     succeed("train", "shop.yaml", *small, cwd=folder)

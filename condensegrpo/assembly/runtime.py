@@ -141,7 +141,10 @@ def renderer_for(components: Components, source: str, media: MediaFolder | None 
     """The renderer for a model folder or Hub id; ``media``: where it has pictures from, None: it refuses them."""
     tokenizer = load_tokenizer(source)  # first: it says what a missing model is
     pictures = None if media is None else load_picture_processor(source, media)
-    model_type = str(getattr(configuration(source), "model_type", ""))
+    try:
+        model_type = str(getattr(configuration(source), "model_type", ""))
+    except ConfigError:  # a proxy renders with the tokenizer alone
+        model_type = ""
     return renderer_with(components, tokenizer, stop_ids=end_ids(source), pictures=pictures, model_type=model_type)
 
 

@@ -81,7 +81,7 @@ def answered(
 ) -> AnsweredView:
     """A view with a reply and what answered it; counts the unit."""
     added = tuple(engine.renderer.continuation(view.context, unit.reply, unit.results, output_ids, view.ids))
-    whole = engine.renderer.keeps_replies(shared(view.context).extended(unit.messages))
+    whole = engine.renderer.keeps_replies((*view.context, *unit.messages))
     unit = replace(unit, tokens=len(output_ids) + len(added) if whole else 0)
     past = History(pinned=pinned, units=(unit,))
     if not unit.tokens or any(message.media for message in unit.results):
