@@ -27,13 +27,13 @@ REPLIES = (
     "```python\ndef add(a, b):\n    return a + b\n```",
     "It is 72.",
 )
-TEMPLATE = (
-    "{%- for tool in tools or [] -%}{{ tool.function.name }} {% endfor %}"
-    "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content }}"
-    "{%- for call in message.tool_calls or [] -%}"
-    '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
-    "{%- endfor -%}<|im_end|>\n{%- endfor -%}"
+PLAIN = (
+    "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
+)
+CALL = '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</tool_call>'
+TEMPLATE = "{%- for tool in tools or [] -%}{{ tool.function.name }} {% endfor %}" + PLAIN.replace(
+    "<|im_end|>", "{%- for c in message.tool_calls or [] -%}" + CALL + "{%- endfor -%}<|im_end|>"
 )
 GSM8K = (
     {"question": "48 clips in April, half as many in May. How many?", "answer": "48/2 = <<48/2=24>>24\n#### 72"},
@@ -101,7 +101,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
         vocab_size=640, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     text = [f"{row['title']}{row['text']}" for row in PASSAGES] + [row["question"] for row in (*GSM8K, *TRIVIA)]
-    bpe.train_from_iterator([*REPLIES * 3, *text, TEMPLATE], trainer)
+    bpe.train_from_iterator([*REPLIES * 3, *text, PLAIN], trainer)
     bpe.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", chat_template=TEMPLATE)
 

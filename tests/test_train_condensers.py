@@ -27,9 +27,9 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core import plugins
 from condensegrpo.core.condenser import Budget, condensation_spans, with_tokens
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.messages import History, Unit
+from condensegrpo.core.messages import History, Unit, flatten
 from condensegrpo.core.observer import Observer, Silent
-from condensegrpo.core.scored_trajectory import ScoredTrajectory, curve
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, changes, curve
 from condensegrpo.core.trajectory import SamplingParams, Trajectory
 from condensegrpo.display.console import quiet_libraries
 from condensegrpo.episodes.engine import AnswerProbe
@@ -313,8 +313,10 @@ def test_the_policys_attention_is_that_of_the_weights_that_the_step_was_sampled_
     assert len(chosen) > 8
     for past, spans in chosen:
         past = with_tokens(past, renderer.count)
-        room = replace(budgets["after 1"], tokens=60 - renderer.count(past.pinned))
-        condensed = asyncio.run(components.condenser.condense(past, room))
+        room = 60 - renderer.count(past.pinned)
+        for _ in range(4):  # as the engine: what the prompt is over the budget is taken off
+            condensed = asyncio.run(components.condenser.condense(past, replace(budgets["after 1"], tokens=room)))
+            room -= max(renderer.count(flatten(past.pinned, condensed.units)) - 60, 0)
         assert condensation_spans(past, condensed.units) == spans
     scores = {
         name: asyncio.run(budget.scorers["policy"].score([past for past, _ in chosen], 60))
@@ -353,7 +355,7 @@ def test_a_run_measures_and_pays_what_contexts_know_and_the_commands_tell_it(mod
         model=sampler, renderer=renderer_for(components, str(model)), form="<answer> {answer} </answer>"
     )
     problems = {problem.id: problem for problem in components.problems("train")}
-    last = found[-1].trajectory
+    last = next(one.trajectory for one in reversed(found) if changes(one.trajectory))
     (problem,) = [problem for name, problem in problems.items() if last.problem_id.endswith(name)]
     measured = asyncio.run(probe.measure(problem, last.turns[-1].prompt_ids))
     assert measured == pytest.approx(last.turns[-1].answer_logprob, abs=1e-4)
