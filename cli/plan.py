@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -79,8 +80,9 @@ def _show(planned: "Plan", room: int | None, change: "tuple[Changes, Plan] | Non
     from condensegrpo.planning.remedies import advice
 
     config, model, console, peak = planned.config, planned.model, theme.console(), planned.peak
+    shown = (config.model.path or "a new model").removeprefix(f"{Path.cwd()}/")
     console.print(
-        f"{config.model.path or 'a new model'} ({model.kind}): {model.parameters:,} parameters, {config.model.dtype}, "
+        f"{shown} ({model.kind}): {model.parameters:,} parameters, {config.model.dtype}, "
         f"ZeRO {config.learner.zero_stage} on {planned.ranks} × {planned.device}\n",
         style="bold",
     )
