@@ -61,7 +61,7 @@ class Budget:
     """What the units of a condensed prompt may take, and who helps."""
 
     tokens: int  # of all units together: what system message and question leave
-    prompt_tokens: int  # of a whole prompt at most, that of a request too
+    prompt_tokens: int  # of the whole prompt, and of what scorers read at once; in ``check`` of a request for a text
     scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # by name, those of ``Condenser.scorers``
     # samples a condense turn; None: ``Condenser.writes`` is 0. A request that does not fit raises ``SummaryRefused``
     write: WriteSummary | None = None

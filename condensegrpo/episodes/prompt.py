@@ -132,7 +132,7 @@ async def next_view(
     target = engine.trigger.target_tokens(most, draw)
     budget = Budget(
         tokens=max(target - pinned_tokens, 0),
-        prompt_tokens=most,
+        prompt_tokens=target,
         scorers=engine.scorers,
         write=write,
         reply_tokens=engine.limits.max_output_tokens,
