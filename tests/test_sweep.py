@@ -232,7 +232,7 @@ def test_a_run_with_a_file_of_another_folder_is_not_continued(
     store_configuration(run, loaded.config_of("outcome", 0, out), first_step=0)
     assert [run.name for run in runs_of(loaded, out)] == list(RUNS)
     monkeypatch.chdir(tmp_path / "after")
-    with pytest.raises(ConfigError, match=r"condenser\.options\.template "):
+    with pytest.raises(ConfigError, match=r"condenser\.options\.template .*before/note\.txt.* → .*after/note\.txt"):
         runs_of(load_study(with_file), out)
 
 

@@ -15,6 +15,7 @@ from condensegrpo.config.load import load_config, validate
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import dump
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.shared_sequence import common_prefix
 from condensegrpo.storage.files import read_lines, write_atomically
 from condensegrpo.storage.run_folder import RunFolder
 
@@ -55,7 +56,15 @@ class Change:
 
     def __str__(self) -> str:
         """``key: old → new``."""
-        return f"{self.key}: {_short(self.old)} → {_short(self.new)}"
+        old, new = self.values
+        return f"{self.key}: {old} → {new}"
+
+    @property
+    def values(self) -> tuple[str, str]:
+        """The old and the new value as text; long ones from shortly before the place in which they differ."""
+        old, new = (json.dumps(value, ensure_ascii=False) for value in (self.old, self.new))
+        begin = max(common_prefix(old, new) - LONGEST_VALUE // 2, 0) if max(len(old), len(new)) > LONGEST_VALUE else 0
+        return _short(old, begin), _short(new, begin)
 
 
 def allowed_changes(folder: RunFolder, after: RunConfig, *, allow_changes: bool) -> tuple[Change, ...]:
@@ -113,10 +122,7 @@ def config_at(folder: RunFolder, step: int) -> RunConfig:
 
 def change_table(changes: Iterable[Change]) -> str:
     """A line for each change, of which there is at least one, in columns."""
-    rows = [
-        (change.key, _short(change.old), _short(change.new), "changes what is learned" if change.learned else "")
-        for change in changes
-    ]
+    rows = [(change.key, *change.values, "changes what is learned" if change.learned else "") for change in changes]
     key, old, new, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
     return "\n".join(f"  {row[0]:{key}}  {row[1]:>{old}} → {row[2]:{new}}  {row[3]}".rstrip() for row in rows)
 
@@ -150,8 +156,8 @@ def _refused(folder: RunFolder, changes: Iterable[Change], reason: str) -> Confi
     )
 
 
-def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+def _short(text: str, begin: int) -> str:
+    text = f"…{text[begin:]}" if begin else text
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
