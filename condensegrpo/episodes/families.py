@@ -72,7 +72,7 @@ class FamilyRenderer(Renderer):
         self,
         tokenizer: "PreTrainedTokenizerFast",
         *,
-        family: Any,  # noqa: ANN401
+        family: Any,  # noqa: ANN401  a renderer of the library, which has no types for it
         renders: bool = True,
         **options: Any,  # noqa: ANN401  those of ``Renderer``
     ) -> None:
@@ -189,7 +189,7 @@ def renderer_for_model(
     *,
     choice: str = "auto",
     model_type: str = "",
-    **options: Any,  # noqa: ANN401
+    **options: Any,  # noqa: ANN401  those of ``Renderer``
 ) -> Renderer:
     """The renderer of a model; its ``chosen`` says which one it is, and why.
 
@@ -258,7 +258,7 @@ def _variants(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, objec
             yield {**given, key: value}
 
 
-def _family(name: str, fields: Mapping[str, object], tokenizer: PlainTokenizer) -> Any:  # noqa: ANN401
+def _family(name: str, fields: Mapping[str, object], tokenizer: PlainTokenizer) -> Any:  # noqa: ANN401  of the library
     """A renderer of the library."""
     from renderers.base import RENDERER_REGISTRY
     from renderers.configs import _config_class_for

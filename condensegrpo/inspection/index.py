@@ -269,14 +269,17 @@ def _indices(numbers: Sequence[int]) -> "pyarrow.Array":
 
 def _with_credit(table: "pyarrow.Table", file: Path | None) -> "pyarrow.Table":
     """Figures with the columns of their credit; null where there is none."""
-    from pyarrow import compute
+    import pyarrow
 
-    credit = credit_schema().empty_table()
+    known, columns = dict[str, int](), {name: list[pyarrow.Array]() for name in CREDIT}
     if file is not None and file.is_file():
         credit = read_table(file, ("trajectory", *CREDIT), schema=credit_schema())
-    rows = compute.index_in(table["id"], value_set=credit["trajectory"].combine_chunks())
-    for name in CREDIT:
-        table = table.append_column(name, credit[name].take(rows))
+        known = {name: row for row, name in enumerate(credit["trajectory"].to_pylist())}
+        columns = {name: credit[name].chunks for name in CREDIT}
+    rows = _indices([known.get(name, len(known)) for name in table["id"].to_pylist()])
+    for name, chunks in columns.items():
+        missing = pyarrow.nulls(1, credit_schema().field(name).type)
+        table = table.append_column(name, pyarrow.chunked_array([*chunks, missing]).take(rows))
     return table
 
 
@@ -286,7 +289,7 @@ def _batch(file: Path, known: Provenance | None, table: "pyarrow.Table", starts:
     advantages = table["advantages"].combine_chunks()
     learned = compute.indices_nonzero(compute.is_valid(advantages)).to_pylist()
     parents = compute.list_parent_indices(advantages)
-    taught = parents.filter(compute.not_equal(compute.list_flatten(advantages), 0)).unique().to_pylist()
+    taught = parents.filter(compute.list_flatten(advantages).cast("bool")).unique().to_pylist()
     with_credit, with_signal = ({bisect_right(starts, row) for row in rows} for rows in (learned, taught))
     digits = file.stem.removeprefix("step_")
     return TrajectoryBatch(

@@ -108,8 +108,13 @@ class ResetRows(SplitTask):
         train = self._read(read_rows(data, split="train", limit=self.max_examples), "train", data)
         held = self.eval_data
         held_out = None if held is None else self._read(read_rows(held, split="test"), "test", held)
-        identity = lambda problem: row_identity(problem.data)  # noqa: E731
-        return split(train, held_out, source=data, share=self.eval_share, identity=identity)
+        return split(
+            train,
+            held_out,
+            source=data,
+            share=self.eval_share,
+            identity=lambda problem: row_identity(problem.data),
+        )
 
     def first_messages(self, row: Mapping[str, Any], observation: str = "") -> tuple[Message, ...]:
         """The first messages of an episode, at least one: the row's prompt, and after it what ``reset`` returned."""
