@@ -306,30 +306,6 @@ def test_a_value_that_is_no_data_is_refused_when_writing() -> None:
         dump_line({"found": {1, 2}})
 
 
-def test_a_writer_that_is_killed_leaves_a_whole_file(tmp_path: Path) -> None:
-    code = """
-        import sys
-        from pathlib import Path
-        sys.path.insert(0, sys.argv[2])
-        from builders import add_trajectory, ledger_episode, scored
-        print("writing", flush=True)
-        while True:
-            add_trajectory(Path(sys.argv[1]), scored(ledger_episode(["<note> 3 </note>"] * 9, ["+1"] * 9), 1.0))
-    """
-    path = tmp_path / "t.parquet"
-    command = [sys.executable, "-c", textwrap.dedent(code), str(path), str(Path(__file__).parent)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        while not path.is_file() or path.stat().st_size < 60_000:
-            assert process.poll() is None
-        process.kill()
-    before = len(read_trajectories(path))
-    assert before >= 2
-    add_trajectory(path, example("after"))
-    assert len(read_trajectories(path)) == before + 1
-
-
 def test_two_ranks_that_append_to_one_file_lose_nothing(tmp_path: Path) -> None:
     code = """
         import sys

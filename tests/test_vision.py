@@ -1,13 +1,12 @@
 """Pictures: opened, prepared under the rule of each family, and placed as the family's model places them."""
 
 import io
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
 import pytest
 import torch
+from command import succeed_as_script
 from PIL import Image
 from vision_models import FAMILIES, FamilyName, family_processor, picture, vision_model
 
@@ -173,12 +172,13 @@ def test_a_text_run_imports_no_image_processors(tmp_path: Path) -> None:
 
     qwen3().save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
-    program = (
+    program = tmp_path / "program.py"
+    program.write_text(
         "import asyncio, sys; from pathlib import Path; from condensegrpo.core.trajectory import SamplingParams; "
         "from condensegrpo.samplers.transformers import TransformersSampler; "
         "from condensegrpo.storage.media import MediaFolder; "
-        f"sampler = TransformersSampler({str(tmp_path)!r}, device='cpu', media=MediaFolder(Path('media'))); "
-        "asyncio.run(sampler.sample((1, 2), SamplingParams(max_tokens=2))); "
-        "sys.exit('transformers.models.auto.image_processing_auto' in sys.modules)"
+        "processors = 'transformers.models.auto.image_processing_auto'; print(processors in sys.modules); "
+        "sampler = TransformersSampler(sys.argv[1], device='cpu', media=MediaFolder(Path('media'))); "
+        "asyncio.run(sampler.sample((1, 2), SamplingParams(max_tokens=2))); print(processors in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert succeed_as_script(program, str(tmp_path)) == "False\nFalse\n"

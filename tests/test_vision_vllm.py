@@ -5,6 +5,7 @@ serves Idefics3 alone.
 """
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ from condensegrpo.vision.processor import load_picture_processor
 
 
 @needs_vllm
+@pytest.mark.skipif(
+    "LONG_TESTS" not in os.environ, reason="test_vision_rollouts.py has a stand-in of the server: LONG_TESTS=1 runs it"
+)
 def test_a_servers_replies_to_pictures_have_the_log_probabilities_of_the_plain_model(tmp_path: Path) -> None:
     check_replies_to_pictures("vllm_server", {"server": {"kv_cache_gib": 0.25}}, tmp_path)
 

@@ -58,6 +58,7 @@ def facts(folder: Path, *launcher: str, ranks: int, threads: int = 1) -> list[di
     return written
 
 
+@pytest.mark.skipif("LONG_TESTS" not in os.environ, reason="compiles on a CPU, of seconds there: LONG_TESTS=1 runs it")
 def test_an_engine_as_on_a_gpu_gives_exact_replies_in_one_thread_and_leaves_nothing(folder: Path) -> None:
     """With the threads and batches that were set, where OpenMP would use two threads by default."""
     (one,) = facts(folder, ranks=1, threads=2)
