@@ -18,7 +18,7 @@ from passes import ModelSize
 from condensegrpo.condensers.whole_units import Full
 from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.sampler import NamedTensors, Sampler
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.shared_sequence import common_prefix
@@ -101,7 +101,7 @@ class Size:
         )
 
 
-class Readings:
+class Readings(Environment):
     """The environment."""
 
     def __init__(self, world: World, problem: Problem, barrier: asyncio.Barrier | None = None) -> None:

@@ -190,7 +190,7 @@ class Decider:
         return f"memory_write : {known}" if self.method == "memory" and unwritten else None
 
 
-class Unnoted:
+class Unnoted(Environment):
     """An environment that does not see the note before an action."""
 
     def __init__(self, environment: Environment, method: Method) -> None:

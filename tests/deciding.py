@@ -14,7 +14,6 @@ from condensegrpo.assembly.parts import build_condenser
 from condensegrpo.config.schema import CondenserPlugin
 from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols.tool import OffersTools
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
@@ -53,7 +52,7 @@ def deciding(condenser: Condenser, replies: Sequence[str], **limits: Any) -> Eng
     settings = {"max_context_tokens": 9000, "max_output_tokens": 400, "max_turns": 30, **limits}
     trigger = settings.pop("trigger", CondenseSettings(meter="turns"))
     base = engine(ScriptedSampler(reply), condenser=condenser, trigger=trigger, **settings)
-    return base.offering(condenser.tools() if isinstance(condenser, OffersTools) else ())
+    return base.offering(condenser.tools())
 
 
 def played(condenser: Condenser, *replies: str, **limits: Any) -> Trajectory:
@@ -82,7 +81,7 @@ def template(folder: Path) -> str:
 def past(condenser: Condenser, *calls: tuple[str, Mapping[str, object]] | None) -> History:
     """The history of a policy that made these calls, one in a turn; None: a turn with an observation alone."""
     history = History(pinned=PINNED)
-    tools = condenser.tools() if isinstance(condenser, OffersTools) else ()
+    tools = condenser.tools()
     toolbox = Toolbox({tool.name: tool for tool in tools}, format=TOOL_FORMATS["tagged"])
     for turn, made in enumerate(calls):
         text = f"reply {turn}" if made is None else call(made[0], **made[1])

@@ -46,11 +46,11 @@ from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParam
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.group import problem_draw, stream_seed
-from condensegrpo.episodes.prompt import check_pinned
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import CondenseSettings, Limits, ToolLimits
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.episodes.toolformats import Malformed, Tagged
+from condensegrpo.episodes.view import check_pinned
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 

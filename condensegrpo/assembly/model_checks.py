@@ -16,17 +16,18 @@ from condensegrpo.assembly.scorers import check_models
 from condensegrpo.config.load import HELD_OUT, longest_request
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.condenser import Budget
+from condensegrpo.core.defaults import with_defaults
 from condensegrpo.core.errors import CondenseError, ConfigError, ContextOverflow
 from condensegrpo.core.failures import PluginFailure, message_of
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.environment import ClosableEnvironment, Environment
+from condensegrpo.core.protocols.environment import Environment
 from condensegrpo.core.protocols.task import Demonstrates, Split
 from condensegrpo.core.threads import result_in_thread
 from condensegrpo.episodes.boundary import called, first_messages
 from condensegrpo.episodes.chat_template import first_rendering, tool_text
-from condensegrpo.episodes.prompt import check_pinned
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.toolformats import Native
+from condensegrpo.episodes.view import check_pinned
 from condensegrpo.learner.model_folder import (
     attention_of,
     check_heads,
@@ -196,15 +197,14 @@ def _pinned(components: Components, split: Split) -> tuple[Message, ...]:
     task, problem = components.task, components.problems(split)[0]
 
     async def begin() -> tuple[Message, ...] | CondenseError:
-        environment: Environment | None = None
+        environment: object = None
         try:
             environment = task.environment(problem)
-            return await first_messages(environment)
+            return await first_messages(environment, problem)
         except CondenseError as error:
             return error
         finally:
-            if isinstance(environment, ClosableEnvironment):
-                await called(environment.close)
+            await called(with_defaults(environment, Environment).close)
 
     seconds = components.config.rollout.limits.turn_seconds
     doing = f"starting the problem {problem.id} of the task {type(task).__name__}"

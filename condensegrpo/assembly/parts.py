@@ -17,7 +17,6 @@ from condensegrpo.core.plugins import load_plugin, missing_methods
 from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardPart, TurnReward
 from condensegrpo.core.protocols.task import Task
 from condensegrpo.core.protocols.tool import EnvironmentTool, Tool
-from condensegrpo.core.protocols.tracker import Tracker
 from condensegrpo.episodes.boundary import checked_tools
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.episodes.toolformats import CallsOneTool, ToolFormat, check_format
@@ -29,7 +28,7 @@ P = TypeVar("P")
 def build_task(config: RunConfig, objects: Objects = NO_OBJECTS) -> Task:
     """The task, with the options that it shares with the rollout."""
     built = cast(Task, object_or(objects, config.task, lambda: _loaded_task(config)))
-    return _with_methods(built, config.task.name, Task)
+    return _with_methods(built, config.task.name, "problems", "environment")
 
 
 def _loaded_task(config: RunConfig) -> object:
@@ -117,7 +116,7 @@ def _part(plugin: WeightedPlugin, sandbox: Sandbox) -> RewardPart:
 
 def _of_one_kind(reward: Reward | GroupReward | TurnReward, name: str) -> Reward | GroupReward | TurnReward:
     """The reward, if it is one for outcomes, one for groups or one for turns: with two of them, which is meant?"""
-    kinds = {"__call__": Reward, "score_group": GroupReward, "turn_rewards": TurnReward}
+    kinds = ("__call__", "score_group", "turn_rewards")
     present = [method for method in kinds if hasattr(reward, method)]
     if len(present) != 1:
         raise ConfigError(
@@ -125,7 +124,7 @@ def _of_one_kind(reward: Reward | GroupReward | TurnReward, name: str) -> Reward
             f"{' and '.join(present) or 'no method of a reward'}, wanted exactly one of "
             f"{', '.join(kinds)}{at_definition(reward)}; see docs/how-to/write-a-reward.md."
         )
-    return _with_methods(reward, name, kinds[present[0]])
+    return _with_methods(reward, name, present[0])
 
 
 def build_condenser(plugin: Plugin, objects: Objects = NO_OBJECTS) -> Condenser:
@@ -159,7 +158,7 @@ def build_toolbox(config: RunConfig, sandbox: Sandbox, condenser: Condenser, obj
     """The tools, those of the condenser among them, and how the policy calls them."""
     plugin = _named(config.rollout.tools.format)
     built = build_plugin("tool_formats", plugin.name, plugin.options)
-    form: ToolFormat = _with_methods(built, plugin.name, ToolFormat)
+    form: ToolFormat = _with_methods(built, plugin.name, "parse", "result", "instructions")
     with plugin_code(f"trying the tool format {plugin.name}{at_definition(form)}", ConfigError):
         check_format(form)
     toolbox = Toolbox(_tools(config, form, sandbox, objects), format=form, limits=config.rollout.tools)
@@ -239,10 +238,10 @@ def _tool(plugin: Plugin, sandbox: Sandbox, objects: Objects) -> Tool:
 
 
 def check_tracker(name: str) -> None:
-    """Check that a tracker that is a class has the methods of its protocols; it is opened when the run starts."""
+    """Check that a tracker that is a class has the method of one; it is opened when the run starts."""
     factory = load_plugin("trackers", name)
     if isinstance(factory, type):
-        _with_methods(factory, name, Tracker)
+        _with_methods(factory, name, "log")
 
 
 def _faulty(name: str, plugin: object, fault: str) -> str:
@@ -250,8 +249,8 @@ def _faulty(name: str, plugin: object, fault: str) -> str:
     return f"setting up {name}: {kind} {fault}; see docs/reference/protocols.md."
 
 
-def _with_methods(plugin: P, name: str, protocol: type) -> P:
-    """The plug-in, if it has the methods of its protocol: a plug-in inherits nothing, so nothing else would notice."""
-    if missing := missing_methods(plugin, protocol):
+def _with_methods(plugin: P, name: str, *methods: str) -> P:
+    """The plug-in, if it has the methods that have no default: it may inherit nothing, so nothing else would notice."""
+    if missing := missing_methods(plugin, *methods):
         raise ConfigError(_faulty(name, plugin, f"has no {' and no '.join(missing)}{at_definition(plugin)}"))
     return plugin

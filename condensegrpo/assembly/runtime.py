@@ -241,7 +241,7 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
 
 
 def _check_methods(name: str, sampler: object) -> None:
-    if missing := missing_methods(sampler, Sampler):
+    if missing := missing_methods(sampler, "sample", "update_weights", "close"):
         raise ConfigError(
             f"setting up the sampler {name}: it has no {' and no '.join(missing)}{at_definition(sampler)}; see "
             f"docs/reference/protocols.md."

@@ -80,6 +80,15 @@ class Condensed:
     captions: tuple[Caption, ...] = ()  # new ones: from now on they are the history's
     rejected: tuple[str, ...] = ()  # why texts that the policy wrote were not used; the last one written may have been
 
+    def check(self, units: tuple[Unit, ...]) -> None:
+        """Raise ``TypeError`` or ``ValueError`` if it does not show units of a history, and a note that it makes."""
+        check_shown(units, self.units)
+        note = self.note
+        if note is not None and note not in self.units:
+            raise ValueError(f"its note on the turns up to {note.turn} is not among its units")
+        if note is not None and note.turn >= units[-1].turn:
+            raise ValueError(f"its note covers all units, wanted the newest unit, of turn {units[-1].turn}, to stay")
+
 
 class Condenser:
     """Rewrites a history into a shorter one: *how* to condense. Pinned messages stay, units are atomic.
@@ -219,3 +228,34 @@ def unit_positions(units: Sequence[Unit], shown: Sequence[Unit], first: int = 0)
         result.append(end)
         end += 1
     return result
+
+
+def check_shown(units: tuple[Unit, ...], shown: tuple[Unit, ...]) -> None:
+    """Check that the shown units are of the history, each at most once and in order, rewritten or not."""
+    if shown == units[len(units) - len(shown) :]:
+        return
+    if wrong := [unit for unit in shown if not isinstance(unit, Unit)]:
+        raise TypeError(f"condense() returned {wrong[0]!r:.80} among its units, wanted those of history.units")
+    for unit, index in zip(shown, unit_positions(units, shown), strict=True):
+        if unit is not units[index]:
+            _check_whole(unit, units[index])
+
+
+def _check_whole(shown: Unit, raw: Unit) -> None:
+    """Check that a shown unit is a reply with its results: no tool result without its call.
+
+    A malformed call has a result too, but is in the text of its reply only.
+    """
+    if shown.reply.role != "assistant":
+        raise ValueError(f"it shows the unit of turn {shown.turn} with a reply of role {shown.reply.role!r}")
+    answers = [message.tool_call_id for message in shown.results if message.tool_call_id is not None]
+    if not answers:
+        return
+    made = {call.id for call in shown.reply.tool_calls}
+    if shown.reply == raw.reply:
+        made |= {message.tool_call_id for message in raw.results if message.tool_call_id is not None}
+    orphans = [call for call in answers if call not in made]
+    if orphans:
+        raise ValueError(
+            f"it shows the unit of turn {shown.turn} with results of the calls {orphans}, which its reply does not make"
+        )

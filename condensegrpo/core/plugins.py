@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from condensegrpo.core.errors import PluginError
@@ -41,11 +41,9 @@ def _entry_points(path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]
     return {kind: tuple(sorted(found, key=lambda point: point.name)) for kind, found in by_kind.items()}
 
 
-def missing_methods(plugin: object, protocol: type) -> tuple[str, ...]:
-    """The methods of a protocol that a plug-in, or its class, does not have."""
-    specified = [name for name, member in vars(protocol).items() if isinstance(member, FunctionType)]
-    named = [name for name in specified if name == "__call__" or not name.startswith("_")]
-    return tuple(name for name in named if not callable(getattr(plugin, name, None)))
+def missing_methods(plugin: object, *names: str) -> tuple[str, ...]:
+    """Of some methods, those that a plug-in, or its class, does not have."""
+    return tuple(name for name in names if not callable(getattr(plugin, name, None)))
 
 
 def load_plugin(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names

@@ -12,22 +12,31 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, SupportsFloat, get_args
 
+from condensegrpo.core.defaults import overrides, with_defaults
 from condensegrpo.core.errors import ContextOverflow, SamplerError
 from condensegrpo.core.failures import PluginFailure, failure_of, is_cancellation, location_of
 from condensegrpo.core.messages import Message, Role
 from condensegrpo.core.protocols.environment import Environment, RewrittenHistory, Step
+from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.core.threads import late, to_thread
 from condensegrpo.core.trajectory import MAX_REWARD, StopReason
 
 
 class EndEpisode(Exception):
-    """Ends the episode with a stop reason; raised anywhere inside ``run_episode`` and caught there."""
+    """How an episode ends; raised anywhere inside ``run_episode`` and caught there."""
 
-    def __init__(self, stop: StopReason, detail: str, failure: PluginFailure | None = None) -> None:
+    def __init__(
+        self,
+        stop: StopReason,
+        detail: str = "",
+        failure: PluginFailure | None = None,
+        *,
+        answer: str | None = None,
+        outcome: float | None = None,
+    ) -> None:
         super().__init__(detail)
-        self.stop = stop
-        self.detail = detail
+        self.stop, self.detail, self.answer, self.outcome = stop, detail, answer, outcome
         self.failure = failure  # None: no plug-in failed
 
     @classmethod
@@ -124,8 +133,8 @@ def checked_messages(value: object, call: str) -> tuple[Message, ...]:
     return tuple(value)
 
 
-async def first_messages(environment: Environment) -> tuple[Message, ...]:
-    """How an episode begins."""
+async def first_messages(environment: object, problem: Problem) -> tuple[Message, ...]:
+    """How an episode begins, in an environment as ``Task.environment`` returned it."""
     if isinstance(environment, type):
         name = environment.__name__
         raise TypeError(f"environment() returned the class {name}, wanted an object: {name}(…)")
@@ -134,7 +143,10 @@ async def first_messages(environment: Environment) -> tuple[Message, ...]:
             f"environment() returned {_short(environment)}, wanted an object with start() and step(), as in "
             f"return AnswerEnvironment(question=problem.question)"
         )
-    messages = checked_messages(await called(environment.start), "start()")
+    begins = with_defaults(environment, Environment)
+    if not overrides(begins, Environment.start):
+        return (Message(role="user", content=problem.question),)
+    messages = checked_messages(await called(begins.start), "start()")
     if not messages:
         raise TypeError("start() returned no message, wanted at least the question")
     return messages

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Draft, FinishReason, Turn
-from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.prompt import View
-from condensegrpo.episodes.sampling import Sampled, sample
+from condensegrpo.episodes.conversation import EpisodeState, SampledReply
+from condensegrpo.episodes.sampling import sample
+from condensegrpo.episodes.view import View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +27,14 @@ class Drafted:
     turn: Turn  # if the draft is taken
 
 
-async def drafted(engine: Engine, view: View, *, trajectory: str, seed: int, replies: int) -> Drafted | None:
-    """The policy's answer to a prompt if it answered now; None if drafts are not configured, or not yet due.
-
-    Args:
-        trajectory: name of the trajectory of the draft, see ``SamplingParams``.
-        seed: of the random stream of the draft.
-        replies: of the episode so far.
-    """
+async def drafted(conversation: EpisodeState, view: View) -> Drafted | None:
+    """The policy's answer to a prompt if it answered now; None if drafts are not configured, or not yet due."""
+    engine = conversation.engine
     settings = engine.confidence
-    if settings is None or replies < settings.after_turns:
+    if settings is None:
+        return None
+    seed = conversation.draft_seed()
+    if conversation.replies < settings.after_turns:
         return None
     opening = engine.renderer.text_ids(settings.opening)
     declared = view.condensation
@@ -44,30 +42,28 @@ async def drafted(engine: Engine, view: View, *, trajectory: str, seed: int, rep
         declared = replace(declared, tokens_after=declared.tokens_after + len(opening))
     # the opening belongs to the prompt: the policy did not sample it
     opened = replace(view, ids=(*view.ids, *opening), condensation=declared)
-    sampled = await sample(
-        engine,
+    output = await sample(
+        conversation,
         opened,
-        trajectory=trajectory,
         seed=seed,
         max_tokens=min(settings.max_tokens, engine.limits.max_output_tokens - len(opening)),
         stop_strings=(settings.closing,) if settings.closing else (),
     )
-    answer = answer_of(sampled, settings.closing)
-    probability = math.exp(math.fsum(sampled.generation.logprobs))
-    turn = sampled.turn()
+    text = engine.renderer.text(output.token_ids)
+    probability = math.exp(math.fsum(output.logprobs))
     return Drafted(
-        draft=Draft(text=sampled.text, tokens=len(sampled.generation.token_ids), probability=probability),
-        answer=answer if probability >= settings.threshold else None,
-        turn=replace(turn, reply=Message(role="assistant", content=settings.opening + sampled.text)),
+        draft=Draft(text=text, tokens=len(output.token_ids), probability=probability),
+        answer=answer_of(text, output, settings.closing) if probability >= settings.threshold else None,
+        turn=conversation.turn(opened, output, Message(role="assistant", content=settings.opening + text)),
     )
 
 
-def answer_of(sampled: Sampled, closing: str) -> str | None:
+def answer_of(text: str, output: SampledReply, closing: str) -> str | None:
     """What a draft answers; None if nothing, or if it was cut off before what closes an answer.
 
     closed by "</answer>":   "7 </answer>"  ─▶  "7"     "7 and"  ─▶  None
     """
     if not closing:
-        return sampled.text.strip() or None if sampled.generation.finish is FinishReason.STOP else None
-    text, closed, _ = sampled.text.partition(closing)
-    return text.strip() or None if closed else None
+        return text.strip() or None if output.finish is FinishReason.STOP else None
+    said, closed, _ = text.partition(closing)
+    return said.strip() or None if closed else None

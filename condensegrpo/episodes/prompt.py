@@ -1,271 +1,149 @@
-"""The prompt of the next turn: the last one continued by token ids, or a fresh render that is declared as condensation.
+"""The view of the next turn: when a condenser is called, within which budget, and the prompt that its answer makes."""
 
-    turn 0   pinned                                        rendered
-    turn 1   pinned u0                                     turn 0's prompt + its output + what came back: by ids
-    turn 2   pinned [turn 0 …] u1                          u0 was dropped: rendered, Condensation(tokens 90 → 55)
-    turn 3   pinned [turn 0 …] u1 u2                       nothing new was dropped: turn 2 continued by ids, undeclared
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import NamedTuple
 
-Sampled tokens are never tokenised again to continue a prompt: a prompt that does not continue by ids is declared.
-"""
-
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, replace
-
-from condensegrpo.core.condenser import (
-    Budget,
-    Condensed,
-    Request,
-    WriteSummary,
-    condensation_spans,
-    unit_positions,
-    with_tokens,
-)
-from condensegrpo.core.errors import ContextOverflow, SummaryRefused
-from condensegrpo.core.messages import History, Message, Unit, flatten
-from condensegrpo.core.protocols.environment import RewrittenHistory
-from condensegrpo.core.shared_sequence import shared, shared_ids
-from condensegrpo.core.trajectory import Condensation
-from condensegrpo.episodes.boundary import Boundary
+from condensegrpo.core.condenser import Budget, Condensed
+from condensegrpo.core.errors import ContextOverflow
+from condensegrpo.core.messages import History, Unit
+from condensegrpo.episodes.boundary import Boundary, EndEpisode
+from condensegrpo.episodes.conversation import EpisodeState
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.render import Renderer
-from condensegrpo.episodes.settings import Limits
+from condensegrpo.episodes.view import View, check_pinned, continued, declared, rendered
+from condensegrpo.episodes.writing import SummaryWriter
 
-CHAT_TEMPLATE = "chat_template"  # the condenser's name where only the template rewrote something
 REPEATS = 3  # calls of a condenser that follow one whose units were over budget as a prompt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """What the policy is shown."""
-
-    ids: Sequence[int]  # (P,)
-    context: Sequence[Message]  # what ids render: the pinned messages and the messages of the units
-    units: Sequence[Unit] = ()  # shown after the pinned messages; a condenser may have rewritten them
-    condensation: Condensation | None = None  # None: ids continue the last prompt and output
-    media: tuple[str, ...] = ()  # the hashes of the pictures in the context, in order
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnsweredView:
-    """A view with the reply to it and what answered the reply: where the next view begins."""
+class Condensing(NamedTuple):
+    """A prompt that a condenser shortened."""
 
     view: View
-    output_ids: tuple[int, ...]  # (A,) as sampled
-    added_ids: tuple[int, ...]  # that lead from the output to the next prompt
-    unit: Unit  # with its tokens
-    whole: bool  # False: the chat template renders earlier replies differently from how they were sampled
+    history: History  # with the condenser's note and captions, if it made some
+    answer: Condensed
+    continues: bool = False  # the last view by ids: nothing is to be declared
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NextView:
-    """The view of the next turn, with what the condenser wrote and rejected."""
+async def next_view(conversation: EpisodeState) -> View:
+    """The view of the next turn, of at most ``max_context_tokens``; texts that were written for it are recorded.
 
-    view: View
-    history: History  # with the condenser's note, if it made one
-    rejected: tuple[str, ...] = ()  # Condensed.rejected
-
-
-def check_pinned(renderer: Renderer, pinned: Sequence[Message], limits: Limits) -> None:
-    """Check that system message and question alone fit the context budget: no condenser may touch them."""
-    tokens = renderer.count(pinned)
-    if tokens > limits.max_context_tokens:
-        raise ContextOverflow(
-            f"checking the question: system message and question need {tokens} tokens with the chat template, and the "
-            f"context budget is {limits.max_context_tokens}. Raise rollout.limits.max_context_tokens to at least "
-            f"{tokens} and leave room for the turns; a condenser never shortens the question."
-        )
-
-
-def answered(
-    engine: Engine, pinned: tuple[Message, ...], view: View, output_ids: tuple[int, ...], unit: Unit
-) -> AnsweredView:
-    """A view with a reply and what answered it; counts the unit."""
-    added = tuple(engine.renderer.continuation(view.context, unit.reply, unit.results, output_ids, view.ids))
-    whole = engine.renderer.keeps_replies((*view.context, *unit.messages))
-    unit = replace(unit, tokens=len(output_ids) + len(added) if whole else 0)
-    past = History(pinned=pinned, units=(unit,))
-    if not unit.tokens or any(message.media for message in unit.results):
-        (unit,) = with_tokens(past, engine.renderer.count).units
-    return AnsweredView(view=view, output_ids=output_ids, added_ids=added, unit=unit, whole=whole)
+    The condenser sees the raw units, whatever earlier turns were shown: the only earlier output of a condenser in the
+    history is the last note.
+    """
+    history, rewritten = conversation.history, conversation.rewritten
+    writer = SummaryWriter(conversation, history if rewritten is None else rewritten.history)
+    rejected: tuple[str, ...] = ()
+    try:
+        with Boundary("rendering the prompt"):
+            view, conversation.history, rejected = await _next_view(conversation, writer)
+        writer.check(rejected)
+    except EndEpisode as end:
+        conversation.add_texts(writer.texts, [f"the episode ended: {end.detail}"] * len(writer.texts))
+        raise
+    conversation.add_texts(writer.texts, rejected)
+    return view
 
 
-async def next_view(
-    engine: Engine,
-    history: History,
-    last: AnsweredView | None,
-    *,
-    draw: float,
-    write: WriteSummary | None = None,
-    writes: int = 0,
-    texts: Sequence[object] = (),
-    rewritten: RewrittenHistory | None = None,
-) -> NextView:
-    """The view of the turn that follows ``history``, of at most ``max_context_tokens``.
+async def _next_view(conversation: EpisodeState, writer: SummaryWriter) -> tuple[View, History, tuple[str, ...]]:
+    """The view, the history with what the condenser made, and why it rejected texts."""
+    engine, history, last = conversation.engine, conversation.history, conversation.last
+    most, every_turn = engine.limits.max_context_tokens, engine.trigger.when == "every_turn"
+    threshold = engine.trigger.threshold_tokens(most, conversation.draw)
+    rewritten, continuing = conversation.rewritten, None
+    if last is not None:
+        if not every_turn:
+            continuing = continued(engine, history, last)
+            if len(continuing.ids) <= threshold:
+                return continuing, history, ()
+        made = await _condensing(conversation, history, (*last.view.units, last.unit), continuing, writer)
+        by, reason = "", made.answer.reason
+    elif rewritten is not None:
+        start, units = rewritten.history, rewritten.history.units
+        if units and (every_turn or engine.renderer.count(start.messages) > threshold):
+            made = await _condensing(conversation, start, units, None, writer)
+        else:
+            shown = _with_question(start, units)
+            view = replace(rendered(engine, start.pinned, shown), units=shown)
+            made = Condensing(view, start, Condensed(units=shown))
+        by, reason = rewritten.by, rewritten.reason
+        if made.view.units != units:
+            reason = f"{reason}; {engine.condenser_name}: {made.answer.reason}"
+    else:
+        check_pinned(engine.renderer, history.pinned, engine.limits)
+        return rendered(engine, history.pinned), history, ()
+    view, rejected = made.view, made.answer.rejected
+    if not made.continues:
+        if len(view.ids) > most:
+            raise ContextOverflow.at(turn=len(made.history.units), tokens=len(view.ids), budget=most)
+        view = declared(engine, replace(history, note=made.history.note), view, reason, by=by)
+    return view, made.history, rejected
+
+
+async def _condensing(
+    conversation: EpisodeState,
+    start: History,
+    unchanged: tuple[Unit, ...],
+    continuing: View | None,
+    writer: SummaryWriter,
+) -> Condensing:
+    """Call the condenser until its units fit as a prompt, at most 1 + ``REPEATS`` times.
 
     Args:
-        history: the raw units, whatever earlier turns were shown: the only earlier output of a condenser in it is the
-            last note.
-        last: the last act turn; None before the first, and after the environment rewrote the history.
-        draw: in [0, 1), of the problem: selects a point in the jitter of the trigger.
-        write: samples a text for the condenser; None: it may not ask.
-        writes: how many texts it may ask for; each adds ``turn_seconds`` to its time limit.
-        texts: those that ``write`` has sampled. A used one is a turn, so the view after it is always declared.
-        rewritten: what the environment made of ``history``, which then has every unit of the episode.
+        start: the history that it is given.
+        unchanged: the units of a prompt that goes on where the last one ended.
+        continuing: that prompt, if it is known.
+        writer: of texts that the condenser may ask for, in the first call only.
     """
-    most = engine.limits.max_context_tokens
-    threshold = engine.trigger.threshold_tokens(most, draw)
-    if last is None and rewritten is None:
-        check_pinned(engine.renderer, history.pinned, engine.limits)
-        return NextView(view=_rendered(engine, history.pinned, ()), history=history)
-    raw, every_turn = history, engine.trigger.when == "every_turn"
-    if last is not None:
-        unchanged, condenses = (*last.view.units, last.unit), True
-        continued = None if every_turn else _continued(engine, history, last)
-        if continued is not None and len(continued.ids) <= threshold:
-            return NextView(view=continued, history=history)
-    else:
-        assert rewritten is not None
-        history, unchanged = rewritten.history, rewritten.history.units
-        over_threshold = every_turn or engine.renderer.count(history.messages) > threshold
-        continued, condenses = None, bool(unchanged) and over_threshold
-    pinned_tokens = engine.renderer.count(history.pinned)
-    target = engine.trigger.target_tokens(most, draw)
-    budget = Budget(
-        tokens=max(target - pinned_tokens, 0),
-        prompt_tokens=target,
-        scorers=engine.scorers,
-        write=write,
-        reply_tokens=engine.limits.max_output_tokens,
-        seconds=engine.limits.turn_seconds * (1 + writes),
-        media=None if engine.renderer.pictures is None else engine.renderer.pictures.media,
-    )
-    condensed, earlier, past, view = Condensed(units=unchanged), None, history, None
+    engine, last, history, view = conversation.engine, conversation.last, start, None
+    pinned = engine.renderer.count(start.pinned)
+    budget = _budget(conversation, start, pinned, writer)
+    condensed: Condensed | None = None
+    shown: tuple[Unit, ...] | None = None  # units of ``view``
     for _ in range(1 + REPEATS):
-        if condenses:
-            past, answer = history, await _condense(engine, history, budget)
-            condensed = answer if earlier is None else _joined(condensed, answer)
-            history = _remembering(history, answer)
-            if condensed.note is None:
-                history = replace(history, note=raw.note if rewritten is None else rewritten.history.note)
+        past, answer = history, await _condense(engine, history, budget)
+        condensed = answer if condensed is None else _joined(condensed, answer)
+        note = answer.note or (start.note if condensed.note is None else history.note)
+        history = history.with_captions(answer.captions)
+        history = history if note is history.note else replace(history, note=note)
         units = _with_question(history, condensed.units)
-        written = condensed.note is not None or len(texts) > len(condensed.rejected)
-        if last is not None and units == unchanged and not written:
-            continued = continued or _continued(engine, history, last)
-            if len(continued.ids) <= most:
-                return NextView(view=continued, history=history, rejected=condensed.rejected)
-        if view is None or units != earlier:
-            view = _rendered(engine, history.pinned, units)
+        wrote = condensed.note is not None or len(writer.texts) > len(condensed.rejected)
+        if last is not None and units == unchanged and not wrote:  # a used text is a turn: what follows is declared
+            continuing = continuing or continued(engine, start, last)
+            if len(continuing.ids) <= engine.limits.max_context_tokens:
+                return Condensing(continuing, history, condensed, continues=True)
+        if view is None or units != shown:
+            view = rendered(engine, history.pinned, units)
         if condensed.note is not None and history.note is condensed.note:
-            units, history = _measured(history, units, len(view.ids) - pinned_tokens)
+            units, history = _measured(history, units, len(view.ids) - pinned)
             now, before = (sum(unit.tokens for unit in each) for each in (units, past.current_units))
             if now >= before and budget.write is not None:
                 longer = f"it is not shorter than what it replaces: {now} tokens after, {before} before"
                 condensed = replace(condensed, note=None, rejected=(*condensed.rejected, longer))
-                earlier, history, budget = units, past, replace(budget, write=None)
+                shown, history, budget = units, past, replace(budget, write=None)
                 continue
-        over = len(view.ids) - target
-        if over <= 0 or not condenses:
+        over = len(view.ids) - budget.prompt_tokens
+        if over <= 0:
             break
-        earlier, budget = units, replace(budget, tokens=max(budget.tokens - over, 0), write=None)
+        shown, budget = units, replace(budget, tokens=max(budget.tokens - over, 0), write=None)
     assert view is not None
-    if len(view.ids) > most:
-        raise ContextOverflow.at(turn=len(history.units), tokens=len(view.ids), budget=most)
-    name, reason = engine.condenser_name, condensed.reason
-    if rewritten is not None:
-        changed = units != unchanged
-        reason = f"{rewritten.reason}; {name}: {reason}" if changed else rewritten.reason
-        name, pinned_tokens = rewritten.by, engine.renderer.count(raw.pinned)
-    view = replace(view, units=units)
-    declared = _declared(replace(raw, note=history.note), units, view.ids, pinned_tokens, name, reason)
-    return NextView(view=replace(view, condensation=declared), history=history, rejected=condensed.rejected)
+    assert condensed is not None
+    return Condensing(replace(view, units=units), history, condensed)
 
 
-def request_view(engine: Engine, history: History, last: AnsweredView | None, request: Request) -> View:
-    """The view of a condense turn: the last one continued by ids if the request shows it and the newest unit."""
-    newest, shown = history.units[-1], tuple(request.units)
-    _check_units(history.units, shown)
-    most = engine.limits.max_context_tokens
-    if last is not None and shown == (*last.view.units, newest):
-        continued = _continued(engine, history, last, newest=newest.with_instruction(request.instruction))
-        if len(continued.ids) <= most:
-            return continued
-    *before, latest = shown
-    view = _rendered(engine, history.pinned, (*before, latest.with_instruction(request.instruction)))
-    if len(view.ids) > most:
-        raise SummaryRefused(f"the request has {len(view.ids)} tokens, and {most} are allowed")
-    pinned_tokens, name = engine.renderer.count(history.pinned), engine.condenser_name
-    declared = _declared(history, shown, view.ids, pinned_tokens, name, "to ask for a text")
-    return replace(view, condensation=declared)
-
-
-def _continued(engine: Engine, history: History, last: AnsweredView, *, newest: Unit | None = None) -> View:
-    """The last view, its reply and the results: by ids, or rendered and declared if the template rewrites replies."""
-    unit, added = last.unit, last.added_ids
-    if newest is not None:  # with an instruction
-        unit = newest
-        given = last.view.context, unit.reply, unit.results, last.output_ids, last.view.ids
-        added = tuple(engine.renderer.continuation(*given))
-    units = shared(last.view.units).extended((unit,))
-    context = shared(last.view.context).extended(unit.messages)
-    if last.whole:
-        ids = shared_ids(last.view.ids).extended((*last.output_ids, *added))
-        media = (*last.view.media, *_media(engine, unit.messages))
-        return View(ids=ids, context=context, units=units, media=media)
-    view = _rendered(engine, context, units, flat=True)
-    declared = Condensation(
-        condenser=CHAT_TEMPLATE,
-        reason="the chat template renders earlier replies differently from how they were sampled (strips reasoning)",
-        tokens_before=len(last.view.ids) + len(last.output_ids) + len(added),
-        tokens_after=len(view.ids),
-        spans=condensation_spans(history, (*last.view.units, history.units[-1])),
+def _budget(conversation: EpisodeState, start: History, pinned: int, writer: SummaryWriter) -> Budget:
+    """What the units may take; ``pinned``: the tokens of the messages before them."""
+    engine = conversation.engine
+    target = engine.trigger.target_tokens(engine.limits.max_context_tokens, conversation.draw)
+    return Budget(
+        tokens=max(target - pinned, 0),
+        prompt_tokens=target,
+        scorers=engine.scorers,
+        write=writer.write if conversation.texts and start.units else None,
+        reply_tokens=engine.limits.max_output_tokens,
+        seconds=engine.limits.turn_seconds * (1 + conversation.texts),
+        media=None if engine.renderer.pictures is None else engine.renderer.pictures.media,
     )
-    return replace(view, condensation=declared)
-
-
-def _rendered(engine: Engine, messages: Sequence[Message], units: Sequence[Unit], *, flat: bool = False) -> View:
-    """A view of pinned messages and units; ``flat``: the messages of the units are among the messages."""
-    context = shared(messages if flat else flatten(messages, units))
-    ids = shared_ids(engine.renderer.prompt(context))
-    return View(ids=ids, context=context, units=units, media=_media(engine, context))
-
-
-def _declared(
-    history: History, units: Sequence[Unit], ids: Sequence[int], pinned_tokens: int, name: str, reason: str
-) -> Condensation:
-    """The declaration that the units of a history were rewritten."""
-    covered = -1 if history.note is None or history.note not in units[:1] else history.note.turn
-    shown = [unit for unit in units if unit.is_note or unit.turn > covered]  # a question under the note stays, too
-    spans = condensation_spans(history, shown)
-    return Condensation(
-        condenser=name,
-        reason=reason,
-        tokens_before=pinned_tokens + sum(span.tokens for span in spans),
-        tokens_after=len(ids),
-        spans=spans,
-    )
-
-
-def _media(engine: Engine, messages: Sequence[Message]) -> tuple[str, ...]:
-    """The hashes of the pictures that a prompt shows."""
-    if engine.renderer.pictures is None:  # it would have refused them
-        return ()
-    return tuple(part.sha256 for message in messages for part in message.media)
-
-
-def _with_question(history: History, shown: tuple[Unit, ...]) -> tuple[Unit, ...]:
-    """The shown units and the newest question, whatever the condenser made of the unit that ends in it."""
-    question = history.question
-    if question is None or question in shown:
-        return shown
-    rest = [unit for unit in shown if unit.turn != question.turn or unit.is_note]
-    place = next((i for i, unit in enumerate(rest) if unit.turn > question.turn and not unit.is_note), len(rest))
-    return (*rest[:place], question, *rest[place:])
-
-
-def _remembering(history: History, condensed: Condensed) -> History:
-    """The history with the new note and captions of a condenser."""
-    history = history.with_captions(condensed.captions)
-    return history if condensed.note is None else replace(history, note=condensed.note)
 
 
 async def _condense(engine: Engine, history: History, budget: Budget) -> Condensed:
@@ -279,10 +157,20 @@ async def _condense(engine: Engine, history: History, budget: Budget) -> Condens
             raise TypeError(
                 f"condense() returned {condensed!r:.80}, wanted a Condensed, as in return Condensed(units=units)"
             )
-        condensed = replace(condensed, units=tuple(condensed.units))  # a list may change later
-        _check_units(history.units, condensed.units)
-        _check_note(history.units, condensed)
+        if not isinstance(condensed.units, tuple):  # a list may change later
+            condensed = replace(condensed, units=tuple(condensed.units))
+        condensed.check(history.units)
     return condensed
+
+
+def _with_question(history: History, shown: tuple[Unit, ...]) -> tuple[Unit, ...]:
+    """The shown units and the newest question, whatever the condenser made of the unit that ends in it."""
+    question = history.question
+    if question is None or question in shown:
+        return shown
+    rest = [unit for unit in shown if unit.turn != question.turn or unit.is_note]
+    place = next((i for i, unit in enumerate(rest) if unit.turn > question.turn and not unit.is_note), len(rest))
+    return (*rest[:place], question, *rest[place:])
 
 
 def _measured(history: History, units: tuple[Unit, ...], tokens: int) -> tuple[tuple[Unit, ...], History]:
@@ -303,45 +191,3 @@ def _joined(earlier: Condensed, later: Condensed) -> Condensed:
         rejected += () if note is not None else ("with it the prompt is over budget",)
     reason = "; ".join(dict.fromkeys(each for each in (earlier.reason, later.reason) if each))
     return replace(later, reason=reason, note=note, captions=(*earlier.captions, *later.captions), rejected=rejected)
-
-
-def _check_note(units: Sequence[Unit], condensed: Condensed) -> None:
-    """Check that a new note is shown and does not cover the newest unit."""
-    note = condensed.note
-    if note is None:
-        return
-    if note not in condensed.units:
-        raise ValueError(f"its note on the turns up to {note.turn} is not among its units")
-    if note.turn >= units[-1].turn:
-        raise ValueError(f"its note covers all units, wanted the newest unit, of turn {units[-1].turn}, to stay")
-
-
-def _check_units(units: tuple[Unit, ...], shown: tuple[Unit, ...]) -> None:
-    """Check that the shown units are of the history, each at most once and in order, rewritten or not."""
-    if shown == units[len(units) - len(shown) :]:
-        return
-    if wrong := [unit for unit in shown if not isinstance(unit, Unit)]:
-        raise TypeError(f"condense() returned {wrong[0]!r:.80} among its units, wanted those of history.units")
-    for unit, index in zip(shown, unit_positions(units, shown), strict=True):
-        if unit is not units[index]:
-            _check_whole(unit, units[index])
-
-
-def _check_whole(shown: Unit, raw: Unit) -> None:
-    """Check that a shown unit is a reply with its results: no tool result without its call.
-
-    A malformed call has a result too, but is in the text of its reply only.
-    """
-    if shown.reply.role != "assistant":
-        raise ValueError(f"it shows the unit of turn {shown.turn} with a reply of role {shown.reply.role!r}")
-    answers = [message.tool_call_id for message in shown.results if message.tool_call_id is not None]
-    if not answers:
-        return
-    made = {call.id for call in shown.reply.tool_calls}
-    if shown.reply == raw.reply:
-        made |= {message.tool_call_id for message in raw.results if message.tool_call_id is not None}
-    orphans = [call for call in answers if call not in made]
-    if orphans:
-        raise ValueError(
-            f"it shows the unit of turn {shown.turn} with results of the calls {orphans}, which its reply does not make"
-        )

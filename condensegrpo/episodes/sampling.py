@@ -1,94 +1,60 @@
 """One reply of the policy, sampled within the limits of the engine; failures of the sampler end the episode."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from operator import index
-from typing import Any
 
 from condensegrpo.core.condenser import Request
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.sampler import RepliesToMessages, Sampler
 from condensegrpo.core.protocols.task import Expert
-from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, StopReason, Turn
+from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, StopReason
 from condensegrpo.episodes.boundary import Boundary, EndEpisode
+from condensegrpo.episodes.conversation import EpisodeState, SampledReply
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.parsing import ParsedReply
-from condensegrpo.episodes.prompt import View
 from condensegrpo.episodes.render import Renderer
+from condensegrpo.episodes.view import View
 
 ROUNDING = 1e-3  # nats: a log-probability of 0 that was computed in few bits may be above it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
-    """A view and the reply of the policy, as tokens and as text."""
-
-    view: View
-    generation: Generation
-    text: str  # the whole
-    read: ParsedReply  # the text without thoughts, and what it calls
-    version: int  # of the policy at the request
-    frozen: bool = False  # by the engine's writer
-    picture_starts: tuple[int, ...] = ()  # where the pictures begin in the prompt's ids
-    picture_tokens: int = 0  # of the prompt's ids, those that stand for pictures
-
-    def turn(self, reply: Message | None = None, **followed: Any) -> Turn:  # noqa: ANN401  fields of a turn
-        """The turn of the view and the reply, with what followed."""
-        return Turn(
-            prompt_ids=self.view.ids,
-            output_ids=self.generation.token_ids,
-            logprobs=self.generation.logprobs,
-            policy_version=self.version,
-            frozen=self.frozen,
-            condensation=self.view.condensation,
-            context=self.view.context,
-            reply=reply or self.read.message,
-            media=self.view.media,
-            picture_starts=self.picture_starts,
-            picture_tokens=self.picture_tokens,
-            **followed,
-        )
-
-
 async def sample(
-    engine: Engine,
+    conversation: EpisodeState,
     view: View,
     *,
-    trajectory: str,
     seed: int,
     max_tokens: int,
-    stop_strings: tuple[str, ...],
+    stop_strings: tuple[str, ...] = (),
     request: Request | None = None,
-) -> Sampled:
+) -> SampledReply:
     """Sample one reply.
 
     Args:
-        trajectory: name of the trajectory that the reply belongs to, see ``SamplingParams``.
         seed: of the reply's random stream.
         stop_strings: end the reply, in addition to the stop ids of the renderer.
         request: of a condenser, with whose instruction the view ends; None: a reply is due.
     """
+    engine = conversation.engine
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=engine.temperature,
         seed=seed,
         stop_ids=engine.renderer.stop_ids,
         stop_strings=stop_strings,
-        trajectory=trajectory,
+        trajectory=conversation.name,
         media=view.media,
     )
     who, seconds = "the sampler" if engine.expert is None else "the expert", engine.limits.turn_seconds
     async with Boundary(who, stop=StopReason.SAMPLER_ERROR, seconds=seconds, plugin=engine.expert):
-        sampled = await _sampled(engine, view, params, request)
-    if sampled.generation.finish is FinishReason.ABORT:
+        output = await _sampled(engine, view, params, request)
+    if output.finish is FinishReason.ABORT:
         raise EndEpisode(StopReason.ABORTED, "the sampler aborted the reply")
     pictures = engine.renderer.pictures
-    if pictures is not None and pictures.placeholder_id in sampled.generation.token_ids:
+    if pictures is not None and pictures.placeholder_id in output.token_ids:
         # later prompts would hold a placeholder without a picture, which no sampler or learner could place
         raise EndEpisode(StopReason.FORMAT, f"the policy sampled {pictures.placeholder}, the placeholder of a picture")
-    return sampled
+    return output
 
 
 async def generated(sampler: Sampler, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
@@ -115,33 +81,28 @@ def _checked(value: object, call: str, params: SamplingParams) -> Generation:
     return Generation(token_ids=ids, logprobs=tuple(min(each, 0.0) for each in logprobs), finish=finish)
 
 
-async def _sampled(engine: Engine, view: View, params: SamplingParams, request: Request | None) -> Sampled:
+async def _sampled(engine: Engine, view: View, params: SamplingParams, request: Request | None) -> SampledReply:
     writer = engine.writer if request is not None else None
     sampler = writer or engine.sampler
     version = sampler.version
     if engine.expert is not None:
-        generation = _written(engine.expert, engine.renderer, view, request, params.max_tokens)
+        made = _written(engine.expert, engine.renderer, view, request, params.max_tokens)
     elif isinstance(sampler, RepliesToMessages):
         if engine.toolbox.template_schemas:
             raise SamplerError(
                 "sampling from messages: the chat template is to show the tools, and the messages do not. Set "
                 "rollout.tools.format=tagged, which explains them in the system message."
             )
-        generation = _checked(await sampler.reply(view.context, params), "reply()", params)
+        made = _checked(await sampler.reply(view.context, params), "reply()", params)
     else:
-        generation = await _beyond_thoughts(engine.renderer, sampler, view, params)
-    text = engine.renderer.text(generation.token_ids)
-    pictures = engine.renderer.pictures
-    ids = tuple(view.ids) if view.media else ()
-    return Sampled(
-        view=view,
-        generation=generation,
-        text=text,
-        read=engine.renderer.parse(generation.token_ids, view.ids),
+        made = await _beyond_thoughts(engine.renderer, sampler, view, params)
+    return SampledReply(
+        token_ids=made.token_ids,
+        logprobs=made.logprobs,
+        finish=made.finish,
+        reply=engine.renderer.parse(made.token_ids, view.ids),
         version=version,
         frozen=writer is not None,
-        picture_starts=tuple(span.start for span in engine.renderer.picture_spans(ids, view.media)),
-        picture_tokens=0 if pictures is None else ids.count(pictures.placeholder_id),
     )
 
 

@@ -140,7 +140,7 @@ class Toolbox:
         system = pinned[first].followed_by(f"\n\n{instructions}" if pinned[first].text else instructions)
         return (*pinned[:first], system, *pinned[first + 1 :])
 
-    def exhausted(self, *, turns: int, turns_of_query: int) -> str | None:
+    def exhausted(self, turns: int, turns_of_query: int) -> str | None:
         """Which limit allows no more calls after so many replies that had some, in words; None: neither."""
         most, most_of_query = self._limits.max_turns, self._limits.max_turns_per_query
         if most is not None and turns >= most:
@@ -160,7 +160,10 @@ class Toolbox:
             reply: as it was parsed, or its text.
             history: of the episode before it, for the tools of its environment.
         """
-        attempts = self.calls_in(read_text(reply) if isinstance(reply, str) else reply)
+        return await self.run(self.calls_in(read_text(reply) if isinstance(reply, str) else reply), history)
+
+    async def run(self, attempts: Sequence[ToolCall | Malformed], history: History) -> ToolAnswers:
+        """Run the calls of a reply, and give the messages that follow it."""
         if not attempts:
             return NO_CALLS
         if len(attempts) == 1:  # needs no task

@@ -5,65 +5,46 @@ turn 5   condense   pinned u0 u1 u2 u3 u4 "sum up"  → S      turn 4 continued 
 turn 6   act        pinned [S] u4                   → reply   declared condensation
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
-from condensegrpo.core.condenser import Request, WriteSummary, WrittenSummary
+from condensegrpo.core.condenser import Request, WrittenSummary
 from condensegrpo.core.messages import History
 from condensegrpo.core.trajectory import StopReason
-from condensegrpo.episodes.boundary import Boundary, EndEpisode
-from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.prompt import AnsweredView, request_view
-from condensegrpo.episodes.sampling import Sampled, sample
-
-
-def texts_allowed(engine: Engine) -> int:
-    """How many texts the condenser may ask for in one call."""
-    with Boundary(f"the condenser {engine.condenser_name!r}", plugin=engine.condenser):
-        return engine.condenser.writes
+from condensegrpo.episodes.boundary import EndEpisode
+from condensegrpo.episodes.conversation import EpisodeState, WrittenText
+from condensegrpo.episodes.sampling import sample
+from condensegrpo.episodes.view import request_view
 
 
 class SummaryWriter:
     """Samples condense turns for one call of a condenser, and keeps the texts."""
 
-    def __init__(self, engine: Engine, max_texts: int, trajectory: str, seed: Callable[[], int]) -> None:
-        """``trajectory`` names the trajectory to samplers, ``seed`` returns a new seed at each call."""
-        self._engine = engine
-        self._trajectory = trajectory
-        self._seed = seed
-        self.max_texts = max_texts
-        self.attempts: list[Sampled] = []
-
-    def write_function(self, history: History, last: AnsweredView | None) -> WriteSummary | None:
-        """The function that the condenser may call; None if it never asks for text."""
-        return partial(self._write, history, last) if self.max_texts else None
+    def __init__(self, conversation: EpisodeState, history: History) -> None:
+        """``history``: that the condenser is given."""
+        self._conversation, self._history = conversation, history
+        self.texts: list[WrittenText] = []
 
     def check(self, rejected: Sequence[str]) -> None:
         """Check that at most one of the texts was not rejected."""
-        if len(self.attempts) - len(rejected) not in (0, 1):
+        if len(self.texts) - len(rejected) not in (0, 1):
             raise EndEpisode(
                 StopReason.ENVIRONMENT_ERROR,
-                f"the condenser {self._engine.condenser_name!r} asked for {len(self.attempts)} texts and rejected "
-                f"{len(rejected)}, wanted all rejected but the last, or all (Condensed.rejected)",
+                f"the condenser {self._conversation.engine.condenser_name!r} asked for {len(self.texts)} texts and "
+                f"rejected {len(rejected)}, wanted all rejected but the last, or all (Condensed.rejected)",
             )
 
-    async def _write(self, history: History, last: AnsweredView | None, request: Request) -> WrittenSummary:
+    async def write(self, request: Request) -> WrittenSummary:
         """Sample the text of a request."""
-        if len(self.attempts) == self.max_texts:
-            raise RuntimeError(f"it asks for more texts than the {self.max_texts} that its property writes allows")
-        view = request_view(self._engine, history, last, request)
-        room = self._engine.limits.max_output_tokens
-        sampled = await sample(
-            self._engine,
+        conversation, room = self._conversation, self._conversation.engine.limits.max_output_tokens
+        if len(self.texts) == conversation.texts:
+            raise RuntimeError(f"it asks for more texts than the {conversation.texts} that its property writes allows")
+        view = request_view(conversation.engine, self._history, conversation.last, request)
+        output = await sample(
+            conversation,
             view,
-            trajectory=self._trajectory,
-            seed=self._seed(),
+            seed=conversation.next_seed(),
             max_tokens=room if request.max_tokens is None else min(room, request.max_tokens),
-            stop_strings=(),  # stop strings of tool calls would end a summary that quotes a call
-            request=request,
+            request=request,  # and no stop strings of tool calls, which would end a summary that quotes a call
         )
-        self.attempts.append(sampled)
-        generation = sampled.generation
-        return WrittenSummary(
-            text=sampled.read.message.text, finish=generation.finish, tokens=len(generation.token_ids)
-        )
+        self.texts.append(WrittenText(view, output))
+        return WrittenSummary(text=output.reply.message.text, finish=output.finish, tokens=len(output.token_ids))

@@ -24,7 +24,7 @@ from annotated_types import Gt, Lt
 
 from condensegrpo.core.errors import DataError, DataMissing
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.episodes.toolformats import parsed_arguments, quoted
@@ -159,10 +159,10 @@ class Bfcl(SplitTask):
         return BfclEpisode(problem.data, self._documents, self.system)
 
 
-class BfclEpisode:
+class BfclEpisode(Environment):
     """One episode: the simulators of the policy, and those of the ground truth."""
 
-    stop_strings: Sequence[str] = ()  # one of ``AnswersCalls``, so that the calls of a reply are made in order
+    stop_strings: Sequence[str] = ()  # it answers calls itself, so that those of a reply are made in order
 
     def __init__(self, entry: Mapping[str, Any], documents: Documents, system: str) -> None:
         """No simulator is made before ``start``."""

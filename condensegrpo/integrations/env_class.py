@@ -21,7 +21,7 @@ from condensegrpo.core.errors import PluginError
 from condensegrpo.core.failures import at_definition
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.plugins import load_object
-from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.episodes.toolcalls import as_text, tool_schema
@@ -50,7 +50,7 @@ class EnvClass(ResetRows):
         return ClassEpisode(self, problem.data)
 
 
-class ClassEpisode:
+class ClassEpisode(Environment):
     """One episode: an object of the class, whose synchronous methods run in a thread of the episode."""
 
     def __init__(self, task: EnvClass, row: Mapping[str, Any]) -> None:

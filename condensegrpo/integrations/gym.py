@@ -23,7 +23,7 @@ from annotated_types import Ge, Le
 from condensegrpo.core.messages import MediaPart, Message
 from condensegrpo.core.packages import check_installed
 from condensegrpo.core.plugins import load_object
-from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.integrations.episode_thread import EpisodeThread
 from condensegrpo.tasks.answers import pinned_messages
@@ -73,7 +73,7 @@ class Gym:
         return Problem(id=f"{split}-{seed}", question=question, data={"seed": seed, "arguments": arguments})
 
 
-class GymEpisode:
+class GymEpisode(Environment):
     """One episode, in a thread of its own."""
 
     def __init__(self, make: Callable[[], Any], *, seed: int, outcome: Literal["sum", "last"], system: str) -> None:

@@ -172,7 +172,7 @@ class ServerPool:
         await asyncio.shield(task)
 
 
-class McpEpisode:
+class McpEpisode(Environment):
     """One question of the task ``jsonl``, with the tools of the servers."""
 
     def __init__(self, questions: Environment, pool: ServerPool, *, shared: bool) -> None:

@@ -21,7 +21,7 @@ from annotated_types import Ge, Gt, Le
 
 from condensegrpo.core.errors import DataError, EnvironmentLost
 from condensegrpo.core.messages import History, MediaPart, Message
-from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.episodes.toolcalls import shortened
@@ -145,7 +145,7 @@ class OpenEnv(ResetRows):
         return pool
 
 
-class OpenEnvEpisode:
+class OpenEnvEpisode(Environment):
     """One episode: a session with a server."""
 
     def __init__(self, task: OpenEnv, arguments: Json, pool: SessionPool) -> None:

@@ -32,7 +32,7 @@ from condensegrpo.core.condenser import Request
 from condensegrpo.core.errors import ConfigError, DataError, DataMissing
 from condensegrpo.core.messages import Message
 from condensegrpo.core.packages import check_installed
-from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.integrations.episode_thread import EpisodeThread
 from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, SYSTEM, action_in
@@ -268,7 +268,7 @@ class TextWorld:
         return files if split == "train" else others
 
 
-class TextWorldEpisode:
+class TextWorldEpisode(Environment):
     """One game, played in a thread of its own."""
 
     def __init__(self, task: TextWorld, file: str) -> None:

@@ -23,7 +23,7 @@ from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import EnvironmentLost, PluginError
 from condensegrpo.core.messages import History, Message, bare, without_meter
 from condensegrpo.core.packages import check_installed
-from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.episodes.toolformats import JSON_FORMATS
@@ -94,7 +94,7 @@ class Verifiers(SplitTask):
         ]
 
 
-class TasksetEpisode:
+class TasksetEpisode(Environment):
     """One task of a taskset."""
 
     def __init__(self, pool: ServerPool, problem: Problem, tool_format: str) -> None:

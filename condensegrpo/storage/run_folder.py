@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Self
 
 from condensegrpo.core.errors import DataError, RunError
+from condensegrpo.core.protocols.tracker import Tracker
 from condensegrpo.storage.codec import decode, dump_line
 from condensegrpo.storage.files import (
     REPLACED,
@@ -217,7 +218,7 @@ def _runs_in(folder: Path) -> list[str]:
     return sorted(entry.name for entry in entries if (entry / "config.yaml").is_file())
 
 
-class JsonlTracker:
+class JsonlTracker(Tracker):
     """Appends ``{"step": …, name: value, …}`` to a file, one line a call, handed to the system at once."""
 
     def __init__(self, path: Path | str) -> None:
@@ -226,9 +227,6 @@ class JsonlTracker:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step."""
         append_line(self._path, dump_line({"step": step, **metrics}))
-
-    def close(self) -> None:
-        """Nothing is held between calls."""
 
 
 def read_metrics(path: Path) -> tuple[dict[str, float], ...]:

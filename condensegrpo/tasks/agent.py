@@ -26,7 +26,7 @@ from pydantic import BeforeValidator
 
 from condensegrpo.core.failures import at_definition
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.trajectory import FinishReason
@@ -130,7 +130,7 @@ class Agent(SplitTask):
 
 
 @dataclass(kw_only=True, eq=False)
-class AgentEpisode:
+class AgentEpisode(Environment):
     """One run of the agent; its requests are answered one after another."""
 
     task: Agent

@@ -75,7 +75,7 @@ FOLLOW_UPS = "follow_ups"  # column of what the user asks after the first answer
 
 
 @dataclass(slots=True, kw_only=True)
-class AnswerEnvironment:
+class AnswerEnvironment(Environment):
     """One question. Replies that call tools do not come here.
 
     Any other reply ends the episode, with or without an answer, unless a follow-up question is left after an answer, or

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from annotated_types import Ge
 
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 
@@ -45,7 +45,7 @@ class Guess:
 
 
 @dataclass(slots=True, kw_only=True)
-class GuessEnvironment:
+class GuessEnvironment(Environment):
     """Says to each guess whether the number is higher or lower."""
 
     question: str

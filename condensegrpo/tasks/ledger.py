@@ -31,7 +31,7 @@ from annotated_types import Ge, Le
 
 from condensegrpo.core.condenser import Request
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.tasks.drawn import DrawnProblems, Tags, ends_with_request, is_eval_content
 
@@ -126,7 +126,7 @@ class Ledger:
 
 
 @dataclass(slots=True, kw_only=True)
-class LedgerEnvironment:
+class LedgerEnvironment(Environment):
     """One episode: an operation for every note, then the answer is due. Reads words, whatever the whitespace."""
 
     question: str

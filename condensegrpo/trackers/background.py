@@ -9,8 +9,9 @@ from functools import partial
 from queue import SimpleQueue
 
 from condensegrpo.core.credentials import redacted
+from condensegrpo.core.defaults import overrides, with_defaults
 from condensegrpo.core.failures import message_of
-from condensegrpo.core.protocols.tracker import LogsTables, RunStart, StartedRun, StartsRun, Table, Tracker
+from condensegrpo.core.protocols.tracker import RunStart, StartedRun, Table, Tracker
 from condensegrpo.core.threads import DaemonThread
 from condensegrpo.core.wording import plural
 
@@ -23,7 +24,7 @@ class BackgroundTracker:
 
     def __init__(self, name: str, tracker: Tracker, *, capacity: int = CAPACITY) -> None:
         """Start the thread of a tracker, named as in the configuration."""
-        self._name, self._tracker = name, tracker
+        self._name, self._tracker = name, with_defaults(tracker, Tracker)
         self._messages: SimpleQueue[str] = SimpleQueue()
         self._refused = False  # its run could not be opened: nothing else is tried
         self._failed = 0  # calls, counted in the tracker's thread
@@ -38,18 +39,17 @@ class BackgroundTracker:
         Args:
             remember: keeps the identity; called in the tracker's thread.
         """
-        tracker = self._tracker
-        if not isinstance(tracker, StartsRun):
-            return
 
         def call() -> None:
             self._refused = True
-            started = tracker.start(run)
+            started = self._tracker.start(run)
             self._refused = False
-            self._messages.put(f"tracker {self._name}: {redacted(started.location)}")
-            remember(started)
+            if started is not None:
+                self._messages.put(f"tracker {self._name}: {redacted(started.location)}")
+                remember(started)
 
-        self._put(call)
+        if overrides(self._tracker, Tracker.start):
+            self._put(call)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step."""
@@ -58,9 +58,8 @@ class BackgroundTracker:
 
     def log_table(self, step: int, name: str, make: Callable[[], Table]) -> None:
         """Record a table, which is made in the tracker's thread."""
-        tracker = self._tracker
-        if isinstance(tracker, LogsTables):
-            self._put(lambda: tracker.log_table(step, name, make()))
+        if overrides(self._tracker, Tracker.log_table):
+            self._put(lambda: self._tracker.log_table(step, name, make()))
 
     def messages(self) -> list[str]:
         """What happened since the last call, for the log."""

@@ -16,14 +16,14 @@ from typing import Any, Literal
 
 from condensegrpo.core.credentials import has_credentials
 from condensegrpo.core.packages import check_installed
-from condensegrpo.core.protocols.tracker import RunStart, StartedRun, Table, markdown
+from condensegrpo.core.protocols.tracker import RunStart, StartedRun, Table, Tracker, markdown
 
 PARAMETERS = 100  # in one request
 PARAMETER_CHARACTERS = 500  # of a value, the limit of servers before MLflow 2.10
 DATABASES = ("sqlite:", "postgresql", "mysql", "mssql")  # stores that need the whole of MLflow
 
 
-class MlflowTracker:
+class MlflowTracker(Tracker):
     """Logs to MLflow: a server, or the local store that MLflow chooses (``MLFLOW_TRACKING_URI``)."""
 
     def __init__(self, experiment: str = "condensegrpo", tracking_uri: str | None = None) -> None:
@@ -96,7 +96,7 @@ def _name(name: str) -> str:
     return re.sub(r"[^\w./ :-]", "_", name)
 
 
-class TensorboardTracker:
+class TensorboardTracker(Tracker):
     """Writes TensorBoard event files: ``tensorboard --logdir FOLDER`` shows them."""
 
     def __init__(self, folder: str | None = None) -> None:
@@ -135,7 +135,7 @@ class TensorboardTracker:
             self._writer.close()
 
 
-class TrackioTracker:
+class TrackioTracker(Tracker):
     """Logs to Trackio: ``trackio show --project condensegrpo`` shows its local store (``TRACKIO_DIR``)."""
 
     def __init__(self, project: str = "condensegrpo", space: str | None = None) -> None:
@@ -182,7 +182,7 @@ class TrackioTracker:
                 self._trackio.finish()
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """Sends metrics to Weights & Biases, or keeps them in the run's folder (``mode: offline``, then ``wandb sync``)."""
 
     def __init__(

@@ -24,7 +24,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from condensegrpo.core.messages import History, Message, Unit
-from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Demonstration, Problem, Split
 from condensegrpo.studies.tasks.drawn import drawn_problems
 from condensegrpo.tasks.drawn import Tags
@@ -162,7 +162,7 @@ class FactsTask:
 
 
 @dataclass(slots=True, kw_only=True)
-class FactsEnvironment:
+class FactsEnvironment(Environment):
     """One episode: pages as they are asked for, then the answer. Reads words, whatever the whitespace."""
 
     question: str

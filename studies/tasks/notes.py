@@ -26,7 +26,7 @@ from annotated_types import Ge, Le
 
 from condensegrpo.core.condenser import Request
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.studies.tasks.drawn import drawn_problems
 from condensegrpo.tasks.answers import read_answer
@@ -129,7 +129,7 @@ class Notes:
 
 
 @dataclass(slots=True, kw_only=True)
-class NotesEnvironment:
+class NotesEnvironment(Environment):
     """One episode: a message after every reply, and the end after the reply to the question."""
 
     pinned: tuple[Message, ...]

@@ -28,7 +28,7 @@ from annotated_types import Ge, Le
 
 from condensegrpo.core.condenser import Request
 from condensegrpo.core.messages import MediaPart, Message
-from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.studies.tasks.drawn import drawn_problems
 
@@ -187,7 +187,7 @@ class Desktop:
 
 
 @dataclass(slots=True, kw_only=True)
-class ScreensEnvironment:
+class ScreensEnvironment(Environment):
     """One episode: a picture after every action."""
 
     desktop: Desktop

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
 from condensegrpo.core.messages import History, Message
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.trajectory import FinishReason
 
 
@@ -33,52 +33,47 @@ class Step:
     rewritten: RewrittenHistory | None = None  # None: the history goes on with the reply and the observations
 
 
-class Environment(Protocol):
+class Environment:
     """One episode of one problem; used once. Replies that call tools go to the tools, all others come here.
 
     A method without ``async`` is called in a thread. In one with ``async``, code that blocks the event loop
     (``time.sleep``, a synchronous request) blocks every episode: put it into ``asyncio.to_thread``.
     """
 
-    async def start(self) -> tuple[Message, ...]:
-        """The pinned messages of the history: system message and question."""
-
     async def step(self, reply: Message) -> Step:
         """What follows from a reply that called no tool."""
+        raise NotImplementedError
 
-
-@runtime_checkable
-class AnswersCalls(Protocol):
-    """An environment that answers tool calls itself, such as an agent with tools of its own.
-
-    ``step`` is given every reply, with the calls that could be read in ``tool_calls``. Observations of role ``tool``
-    name the call in ``tool_call_id``; they are shown in the tool format, shortened and counted like results of tools.
-    """
+    async def start(self) -> tuple[Message, ...]:
+        """The pinned messages of the history: system message and question; by default the question of the problem."""
+        return ()
 
     @property
-    def stop_strings(self) -> Sequence[str]:
-        """What ends the next reply, beside the stop strings of the tool format."""
+    def stop_strings(self) -> Sequence[str] | None:
+        """Only of an environment that answers tool calls itself: what ends the next reply, beside the tool format's.
 
+        ``step`` is then given every reply, with the calls that could be read in ``tool_calls``. Observations of role
+        ``tool`` name the call in ``tool_call_id``; they are shown, shortened and counted like results of tools.
+        """
+        return None
 
-@runtime_checkable
-class ReadsHistory(Protocol):
-    """An environment that judges the whole conversation: replies whose calls the tools answered do not come to it."""
+    def tools(self) -> Sequence[EnvironmentTool]:
+        """Tools of the episode, which may keep a state, by names that no tool of the run has.
+
+        They are read after ``start`` and with a rewritten history.
+        """
+        return ()
 
     def read_history(self, history: History) -> None:
-        """The history before the reply that ``step`` is given next; condensers leave its units as they were."""
+        """The history before the reply that ``step`` is given next, with the replies whose calls tools answered.
 
-
-@runtime_checkable
-class ReadsFinish(Protocol):
-    """An environment that passes replies on to someone who has to know whether each is whole."""
+        Condensers leave its units as they were.
+        """
 
     def read_finish(self, finish: FinishReason) -> None:
         """Why the reply ended that ``step`` is given next. By default one that was cut off ends the episode instead."""
 
-
-@runtime_checkable
-class ClosableEnvironment(Protocol):
-    """An environment that holds something: a process, a file, a connection."""
-
     async def close(self) -> None:
-        """Free it. Called once, however the episode ended: after ``start`` raised and when it was cancelled too."""
+        """Free what it holds: a process, a file, a connection. Called once, however the episode ended: after ``start``
+        raised and when it was cancelled too.
+        """

@@ -1,8 +1,8 @@
 """Tools: what a reply may call. Standard library only."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from condensegrpo.core.messages import History, MediaPart
 
@@ -23,7 +23,7 @@ class ToolResult:
 
 
 async def _answered_in_step(arguments: Mapping[str, Any], history: History) -> ToolResult | str:
-    raise RuntimeError("the tool has no call, and its environment is none of AnswersCalls")
+    raise RuntimeError("the tool has no call, and its environment does not answer calls itself")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class EnvironmentTool:
     name: str
     description: str
     parameters: Mapping[str, Any]  # JSON schema of the arguments: {"type": "object", "properties": …, "required": […]}
-    # arguments; the history before the reply. Not called where the environment is one of ``AnswersCalls``
+    # arguments; the history before the reply. Not called where the environment answers calls itself
     call: Callable[[Mapping[str, Any], History], Awaitable[ToolResult | str]] = _answered_in_step
 
     def __post_init__(self) -> None:  # chat templates loop over these keys
@@ -48,17 +48,3 @@ class EnvironmentTool:
         """As chat templates and tool formats show it."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
-
-
-@runtime_checkable
-class OffersTools(Protocol):
-    """An environment with tools of its own, which may keep a state, or a condenser whose view the policy decides.
-
-    The tools of a condenser are offered in every episode of a run and keep nothing: they accept a call, or refuse it by
-    an answer that starts with ``Error:``, and the condenser reads the accepted calls from the history.
-    """
-
-    def tools(self) -> Sequence[EnvironmentTool]:
-        """The tools, by names that no tool of the run has. Those of an environment are read after ``start`` and with a
-        rewritten history.
-        """

@@ -1,18 +1,8 @@
-"""Trackers: where the metrics of a run go, and what else a tracker may take. Standard library only.
-
-Only ``log`` and ``close`` are needed. ``start`` and ``log_table`` are optional, one for each job:
-
-    StartsRun      the configuration at the start; the run in the tracker continues when the run is resumed
-    LogsTables     a sample of the trajectories of each evaluation
-
-All methods of a tracker are called in one thread, which is not the one that trains. What they raise is counted and
-shown once; training goes on.
-"""
+"""Trackers: where the metrics of a run go, and what else a tracker may take. Standard library only."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 Cell = str | int | float | None  # None: not known
 
@@ -45,16 +35,6 @@ def _text(cell: Cell) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("\n", "<br>")
 
 
-class Tracker(Protocol):
-    """Where metrics go."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of one step."""
-
-    def close(self) -> None:
-        """Flush and free."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
     """What a tracker learns of a run that starts or is resumed."""
@@ -74,17 +54,23 @@ class StartedRun:
     location: str  # an address or folder, for the log
 
 
-@runtime_checkable
-class StartsRun(Protocol):
-    """A tracker that opens a run before the first metrics."""
+class Tracker:
+    """Where metrics go.
 
-    def start(self, run: RunStart) -> StartedRun:
-        """Open the tracker's run, or continue the one with ``run.identity``."""
+    All methods are called in one thread, which is not the one that trains. What they raise is counted and shown once;
+    training goes on.
+    """
 
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of one step."""
+        raise NotImplementedError
 
-@runtime_checkable
-class LogsTables(Protocol):
-    """A tracker that keeps tables."""
+    def start(self, run: RunStart) -> StartedRun | None:
+        """Open the tracker's run before the first metrics, or continue the one with ``run.identity``."""
+        return None
 
     def log_table(self, step: int, name: str, table: Table) -> None:
-        """Record a table, such as ``trajectories/held-out``."""
+        """Record a table, such as ``trajectories/held-out``: a sample of the trajectories of an evaluation."""
+
+    def close(self) -> None:
+        """Flush and free."""
