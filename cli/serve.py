@@ -1,4 +1,4 @@
-"""``condensegrpo serve`` and ``proxy``: a vLLM server, and an OpenAI-compatible endpoint that condenses for agents."""
+"""``condensegrpo serve`` and ``proxy``: a vLLM server, and an endpoint that condenses for agents."""
 
 import asyncio
 import os
@@ -135,8 +135,9 @@ def proxy(
 ) -> None:
     """Condense the conversations of agents that run as they are, before any served model, and record them.
 
-    Agents get its URL and token as OPENAI_BASE_URL and OPENAI_API_KEY. The token is read from CONDENSEGRPO_PROXY_KEY,
-    or created and printed once. Ctrl-C ends all sessions and writes them.
+    It speaks the APIs of OpenAI (chat completions, Responses) and Anthropic (Messages), and prints the variables with
+    its URL and token that agents read. The token is read from CONDENSEGRPO_PROXY_KEY, or created and printed once.
+    Ctrl-C ends all sessions and writes them.
 
     Example: condensegrpo proxy Qwen/Qwen3-8B --upstream http://localhost:8000/v1 --condenser "last_k keep_last=3"
     """
@@ -263,7 +264,9 @@ async def _serve(served: "Proxy", host: str, port: int, condensing: str) -> None
     try:
         async with served.serving(host, port) as listening:
             token = f"${KEY}" if os.environ.get(KEY) else served.token
-            typer.echo(f"export OPENAI_BASE_URL={base_url(host, listening)}/v1 OPENAI_API_KEY={token}", err=True)
+            url = base_url(host, listening)
+            typer.echo(f"export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={token}", err=True)
+            typer.echo(f"export ANTHROPIC_BASE_URL={url} ANTHROPIC_API_KEY={token}", err=True)
             typer.echo(f"{condensing}\nCtrl-C ends the sessions and writes them", err=True)
             await stopping.wait()
             typer.echo("awaiting the replies under way; press Ctrl-C again to quit now", err=True)

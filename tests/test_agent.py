@@ -35,7 +35,7 @@ from condensegrpo.episodes.episode import run_episode
 from condensegrpo.sandbox.calls import SandboxLimits
 from condensegrpo.storage.run_folder import read_metrics
 from condensegrpo.tasks.agent import LIMITS, Agent, run_program
-from condensegrpo.tasks.agent_endpoint import AgentEndpoint
+from condensegrpo.tasks.agent_endpoint import CHAT, AgentEndpoint
 from condensegrpo.tasks.agent_request import RequestRefused, read_request
 
 UP = {
@@ -500,7 +500,7 @@ def test_replies_stream_and_end_before_a_stop_string(tmp_path: Path) -> None:
 def test_what_cannot_be_trained_is_refused_with_its_name(fields: dict[str, Any], param: str) -> None:
     async def refused() -> str | None:
         with pytest.raises(RequestRefused) as error:
-            read_request(json.dumps({"messages": [user("go")], **fields}))
+            read_request(json.dumps({"messages": [user("go")], **fields}), CHAT)
         return error.value.param
 
     assert asyncio.run(refused()) == param
@@ -512,7 +512,8 @@ def test_a_tool_whose_arguments_are_null_has_none() -> None:
     tools = [{"function": {"name": "up", "parameters": nothing}}]
 
     async def read() -> list[object]:
-        return [tool.parameters for tool in read_request(json.dumps({"messages": [user("go")], "tools": tools})).tools]
+        read = read_request(json.dumps({"messages": [user("go")], "tools": tools}), CHAT)
+        return [tool.parameters for tool in read.tools]
 
     assert asyncio.run(read()) == [{"type": "object"}]
 

@@ -511,14 +511,17 @@ def test_a_route_that_is_not_there_is_refused_with_those_that_are() -> None:
     async def scenario() -> list[tuple[int, str]]:
         answers = []
         async with proxied(agent(numbered())) as (url, _), ClientSession() as client:
-            for path in ("/responses", "/chat/completions"):
+            for path in ("/completions", "/chat/completions"):
                 async with client.get(f"{url}{path}") as answer:
                     answers.append((answer.status, (await answer.json())["error"]["message"]))
         return answers
 
-    routes = "only POST /v1/chat/completions and GET /v1/models"
+    routes = (
+        "only POST /v1/chat/completions, POST /v1/messages, POST /v1/responses, POST /v1/messages/count_tokens "
+        "and GET /v1/models"
+    )
     assert asyncio.run(scenario()) == [
-        (404, f"there is no GET /v1/responses here, {routes}"),
+        (404, f"there is no GET /v1/completions here, {routes}"),
         (405, f"there is no GET /v1/chat/completions here, {routes}"),
     ]
 

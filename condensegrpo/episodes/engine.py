@@ -8,6 +8,7 @@ from typing import Self
 
 from condensegrpo.core.condenser import Condenser, UnitScorer
 from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.sampler import LogprobSampler, Sampler
 from condensegrpo.core.protocols.task import Expert, Problem
 from condensegrpo.core.protocols.tool import EnvironmentTool
@@ -104,3 +105,8 @@ class Engine:
             return self
         toolbox = self.toolbox.with_tools(tools)
         return replace(self, toolbox=toolbox, renderer=self.renderer.with_tools(toolbox.template_schemas))
+
+    def tokens_of(self, messages: Sequence[Message], tools: Sequence[EnvironmentTool]) -> int:
+        """The tokens of a prompt of messages in which an environment offers tools."""
+        offering = self.offering(tools)
+        return offering.renderer.count(offering.toolbox.introduced(messages))

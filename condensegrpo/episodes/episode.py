@@ -120,6 +120,7 @@ async def _start(problem: Problem, environment: Callable[[Problem], Environment]
     async with Boundary("starting the environment", seconds=engine.limits.turn_seconds, plugin=environment):
         given = environment(problem)
         conversation.environment = with_defaults(given, Environment)  # closed even if it has no start() or step()
+        conversation.environment.count_with(engine.tokens_of)
         pinned = engine.renderer.store_media(await first_messages(given, problem))
     engine = conversation.engine = _offering(engine, conversation.environment)
     conversation.history = History(pinned=engine.toolbox.introduced(pinned))

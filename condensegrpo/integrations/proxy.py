@@ -1,6 +1,6 @@
 """The endpoint of ``condensegrpo proxy``: agents that run elsewhere, each session an episode of the task ``agent``.
 
-    agent ── POST /v1/chat/completions ──▶ Proxy ── its session ──▶ inbox of the episode ──▶ engine ──▶ upstream
+    agent ── POST, see DIALECTS ──▶ Proxy ── its session ──▶ inbox of the episode ──▶ engine ──▶ upstream
           ◀─────────────────────────────────────── what the episode replies ◀───────────────────────────
 
 The program of such an episode is the remote agent: it lasts until no request has come for a while. Requests belong to
@@ -19,7 +19,7 @@ from itertools import count
 
 from aiohttp import web
 
-from condensegrpo.core.credentials import REMOVED, redacted
+from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.core.messages import Message, encodable
 from condensegrpo.core.protocols.task import Problem
@@ -30,16 +30,19 @@ from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.group import problem_draw, stream_seed
 from condensegrpo.sandbox.calls import SandboxLimits
 from condensegrpo.tasks.agent import Agent
+from condensegrpo.tasks.agent_conversation import plain_messages
 from condensegrpo.tasks.agent_endpoint import (
     MAX_BYTES,
+    MESSAGES,
     AgentEndpoint,
     Inbox,
-    answer,
+    api_keys,
     chat_runner,
     close_server,
+    hidden,
     read_body,
 )
-from condensegrpo.tasks.agent_request import ChatReply, ChatRequest, RequestRefused, read_request
+from condensegrpo.tasks.agent_request import ChatReply, ChatRequest, Dialect, Earlier, RequestRefused, read_request
 
 HEADER = "X-Session-Id"
 ENDLESS = SandboxLimits(seconds=1e9)  # of an agent: only its session ends it
@@ -108,13 +111,16 @@ class Proxy:
     _open: dict[_Session, "asyncio.Task[Trajectory]"] = field(default_factory=dict, init=False)
     _numbers: Iterator[int] = field(default_factory=count, init=False)
     _stopping: bool = field(default=False, init=False)
+    _earlier: Earlier = field(default_factory=dict, init=False, repr=False)
 
     @asynccontextmanager
     async def serving(self, host: str, port: int) -> AsyncIterator[int]:
         """Serve in a block, which gets the port (0: any); at its end sessions end, after their replies under way."""
         with ExitStack() as opened:
             listening = await _listening(host, port, opened)
-            runner = await chat_runner(self._complete, "proxy", self._session_name, max_bytes=self.max_bytes)
+            runner = await chat_runner(
+                self._complete, self._count, "proxy", self._session_name, max_bytes=self.max_bytes
+            )
             try:
                 for each in listening:
                     await web.SockSite(runner, each).start()
@@ -129,24 +135,30 @@ class Proxy:
             finally:
                 await runner.cleanup()
 
-    async def _complete(self, http: web.Request) -> web.StreamResponse:
+    async def _complete(self, http: web.Request, dialect: Dialect) -> tuple[ChatRequest, ChatReply]:
         name = self._session_name(http)
-        body = (await read_body(http)).replace(self.token, REMOVED)
-        messages = read_request(body).messages
+        body = hidden(await read_body(http), self.token)
+        request = read_request(body, dialect, self._earlier)
         if len(body) > LARGE:
-            await asyncio.to_thread(self._tokenise, messages)
-        session = self._session(name, messages)
+            await asyncio.to_thread(self._tokenise, request.messages)
+        session = self._session(name, request.messages)
         session.waiting += 1
         if session.timer is not None:
             session.timer.cancel()
         try:
-            request, reply = await self._reply(session, http, body)
-            session.newest, session.reply = messages, reply.message
-            return await answer(http, request, reply)
+            reply = await self._reply(session, request)
+            session.newest, session.reply = request.messages, reply.message
+            return request, reply
         finally:
             session.waiting -= 1
             if not session.waiting:
                 session.timer = asyncio.get_running_loop().call_later(self.idle_seconds, session.ended.set)
+
+    async def _count(self, http: web.Request) -> int:
+        self._session_name(http)  # refuses a wrong key
+        request = read_request(await read_body(http), MESSAGES)
+        messages = plain_messages(request.messages, self.tool_format)
+        return await asyncio.to_thread(self.engine.tokens_of, messages, request.tools)
 
     def _tokenise(self, messages: Sequence[Message]) -> None:
         """Tokenise messages, so that the renderer remembers their ids when the episode needs them on the event loop."""
@@ -154,13 +166,15 @@ class Proxy:
             for message in messages:
                 self.engine.renderer.count([message])
 
-    async def _reply(self, session: _Session, http: web.Request, body: str) -> tuple[ChatRequest, ChatReply]:
+    async def _reply(self, session: _Session, request: ChatRequest) -> ChatReply:
         """What the episode of a session replies; RequestRefused with the reason if it has ended."""
         played = self._open[session]
         await asyncio.wait((session.inbox, played), return_when=asyncio.FIRST_COMPLETED)
         if session.inbox.done():
             try:
-                return await session.inbox.result().reply_to(http, body)
+                inbox = session.inbox.result()
+                with inbox.admitted():
+                    return await inbox.reply_to(request)
             except RequestRefused as refused:
                 if refused.status != OVER:
                     raise
@@ -171,11 +185,11 @@ class Proxy:
 
     def _session_name(self, request: web.Request) -> str:
         """The name of a request's session, empty if it gives none; RequestRefused without the token."""
-        key = encodable(request.headers.get("Authorization", "").removeprefix("Bearer "))
-        token, name = key[: len(self.token)], key[len(self.token) :]
-        if not secrets.compare_digest(token.encode(), self.token.encode()) or name[:1] not in ("", ":"):
-            raise RequestRefused("the key is not the token of this proxy, alone or as TOKEN:SESSION", status=401)
-        return encodable(request.headers.get(HEADER, name[1:])[:200])
+        for key in map(encodable, api_keys(request)):
+            token, name = key[: len(self.token)], key[len(self.token) :]
+            if secrets.compare_digest(token.encode(), self.token.encode()) and name[:1] in ("", ":"):
+                return encodable(request.headers.get(HEADER, name[1:])[:200])
+        raise RequestRefused("the key is not the token of this proxy, alone or as TOKEN:SESSION", status=401)
 
     def _session(self, name: str, messages: tuple[Message, ...]) -> _Session:
         """The open session of a request, or a new one."""

@@ -1,4 +1,4 @@
-"""The task ``agent``: an episode is a program or a function that calls the policy as an OpenAI model.
+"""The task ``agent``: an episode is a program or a function that calls the policy as a model of OpenAI or Anthropic.
 
     rows of a data set ─▶ Problem ─▶ agent with a URL and key of its own ── its requests ─▶ turns of one trajectory
                                       └── its answer, its exit status, or a command that judges ─▶ answer, outcome
@@ -33,8 +33,8 @@ from condensegrpo.core.trajectory import FinishReason
 from condensegrpo.episodes.boundary import Boundary, called
 from condensegrpo.sandbox import folders
 from condensegrpo.sandbox.calls import SandboxLimits
-from condensegrpo.tasks.agent_conversation import Conversation
-from condensegrpo.tasks.agent_endpoint import AgentEndpoint, Inbox
+from condensegrpo.tasks.agent_conversation import Conversation, plain_messages
+from condensegrpo.tasks.agent_endpoint import AgentEndpoint, Count, Inbox
 from condensegrpo.tasks.agent_request import ChatReply, ChatRequest
 from condensegrpo.tasks.answers import SHARE, SplitTask
 from condensegrpo.tasks.jsonl import Jsonl
@@ -141,19 +141,26 @@ class AgentEpisode(Environment):
     _running: "asyncio.Task[Step] | None" = field(default=None, init=False)
     _request: ChatRequest | None = field(default=None, init=False)  # that waits for the next reply
     _finish: FinishReason = field(default=FinishReason.STOP, init=False)  # of the next reply
+    _count: Count | None = field(default=None, init=False)  # of the tokens of a prompt
+
+    def count_with(self, count: Count) -> None:
+        """Take up how the tokens of a prompt are counted, for agents that ask."""
+        self._count = count
 
     async def start(self) -> tuple[Message, ...]:
         """The messages of the first request."""
         self._conversation = Conversation(self.task.tool_format)
         self._inbox = await AgentEndpoint.opened(self.task.requests)
+        if (count := self._count) is not None:
+            form = self.task.tool_format
+            self._inbox.count = lambda messages, tools: count(plain_messages(messages, form), tools)
         self._running = asyncio.create_task(self._run(self._inbox))
         self._request = await self._next()
         if self._request is None:
             refused = f", the last that was refused: {self._inbox.refused}" if self._inbox.refused else ""
             result = self._running.result()
             raise RuntimeError(
-                f"the agent ended without a request to /v1/chat/completions that can be answered{refused} "
-                f"(answer {result.answer!r:.200})"
+                f"the agent ended without a request that can be answered{refused} (answer {result.answer!r:.200})"
             )
         return self._conversation.begin(self._request.messages)
 
@@ -176,7 +183,8 @@ class AgentEpisode(Environment):
         assert request is not None
         sent = self._conversation.send(request.messages, reply, stops=request.stop, calls=request.calls_tools)
         if not request.reply.done():  # else its client is gone
-            request.reply.set_result(ChatReply(message=sent, finish=self._finish))
+            stop = next((string for string in request.stop if string in reply.text), None)
+            request.reply.set_result(ChatReply(message=sent, finish=self._finish, stop=stop))
         self._request = await self._next()
         if self._request is None:
             assert self._running is not None
@@ -238,7 +246,7 @@ class AgentEpisode(Environment):
         log = folder.parent / "program"
         failure: ProgramFailed | None = None
         try:
-            status = await self._ran(command, log, {"OPENAI_BASE_URL": inbox.url, "OPENAI_API_KEY": inbox.key})
+            status = await self._ran(command, log, inbox.variables)
             if status:
                 failure = ProgramFailed(f"{command[0]!r} ended with status {status}")
         except ProgramFailed as error:

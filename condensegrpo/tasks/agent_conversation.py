@@ -49,7 +49,7 @@ class Conversation:
         number, text = len(self._replies), reply.text
         for stop in stops:
             text = text.partition(stop)[0]
-        sent = Message(role="assistant", content=text)
+        sent = Message(role="assistant", content=text, reasoning=reply.reasoning)
         if calls and reply.tool_calls:
             before = text
             if self._format is not None:
@@ -59,7 +59,7 @@ class Conversation:
                 replace(call, id=f"call_{number}_{index}", arguments=_unquoted(call.arguments))
                 for index, call in enumerate(reply.tool_calls)
             )
-            sent = Message(role="assistant", content=before.strip(), tool_calls=named)
+            sent = replace(sent, content=before.strip(), tool_calls=named)
             for call, sampled in zip(named, reply.tool_calls, strict=True):
                 self._by_call[call.id] = (number, sampled)
         self._replies.append(_Reply(sampled=reply, sent=sent))
@@ -148,6 +148,11 @@ class Conversation:
         known = (self._by_call.get(call.id, (0, call))[1].id for call in message.tool_calls)
         renamed = (replace(call, id=known_id) for call, known_id in zip(message.tool_calls, known, strict=True))
         return replace(message, content="\n".join((message.text, *calls)).strip(), tool_calls=tuple(renamed))
+
+
+def plain_messages(messages: Sequence[Message], tool_format: str) -> tuple[Message, ...]:
+    """Messages of an agent as a policy reads those that it did not sample."""
+    return Conversation(tool_format).begin(messages)
 
 
 def _digests(messages: Sequence[Message]) -> list[int]:

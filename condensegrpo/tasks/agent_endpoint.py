@@ -1,9 +1,9 @@
-"""The OpenAI-compatible endpoint of agents: one server for each event loop, one key for each episode.
+"""The endpoint of agents: one server for each event loop, one key for each episode, the APIs that agents speak.
 
-    agent ── POST /v1/chat/completions ──▶ AgentEndpoint ── ChatRequest ──▶ Inbox of the episode ──▶ environment
-          ◀── JSON, or server-sent events ──────────── ChatReply ◀──── ChatRequest.reply ◀─────
+    agent ── POST, see DIALECTS ──▶ AgentEndpoint ── ChatRequest ──▶ Inbox of the episode ──▶ environment
+          ◀── JSON, or server-sent events ──── ChatReply ◀──── ChatRequest.reply ◀─────
 
-What cannot be answered is refused in the form of OpenAI's errors; clients repeat a request only if others wait (429).
+What cannot be answered is refused in the form of its API's errors; clients repeat a request only if others wait (429).
 """
 
 import asyncio
@@ -15,21 +15,34 @@ import secrets
 import socket
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Self
 
 from aiohttp import web
 
 from condensegrpo.core.credentials import REMOVED, secret_values
-from condensegrpo.core.trajectory import FinishReason
-from condensegrpo.tasks.agent_request import ChatReply, ChatRequest, RequestRefused, read_request
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols.tool import EnvironmentTool
+from condensegrpo.tasks.agent_chat import ChatCompletions
+from condensegrpo.tasks.agent_messages import Messages
+from condensegrpo.tasks.agent_request import ChatReply, ChatRequest, Dialect, Earlier, RequestRefused, read_request
+from condensegrpo.tasks.agent_responses import Responses
 
 MODEL = "policy"
+CHAT, MESSAGES = ChatCompletions(), Messages()
+DIALECTS: tuple[Dialect, ...] = (CHAT, MESSAGES, Responses())
+COUNT_TOKENS = f"{MESSAGES.path}/count_tokens"
+ROUTES = ", ".join((*(f"POST {dialect.path}" for dialect in DIALECTS), f"POST {COUNT_TOKENS} and GET /v1/models"))
 MAX_BYTES = 8 << 20  # of a request
 SILENT_SECONDS = 10.0  # after which a connection is closed that makes no request, or sends no whole header
 SILENT_SHARE = 4  # a peer may have a fourth of the descriptors for connections that have made no request yet
+CREATED = "2026-01-01T00:00:00Z"  # a model's, which nobody asks for
 SAY_EVERY = 60.0  # seconds between two lines about connections that could not be accepted
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Completing = Callable[[web.Request, Dialect], Awaitable[tuple[ChatRequest, ChatReply]]]
+Count = Callable[[Sequence[Message], Sequence[EnvironmentTool]], int]
 MAX_OPEN = 32  # requests of one episode at a time
 _ENDPOINTS = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, "AgentEndpoint"]()
 
@@ -45,7 +58,8 @@ class Inbox:
         self._waiting = set[ChatRequest]()
         self._closed = False
         self.key = secrets.token_urlsafe(24)
-        self._secrets = (self.key, *secret_values(os.environ))
+        self._earlier: Earlier = {}
+        self.count: Count | None = None  # of tokens, as soon as the episode knows how
         self.refused = ""  # why the last request was refused
 
     @property
@@ -53,14 +67,22 @@ class Inbox:
         """The base URL for clients."""
         return f"http://127.0.0.1:{self._endpoint.port}/v1"
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that clients of OpenAI and Anthropic read."""
+        return client_variables(self.url, self.key)
+
     def hidden(self, text: str) -> str:
         """A text without the key of the episode and the credentials among the environment variables."""
-        for secret in self._secrets:
-            text = text.replace(secret, REMOVED).replace(json.dumps(secret)[1:-1], REMOVED)
-        return text
+        return hidden(text, self.key)
 
-    async def reply_to(self, http: web.Request, body: str | None = None) -> tuple[ChatRequest, ChatReply]:
-        """A request and what the policy replies to it; ``body`` if it was read before."""
+    def read(self, body: str, dialect: Dialect) -> ChatRequest:
+        """The request of a body, without secrets."""
+        return read_request(self.hidden(body), dialect, self._earlier)
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """A block in which one more request is read and answered, if there may be one more."""
         self._left -= 1
         self._open += 1
         try:
@@ -68,20 +90,21 @@ class Inbox:
                 raise RequestRefused(f"the episode had its {self._limit} requests", status=403)
             if self._open > MAX_OPEN:
                 raise RequestRefused(f"{MAX_OPEN} requests of the episode wait already", status=429)
-            return await self._replied(read_request(self.hidden(await read_body(http) if body is None else body)))
+            yield
         except RequestRefused as refused:
             self.refused = str(refused)
             raise
         finally:
             self._open -= 1
 
-    async def _replied(self, request: ChatRequest) -> tuple[ChatRequest, ChatReply]:
+    async def reply_to(self, request: ChatRequest) -> ChatReply:
+        """What the policy replies."""
         if self._closed:  # while the request was read
             raise RequestRefused("the episode has ended", status=410)
         self._waiting.add(request)
         self._queue.put_nowait(request)
         try:
-            return request, await request.reply
+            return await request.reply
         finally:
             self._waiting.discard(request)
 
@@ -146,7 +169,7 @@ class AgentEndpoint:
         async with self._opening:
             if self._serving is not None:
                 return self
-            runner = await chat_runner(_complete, MODEL, _inbox_of)
+            runner = await chat_runner(_complete, _count, MODEL, _inbox_of)
             listening: socket.socket | None = None
             try:
                 listening = socket.create_server(("127.0.0.1", 0))
@@ -161,33 +184,72 @@ class AgentEndpoint:
 
 
 def _inbox_of(http: web.Request) -> Inbox:
-    return AgentEndpoint.inbox(http.headers.get("Authorization", "").partition("Bearer ")[2])
+    for key in api_keys(http):
+        with suppress(RequestRefused):
+            return AgentEndpoint.inbox(key)
+    return AgentEndpoint.inbox("")
 
 
-async def _complete(http: web.Request) -> web.StreamResponse:
-    return await answer(http, *await _inbox_of(http).reply_to(http))
+async def _complete(http: web.Request, dialect: Dialect) -> tuple[ChatRequest, ChatReply]:
+    inbox = _inbox_of(http)
+    with inbox.admitted():
+        request = inbox.read(await read_body(http), dialect)
+        return request, await inbox.reply_to(request)
 
 
-async def answer(http: web.Request, request: ChatRequest, reply: ChatReply) -> web.StreamResponse:
+async def _count(http: web.Request) -> int:
+    inbox = _inbox_of(http)
+    if inbox.count is None:
+        raise RequestRefused("the episode has not begun", status=503)
+    request = inbox.read(await read_body(http), MESSAGES)
+    return await asyncio.to_thread(inbox.count, request.messages, request.tools)
+
+
+def api_keys(http: web.Request) -> list[str]:
+    """The keys of a request: OpenAI's and Anthropic's clients send theirs in different headers, some send two."""
+    return [http.headers.get("Authorization", "").partition("Bearer ")[2], http.headers.get("x-api-key", "")]
+
+
+def client_variables(url: str, key: str) -> dict[str, str]:
+    """The environment variables from which clients of OpenAI and Anthropic read a base URL and a key."""
+    openai = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key}
+    return {**openai, "ANTHROPIC_BASE_URL": url.removesuffix("/v1"), "ANTHROPIC_API_KEY": key}
+
+
+def hidden(text: str, key: str) -> str:
+    """A text without a key and the credentials among the environment variables."""
+    for secret in (key, *secret_values(os.environ)):
+        text = text.replace(secret, REMOVED).replace(json.dumps(secret)[1:-1], REMOVED)
+    return text
+
+
+async def _answer(http: web.Request, complete: Completing, dialect: Dialect) -> web.StreamResponse:
     """A reply as JSON, or as server-sent events where the request wants a stream."""
-    completion = _completion(request, reply)
-    if not request.stream:
-        return web.json_response(completion)
+    request, reply = await complete(http, dialect)
+    whole = dialect.written(request, reply)
+    if not request.streams:
+        return web.json_response(whole)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(http)
-    for event in _events(completion, usage=request.stream_usage):
-        await response.write(f"data: {event}\n\n".encode())
+    for event in dialect.events(request, whole):
+        await response.write(event.encode())
     await response.write_eof()
     return response
 
 
 async def chat_runner(
-    complete: Handler, model: str, check_key: Callable[[web.Request], object], *, max_bytes: int = MAX_BYTES
+    complete: Completing,
+    count: Callable[[web.Request], Awaitable[int]],
+    model: str,
+    check_key: Callable[[web.Request], object],
+    *,
+    max_bytes: int = MAX_BYTES,
 ) -> web.AppRunner:
-    """A server of OpenAI's two routes that clients of chat models call, set up and not listening yet.
+    """A server of the routes that clients of chat models call, set up and not listening yet.
 
     Args:
-        complete: answers a request for a completion. What it refuses gets the form of OpenAI's errors.
+        complete: answers a request for a reply. What it refuses gets the form of its API's errors.
+        count: the tokens of the prompt of a request of ``COUNT_TOKENS``.
         model: the only name in the list of models.
         check_key: raises RequestRefused for a request without a valid key.
         max_bytes: of a request.
@@ -201,10 +263,16 @@ async def chat_runner(
 
     async def models(request: web.Request) -> web.Response:
         check_key(request)
-        return web.json_response({"object": "list", "data": [{"id": model, "object": "model"}]})
+        only = {"id": model, "object": "model", "type": "model", "display_name": model, "created_at": CREATED}
+        return web.json_response({"object": "list", "data": [only], "has_more": False})
+
+    async def count_tokens(request: web.Request) -> web.Response:
+        return web.json_response({"input_tokens": await count(request)})
 
     application = web.Application(client_max_size=max_bytes, middlewares=[made_a_request, _with_refusals])
-    application.router.add_post("/v1/chat/completions", complete)
+    for dialect in DIALECTS:
+        application.router.add_post(dialect.path, partial(_answer, complete=complete, dialect=dialect))
+    application.router.add_post(COUNT_TOKENS, count_tokens)
     application.router.add_get("/v1/models", models)
     runner = web.AppRunner(
         application,
@@ -247,17 +315,16 @@ class _Rarely:
 
 @web.middleware
 async def _with_refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A refusal as OpenAI's error."""
+    """A refusal in the form of the API's errors."""
     try:
         return await handler(request)
     except RequestRefused as error:
         refused = error
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
-        known = "POST /v1/chat/completions and GET /v1/models"
-        refused = RequestRefused(f"there is no {request.method} {request.path} here, only {known}", status=error.status)
-    kind = "invalid_request_error" if refused.status < 500 else "server_error"
-    told = {"message": str(refused), "type": kind, "param": refused.param, "code": None}
-    return web.json_response({"error": told}, status=refused.status)
+        where = f"there is no {request.method} {request.path} here, only {ROUTES}"
+        refused = RequestRefused(where, status=error.status)
+    spoken = next((dialect for dialect in DIALECTS if request.path.startswith(dialect.path)), CHAT)
+    return web.json_response(spoken.error(refused), status=refused.status)
 
 
 async def close_server(runner: web.AppRunner, *listening: socket.socket) -> None:
@@ -279,42 +346,3 @@ async def read_body(http: web.Request) -> str:
         raise RequestRefused(f"the body exceeds {http.client_max_size / (1 << 20):g} MiB", status=413) from error
     except UnicodeDecodeError as error:
         raise RequestRefused(f"the body is no UTF-8: {error}") from error
-
-
-def _completion(request: ChatRequest, reply: ChatReply) -> dict[str, Any]:
-    """A reply as OpenAI's object. Its usage is 0: the trajectory has the tokens."""
-    calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in reply.message.tool_calls
-    ]
-    message = {"role": "assistant", "content": reply.message.text or (None if calls else "")}
-    return {
-        "id": f"chatcmpl-{secrets.token_hex(8)}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": request.model or MODEL,
-        "choices": [
-            {
-                "index": 0,
-                "message": {**message, "tool_calls": calls} if calls else message,
-                "finish_reason": "tool_calls" if calls and reply.finish is FinishReason.STOP else str(reply.finish),
-                "logprobs": None,
-            }
-        ],
-        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
-    }
-
-
-def _events(completion: Mapping[str, Any], *, usage: bool) -> Iterator[str]:
-    """A completion as the chunks of a stream: the whole message at once, then why it ended."""
-    head = {key: completion[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
-    (choice,) = completion["choices"]
-    calls = choice["message"].get("tool_calls", ())
-    delta = {**choice["message"], "tool_calls": [{"index": index, **call} for index, call in enumerate(calls)]}
-    if not calls:
-        del delta["tool_calls"]
-    for part, reason in ((delta, None), ({}, choice["finish_reason"])):
-        yield json.dumps({**head, "choices": [{"index": 0, "delta": part, "finish_reason": reason}]})
-    if usage:
-        yield json.dumps({**head, "choices": [], "usage": completion["usage"]})
-    yield "[DONE]"

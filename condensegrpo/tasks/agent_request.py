@@ -1,4 +1,6 @@
-"""Reads requests of OpenAI's chat completions, and refuses by name what a policy in training cannot do.
+"""What agents ask for, whatever API they speak, and what a policy in training cannot do, which is refused by name.
+
+    body ── Dialect.read ──▶ ChatRequest ──▶ Inbox of the episode ──▶ ChatReply ── Dialect.written ──▶ JSON, or events
 
 The sampling is the run's: ``temperature``, ``top_p``, ``max_tokens``, ``seed``, ``model`` and unknown fields have no
 effect. What would change the reply otherwise, such as ``n: 2``, is refused.
@@ -6,29 +8,19 @@ effect. What would change the reply otherwise, such as ``n: 2``, is refused.
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from condensegrpo.core.messages import Message, ToolCall, encodable
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.trajectory import FinishReason
 
 T = TypeVar("T")
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-ACCEPTED: Mapping[str, tuple[object, ...]] = {  # the values of fields that would change the reply, besides null
-    "n": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("auto", "none", "required"),  # required: asked for in vain, as of any model that is not forced
-    "modalities": (["text"],),
-    "logit_bias": ({},),
-    "functions": (),
-    "function_call": (),
-    "audio": (),
-    "prediction": (),
-}
+Json = dict[str, Any]
+NO_ARGUMENTS = {"type": "object", "properties": {}}
+TOOL_CHOICES = ("auto", "none", "required")  # required: asked for in vain, as of any model that is not forced
 
 
 class RequestRefused(Exception):
@@ -46,23 +38,63 @@ class ChatReply:
 
     message: Message
     finish: FinishReason
+    stop: str | None = None  # the stop string of the request that ended it
+
+
+Earlier = dict[str, tuple[Message, ...]]  # the messages of conversations that a client may name, by their id
+
+
+class Dialect(ABC):
+    """An API that agents speak: how its requests are read, and how replies and refusals are written in it."""
+
+    path: ClassVar[str]
+    accepted: ClassVar[
+        Mapping[str, tuple[object, ...]]
+    ]  # the values of fields that would change the reply, besides null
+
+    @abstractmethod
+    def read(self, given: Mapping[str, Any], earlier: Earlier) -> "ChatRequest":
+        """The request that JSON asks for; ``earlier``: conversations of this client."""
+
+    @abstractmethod
+    def written(self, request: "ChatRequest", reply: ChatReply) -> Json:
+        """A whole reply. Its usage is 0: the trajectory has the tokens."""
+
+    @abstractmethod
+    def events(self, request: "ChatRequest", whole: Json) -> Iterator[str]:
+        """A whole reply as server-sent events."""
+
+    def error(self, refused: RequestRefused) -> Json:
+        """A refusal, in OpenAI's form."""
+        kind = "invalid_request_error" if refused.status < 500 else "server_error"
+        return {"error": {"message": str(refused), "type": kind, "param": refused.param, "code": None}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChatRequest:
     """A request, and the reply that it waits for."""
 
+    dialect: Dialect
+    given: Mapping[str, Any]  # the JSON of it
     messages: tuple[Message, ...]  # ids of calls are those of the client
     tools: tuple[EnvironmentTool, ...]  # () none
     calls_tools: bool  # whether calls in the reply are returned as calls
-    stop: tuple[str, ...]
-    model: str
-    stream: bool
-    stream_usage: bool
+    stop: tuple[str, ...] = ()
+    earlier: Earlier = field(default_factory=dict, repr=False)
     reply: asyncio.Future[ChatReply] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
+    @property
+    def model(self) -> str:
+        """The model that it names, which has no effect."""
+        return str(self.given.get("model") or "policy")
 
-def read_request(body: str) -> ChatRequest:
+    @property
+    def streams(self) -> bool:
+        """Whether it wants events."""
+        return self.given.get("stream") is True
+
+
+def read_request(body: str, dialect: Dialect, earlier: Earlier | None = None) -> ChatRequest:
     """The request of a body."""
     try:
         given = json.loads(body)
@@ -70,90 +102,59 @@ def read_request(body: str) -> ChatRequest:
         raise RequestRefused(f"the body is no JSON: {error}") from error
     if not isinstance(given, dict):
         raise RequestRefused("the body is no JSON object")
-    for name, accepted in ACCEPTED.items():
+    for name, accepted in dialect.accepted.items():
         value = given.get(name)
-        if value is not None and (value not in accepted or isinstance(value, bool) != isinstance(accepted[0], bool)):
+        if value is not None and (
+            value not in accepted or (bool(accepted) and isinstance(value, bool) != isinstance(accepted[0], bool))
+        ):
             values = " or ".join(json.dumps(each) for each in accepted) or "nothing"
             raise RequestRefused(f"{name} is {json.dumps(value):.80}, and this endpoint takes {values}", param=name)
-    tools = _each(given.get("tools"), "tools", _tool)
-    stop = given.get("stop")
-    stops = [stop] if isinstance(stop, str) else _list(stop, "stop")
-    options = given.get("stream_options")
-    messages = _each(given.get("messages"), "messages", _message)
-    if not messages:
-        raise RequestRefused("messages is empty, wanted at least one", param="messages")
-    return ChatRequest(
-        messages=messages,
-        tools=tools,
-        calls_tools=bool(tools) and given.get("tool_choice") != "none",
-        stop=tuple(_text(each, "stop") for each in stops if each),
-        model=str(given.get("model") or ""),
-        stream=given.get("stream") is True,
-        stream_usage=isinstance(options, dict) and options.get("include_usage") is True,
-    )
+    request = dialect.read(given, {} if earlier is None else earlier)
+    if not request.messages:
+        raise RequestRefused("there is no message, wanted at least one", param="messages")
+    return request
 
 
-def _message(given: object, where: str) -> Message:
-    fields = _mapping(given, where)
-    role = ROLES.get(str(fields.get("role")))
-    if role is None:
-        raise RequestRefused(
-            f"{where}.role is {fields.get('role')!r:.80}, known: {', '.join(ROLES)}", param=f"{where}.role"
-        )
-    calls = _each(fields.get("tool_calls"), f"{where}.tool_calls", _call)
-    call_id = fields.get("tool_call_id") if role == "tool" else None
-    return Message(
-        role=role,  # type: ignore[arg-type]  # one of ROLES
-        content=_content(fields.get("content"), f"{where}.content"),
-        tool_calls=calls if role == "assistant" else (),
-        tool_call_id=None if call_id is None else str(call_id),
-    )
-
-
-def _content(given: object, where: str) -> str:
-    """The text of a message: a text, or parts of type text."""
+def joined_text(given: object, where: str, kinds: Mapping[str, str]) -> str:
+    """The text of a message: a text, or parts of ``kinds``, which name the field with their text."""
     if isinstance(given, str):
-        return _text(given, where)
+        return text(given, where)
     texts = list[str]()
-    for part in _list(given, where):
-        fields = _mapping(part, where)
-        if fields.get("type") not in ("text", "input_text", "refusal"):
+    for part in as_list(given, where):
+        fields = mapping(part, where)
+        if fields.get("type") not in kinds:
             raise RequestRefused(f"{where} has a part of type {fields.get('type')!r:.80}, wanted text", param=where)
-        texts.append(_text(fields.get("text", fields.get("refusal")), where))
+        texts.append(text(fields.get(kinds[fields["type"]]), where))
     return "\n".join(texts)
 
 
-def _call(given: object, where: str) -> ToolCall:
-    fields = _mapping(given, where)
-    function = _mapping(fields.get("function"), where)
-    arguments = function.get("arguments") or "{}"
-    return ToolCall(
-        id=_text(fields.get("id"), f"{where}.id"),
-        name=_text(function.get("name"), f"{where}.name"),
-        arguments=_text(arguments if isinstance(arguments, str) else json.dumps(arguments), where),
-    )
-
-
-def _tool(given: object, where: str) -> EnvironmentTool:
-    fields = _mapping(given, where)
-    if fields.get("type", "function") != "function":
-        raise RequestRefused(f"{where}.type is {fields['type']!r:.80}, wanted 'function'", param=where)
-    function = _mapping(fields.get("function"), where)
-    parameters = _mapping(function.get("parameters") or {"type": "object", "properties": {}}, f"{where}.parameters")
-    _mapping(parameters.get("properties") or {}, f"{where}.parameters.properties")
-    _list(parameters.get("required"), f"{where}.parameters.required")
+def tool(given: Mapping[str, Any], where: str, *, parameters: str = "parameters") -> EnvironmentTool:
+    """A function that a client declares; ``parameters`` names the field of its schema."""
+    schema = mapping(given.get(parameters) or NO_ARGUMENTS, f"{where}.{parameters}")
+    mapping(schema.get("properties") or {}, f"{where}.{parameters}.properties")
+    as_list(schema.get("required"), f"{where}.{parameters}.required")
     return EnvironmentTool(
-        name=_text(function.get("name"), f"{where}.name"),
-        description=str(function.get("description") or ""),
-        parameters=parameters,
+        name=text(given.get("name"), f"{where}.name"),
+        description=str(given.get("description") or ""),
+        parameters=schema,
     )
 
 
-def _each(given: object, where: str, read: Callable[[object, str], T]) -> tuple[T, ...]:
-    return tuple(read(item, f"{where}[{index}]") for index, item in enumerate(_list(given, where)))
+def call(call_id: object, name: object, arguments: object, where: str) -> ToolCall:
+    """A call in a reply; its arguments are JSON or an object."""
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    return ToolCall(
+        id=text(call_id, f"{where}.id"), name=text(name, f"{where}.name"), arguments=text(written or "{}", where)
+    )
 
 
-def _list(given: object, where: str) -> list[object]:
+def each(given: object, where: str, read: Callable[[object, str], T]) -> tuple[T, ...]:
+    """The items of a list, each read with its place."""
+    return tuple(read(item, f"{where}[{index}]") for index, item in enumerate(as_list(given, where)))
+
+
+def as_list(given: object, where: str) -> list[object]:
+    """A list; null is an empty one."""
     if given is None:
         return []
     if not isinstance(given, list):
@@ -161,13 +162,15 @@ def _list(given: object, where: str) -> list[object]:
     return given
 
 
-def _mapping(given: object, where: str) -> Mapping[str, Any]:
+def mapping(given: object, where: str) -> Mapping[str, Any]:
+    """An object."""
     if not isinstance(given, dict):
         raise RequestRefused(f"{where} is {given!r:.80}, wanted an object", param=where)
     return given
 
 
-def _text(given: object, where: str) -> str:
+def text(given: object, where: str) -> str:
+    """A text that can be tokenised."""
     if not isinstance(given, str):
         raise RequestRefused(f"{where} is {given!r:.80}, wanted a text", param=where)
     return encodable(given)

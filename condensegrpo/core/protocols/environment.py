@@ -1,6 +1,6 @@
 """Environments: the counterpart of the policy in one episode. Standard library only."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from condensegrpo.core.messages import History, Message
@@ -72,6 +72,9 @@ class Environment:
 
     def read_finish(self, finish: FinishReason) -> None:
         """Why the reply ended that ``step`` is given next. By default one that was cut off ends the episode instead."""
+
+    def count_with(self, count: Callable[[Sequence[Message], Sequence[EnvironmentTool]], int]) -> None:
+        """Take up, before ``start``, how the tokens of a prompt of messages are counted that shows such tools."""
 
     async def close(self) -> None:
         """Free what it holds: a process, a file, a connection. Called once, however the episode ended: after ``start``

@@ -1,0 +1,137 @@
+"""OpenAI's chat completions, as agents speak them."""
+
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.protocols.tool import EnvironmentTool
+from condensegrpo.core.trajectory import FinishReason
+from condensegrpo.tasks.agent_request import (
+    TOOL_CHOICES,
+    ChatReply,
+    ChatRequest,
+    Dialect,
+    Earlier,
+    Json,
+    RequestRefused,
+    as_list,
+    call,
+    each,
+    joined_text,
+    mapping,
+    text,
+    tool,
+)
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+TEXTS = {"text": "text", "input_text": "text", "refusal": "refusal"}
+
+ACCEPTED: Mapping[str, tuple[object, ...]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "tool_choice": TOOL_CHOICES,
+    "modalities": (["text"],),
+    "logit_bias": ({},),
+    "functions": (),
+    "function_call": (),
+    "audio": (),
+    "prediction": (),
+}
+
+
+class ChatCompletions(Dialect):
+    """``POST /v1/chat/completions``."""
+
+    path = "/v1/chat/completions"
+    accepted = ACCEPTED
+
+    def read(self, given: Mapping[str, Any], earlier: Earlier) -> ChatRequest:
+        """The request."""
+        del earlier  # every request has its whole conversation
+        tools = each(given.get("tools"), "tools", _tool)
+        stop = given.get("stop")
+        stops = [stop] if isinstance(stop, str) else as_list(stop, "stop")
+        return ChatRequest(
+            dialect=self,
+            given=given,
+            messages=each(given.get("messages"), "messages", _message),
+            tools=tools,
+            calls_tools=bool(tools) and given.get("tool_choice") != "none",
+            stop=tuple(text(string, "stop") for string in stops if string),
+        )
+
+    def written(self, request: ChatRequest, reply: ChatReply) -> Json:
+        """The completion."""
+        calls = [
+            {"id": made.id, "type": "function", "function": {"name": made.name, "arguments": made.arguments}}
+            for made in reply.message.tool_calls
+        ]
+        message = {"role": "assistant", "content": reply.message.text or (None if calls else "")}
+        return {
+            "id": f"chatcmpl-{secrets.token_hex(8)}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": request.model,
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {**message, "tool_calls": calls} if calls else message,
+                    "finish_reason": "tool_calls" if calls and reply.finish is FinishReason.STOP else str(reply.finish),
+                    "logprobs": None,
+                }
+            ],
+            "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+        }
+
+    def events(self, request: ChatRequest, whole: Json) -> Iterator[str]:
+        """Chunks: the whole message at once, then why it ended."""
+        head = {key: whole[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+        (choice,) = whole["choices"]
+        delta = dict(choice["message"])
+        if calls := delta.get("tool_calls"):
+            delta["tool_calls"] = [{"index": index, **made} for index, made in enumerate(calls)]
+        for part, reason in ((delta, None), ({}, choice["finish_reason"])):
+            yield _event({**head, "choices": [{"index": 0, "delta": part, "finish_reason": reason}]})
+        options = request.given.get("stream_options")
+        if isinstance(options, dict) and options.get("include_usage") is True:
+            yield _event({**head, "choices": [], "usage": whole["usage"]})
+        yield "data: [DONE]\n\n"
+
+
+def _event(data: Json) -> str:
+    return f"data: {json.dumps(data)}\n\n"
+
+
+def _message(given: object, where: str) -> Message:
+    fields = mapping(given, where)
+    role = ROLES.get(str(fields.get("role")))
+    if role is None:
+        raise RequestRefused(
+            f"{where}.role is {fields.get('role')!r:.80}, known: {', '.join(ROLES)}", param=f"{where}.role"
+        )
+    calls = each(fields.get("tool_calls"), f"{where}.tool_calls", _call)
+    call_id = fields.get("tool_call_id") if role == "tool" else None
+    return Message(
+        role=role,  # type: ignore[arg-type]  # one of ROLES
+        content=joined_text(fields.get("content"), f"{where}.content", TEXTS),
+        tool_calls=calls if role == "assistant" else (),
+        tool_call_id=None if call_id is None else str(call_id),
+    )
+
+
+def _call(given: object, where: str) -> ToolCall:
+    fields = mapping(given, where)
+    function = mapping(fields.get("function"), where)
+    return call(fields.get("id"), function.get("name"), function.get("arguments"), where)
+
+
+def _tool(given: object, where: str) -> EnvironmentTool:
+    fields = mapping(given, where)
+    if fields.get("type", "function") != "function":
+        raise RequestRefused(f"{where}.type is {fields['type']!r:.80}, wanted 'function'", param=where)
+    return tool(mapping(fields.get("function"), where), where)

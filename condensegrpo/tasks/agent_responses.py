@@ -1,0 +1,243 @@
+"""OpenAI's Responses, as Codex and other agents speak them."""
+
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from condensegrpo.core.messages import Message
+from condensegrpo.core.protocols.tool import EnvironmentTool
+from condensegrpo.core.trajectory import FinishReason
+from condensegrpo.tasks.agent_request import (
+    TOOL_CHOICES,
+    ChatReply,
+    ChatRequest,
+    Dialect,
+    Earlier,
+    Json,
+    RequestRefused,
+    as_list,
+    call,
+    joined_text,
+    mapping,
+    text,
+    tool,
+)
+
+TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ACCEPTED: Mapping[str, tuple[object, ...]] = {
+    "background": (False,),
+    "conversation": (),
+    "prompt": (),
+    "top_logprobs": (0,),
+    "tool_choice": TOOL_CHOICES,
+}
+KEPT = 1000  # conversations of a client that may be named
+ONE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+
+
+class Responses(Dialect):
+    """``POST /v1/responses``."""
+
+    path = "/v1/responses"
+    accepted = ACCEPTED
+
+    def read(self, given: Mapping[str, Any], earlier: Earlier) -> ChatRequest:
+        """The request. Tools that OpenAI's servers would run are not shown to the policy."""
+        form = mapping(mapping(given.get("text") or {}, "text").get("format") or {"type": "text"}, "text.format")
+        if form.get("type") != "text":
+            raise RequestRefused(
+                f"text.format.type is {form.get('type')!r:.80}, and this endpoint takes 'text'", param="text"
+            )
+        tools = tuple(
+            made
+            for index, entry in enumerate(as_list(given.get("tools"), "tools"))
+            if (made := _tool(mapping(entry, f"tools[{index}]"), f"tools[{index}]")) is not None
+        )
+        instructions = given.get("instructions")
+        system = (Message(role="system", content=text(instructions, "instructions")),) if instructions else ()
+        return ChatRequest(
+            dialect=self,
+            given=given,
+            messages=(*system, *_continued(given.get("previous_response_id"), earlier), *_messages(given.get("input"))),
+            tools=tools,
+            calls_tools=bool(tools) and given.get("tool_choice") != "none",
+            earlier=earlier,
+        )
+
+    def written(self, request: ChatRequest, reply: ChatReply) -> Json:
+        """The response, which ``previous_response_id`` of a later request may name if it is stored."""
+        said, given = reply.message, request.given
+        whole, name = reply.finish is FinishReason.STOP, f"resp_{secrets.token_hex(12)}"
+        status = "completed" if whole else "incomplete"
+        output = list[Json]()
+        if said.reasoning:
+            summary = [{"type": "summary_text", "text": said.reasoning}]
+            output.append({"type": "reasoning", "id": f"rs_{secrets.token_hex(8)}", "summary": summary})
+        if said.text or not said.tool_calls:
+            content = [{"type": "output_text", "text": said.text, "annotations": [], "logprobs": []}]
+            about = {"id": f"msg_{secrets.token_hex(8)}", "role": "assistant", "status": status}
+            output.append({"type": "message", **about, "content": content})
+        custom = {entry.get("name") for entry in _declared(given) if entry.get("type") == "custom"}
+        for made in said.tool_calls:
+            about = {"call_id": made.id, "name": made.name, "status": "completed"}
+            if made.name in custom:
+                item = {
+                    "type": "custom_tool_call",
+                    "id": f"ctc_{secrets.token_hex(8)}",
+                    "input": _input(made.arguments),
+                }
+            else:
+                item = {"type": "function_call", "id": f"fc_{secrets.token_hex(8)}", "arguments": made.arguments}
+            output.append({**item, **about})
+        if given.get("store") is not False:
+            first = 1 if given.get("instructions") else 0  # those of one request are not of the next
+            if len(request.earlier) >= KEPT:
+                del request.earlier[next(iter(request.earlier))]
+            request.earlier[name] = (*request.messages[first:], said)
+        return {
+            "id": name,
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": status,
+            "error": None,
+            "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+            "model": request.model,
+            "output": output,
+            "usage": {
+                "input_tokens": 0,
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": 0,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": 0,
+            },
+            "instructions": given.get("instructions"),
+            "metadata": given.get("metadata") or {},
+            "parallel_tool_calls": given.get("parallel_tool_calls") is not False,
+            "previous_response_id": given.get("previous_response_id"),
+            "temperature": given.get("temperature"),
+            "tool_choice": given.get("tool_choice") or "auto",
+            "tools": given.get("tools") or [],
+            "top_p": given.get("top_p"),
+        }
+
+    def events(self, request: ChatRequest, whole: Json) -> Iterator[str]:
+        """The response without output, its items, then the whole."""
+        begun = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+        made: list[tuple[str, Json]] = [
+            (f"response.{kind}", {"response": begun}) for kind in ("created", "in_progress")
+        ]
+        for index, item in enumerate(whole["output"]):
+            made += _item_events(index, item)
+        made.append((f"response.{whole['status']}", {"response": whole}))
+        for number, (kind, fields) in enumerate(made):
+            yield f"event: {kind}\ndata: {json.dumps({'type': kind, 'sequence_number': number, **fields})}\n\n"
+
+
+def _item_events(index: int, item: Json) -> Iterator[tuple[str, Json]]:
+    """The events of one item of the output."""
+    at = {"output_index": index, "item_id": item["id"]}
+    if item["type"] == "message":
+        empty = {**item, "status": "in_progress", "content": []}
+        (part,) = item["content"]
+        where = {**at, "content_index": 0}
+        inner = [
+            ("response.content_part.added", {**where, "part": {**part, "text": ""}}),
+            ("response.output_text.delta", {**where, "delta": part["text"], "logprobs": []}),
+            ("response.output_text.done", {**where, "text": part["text"], "logprobs": []}),
+            ("response.content_part.done", {**where, "part": part}),
+        ]
+    elif item["type"] == "reasoning":
+        empty = {**item, "summary": []}
+        (part,) = item["summary"]
+        where = {**at, "summary_index": 0}
+        inner = [
+            ("response.reasoning_summary_part.added", {**where, "part": {**part, "text": ""}}),
+            ("response.reasoning_summary_text.delta", {**where, "delta": part["text"]}),
+            ("response.reasoning_summary_text.done", {**where, "text": part["text"]}),
+            ("response.reasoning_summary_part.done", {**where, "part": part}),
+        ]
+    else:
+        field = "arguments" if item["type"] == "function_call" else "input"
+        kind = "function_call_arguments" if item["type"] == "function_call" else "custom_tool_call_input"
+        empty = {**item, "status": "in_progress", field: ""}
+        done = {**at, field: item[field], "name": item["name"]}
+        inner = [(f"response.{kind}.delta", {**at, "delta": item[field]}), (f"response.{kind}.done", done)]
+    yield "response.output_item.added", {"output_index": index, "item": empty}
+    yield from inner
+    yield "response.output_item.done", {"output_index": index, "item": item}
+
+
+def _declared(given: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    return (mapping(entry, "tools") for entry in as_list(given.get("tools"), "tools"))
+
+
+def _tool(given: Mapping[str, Any], where: str) -> EnvironmentTool | None:
+    """A function, or a tool of one free text; None: the server would run it."""
+    if given.get("type") == "custom":
+        return replace(tool(given, where), parameters=ONE_TEXT)
+    return tool(given, where) if given.get("type") == "function" else None
+
+
+def _input(arguments: str) -> str:
+    """The free text of a call."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return str(value["input"]) if isinstance(value, dict) and "input" in value else arguments
+
+
+def _continued(name: object, earlier: Earlier) -> tuple[Message, ...]:
+    """The messages of a conversation that a request continues by its id."""
+    if name is None:
+        return ()
+    if name not in earlier:
+        raise RequestRefused(
+            f"previous_response_id {name!r:.80} is of no response that was stored here",
+            param="previous_response_id",
+            status=404,
+        )
+    return earlier[str(name)]
+
+
+def _messages(given: object) -> list[Message]:
+    """The messages of the input. The items of one reply, its text and its calls, are one message."""
+    if isinstance(given, str):
+        return [Message(role="user", content=text(given, "input"))]
+    made = list[Message]()
+    for index, entry in enumerate(as_list(given, "input")):
+        where = f"input[{index}]"
+        fields = mapping(entry, where)
+        kind = fields.get("type", "message")
+        if kind == "message":
+            made.append(_message(fields, where))
+        elif kind in ("function_call", "custom_tool_call"):
+            arguments = fields.get("arguments") if kind == "function_call" else {"input": fields.get("input")}
+            new = call(fields.get("call_id"), fields.get("name"), arguments, where)
+            if not made or made[-1].role != "assistant":
+                made.append(Message(role="assistant", content=""))
+            made[-1] = replace(made[-1], tool_calls=(*made[-1].tool_calls, new))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            result = joined_text(fields.get("output"), f"{where}.output", TEXTS)
+            made.append(Message(role="tool", content=result, tool_call_id=str(fields.get("call_id"))))
+        elif kind != "reasoning":  # the sampled reply has its thoughts
+            raise RequestRefused(
+                f"{where}.type is {kind!r:.80}, and this endpoint knows messages, reasoning, function and custom calls "
+                f"and their output",
+                param=where,
+            )
+    return made
+
+
+def _message(fields: Mapping[str, Any], where: str) -> Message:
+    role = ROLES.get(str(fields.get("role")))
+    if role is None:
+        raise RequestRefused(
+            f"{where}.role is {fields.get('role')!r:.80}, known: {', '.join(ROLES)}", param=f"{where}.role"
+        )
+    content = joined_text(fields.get("content"), f"{where}.content", TEXTS)
+    return Message(role=role, content=content)  # type: ignore[arg-type]  # one of ROLES
