@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from annotated_types import Ge
@@ -12,6 +12,7 @@ from condensegrpo.core.condenser import Budget, Condensed, Condenser
 from condensegrpo.core.messages import History, Message, Unit
 
 VERBATIM, VERBATIM_LENGTH = " verbatim: ", 400  # what ``anchors`` puts behind a placeholder, and most characters of it
+KEPT = 16384  # masked units
 PLACEHOLDER = re.compile(
     r"\[turn [0-9]+, [a-z ]+ omitted: [0-9]+ tokens\]" + rf"(?:{VERBATIM}[^\n]{{1,{VERBATIM_LENGTH}}})?"
 )
@@ -43,6 +44,7 @@ class ObservationMask(Condenser):
     exclude_tools: Sequence[str] = ()  # results of these tools are never masked
     only_tools: bool = False  # keep observations of the environment, such as further user messages
     drop_oldest: bool = True  # False: only mask, for a pipeline whose later stage fits the budget
+    _masked: dict[int, tuple[Unit, Unit]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     async def condense(self, history: History, budget: Budget) -> Condensed:
         """The units with their old results masked."""
@@ -57,7 +59,15 @@ class ObservationMask(Condenser):
         return reported(units, kept, "masked the results")
 
     def masked(self, unit: Unit) -> Unit:
-        """A unit with placeholders for its results."""
+        """A unit with placeholders for its results, made once."""
+        known = self._masked.get(id(unit))
+        if known is None or known[0] is not unit:  # equal units may have other ids
+            if len(self._masked) >= KEPT:
+                self._masked.clear()
+            known = self._masked[id(unit)] = unit, self._made(unit)
+        return known[1]
+
+    def _made(self, unit: Unit) -> Unit:
         results = tuple(
             result
             if result.name in self.exclude_tools or (self.only_tools and result.tool_call_id is None)

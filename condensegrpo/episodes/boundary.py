@@ -22,6 +22,8 @@ from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.core.threads import late, to_thread
 from condensegrpo.core.trajectory import MAX_REWARD, StopReason
 
+ROLES: tuple[str, ...] = get_args(Role)
+
 
 class EndEpisode(Exception):
     """How an episode ends; raised anywhere inside ``run_episode`` and caught there."""
@@ -116,7 +118,7 @@ async def called(method: Callable[..., Any], *arguments: object) -> Any:  # noqa
 
 def checked_messages(value: object, call: str) -> tuple[Message, ...]:
     """The messages that a plug-in returned."""
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    if not isinstance(value, tuple | list | Sequence) or isinstance(value, str):
         raise TypeError(
             f"{call} returned {_short(value)}, wanted a tuple of messages, as in "
             f'return (Message(role="user", content=problem.question),)'
@@ -126,10 +128,8 @@ def checked_messages(value: object, call: str) -> tuple[Message, ...]:
             raise TypeError(
                 f"{call} returned {_short(message)} among its messages, wanted a Message whose content is text"
             )
-        if message.role not in get_args(Role):
-            raise TypeError(
-                f"{call} returned a message of role {message.role!r}, known roles: {', '.join(get_args(Role))}"
-            )
+        if message.role not in ROLES:
+            raise TypeError(f"{call} returned a message of role {message.role!r}, known roles: {', '.join(ROLES)}")
     return tuple(value)
 
 

@@ -46,6 +46,7 @@ class TextEncoder:
         self._start = re.compile(rf"(?=(?:{texts}))(.)", re.DOTALL)  # finds overlapping ones too, but slowly
         self._anchor = next((text for text in longest_first if not special[text].rstrip), "")
         self._texts = {token: text for text, token in self._ids.items()}
+        self._controls = {token for text, token in self._ids.items() if "think" not in text.lower()}
         tokens = sorted(tokenizer.get_vocab().items(), key=itemgetter(1))
         self.vocabulary = zlib.crc32("\n".join(token for token, _ in tokens).encode("utf-8", "surrogatepass"))
         self._copy: Any = None  # of the tokenizer, for large texts
@@ -70,6 +71,11 @@ class TextEncoder:
         """Where the text after the last special token begins that is no tag of a thought."""
         ends = (found.end() for found in self._control.finditer(text) if "think" not in found[0].lower())
         return max(ends, default=0)
+
+    def after_last_control(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """The ids after the last special token that is no tag of a thought."""
+        last = next((index for index in reversed(range(len(ids))) if ids[index] in self._controls), -1)
+        return tuple(ids[last + 1 :])
 
     def encode(self, text: str, marker: str, known: Mapping[str, Sequence[int]] = NO_IDS) -> "array[int]":
         """The ids of a text; the marker falls away, and what it broke up gives no control token.

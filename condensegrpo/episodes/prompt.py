@@ -76,7 +76,9 @@ async def _next_view(conversation: EpisodeState, writer: SummaryWriter) -> tuple
     if not made.continues:
         if len(view.ids) > most:
             raise ContextOverflow.at(turn=len(made.history.units), tokens=len(view.ids), budget=most)
-        view = declared(engine, replace(history, note=made.history.note), view, reason, by=by)
+        note = made.history.note
+        noted = history if note is history.note else replace(history, note=note)
+        view = declared(engine, noted, view, reason, by=by)
     return view, made.history, rejected
 
 
@@ -128,7 +130,7 @@ async def _condensing(
         shown, budget = units, replace(budget, tokens=max(budget.tokens - over, 0), write=None)
     assert view is not None
     assert condensed is not None
-    return Condensing(replace(view, units=units), history, condensed)
+    return Condensing(view if units is view.units else replace(view, units=units), history, condensed)
 
 
 def _budget(conversation: EpisodeState, start: History, pinned: int, writer: SummaryWriter) -> Budget:

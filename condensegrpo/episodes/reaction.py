@@ -76,7 +76,7 @@ async def _stepped(conversation: EpisodeState, reply: Message, finish: FinishRea
             observations = engine.renderer.store_media(step.observations)
     except EndEpisode as end:
         return Response(reply, end=end)
-    return Response(reply, replace(step, observations=observations))
+    return Response(reply, step if observations is step.observations else replace(step, observations=observations))
 
 
 def _step_of(tools: ToolAnswers) -> Step:

@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -66,6 +66,15 @@ class Located(NamedTuple):
     ids: tuple[int, ...]  # (P,) ending in the generation prompt
     spans: tuple[range, ...]  # of each message's content; everything else is the template's
     pictures: tuple[range, ...] = ()  # see ``Renderer.picture_spans``
+
+
+class Tail(NamedTuple):
+    """What a template writes after a reply: what answered it, and what opens the next reply."""
+
+    text: str
+    marker: str  # in the text
+    ids: "array[int]"
+    shape: Shape  # of the messages
 
 
 class Renderer:
@@ -130,6 +139,8 @@ class Renderer:
         self.pictures = pictures
         # a condensed prompt is counted and then rendered, with the counts of other episodes in between
         self._whole = lru_cache(maxsize=512)(self._rendered)
+        self._after_reply = lru_cache(maxsize=16384)(self._tail_ids)
+        self._opening_text = lru_cache(maxsize=512)(self._decode)
         self._short = dict[Shape, bool | None]()  # what was found for conversations of a shape; None: nothing holds
         self._end_of_turn = first_rendering(self._find_end_of_turn, seconds=render_seconds)
         ends = [stop for stop in (self._end_of_turn, tokenizer.eos_token_id, *stop_ids) if stop is not None]
@@ -166,11 +177,34 @@ class Renderer:
         token inside a message is tokenised as the characters that it is made of. Of a sampled reply it has the ids that
         were sampled, or their text where the template leaves out thoughts.
         """
-        return SharedSequence(self._whole(tuple(messages))[:])
+        return SharedSequence(self._composed(tuple(messages))[:])
 
     def count(self, messages: Sequence[Message]) -> int:
         """How many tokens ``prompt(messages)`` has."""
-        return len(self._whole(tuple(messages)))
+        return len(self._composed(tuple(messages)))
+
+    def _composed(self, messages: tuple[Message, ...]) -> "array[int]":
+        """The prompt: its opening, then the ids of each sampled reply and those of what answered it, which are kept.
+
+        It is rendered whole if it has other replies or thoughts, the first time for units of these shapes, and from
+        then on if that gives other ids.
+        """
+        opening, shapes, tail = _opening(messages), set[Shape](), None
+        ids = self._whole(opening)[:] if opening and len(opening) < len(messages) else array("I")
+        for reply, results in _units(messages, len(opening)) if ids and not self._template.fields else ():
+            sampled = reply.ids_in(self.encoder.vocabulary)
+            if not sampled or reply.reasoning:
+                return self._whole(messages)
+            tail = self._after_reply(opening, reply, results)
+            shapes.add(tail.shape)
+            ids.extend(sampled)
+            ids.extend(tail.ids)
+        if tail is None:
+            return self._whole(messages)
+        key = ("prompt", frozenset(shapes), tail.shape)
+        if key not in self._short:
+            self._short[key] = self._whole(messages) == ids
+        return ids if self._short[key] else self._whole(messages)
 
     def _rendered(self, messages: tuple[Message, ...]) -> "array[int]":
         """The prompt as an array: four bytes an id, where a tuple of numbers takes nine times as many."""
@@ -252,14 +286,18 @@ class Renderer:
         a shape it is rendered in the whole conversation too, and from then on if that writes something else.
         """
         opening = _opening(context)
-        shape = ("tail", *map(_shape, (*opening, reply, *observations)))
-        short = self._tail_in(opening, reply, observations)
-        if len(opening) == len(context) or (known := self._short.get(shape)):
-            return short
-        whole = self._tail_in(context, reply, observations)
+        short = self._after_reply(opening, reply, tuple(observations))
+        if len(opening) == len(context) or (known := self._short.get(short.shape)):
+            return short.text, short.marker
+        text, marker = self._tail_in(context, reply, observations)
         if known is None:
-            self._short[shape] = whole[0].replace(whole[1], "") == short[0].replace(short[1], "")
-        return whole
+            self._short[short.shape] = text.replace(marker, "") == short.text.replace(short.marker, "")
+        return text, marker
+
+    def _tail_ids(self, opening: tuple[Message, ...], reply: Message, results: tuple[Message, ...]) -> Tail:
+        text, marker = self._tail_in(opening, reply, results)
+        shape = ("tail", *map(_shape, (*opening, reply, *results)))
+        return Tail(text, marker, self.encoder.encode(text, marker), shape)
 
     def _tail_in(self, context: Sequence[Message], reply: Message, observations: Sequence[Message]) -> tuple[str, str]:
         marker, sentinel = itertools.islice(self._template.unused((*context, reply, *observations)), 2)
@@ -377,8 +415,7 @@ class Renderer:
 
     def _opens_reply(self, prompt_ids: Sequence[int]) -> str:
         """The text after the last control token of a prompt, thought tags aside."""
-        text = self._decode(prompt_ids[-OPENING:])
-        return text[self.encoder.last_control(text) :]
+        return self._opening_text(self.encoder.after_last_control(prompt_ids[-OPENING:]))
 
     def text(self, output_ids: Sequence[int]) -> str:
         """The text of sampled ids (A,), without the stop id at their end. For reading, never to be tokenised."""
@@ -434,6 +471,13 @@ def _shape(message: Message) -> Shape:
 def _opening(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages before the first reply."""
     return tuple(itertools.takewhile(lambda message: message.role != "assistant", messages))
+
+
+def _units(messages: Sequence[Message], start: int) -> Iterator[tuple[Message, tuple[Message, ...]]]:
+    """Each reply from ``start`` on with what answered it."""
+    replies = [index for index in range(start, len(messages)) if messages[index].role == "assistant"]
+    for reply, end in itertools.pairwise((*replies, len(messages))):
+        yield messages[reply], tuple(messages[reply + 1 : end])
 
 
 def _last_reply(messages: Sequence[Message], end: int) -> int:

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
+from functools import cache
+from math import inf, isfinite
 from operator import index
+from typing import cast
 
 from condensegrpo.core.condenser import Request
 from condensegrpo.core.errors import SamplerError
@@ -72,13 +74,15 @@ def _checked(value: object, call: str, params: SamplingParams) -> Generation:
         raise TypeError(f"{call} returned {value!r:.200}: {error}") from error
     if logprobs and len(ids) > params.max_tokens:  # a text has other tokens where it was sampled
         raise ValueError(f"{call} returned {len(ids)} tokens, wanted at most max_tokens={params.max_tokens}")
-    if negative := [each for each in ids if each < 0]:
-        raise ValueError(f"{call} returned the token id {negative[0]}, wanted ids of the tokenizer")
-    if wrong := [each for each in logprobs if not -inf < each <= ROUNDING]:
-        raise ValueError(
-            f"{call} returned the log-probability {wrong[0]} of a token, wanted a finite number of at most 0"
-        )
-    return Generation(token_ids=ids, logprobs=tuple(min(each, 0.0) for each in logprobs), finish=finish)
+    if ids and min(ids) < 0:
+        raise ValueError(f"{call} returned the token id {min(ids)}, wanted ids of the tokenizer")
+    most = max(logprobs, default=0.0)
+    if not isfinite(sum(logprobs)) or most > ROUNDING:  # NaN and infinity are in the sum
+        wrong = next((each for each in logprobs if not -inf < each <= ROUNDING), most)
+        raise ValueError(f"{call} returned the log-probability {wrong} of a token, wanted a finite number of at most 0")
+    if most > 0:
+        logprobs = tuple(min(each, 0.0) for each in logprobs)
+    return Generation(token_ids=ids, logprobs=logprobs, finish=finish)
 
 
 async def _sampled(engine: Engine, view: View, params: SamplingParams, request: Request | None) -> SampledReply:
@@ -87,13 +91,13 @@ async def _sampled(engine: Engine, view: View, params: SamplingParams, request: 
     version = sampler.version
     if engine.expert is not None:
         made = _written(engine.expert, engine.renderer, view, request, params.max_tokens)
-    elif isinstance(sampler, RepliesToMessages):
+    elif _takes_messages(type(sampler)):
         if engine.toolbox.template_schemas:
             raise SamplerError(
                 "sampling from messages: the chat template is to show the tools, and the messages do not. Set "
                 "rollout.tools.format=tagged, which explains them in the system message."
             )
-        made = _checked(await sampler.reply(view.context, params), "reply()", params)
+        made = _checked(await cast(RepliesToMessages, sampler).reply(view.context, params), "reply()", params)
     else:
         made = await _beyond_thoughts(engine.renderer, sampler, view, params)
     return SampledReply(
@@ -104,6 +108,12 @@ async def _sampled(engine: Engine, view: View, params: SamplingParams, request: 
         version=version,
         frozen=writer is not None,
     )
+
+
+@cache
+def _takes_messages(sampler: type) -> bool:
+    """Whether a class of samplers is one of ``RepliesToMessages``; a look is slow."""
+    return issubclass(sampler, RepliesToMessages)
 
 
 async def _beyond_thoughts(renderer: Renderer, sampler: Sampler, view: View, params: SamplingParams) -> Generation:

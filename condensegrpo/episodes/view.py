@@ -60,12 +60,12 @@ def answered(
     engine: Engine, pinned: tuple[Message, ...], view: View, output_ids: tuple[int, ...], unit: Unit
 ) -> AnsweredView:
     """A view with a reply and what answered it; counts the unit."""
-    added = tuple(engine.renderer.continuation(view.context, unit.reply, unit.results, output_ids, view.ids))
+    added = engine.renderer.continuation(view.context, unit.reply, unit.results, output_ids, view.ids)
     whole = engine.renderer.keeps_replies((*view.context, *unit.messages))
-    unit = replace(unit, tokens=len(output_ids) + len(added) if whole else 0)
-    past = History(pinned=pinned, units=(unit,))
+    if whole:
+        unit = replace(unit, tokens=len(output_ids) + len(added))
     if not unit.tokens or any(message.media for message in unit.results):
-        (unit,) = with_tokens(past, engine.renderer.count).units
+        (unit,) = with_tokens(History(pinned=pinned, units=(unit,)), engine.renderer.count).units
     return AnsweredView(view=view, output_ids=output_ids, added_ids=added, unit=unit, whole=whole)
 
 
@@ -85,7 +85,7 @@ def continued(engine: Engine, history: History, last: AnsweredView, *, newest: U
     if newest is not None:
         unit = newest
         given = last.view.context, unit.reply, unit.results, last.output_ids, last.view.ids
-        added = tuple(engine.renderer.continuation(*given))
+        added = engine.renderer.continuation(*given)
     units = shared(last.view.units).extended((unit,))
     context = shared(last.view.context).extended(unit.messages)
     if last.whole:
@@ -118,7 +118,7 @@ def declared(engine: Engine, history: History, view: View, reason: str, *, by: s
         tokens_after=len(view.ids),
         spans=spans,
     )
-    return replace(view, condensation=declaration)
+    return View(ids=view.ids, context=view.context, units=shown, condensation=declaration, media=view.media)
 
 
 def request_view(engine: Engine, history: History, last: AnsweredView | None, request: Request) -> View:

@@ -38,6 +38,7 @@ PART = ".part-"  # in the name of a file that holds further rows of another
 INDICES = ("prompt_ids", "output_ids", "context", "observations", "reply")  # 32 bits each
 NESTED = ("turns", "messages", "rejected_texts", "turn_rewards", "failure", "detail")  # columns that lists do not need
 
+PLAIN = (int, float, bool)
 Row = dict[str, Any]
 
 
@@ -400,25 +401,27 @@ class _Messages:
 
     def index(self, message: Message) -> int:
         """The index of a message of a prompt."""
-        found = self._known.get(id(message), self._known.get(message))
+        found = self._known.get(id(message))
+        found = self._known.get(message) if found is None else found
         return self.add(message) if found is None else found
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401  any value of a dataclass
     """A value as pyarrow takes it."""
-    if value is None or type(value) in (int, float, bool):
+    kind = type(value)
+    if value is None or kind in PLAIN:
         return value
     if isinstance(value, str):
         return value if value.isascii() else encodable(value)
-    if is_dataclass(value):
+    if kind is tuple or kind is list:
+        return value if not value or isinstance(value[0], int | float | Message) else [_plain(each) for each in value]
+    if is_dataclass(kind):
         # nested messages and prompts are replaced by the caller
         named = fields_of(value).items()
-        return {name: _plain(each) for name, each in named if not isinstance(each, Message | SharedSequence)}
+        return {name: _plain(each) for name, each in named if type(each) not in (Message, SharedSequence)}
     if isinstance(value, Mapping):
         return [{"name": _plain(name), "value": _plain(each)} for name, each in value.items()]
-    if isinstance(value, tuple | list):
-        return value if value and isinstance(value[0], int | float | Message) else [_plain(each) for each in value]
-    raise TypeError(f"{type(value).__name__} cannot be stored")
+    raise TypeError(f"{kind.__name__} cannot be stored")
 
 
 def _ids(ids: Sequence[int]) -> Any:  # noqa: ANN401  an array of numpy
