@@ -134,11 +134,7 @@ def try_sampler(config: "RunConfig", folder: "RunFolder") -> list[Finding]:
     findings = []
     for stage, parities in (("as loaded", worst.before), ("after an optimiser step", worst.after)):
         for parity in parities:
-            text = (
-                f"{stage}, temperature {parity.temperature:g}: largest difference from the learner "
-                f"{parity.largest_gap:.1e} nats, mean ratio 1 {'−' if parity.mean_ratio < 1 else '+'} "
-                f"{abs(parity.mean_ratio - 1):.1e}, {parity.tokens} tokens"
-            )
+            text = f"{stage}, temperature {parity.temperature:g}: {parity}"
             findings.append(ok(area, text) if parity.holds(worst.bounds) else problem(area, text, UNFIT))
     return findings
 

@@ -228,7 +228,7 @@ def sample_rollouts(
     Args:
         source: model folder or Hub id of the policy.
     """
-    from condensegrpo.assembly.model_checks import check_model
+    from condensegrpo.assembly.preflight import check_model
     from condensegrpo.assembly.runtime import provenance
     from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, Watch
     from condensegrpo.episodes.failures import failures_of

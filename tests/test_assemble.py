@@ -12,13 +12,17 @@ from tiny import qwen3, tokenizer
 from condensegrpo.algorithms import invariance
 from condensegrpo.algorithms.objective import PerToken
 from condensegrpo.assembly.build import build, build_components
-from condensegrpo.assembly.model_checks import check_model
-from condensegrpo.assembly.objects import configured
+from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.objects import Parts, configured
+from condensegrpo.assembly.preflight import check_model
+from condensegrpo.condensers.pipeline import Pipeline
+from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.config.load import evaluations, find_config, load_config, shipped, vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError, DataError
-from condensegrpo.core.protocols.reward import RewardResult
+from condensegrpo.core.protocols.reward import RewardResult, SumsParts
 from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.tasks.answers import AnswerEnvironment
 
 
@@ -335,8 +339,8 @@ class Task:
     ("where", "wanted"),
     [
         ("problems", "making the train problems of the task: KeyError: 'train'"),
-        ("start", "starting the problem p1 of the task Task: ZeroDivisionError"),
-        ("nothing", "starting the problem p1 of the task Task: TypeError: .* returned 'no messages', wanted a tuple"),
+        ("start", "rehearsing the problem p1 of the task Task: starting the environment: ZeroDivisionError"),
+        ("nothing", "the task Task: starting the environment: TypeError: .* returned 'no messages', wanted a tuple"),
     ],
 )
 def test_a_task_that_fails_before_training_is_named(tmp_path: Path, where: str, wanted: str) -> None:
@@ -435,3 +439,47 @@ def test_problems_of_an_evaluation_that_share_an_id_are_refused() -> None:
     with pytest.raises(DataError, match="the evaluation held-out: found 3 with the id ''"):
         build(config, objects=objects)
     assert len(build(vary(config, ["evaluate.problems=1"]), objects=objects).problems("eval")) == 3
+
+
+class Brief:
+    def __call__(self, trajectory: Trajectory, problem: Problem) -> dict[str, float]:
+        return {"brief": 0.5}
+
+
+def test_objects_may_be_parts_of_a_sum_and_stages_of_a_pipeline() -> None:
+    brief, keeps = Brief(), LastK(keep_last=2)
+    config, objects = configured(
+        quickstart(),
+        ["evaluate.variants={}", "warm_start.steps=0", "algorithm.advantage.estimator=grpo"],
+        {
+            "reward": {"name": "weighted_sum", "options": {"parts": ["correct", {"name": brief, "weight": 0.5}]}},
+            "condenser": {"name": "pipeline", "options": {"stages": [keeps]}},
+        },
+    )
+    assert config.reward.options["parts"] == ["correct", {"name": "python:Brief", "weight": 0.5}]
+    built = build(config, objects=objects)
+    assert isinstance(built.reward, SumsParts)
+    assert isinstance(built.condenser, Pipeline)
+    assert [(part.name, part.weight) for part in built.reward.parts] == [("correct", 1.0), ("Brief", 0.5)]
+    assert built.reward.parts[1].reward is brief
+    assert built.condenser.stages[0].condenser is keeps
+
+
+@pytest.mark.parametrize(
+    ("parts", "fault"),
+    [
+        ({"reward": 3}, "int has no method of a reward"),
+        ({"condenser": 3}, "int is no Condenser"),
+        (
+            {"reward": {"name": "weighted_sum", "options": {"parts": ["correct", 3]}}},
+            r"reading reward.options.parts\[1\]:\n.*found 3, wanted a mapping",
+        ),
+    ],
+)
+def test_an_argument_that_can_be_no_part_is_refused_by_its_name(parts: Parts, fault: str) -> None:
+    def built() -> Components:
+        config, objects = configured(quickstart(), [], parts)
+        return build(config, objects=objects)
+
+    with pytest.raises(ConfigError, match=fault):
+        built()

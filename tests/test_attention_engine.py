@@ -14,7 +14,14 @@ from talk import CHATML, END, Counting, engine, problem, tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.assembly.build import build
-from condensegrpo.assembly.scorers import check_models, check_scorers, frozen_model, open_scorers, split_layers
+from condensegrpo.assembly.scorers import (
+    check_frozen,
+    check_models,
+    check_scorers,
+    frozen_model,
+    open_scorers,
+    split_layers,
+)
 from condensegrpo.attention.scorer import LeaveOneOut, losses
 from condensegrpo.condensers.attention import AttentionCondenser
 from condensegrpo.config.load import load_config
@@ -200,12 +207,12 @@ def test_the_name_of_a_scorer_selects_the_layers(name: str, model: str, layers: 
 
 
 def test_missing_layers_are_refused_before_anything_is_loaded(folder: str) -> None:
-    check_models(["policy@0", f"{folder}@0"], folder, pinned=PINNED, tokens=BUDGET)
+    check_models(["policy@0", f"{folder}@0"], folder)
     for name in ("policy@0,9", f"{folder}@9"):
         with pytest.raises(
             ConfigError, match=rf"scorer '{name}' .*capturing attention of the layers .*9\]: the model has \d"
         ):
-            check_models([name], folder, pinned=PINNED, tokens=BUDGET)
+            check_models([name], folder)
 
 
 def test_other_layers_give_other_scores(sampler: TransformersSampler) -> None:
@@ -222,10 +229,10 @@ def test_an_unverified_model_type_is_refused_by_name(tmp_path: Path, folder: str
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=40)).save_pretrained(tmp_path)
     for names, source in ((["policy"], str(tmp_path)), ([str(tmp_path)], folder)):
         with pytest.raises(ConfigError, match=r"a model of type 'gpt2': verified are gemma2"):
-            check_models(names, source, pinned=PINNED, tokens=BUDGET)
-    check_models(["policy", "leave_one_out", folder], folder, pinned=PINNED, tokens=BUDGET)
+            check_models(names, source)
+    check_models(["policy", "leave_one_out", folder], folder)
     with pytest.raises(ConfigError, match=r"setting up the scorer '/no/model' of the condenser: .* there is no folder"):
-        check_models(["/no/model"], folder, pinned=PINNED, tokens=BUDGET)
+        check_models(["/no/model"], folder)
 
 
 def test_a_frozen_model_that_cannot_show_the_conversation_is_refused_before_anything_is_sampled(
@@ -233,12 +240,12 @@ def test_a_frozen_model_that_cannot_show_the_conversation_is_refused_before_anyt
 ) -> None:
     """Its chat template is not the policy's: it would fail in every trajectory."""
     with pytest.raises(ConfigError, match=r"has 32768 positions, and prompts up to 40000 tokens"):
-        check_models([folder], folder, pinned=PINNED, tokens=40_000)
+        check_frozen(folder, PINNED, 40_000)
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
     (tmp_path / "chat_template.jinja").write_text(refusing)
     with pytest.raises(ConfigError, match=r"the scorer '.*' of the condenser: .*no system role.* Name a model whose"):
-        check_models([str(tmp_path)], folder, pinned=PINNED, tokens=BUDGET)
+        check_frozen(str(tmp_path), PINNED, BUDGET)
 
 
 class Failing(TransformersSampler):

@@ -12,7 +12,7 @@ from talk import END, Counting, agent, counting, engine, problem, said, shown, t
 from token_columns import columns, trained_tokens
 
 from condensegrpo.algorithms import segments
-from condensegrpo.assembly.model_checks import check_confidence
+from condensegrpo.assembly.rehearsal import check_confidence
 from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.config.load import load_config, vary
 from condensegrpo.core.errors import ConfigError

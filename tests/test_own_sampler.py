@@ -22,7 +22,10 @@ from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.train import run_training
 
 SAMPLERS = """
+    from dataclasses import replace
+
     from condensegrpo.core.trajectory import FinishReason, Generation
+    from condensegrpo.samplers.transformers import TransformersSampler
 
     class Right:
         version = 0
@@ -45,9 +48,14 @@ SAMPLERS = """
         def sleep(self, *, keep_weights):
             raise RuntimeError("not now")
 
-    class Leaky(Right):
+    class Leaky(TransformersSampler):
         def close(self):
             raise RuntimeError("a handle leaks")
+
+    class Shifted(TransformersSampler):
+        async def sample(self, prompt_ids, params):
+            reply = await super().sample(prompt_ids, params)
+            return replace(reply, logprobs=tuple(each - 0.5 for each in reply.logprobs))
 
     class AnotherTokenizer(Right):
         ids = (5, 10_000_000, 2)
@@ -163,6 +171,8 @@ def test_a_sampler_says_which_weights_it_has(file: Path) -> None:
         ("Odd", 2, "KeyError: 'licence' ("),
         ("AnotherTokenizer", 1, "found the token id 10000000, and the policy knows those below"),
         ("Leaky", 0, "closing the sampler: RuntimeError: a handle leaks ("),
+        ("Leaky", 0, "Leaky: largest difference from the learner "),
+        ("Shifted", 1, "the mean ratio of their probabilities is 1.649, wanted 1 ± 0.02; furthest apart is the token"),
     ],
 )
 def test_what_a_sampler_raises_outside_of_episodes_is_said_in_one_line(

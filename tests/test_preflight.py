@@ -14,8 +14,7 @@ from talk import tokenizer
 from tiny import qwen3
 
 from condensegrpo.assembly.build import build
-from condensegrpo.assembly.preflight import check_run
-from condensegrpo.assembly.reward_trial import try_rewards
+from condensegrpo.assembly.preflight import check_model, check_run
 from condensegrpo.config.load import load_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, DataError
@@ -60,19 +59,17 @@ class Bare:
     def __call__(self, trajectory, problem):
         return 1.0
 
-class Promised:
-    def __call__(self, trajectory, problem) -> "dict[str, float] | None":
+class Failing:
+    def __call__(self, trajectory, problem):
         raise RuntimeError("called")
 
 class Demanding:
     def __call__(self, trajectory, problem):
-        return {"far": float(trajectory.turns[7].tool_attempts)}
+        return {"far": float(trajectory.turns[1].tool_attempts)}
 
-class Boxed:
-    def __init__(self, sandbox):
-        pass
-    def __call__(self, trajectory, problem):
-        return 1.0
+class OneArgument:
+    def __call__(self, trajectory):
+        return {"correct": 1.0}
 
 class Flat:
     def turn_rewards(self, trajectory, problem):
@@ -114,14 +111,16 @@ def rewards(tmp_path: Path) -> Path:
     ("reward", "expected"),
     [
         ("{{name: '{file}:Bare'}}", "returned 1.0, wanted numbers by name"),
-        ("{{name: '{file}:Single'}}", "returned {{'one': 1.0}}, wanted"),
+        ("{{name: '{file}:Failing'}}", "the reward Failing: RuntimeError: called ({file}:8)"),
+        ("{{name: '{file}:OneArgument'}}", "__call__() takes 2 positional arguments but 3 were given ({file}:14)"),
+        ("{{name: '{file}:Single'}}", "returned 1 result for 2 trajectories, wanted one for each"),
         (
             "{{name: weighted_sum, options: {{parts: [{{name: correct}}, {{name: '{file}:Flat'}}]}}}}",
             "returned 0.5, wanted a number for each turn",
         ),
         (
             "{{name: weighted_sum, options: {{parts: [{{name: correct}}, {{name: '{file}:First'}}]}}}}",
-            "returned [1.0], wanted a number for each turn, here 2",
+            "the part First returned 1 turn rewards for 2 turns, wanted one per turn",
         ),
         ("{{name: '{file}:Delayed'}}", "Define it with def: it is a coroutine"),
         ("{{name: '{file}:Undefined'}}", "undefined is nan, wanted a finite number"),
@@ -134,13 +133,10 @@ def test_a_reward_of_another_shape_is_refused_by_a_dry_run(rewards: Path, reward
         prepare_run(quickstart(change, "algorithm.advantage.estimator=mt_grpo"), dry_run=True)
 
 
-def test_a_reward_that_says_what_it_returns_or_has_the_sandbox_is_not_called_and_one_that_fails_is_noted(
-    rewards: Path,
-) -> None:
-    for name, noted in (("Promised", False), ("Boxed", False), ("ById", False), ("Demanding", True)):
-        notes = try_rewards(build(quickstart(f"reward={{name: '{rewards}:{name}'}}")))
-        assert bool(notes) is noted
-    assert f"the reward Demanding: IndexError: tuple index out of range ({rewards}:12)" in notes[0]
+def test_what_fails_in_an_episode_of_meaningless_replies_is_noted(rewards: Path) -> None:
+    notes = check_run(build(quickstart(f"reward={{name: '{rewards}:Demanding'}}")))
+    fault = f"a reply of 0 ended in the reward Demanding: IndexError: tuple index out of range ({rewards}:12)"
+    assert any(note.endswith(fault) for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +159,14 @@ def test_a_task_whose_problems_hold_no_texts_says_where_it_makes_them(tmp_path: 
         prepare_run(quickstart(f"task={{name: '{file}:Numbers'}}"), dry_run=True)
 
 
-def test_a_reward_made_by_a_factory_is_tried_too(rewards: Path) -> None:
-    rewards.write_text("from functools import partial\ndef paid(): return partial(lambda k, t, p: {'k': k}, 2.0)\n")
-    assert try_rewards(build(quickstart(f"reward={{name: '{rewards}:paid'}}"))) == ()
+def test_a_reward_made_by_a_factory_is_rehearsed_too(rewards: Path) -> None:
+    rewards.write_text("from functools import partial\ndef paid(): return partial(lambda k, t, p: {'k': k}, 0.5)\n")
+    notes = check_run(build(quickstart(f"reward={{name: '{rewards}:paid'}}")))
+    assert "rewards 0.5 and 0.5, " in notes[2]
+    high = rewards.with_name("high.py")
+    high.write_text("class Two:\n    def __call__(self, trajectory, problem):\n        return {'two': 2.0}\n")
+    message = refused(f"reward={{name: '{high}:Two'}}")
+    assert "the outcome of trajectory 0 (of 2, counted from 0) is 2.0, wanted a score in [0, 1]" in message
 
 
 @pytest.mark.parametrize("chosen", [{}, {"estimator": "efficient"}])
@@ -277,13 +278,21 @@ def test_what_cannot_work_is_refused_before_training(overrides: list[str], wante
 
 
 PLUG_INS = """
+from condensegrpo.core.condenser import Condenser
 from condensegrpo.tasks.ledger import Ledger
-
 class Other:
     version = 0
     def problems(self, split):
         return ()
     async def sample(self, prompt_ids, params):
+        return None
+
+class Hasty(Ledger):
+    def problems(self):
+        return ()
+
+class Empty(Condenser):
+    async def condense(self, history, budget):
         return None
 
 class Stepless(Ledger):
@@ -312,6 +321,19 @@ def test_a_plug_in_without_the_methods_of_one_is_refused(section: str, fault: st
     path.write_text(PLUG_INS)
     with pytest.raises(ConfigError, match=re.escape(fault.replace("PATH", str(path)))):
         build(quickstart(section.replace("F:", f"{path}:"), "evaluate.variants={}"))
+
+
+@pytest.mark.parametrize(
+    ("section", "fault"),
+    [
+        ("condenser={name: 'F:Empty'}", "condense() returned None, wanted a Condensed, as in return Condensed("),
+        ("task={name: 'F:Hasty', options: {}}", "Hasty.problems() takes 1 positional argument but 2 were given"),
+    ],
+)
+def test_a_plug_in_that_cannot_be_called_is_refused_by_the_rehearsal(section: str, fault: str, tmp_path: Path) -> None:
+    (tmp_path / "plug_ins.py").write_text(PLUG_INS)
+    with pytest.raises(ConfigError, match=re.escape(fault)):
+        check_run(build(quickstart(section.replace("F:", f"{tmp_path}/plug_ins.py:"), "evaluate.variants={}")))
 
 
 def test_an_environment_without_a_method_is_refused(tmp_path: Path) -> None:
@@ -350,7 +372,7 @@ class Renamed(Ledger):
             ("task={name: 'F:Chatty'}", "rollout.limits.max_context_tokens=200", "warm_start.steps=1"),
             "words of the demonstrations, which .* The most frequent are 'Let'",
         ),
-        (("task.name=F:Renamed", "train.problems_per_step=4"), "80 of the 280 words of the eval problems, which"),
+        (("task.name=F:Renamed", "train.problems_per_step=4"), "2 of the 7 words of system message and "),
     ],
 )
 def test_words_that_a_tokenizer_of_words_does_not_know_are_refused(
@@ -461,10 +483,21 @@ def test_nothing_is_written_for_a_run_that_is_refused(tmp_path: Path) -> None:
     assert f"{cure}rollout.limits.max_context_tokens=14." in done.stderr
 
 
+def test_credit_is_rehearsed_only_where_a_run_trains(tmp_path: Path) -> None:
+    (tmp_path / "high.py").write_text("class Two:\n    def __call__(self, trajectory, problem): return {'two': 2.0}\n")
+    changes = (*questions_by_a_saved_model(tmp_path), "evaluate.variants={}", "rollout.limits.max_context_tokens=200")
+    components = build(quickstart(*changes, f"reward={{name: '{tmp_path}/high.py:Two'}}"))
+    source = str(components.config.model.path)
+    assert "rewards 2 and 2" in check_model(components, source)[0]
+    with pytest.raises(ConfigError, match=r"is 2.0, wanted a score in \[0, 1\]"):
+        check_model(components, source, trains=True)
+
+
 def test_the_check_of_room_names_the_smallest_context_that_works() -> None:
     summary = "condenser={name: summary, options: {max_tokens: 16}}"
     fault = refused(summary, "rollout.limits.max_context_tokens=20")
     assert fault.startswith("checking the room of the condenser summary: ")
+    assert "to at least" not in refused("rollout.limits.max_context_tokens=9")  # one number, the one that works
     least = int(fault.removesuffix(".").rpartition("The smallest that works is rollout.limits.max_context_tokens=")[2])
     assert "The smallest that works" in refused(summary, f"rollout.limits.max_context_tokens={least - 1}")
     check_run(build(quickstart(summary, f"rollout.limits.max_context_tokens={least}")))

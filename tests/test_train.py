@@ -338,12 +338,19 @@ def test_a_condenser_that_fails_is_told_of(tmp_path: Path) -> None:
         "from condensegrpo.core.condenser import Condenser\n"
         "class Broken(Condenser):\n    async def condense(self, history, budget):\n        raise KeyError('lost')\n"
     )
+    (tmp_path / "late.py").write_text(
+        "from pathlib import Path\nfrom mine import Broken\nfrom condensegrpo.condensers.whole_units import LastK\n"
+        "class Late(Broken):\n    async def condense(self, history, budget):\n"
+        "        run = Path(__file__).with_name('broken')\n"  # made after the rehearsal
+        "        return await (super() if run.exists() else LastK()).condense(history, budget)\n"
+    )
     broken = f"condenser={{name: '{tmp_path}/mine.py:Broken'}}"
     taught = run("train", *TINY, broken, f"runs_dir={tmp_path}", "name=taught")
     assert "playing as the expert of the task Ledger" in taught.stderr
     assert f"lost' ({tmp_path}/mine.py:4)" in taught.stderr.replace("\n", "")
     replies = "sampler={name: scripted, options: {replies: ['<note> 3 </note>']}}"
-    done = run("train", *TINY, "warm_start.steps=0", replies, broken, f"runs_dir={tmp_path}", "name=broken")
+    late = f"condenser={{name: '{tmp_path}/late.py:Late'}}"
+    done = run("train", *TINY, "warm_start.steps=0", replies, late, f"runs_dir={tmp_path}", "name=broken")
     assert "lost" in done.stdout + done.stderr
     assert "trajectories failed (environment_error): the condenser" in done.stdout + done.stderr
 

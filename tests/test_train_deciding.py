@@ -10,7 +10,7 @@ from talk import save_model
 
 from condensegrpo.algorithms.segments import check
 from condensegrpo.assembly.build import build
-from condensegrpo.assembly.model_checks import check_model
+from condensegrpo.assembly.preflight import check_model
 from condensegrpo.config.load import validate
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Silent

@@ -21,8 +21,7 @@ from condensegrpo.algorithms.credit import scores_of, split_masked
 from condensegrpo.algorithms.settings import DEFAULT_STOPS
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.demonstrations import corpus_of, made_turns, verdict_of
-from condensegrpo.assembly.model_checks import check_model
-from condensegrpo.assembly.preflight import made_tokenizer
+from condensegrpo.assembly.preflight import check_model, made_tokenizer
 from condensegrpo.config.load import validate
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.condenser import Budget, Condensed, Condenser
@@ -219,16 +218,20 @@ def test_a_run_shows_failures_in_one_line_each_and_with_debug_their_tracebacks(r
 
 def test_a_run_stops_if_every_reward_fails_and_a_hanging_one_does_not_hold_up_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(
-        "import time\n"
-        "class Typo:\n    def __call__(self, trajectory, problem):\n        return {'brief': trajectory.anwser}\n"
+        "import itertools, time\n"
+        "calls = itertools.count(1)\n"
+        "class Typo:\n    def __call__(self, trajectory, problem):\n"
+        "        return {'brief': 1.0 if next(calls) < 4 else trajectory.anwser}\n"  # 3 are of the rehearsal
         "class Hangs:\n    def __call__(self, trajectory, problem):\n"
-        "        open(__file__ + '.called', 'w').close()\n        time.sleep(1000)\n"
+        "        if next(calls) > 3:\n            open(__file__ + '.called', 'w').close()\n"
+        "            time.sleep(1000)\n"
+        "        return {'brief': 1.0}\n"
     )
     small = (*TINY, "warm_start.steps=1", "train.steps=1", "evaluate.problems=1", f"runs_dir={tmp_path}")
     done = run("train", *small, f"reward={{name: '{tmp_path}/bad.py:Typo'}}", "name=typo")
     assert done.returncode == 1
     assert "the trajectory failed: the reward Typo: AttributeError" in done.stderr
-    assert f"({tmp_path}/bad.py:4)" in done.stderr
+    assert f"({tmp_path}/bad.py:5)" in done.stderr
     process = start("train", *small, f"reward={{name: '{tmp_path}/bad.py:Hangs'}}", "name=hangs")
     wait_for(tmp_path / "bad.py.called", process)
     process.send_signal(signal.SIGINT)

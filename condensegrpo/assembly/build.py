@@ -1,7 +1,7 @@
 """Builds and checks the components of a configuration, so that a wrong one stops before any model is loaded."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
@@ -28,24 +28,6 @@ from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.sampler import ReachedByUrl
-
-BUILT_FROM: Mapping[str, Callable[[RunConfig], object]] = {  # the settings of each part that evaluations may share
-    "sandbox": lambda config: config.sandbox,
-    "task": lambda config: (config.task, tuple(shared_options(config))),
-    "reward": lambda config: (config.reward, config.sandbox),
-    "toolbox": lambda config: (
-        config.rollout.tools,
-        config.sandbox,
-        config.condenser,
-        config.rollout.condense,
-    ),
-    "estimator": lambda config: (
-        config.estimator,
-        config.algorithm.advantage,
-        config.rollout.limits.max_context_tokens,
-    ),
-    "objective": lambda config: config.algorithm,
-}
 
 
 def build(config: RunConfig, base: Components | None = None, objects: Objects = NO_OBJECTS) -> Components:
@@ -110,11 +92,14 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
         objects: plug-ins that were given as objects, by the names that the configuration has for them.
     """
     check_values(config)
-    shared: dict[str, Any] = {}  # the parts of ``base`` that would be built from the same settings, by name
-    if base is not None:
-        shared = {name: getattr(base, name) for name, part in BUILT_FROM.items() if part(base.config) == part(config)}
-    sandbox = shared["sandbox"] if "sandbox" in shared else build_sandbox(config)
-    task = shared["task"] if "task" in shared else build_task(config, objects)
+
+    def part(name: str, settings: Callable[[RunConfig], object], make: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """The part of ``base``, if it was made from the same settings, or a new one."""
+        same = base is not None and settings(base.config) == settings(config)
+        return getattr(base, name) if same else make()
+
+    sandbox = part("sandbox", lambda of: of.sandbox, lambda: build_sandbox(config))
+    task = part("task", lambda of: (of.task, tuple(shared_options(of))), lambda: build_task(config, objects))
     condenser = build_condenser(config.condenser, objects)
     if base is not None and condenser is base.condenser and type(condenser).counts is not Condenser.counts:
         condenser = deepcopy(condenser)  # of one object that counts, every evaluation has a copy with its own counts
@@ -122,11 +107,21 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
         config=config,
         task=task,
         data=base.data if base is not None and base.task is task else cache(partial(problems, task)),
-        reward=shared["reward"] if "reward" in shared else build_reward(config.reward, sandbox, objects),
+        reward=part(
+            "reward", lambda of: (of.reward, of.sandbox), lambda: build_reward(config.reward, sandbox, objects)
+        ),
         condenser=condenser,
-        toolbox=shared["toolbox"] if "toolbox" in shared else build_toolbox(config, sandbox, condenser, objects),
+        toolbox=part(
+            "toolbox",
+            lambda of: (of.rollout.tools, of.sandbox, of.condenser, of.rollout.condense),
+            lambda: build_toolbox(config, sandbox, condenser, objects),
+        ),
         sandbox=sandbox,
         objects=objects,
-        estimator=shared["estimator"] if "estimator" in shared else advantage_estimator(config),
-        objective=shared["objective"] if "objective" in shared else objective(config.algorithm),
+        estimator=part(
+            "estimator",
+            lambda of: (of.estimator, of.algorithm.advantage, of.rollout.limits.max_context_tokens),
+            lambda: advantage_estimator(config),
+        ),
+        objective=part("objective", lambda of: of.algorithm, lambda: objective(config.algorithm)),
     )

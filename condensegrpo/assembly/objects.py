@@ -4,7 +4,8 @@
     task=MyTask()                         ─▶   task: {name: "python:MyTask"}, and the object by that name
     tools=["calculator", look_up]         ─▶   rollout.tools.use: [{name: calculator}, {name: "python:look_up"}]
     condenser="full"                      ─▶   condenser: {name: full}
-    reward={"name": …, "options": {…}}    ─▶   reward: {name: …, options: {…}}
+    reward={"name": "weighted_sum",       ─▶   reward: {name: weighted_sum,
+      "options": {"parts": [Brief()]}}           options: {parts: ["python:Brief"]}}
 
 A configuration cannot hold an object: it names it, and ``build`` takes the object of that name. Only the program that
 made the object can build it again.
@@ -14,7 +15,8 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TypedDict
@@ -86,9 +88,9 @@ def replaced(config: RunConfig, parts: Parts) -> tuple[list[str], Objects]:
             )
         if part == "tools":
             tools = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
-            changes[SECTIONS[part]] = [_section(part, tool, objects) for tool in tools]
+            changes[SECTIONS[part]] = [_section(objects, tool) for tool in tools]
         else:
-            changes[SECTIONS[part]] = _section(part, given, objects)
+            changes[SECTIONS[part]] = _section(objects, given)
     variants = config.evaluate.variants
     kept = {
         name: each
@@ -101,20 +103,18 @@ def replaced(config: RunConfig, parts: Parts) -> tuple[list[str], Objects]:
     }
     if kept != variants:
         changes["evaluate.variants"] = kept
-    return [f"{key}={json.dumps(value, default=str)}" for key, value in changes.items()], objects
+    return [f"{key}={json.dumps(value, default=partial(_name_of, objects))}" for key, value in changes.items()], objects
 
 
-def object_or(objects: Objects, plugin: Plugin | TaskSettings, otherwise: Callable[[], object]) -> object:
-    """The object that a section names, or else what is built by its name."""
+def object_of(objects: Objects, plugin: Plugin | TaskSettings) -> object | None:
+    """The object that a section names; None: it names a plug-in."""
     name, options = plugin.name, plugin.options
-    if name not in objects:
-        return otherwise()
-    if options:
+    if name in objects and options:
         raise ConfigError(
             f"setting up {name}: found the options {', '.join(options)}, and it is an object, which takes none. "
             f"Construct it with them."
         )
-    return objects[name]
+    return objects.get(name)
 
 
 def check_objects(config: RunConfig, objects: Objects) -> None:
@@ -133,30 +133,34 @@ def check_objects(config: RunConfig, objects: Objects) -> None:
         )
 
 
-def _section(part: str, given: object, objects: dict[str, object]) -> dict[str, object]:
-    """The section of a part; an object is added to ``objects``."""
-    if isinstance(given, str):
-        return {"name": given}
+def _section(objects: dict[str, object], given: object) -> dict[str, object]:
+    """The section of a part."""
     if isinstance(given, Mapping):
-        named = given.get("name")
-        return {**given, "name": _import_path(part, named)} if inspect.isclass(named) else dict(given)
+        return dict(given)
+    return {"name": given if isinstance(given, str) else _name_of(objects, given)}
+
+
+def _name_of(objects: dict[str, object], given: object) -> str:
+    """The name that a configuration has for what it cannot hold; an object is added to ``objects`` by that name."""
+    if isinstance(given, os.PathLike):
+        return str(os.fspath(given))
     if inspect.isclass(given):
-        return {"name": _import_path(part, given)}
+        return _import_path(given)
     label = given.__name__ if isinstance(given, FunctionType | MethodType) else type(given).__name__
     name = f"{OBJECT}{label}"
     while objects.setdefault(name, given) is not given:
         name += "_"
-    return {"name": name}
+    return name
 
 
-def _import_path(part: str, given: type) -> str:
+def _import_path(given: type) -> str:
     """Where a class is, as a configuration names it: ``path/to/file.py:Name``."""
     file = getattr(sys.modules.get(given.__module__), "__file__", None)
     if given.__module__ == "__main__" or "." in given.__qualname__ or file is None:
         raise ConfigError(
-            f"reading the argument {part}: found the class {given.__name__} of {given.__module__}, which no file has "
-            f"that can be imported alone. Put it at the top level of a file and import it from there, or give an "
-            f"object: {part}={given.__name__}(…)."
+            f"reading the arguments: found the class {given.__name__} of {given.__module__}, which no file has that "
+            f"can be imported alone. Put it at the top level of a file and import it from there, or give an object: "
+            f"{given.__name__}(…)."
         )
     return f"{Path(file).resolve()}:{given.__name__}"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
-from condensegrpo.assembly.objects import NO_OBJECTS, Objects, object_or
+from condensegrpo.assembly.objects import NO_OBJECTS, Objects, object_of
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.config.schema import Plugin, RunConfig, StagePlugin, WeightedPlugin
 from condensegrpo.config.yaml_tree import parse
@@ -27,7 +27,8 @@ P = TypeVar("P")
 
 def build_task(config: RunConfig, objects: Objects = NO_OBJECTS) -> Task:
     """The task, with the options that it shares with the rollout."""
-    built = cast(Task, object_or(objects, config.task, lambda: _loaded_task(config)))
+    given = object_of(objects, config.task)
+    built = cast(Task, _loaded_task(config) if given is None else given)
     return _with_methods(built, config.task.name, "problems", "environment")
 
 
@@ -85,11 +86,10 @@ def build_reward(plugin: Plugin, sandbox: Sandbox, objects: Objects = NO_OBJECTS
         if not isinstance(options["parts"], list):
             raise ConfigError(f"checking reward.options.parts: found {options['parts']!r}, wanted a list of rewards.")
         options["parts"] = [
-            _part(parse(WeightedPlugin, part, source=f"reward.options.parts[{index}]"), sandbox)
+            _part(parse(WeightedPlugin, _section(part), source=f"reward.options.parts[{index}]"), sandbox, objects)
             for index, part in enumerate(options["parts"])
         ]
-    made = object_or(objects, plugin, lambda: build_plugin("rewards", plugin.name, options, {"sandbox": sandbox}))
-    built = _of_one_kind(cast(Reward, made), plugin.name)
+    built = _reward(plugin, options, sandbox, objects)
     if isinstance(built, TurnReward):
         raise ConfigError(
             f"setting up the reward {plugin.name}: it pays single turns and says nothing of the outcome. Make it a "
@@ -99,13 +99,13 @@ def build_reward(plugin: Plugin, sandbox: Sandbox, objects: Objects = NO_OBJECTS
     return built
 
 
-def _part(plugin: WeightedPlugin, sandbox: Sandbox) -> RewardPart:
+def _part(plugin: WeightedPlugin, sandbox: Sandbox, objects: Objects) -> RewardPart:
     if "parts" in plugin.options:
         raise ConfigError(
             f"setting up the part {plugin.name} of reward.options.parts: it has parts of its own, and a part is a "
             f"single reward. List them beside the others, each with the product of the two weights."
         )
-    built = _of_one_kind(build_plugin("rewards", plugin.name, plugin.options, {"sandbox": sandbox}), plugin.name)
+    built = _reward(plugin, plugin.options, sandbox, objects)
     if isinstance(built, GroupReward):
         raise ConfigError(
             f"setting up the part {plugin.name} of reward.options.parts: it scores a group as a whole, and a weighted "
@@ -114,8 +114,17 @@ def _part(plugin: WeightedPlugin, sandbox: Sandbox) -> RewardPart:
     return RewardPart(name=plugin.name.rpartition(":")[2], weight=plugin.weight, reward=built)
 
 
-def _of_one_kind(reward: Reward | GroupReward | TurnReward, name: str) -> Reward | GroupReward | TurnReward:
-    """The reward, if it is one for outcomes, one for groups or one for turns: with two of them, which is meant?"""
+def _section(given: object) -> object:
+    """The section of an entry of a list, which may be a name alone."""
+    return {"name": given} if isinstance(given, str) else given
+
+
+def _reward(
+    plugin: Plugin, options: Mapping[str, object], sandbox: Sandbox, objects: Objects
+) -> Reward | GroupReward | TurnReward:
+    """A reward for outcomes, for groups or for turns: with two of them, which is meant?"""
+    name, given = plugin.name, object_of(objects, plugin)
+    reward = build_plugin("rewards", name, options, {"sandbox": sandbox}) if given is None else given
     kinds = ("__call__", "score_group", "turn_rewards")
     present = [method for method in kinds if hasattr(reward, method)]
     if len(present) != 1:
@@ -124,7 +133,7 @@ def _of_one_kind(reward: Reward | GroupReward | TurnReward, name: str) -> Reward
             f"{' and '.join(present) or 'no method of a reward'}, wanted exactly one of "
             f"{', '.join(kinds)}{at_definition(reward)}; see docs/how-to/write-a-reward.md."
         )
-    return _with_methods(reward, name, present[0])
+    return cast(Reward, _with_methods(reward, name, present[0]))
 
 
 def build_condenser(plugin: Plugin, objects: Objects = NO_OBJECTS) -> Condenser:
@@ -137,14 +146,15 @@ def build_condenser(plugin: Plugin, objects: Objects = NO_OBJECTS) -> Condenser:
                 f"list of condensers."
             )
         options["stages"] = tuple(
-            Stage(name=stage.name.rpartition(":")[2], condenser=build_condenser(stage), over=stage.over)
+            Stage(name=stage.name.rpartition(":")[2], condenser=build_condenser(stage, objects), over=stage.over)
             for index, raw in enumerate(options["stages"])
-            for stage in [parse(StagePlugin, raw, source=f"stages[{index}] of the condenser {plugin.name}")]
+            for stage in [parse(StagePlugin, _section(raw), source=f"stages[{index}] of the condenser {plugin.name}")]
         )
     from condensegrpo.samplers.writers import open_writer  # imports aiohttp
 
-    supplied = {"open_writer": open_writer}
-    built = object_or(objects, plugin, lambda: build_plugin("condensers", plugin.name, options, supplied))
+    built = object_of(objects, plugin)
+    if built is None:
+        built = build_plugin("condensers", plugin.name, options, {"open_writer": open_writer})
     if not isinstance(built, Condenser):
         kind = type(built).__name__
         raise ConfigError(
@@ -221,7 +231,8 @@ def _tools(config: RunConfig, form: ToolFormat, sandbox: Sandbox, objects: Objec
 
 def _tool(plugin: Plugin, sandbox: Sandbox, objects: Objects) -> Tool:
     """A function is the tool; a class is built with its options, and its ``__call__`` is the tool."""
-    loaded: Any = object_or(objects, plugin, lambda: load_plugin("tools", plugin.name))
+    given = object_of(objects, plugin)
+    loaded: Any = load_plugin("tools", plugin.name) if given is None else given
     isclass = inspect.isclass(loaded)
     if plugin.options and not isclass:
         raise ConfigError(

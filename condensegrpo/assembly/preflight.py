@@ -4,14 +4,16 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import check_task, corpus_of
 from condensegrpo.assembly.held_out import check_disjoint, check_truths
 from condensegrpo.assembly.learning_signal import turn_reward_estimators
-from condensegrpo.assembly.model_checks import check_model, check_prompts
-from condensegrpo.assembly.runtime import renderer_with
+from condensegrpo.assembly.rehearsal import rehearse
+from condensegrpo.assembly.runtime import renderer_for, renderer_with
+from condensegrpo.assembly.scorers import check_models
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, ModelMissing
 from condensegrpo.core.failures import plugin_code
@@ -21,10 +23,21 @@ from condensegrpo.core.protocols.sampler import ChecksTraining
 from condensegrpo.core.protocols.task import LeavesOut, Task
 from condensegrpo.core.trajectory import StopReason
 from condensegrpo.core.wording import plural
-from condensegrpo.learner.model_folder import check_divided, local_source
+from condensegrpo.learner.model_folder import (
+    attention_of,
+    check_divided,
+    check_heads,
+    check_vocabulary,
+    configuration,
+    local_source,
+    max_positions,
+    sees,
+)
 from condensegrpo.learner.new_model import new_tokenizer, seeing_tokenizer
 from condensegrpo.learner.settings import NewModel
+from condensegrpo.learner.targets import check_targets_of
 from condensegrpo.storage.hub import model_fault
+from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import evaluation_file
 
 if TYPE_CHECKING:
@@ -50,7 +63,7 @@ def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ..
         resumed: the run has a folder, which may have been moved from ``runs_dir``.
 
     Returns:
-        Estimator and dtype with the reasons for them, and what could not be checked.
+        Estimator and dtype with the reasons for them, what came of the rehearsal, and what could not be checked.
     """
     config, name = components.config, components.config.sampler.name
     if not resumed:
@@ -74,7 +87,7 @@ def check_settings(components: Components) -> tuple[str, ...]:
     """The part of ``check_run`` that does not depend on the machine.
 
     Returns:
-        What could not be checked, and what is left out of the training data.
+        What came of the rehearsal, what could not be checked, and what is left out of the training data.
     """
     config, condenser, task = components.config, components.condenser, components.task
     _check_learning(components)
@@ -92,6 +105,48 @@ def check_settings(components: Components) -> tuple[str, ...]:
         alike = plural(task.alike, "training problem")
         notes.append(f"{alike} kept with a question of the evaluation data: another column differs")
     return tuple(notes)
+
+
+def check_model(components: Components, source: str, *, trains: bool = False) -> tuple[str, ...]:
+    """Check what a configuration needs of a model, and rehearse it with the model's tokenizer. Loads no weights.
+
+    Args:
+        trains: whether the rehearsed episodes are given credit and made into rows.
+
+    Returns:
+        What came of the rehearsal.
+    """
+    check_architecture(components, source)
+    with TemporaryDirectory(prefix="condensegrpo-media-") as folder:
+        media = MediaFolder(Path(folder))
+        return rehearse(
+            components,
+            lambda each: renderer_for(each, source, media),
+            max_positions=max_positions(source),
+            trains=trains,
+        )
+
+
+def check_architecture(components: Components, source: str) -> None:
+    """Check what a configuration needs of a model's vocabulary, weights, tower, layers and heads. Loads no weights."""
+    config = components.config
+    check_vocabulary(source)
+    if quantised := getattr(configuration(source), "quantization_config", None):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else type(quantised).__name__
+        raise ConfigError(
+            f"checking model.path: the weights of {source} are quantised ({method}), and the learner and the updates "
+            f"of the sampler need plain ones. Use the model that is not quantised, or dequantise it and save it."
+        )
+    if config.model.vision == "train" and not sees(configuration(source)):
+        raise ConfigError(
+            f"checking model.vision: found train, and {source} has no vision tower, or is of no family that is known. "
+            f"Set model.vision=frozen."
+        )
+    check_models(components.condenser.scorers, source)
+    if config.model.lora is not None:
+        check_targets_of(source, config.model.lora.targets, config.model.vision)
+    check_heads(source, config.learner.sequence_parallel)
+    attention_of(configuration(source), config.model.attention)
 
 
 def made_tokenizer(task: Task, new: NewModel) -> "PreTrainedTokenizerFast":
@@ -187,20 +242,22 @@ def _check_variants(components: Components) -> None:
 
 
 def _check_policy(components: Components) -> Iterator[str]:
-    """Check the policy as far as it can be read without weights and without a download; yields what was not checked."""
+    """Check the policy as far as it can be read without weights and without a download, and rehearse the run."""
     config, task = components.config, components.task
     check_task(components)
     if config.model.new is not None:
         made = made_tokenizer(task, config.model.new)
         positions = config.model.new.max_positions
-        check_prompts(components, lambda varied: renderer_with(varied, made, stop_ids=()), max_positions=positions)
         heads = config.model.new.heads
         check_divided("model.new", heads, heads, config.learner.sequence_parallel)
+        yield from rehearse(
+            components, lambda each: renderer_with(each, made, stop_ids=()), max_positions=positions, trains=True
+        )
         return
     source = str(config.model.path)
     local = local_source(source)
     if local is not None:
-        check_model(components, local)
+        yield from check_model(components, local, trains=True)
         return
     fault = model_fault(source)
     if fault is not None:
@@ -208,4 +265,4 @@ def _check_policy(components: Components) -> Iterator[str]:
             f"looking for model.path={source}: it is no folder and not in the Hub cache, and {fault}. Set model.path "
             f"to a folder with the model, or download it where there is network: hf download {source}."
         )
-    yield f"model {source}: not downloaded yet; context budget and chat template are checked when training starts"
+    yield f"not checked: model {source} is not downloaded yet; the run is rehearsed when training starts"

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from condensegrpo.assembly import plugins
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.objects import NO_OBJECTS, Objects, object_or
+from condensegrpo.assembly.objects import NO_OBJECTS, Objects, object_of
 from condensegrpo.assembly.scorers import frozen_model, open_scorers
 from condensegrpo.config.load import longest_request
 from condensegrpo.config.schema import RunConfig, SamplerPlugin
@@ -64,16 +64,17 @@ def open_sampler(
         lora: of the adapters that train beside the weights.
         media: where the pictures of prompts are; None: there are none.
     """
-    arguments = _sampler_arguments(config, model_path, lora, media)
     named = config.sampler
-    built = object_or(objects, named, lambda: plugins.build_plugin("samplers", named.name, named.options, arguments))
-    sampler = cast(Sampler, built)
+    sampler: Any = object_of(objects, named)
+    if sampler is None:
+        arguments = _sampler_arguments(config, model_path, lora, media)
+        sampler = plugins.build_plugin("samplers", named.name, named.options, arguments)
     if not isinstance(version := getattr(sampler, "version", None), int):
         raise ConfigError(
             f"setting up the sampler {named.name}: its version is {version!r:.80}, wanted the number of the optimiser "
             f"step whose weights it has, at first 0{at_definition(type(sampler))}; see docs/reference/protocols.md."
         )
-    return sampler
+    return cast(Sampler, sampler)
 
 
 def close_sampler(sampler: Sampler, observer: Observer) -> None:
@@ -210,7 +211,7 @@ def trajectory_engine(
 def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
     """Check the sampler's options, and that it can measure replies if the configuration asks for it. Loads no model."""
     if config.sampler.name in objects:
-        given = object_or(objects, config.sampler, lambda: None)
+        given = object_of(objects, config.sampler)
         _check_methods(config.sampler.name, given)
         if config.rollout.answer_form is not None and not isinstance(given, LogprobSampler):
             raise _cannot_measure(config)

@@ -45,13 +45,11 @@ def check_scorers(names: Sequence[str], sampler: object, sampler_name: str) -> N
             )
 
 
-def check_models(names: Sequence[str], source: str, *, pinned: Sequence[Message], tokens: int) -> None:
+def check_models(names: Sequence[str], source: str) -> None:
     """Check that attention can be captured from the models that score. Loads no weights.
 
     Args:
         source: the policy's folder or Hub id.
-        pinned: system message and question of some problem.
-        tokens: of the longest prompt.
     """
     from condensegrpo.attention.capture import check_layers, check_supported  # imports transformers
 
@@ -66,12 +64,19 @@ def check_models(names: Sequence[str], source: str, *, pinned: Sequence[Message]
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"setting up the scorer {name!r} of the condenser: {error}") from error
         if model != POLICY:
-            _check_frozen(name, model, pinned, tokens)
+            check_vocabulary(model)
 
 
-def _check_frozen(name: str, path: str, pinned: Sequence[Message], tokens: int) -> None:
-    """Check that a frozen model's own chat template renders a conversation and that it has enough positions."""
-    check_vocabulary(path)
+def check_frozen(name: str, pinned: Sequence[Message], tokens: int) -> None:
+    """Check that the chat template of a scorer's frozen model renders a conversation, and that it has the positions.
+
+    Args:
+        pinned: system message and question of some problem.
+        tokens: of the longest prompt.
+    """
+    path, _ = split_layers(name)
+    if path in NEEDED:
+        return
     rendering = Renderer(load_tokenizer(path), stop_ids=end_ids(path))
     turn = (Message(role="assistant", content="so"), Message(role="user", content="and"))
     try:
@@ -138,7 +143,8 @@ def frozen_scorers(names: Sequence[str]) -> dict[str, UnitScorer]:
                 f"setting up the scorer {name!r} of the condenser: there is no policy here. Name a frozen model: its "
                 f"folder or Hub id, such as scorer=path/to/model."
             )
-    check_models(names, "", pinned=(Message(role="user", content="?"),), tokens=0)
+        check_frozen(name, (Message(role="user", content="?"),), 0)
+    check_models(names, "")
     model, opened = partial(frozen_model, dtype="float32"), ((name, *split_layers(name)) for name in names)
     return {name: _WithinPositions(_frozen(path, layers, model), max_positions(path)) for name, path, layers in opened}
 

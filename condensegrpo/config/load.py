@@ -199,6 +199,5 @@ def _with_importance(config: RunConfig) -> RunConfig:
     algorithm = config.algorithm
     if algorithm.importance.cap is not None:
         return config
-    rounds = "bfloat16" in (config.model.dtype, config.sampler.options.get("dtype"))
-    importance = replace(algorithm.importance, cap=BFLOAT16_CAP if rounds else 0.0)
+    importance = replace(algorithm.importance, cap=BFLOAT16_CAP if config.in_bfloat16 else 0.0)
     return config.model_copy(update={"algorithm": algorithm.model_copy(update={"importance": importance})})

@@ -340,6 +340,11 @@ class RunConfig(Section):
         return self.algorithm.advantage.estimator or default
 
     @property
+    def in_bfloat16(self) -> bool:
+        """Whether the learner or the sampler computes in bfloat16."""
+        return "bfloat16" in (self.model.dtype, self.sampler.options.get("dtype"))
+
+    @property
     def longest_output(self) -> int:
         """L of the aggregation trajectory_constant: what is set, or the most tokens that a trajectory may sample."""
         limits = self.rollout.limits

@@ -24,6 +24,7 @@ from condensegrpo.algorithms.objective import (
     totals,
     with_summary_share,
 )
+from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, SourceCredit, StopSettings
 from condensegrpo.core.errors import LearnerError, PluginError
 from condensegrpo.core.failures import PluginFailure, plugin_code
@@ -273,16 +274,7 @@ def update(
         temperature: of the distribution sampled from; greedy replies (0) are learned at 1.
         max_tokens: of a micro-batch.
     """
-    together: int = learner.module.ranks_a_row
-    share = learner.module.computes_trees
-    batches = pack_rows(learner.module.named(rows), max_tokens=max_tokens, share=share, ranks_a_row=together)
-    vocabulary = learner.module.policy.config.get_text_config().vocab_size
-    highest = max((int(batch.token_ids.max()) for batch in batches), default=0)
-    if highest >= vocabulary:  # on a GPU it would end the process
-        raise LearnerError(
-            f"laying out the rows of a step: found the token id {highest}, and the policy knows those below "
-            f"{vocabulary}. The sampler has another tokenizer: give it the model of the run."
-        )
+    batches = packed(learner, rows, max_tokens=max_tokens)
     count, in_rows, computed = ranks.sum_over_ranks(
         [len(rows), sum(len(row.token_ids) for row in rows), sum(batch.token_ids.numel() for batch in batches)]
     )
@@ -297,7 +289,25 @@ def update(
     stats: dict[str, float] = {}
     for _ in range(updates):
         stats = optimizer_step(learner, batches, objective, temperature=temperature)
-    return {"rows": count, "tokens/rows": in_rows, "tokens/computed": computed / together, **stats}
+    return {"rows": count, "tokens/rows": in_rows, "tokens/computed": computed / learner.module.ranks_a_row, **stats}
+
+
+def packed(learner: DeepSpeedEngine, rows: Sequence[Segment], *, max_tokens: int) -> list[PackedBatch]:
+    """This rank's micro-batches of the rows of all ranks."""
+    batches = pack_rows(
+        learner.module.named(rows),
+        max_tokens=max_tokens,
+        share=learner.module.computes_trees,
+        ranks_a_row=learner.module.ranks_a_row,
+    )
+    vocabulary = learner.module.policy.config.get_text_config().vocab_size
+    highest = max((int(batch.token_ids.max()) for batch in batches), default=0)
+    if highest >= vocabulary:  # on a GPU it would end the process
+        raise LearnerError(
+            f"laying out the rows of a step: found the token id {highest}, and the policy knows those below "
+            f"{vocabulary}. The sampler has another tokenizer: give it the model of the run."
+        )
+    return batches
 
 
 def sampled_weights(sampler: Sampler, learner: DeepSpeedEngine) -> NamedTensors:

@@ -1,4 +1,4 @@
-"""Whether a sampler reports the learner's probabilities of its samples, also right after a change of the weights.
+"""Whether a sampler reports the learner's probabilities of its samples: in a trial, and in the first step of a run.
 
 Everything that an importance ratio is made of is compared here on real parts: the configured sampler, the learner under
 DeepSpeed, a real optimiser step between them. A sampler whose weights were not synchronised, whose cache answers for
@@ -6,6 +6,7 @@ old ones, or whose log-probabilities are of another distribution fails.
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from condensegrpo.algorithms.credit import rows_of, trained_turns
 from condensegrpo.algorithms.objective import PerToken, supervised
 from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.assembly.build import build
@@ -20,15 +22,18 @@ from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import validate
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.protocols.sampler import Sampler, SleepingSampler
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Generation, SamplingParams, Segment
+from condensegrpo.core.wording import plural
 from condensegrpo.learner import ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, measure_logprobs, optimizer_step
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.weights import all_gathered
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.initial_policy import base_policy
-from condensegrpo.training.learn_step import sampled_weights
+from condensegrpo.training.learn_step import packed, sampled_weights
 
 TEMPERATURES = (1.0, 0.7)
 PROMPTS, LONGEST, REPLY = 16, 200, 24  # the longest prompt fills a block of vLLM's cache, 128 tokens on a CPU
@@ -50,6 +55,9 @@ BOUNDS = {
     ("bfloat16", "cpu"): ParityBounds(0.3, 1e-2),
     ("bfloat16", "cuda"): ParityBounds(0.3, 1e-2),
 }
+# of the first step, by the precision of sampler and learner: it stops a sampler that is off, whatever its kernels
+FIRST_STEP = {"float32": ParityBounds(math.log(4), 0.02), "bfloat16": ParityBounds(math.log(50), 0.05)}
+CHECKED = 64  # rows of each rank whose tokens are compared in the first step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +68,14 @@ class Parity:
     tokens: int
     largest_gap: float  # nats, of |log π_sampler − log π_learner|
     mean_ratio: float  # of π_learner / π_sampler
+
+    def __str__(self) -> str:
+        """The figures, for a log."""
+        away = self.mean_ratio - 1
+        ratio = f"mean ratio 1 {'−' if away < 0 else '+'} {abs(away):.1e}"
+        return (
+            f"largest difference from the learner {self.largest_gap:.1e} nats, {ratio}, {plural(self.tokens, 'token')}"
+        )
 
     def holds(self, bounds: ParityBounds) -> bool:
         """Whether an importance ratio may be made of the two; NaN does not hold."""
@@ -173,3 +189,55 @@ def _samples(sampler: Sampler, prompts: Sequence[tuple[int, ...]], *, temperatur
         reply_row(prompt, reply.token_ids, weight=weight, logprobs=reply.logprobs)
         for prompt, reply in zip(prompts, asyncio.run(replies()), strict=True)
     ]
+
+
+def check_first_step(
+    config: RunConfig, learner: DeepSpeedEngine, scored: Sequence[ScoredTrajectory], *, step: int
+) -> Parity | None:
+    """Compare the sampler's log-probabilities of a step's tokens with the learner's, before it learns from them.
+
+    Every rank must call it. Turns that were sampled under other weights than the learner's are left out.
+
+    Returns:
+        What the two say; None: there is nothing to compare.
+
+    Raises:
+        LearnerError: they are too far apart for an importance ratio or a loss that is made of them.
+    """
+    fresh = [[turn.policy_version == step - 1 for turn in each.trajectory.turns] for each in scored]
+    same = [each for each, turns in zip(scored, fresh, strict=True) if turns and all(turns)]
+    weight_NK = trained_turns(same, config.algorithm.aggregation.turns).float()
+    rows = rows_of(same, torch.ones_like(weight_NK), weight_NK)[:CHECKED]
+    batches = packed(learner, rows, max_tokens=config.learner.tokens_per_micro_batch)
+    temperature = config.rollout.temperature or 1.0
+    learned = measure_logprobs(learner, batches, temperature=temperature)
+    tokens, summed, worst = 0, 0.0, (0.0, 0, 0.0)  # of this rank; the largest gap, its token and the sampler's value
+    for batch, learner_T in zip(batches, learned, strict=True):
+        trained_T = batch.weights > 0
+        sampler_T, target_T = batch.logprobs[trained_T], batch.target[trained_T]
+        gap_T = learner_T.cpu()[trained_T] - sampler_T
+        tokens, summed = tokens + len(gap_T), summed + float(gap_T.double().exp().sum())
+        if len(gap_T):
+            at = int(gap_T.abs().argmax())
+            worst = max(
+                worst, (float(gap_T[at]), int(target_T[at]), float(sampler_T[at])), key=lambda each: abs(each[0])
+            )
+    counts, sums, furthest = zip(*ranks.gather((tokens, summed, worst)), strict=True)
+    if not sum(counts):
+        return None
+    gap, token, sampled = max(furthest, key=lambda each: abs(each[0]))
+    parity = Parity(
+        temperature=temperature, tokens=sum(counts), largest_gap=abs(gap), mean_ratio=math.fsum(sums) / sum(counts)
+    )
+    bounds = FIRST_STEP["bfloat16" if config.in_bfloat16 else "float32"]
+    if not parity.holds(bounds):
+        factor, most = math.exp(min(parity.largest_gap, 99)), math.exp(bounds.largest_gap)
+        raise LearnerError(
+            f"comparing the sampler {config.sampler.name} with the learner in step {step}: over {parity.tokens} tokens "
+            f"the mean ratio of their probabilities is {parity.mean_ratio:.4g}, wanted 1 ± {bounds.ratio:g}; furthest "
+            f"apart is the token {token}, whose log-probability is {sampled:.3f} for the sampler and "
+            f"{sampled + gap:.3f} for the learner, a factor of {factor:.3g}, wanted at most "
+            f"{most:.3g}. What is learned from such samples is wrong: see `condensegrpo doctor "
+            f"--gpu`, or set sampler.name=transformers."
+        )
+    return parity

@@ -15,7 +15,6 @@ from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.objects import NO_OBJECTS, Objects, described_objects
 from condensegrpo.assembly.preflight import check_run
-from condensegrpo.assembly.reward_trial import try_rewards
 from condensegrpo.config.load import dump_config
 from condensegrpo.config.resumed import allowed_changes, change_table, config_at
 from condensegrpo.config.schema import RunConfig
@@ -141,8 +140,6 @@ def prepare_run(
         _check_checkpoints(continued)
     components = build(config, objects=objects)
     notes = (*check_run(components, resumed=continued is not None), *described_objects(objects))
-    if dry_run:
-        notes = (*notes, *try_rewards(components))
     if changes:
         notes = (f"changed since the run was last started:\n{change_table(changes)}", *notes)
     return PreparedRun(components=components, continued=continued, overwrite=overwrite, notes=notes)

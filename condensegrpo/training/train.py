@@ -15,9 +15,9 @@ from itertools import islice
 from condensegrpo.algorithms.advantages import EstimatorPlugin
 from condensegrpo.algorithms.credit import rows_of
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.model_checks import check_model
 from condensegrpo.assembly.open_learner import choices, open_learner
 from condensegrpo.assembly.players import GroupPlayer, RolloutPlayers
+from condensegrpo.assembly.preflight import check_architecture, check_model
 from condensegrpo.assembly.runtime import close_sampler, open_sampler, open_writer, use_threads
 from condensegrpo.config.load import plugin_files
 from condensegrpo.config.schema import RunConfig
@@ -27,7 +27,6 @@ from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import DescribesSettings, Sampler, SleepingSampler
 from condensegrpo.episodes.failures import FailureWatch, failures_of
-from condensegrpo.episodes.families import NO_FAMILY
 from condensegrpo.evaluation.evaluate import evaluate_variant
 from condensegrpo.evaluation.figures import metric_prefix
 from condensegrpo.learner import ranks
@@ -40,9 +39,10 @@ from condensegrpo.learner.engine import (
     close_deepspeed,
     open_reference,
 )
-from condensegrpo.learner.model_folder import save_tokenizer
+from condensegrpo.learner.model_folder import local_source, save_tokenizer
 from condensegrpo.learner.training_state import at_schedule, on_device
 from condensegrpo.planning.plan import config_on_devices
+from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.environment import edited_plugins, write_environment
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.training.agreement import check_agreement
@@ -57,6 +57,7 @@ from condensegrpo.training.learn_step import (
     step_metrics,
     update,
 )
+from condensegrpo.training.parity import check_first_step
 from condensegrpo.training.rollout import (
     RolloutPrefetcher,
     StepBatch,
@@ -120,10 +121,13 @@ def run_training(
     edited = (f"{file} was edited since this run began to use it" for file in edited_plugins(folder.path))
     for warning in (*edited, *_warnings(config, components.estimator.plugin)):
         observer.notice(warning)
+    downloaded = config.model.new is None and local_source(str(config.model.path)) is None
     source = base_policy(config, components.task, folder)
-    chosen = check_model(components, source)
-    if chosen != NO_FAMILY:
-        observer.notice(f"prompts and replies: {chosen}")
+    if downloaded:  # and so not rehearsed yet
+        for note in check_model(components, source, trains=True):
+            observer.notice(note)
+    elif config.model.new is not None:
+        check_architecture(components, source)
     source = first_policy(components, folder, source, observer=observer, stopping=stopping)
     with _opened(components, folder, source, observer) as (run, done):
         last = max(done, config.train.steps)  # a resumed run may be beyond its steps
@@ -256,7 +260,7 @@ def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
         return False
     for step in range(done + 1, schedule.steps + 1):
         with _saved_if_most_fail(run, step - 1):
-            metrics = _step(run, step, failing)
+            metrics = _step(run, step, failing, first=step == done + 1)
         if run.tracking is not None:
             run.tracking.log(step, metrics)
         run.observer.step(step, metrics)
@@ -283,8 +287,8 @@ def _loop(run: _Run, done: int, stopping: Callable[[], bool]) -> bool:
     return True
 
 
-def _step(run: _Run, step: int, failing: FailureWatch) -> dict[str, float]:
-    """From one batch of problems to one optimiser step; returns its metrics."""
+def _step(run: _Run, step: int, failing: FailureWatch, *, first: bool) -> dict[str, float]:
+    """From one batch of problems to one optimiser step; returns its metrics. ``first``: of this start of the run."""
     began = time.monotonic()
     batch = run.prefetcher.take(step)
     failing.check(ranks.gather(failures_of(batch.trajectories)), run.observer)
@@ -293,7 +297,7 @@ def _step(run: _Run, step: int, failing: FailureWatch) -> dict[str, float]:
         with plugin_code("letting the sampler sleep", SamplerError):
             run.sampler.sleep(keep_weights=not update_follows)
     sampled = time.monotonic()
-    credit, statistics = _learn(run, step, batch)
+    credit, statistics = _learn(run, step, batch, first=first)
     learned = time.monotonic()
     waited = _send_weights(run, step) if update_follows else 0.0
     ended = time.monotonic()
@@ -307,7 +311,7 @@ def _step(run: _Run, step: int, failing: FailureWatch) -> dict[str, float]:
     }
 
 
-def _learn(run: _Run, step: int, batch: StepBatch) -> tuple[StepCredit, dict[str, float]]:
+def _learn(run: _Run, step: int, batch: StepBatch, *, first: bool) -> tuple[StepCredit, dict[str, float]]:
     """Give credit to a batch and take its optimiser steps; returns the credit and the statistics of the last one."""
     algorithm, rollout = run.config.algorithm, run.config.rollout
     credit = give_credit(
@@ -330,6 +334,9 @@ def _learn(run: _Run, step: int, batch: StepBatch) -> tuple[StepCredit, dict[str
     at_schedule(run.learner, (step - 1) * algorithm.updates_per_batch)  # steps that had nothing to learn count
     run.observer.phase(f"step {step}: learning", None)
     with on_device(run.learner) if run.config.learner.offload.rollouts else nullcontext():
+        made_up = isinstance(run.sampler, ScriptedSampler)  # its log-probabilities are of no model
+        if first and not made_up and (parity := check_first_step(run.config, run.learner, batch.kept, step=step)):
+            run.observer.notice(f"sampler {run.config.sampler.name}: {parity}")
         statistics = update(
             run.learner,
             rows,
