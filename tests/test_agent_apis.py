@@ -220,6 +220,7 @@ A_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"system": 3}, "system is 3"),
     ({"messages": 3}, "messages is 3, wanted a list"),
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content is 3, wanted a list"),
+    ({"messages": [{"role": "user", "content": [{"type": []}]}]}, "a part of type [], wanted text"),
 ]
 R_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "type 'input_image', wanted text"),
@@ -229,6 +230,7 @@ R_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"background": True}, "background is true, and this endpoint takes false"),
     ({"conversation": "conv_1"}, 'conversation is "conv_1", and this endpoint takes nothing'),
     ({"previous_response_id": "resp_1"}, "previous_response_id 'resp_1' is of no response"),
+    ({"previous_response_id": []}, "previous_response_id [] is of no response"),
     ({"input": []}, "there is no message"),
     ({"instructions": 3}, "instructions is 3, wanted a text"),
 ]

@@ -59,7 +59,7 @@ class Messages(Dialect):
         tools = tuple(
             tool(entry, f"tools[{index}]", parameters="input_schema")
             for index, entry in enumerate(declared)
-            if entry.get("type", "custom") == "custom"
+            if entry.get("type") in (None, "custom")
         )
         messages = each(given.get("messages"), "messages", _messages)
         return ChatRequest(

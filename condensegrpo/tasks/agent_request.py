@@ -122,9 +122,10 @@ def joined_text(given: object, where: str, kinds: Mapping[str, str]) -> str:
     texts = list[str]()
     for part in as_list(given, where):
         fields = mapping(part, where)
-        if fields.get("type") not in kinds:
+        field_of_text = kinds.get(str(fields.get("type")))
+        if field_of_text is None:
             raise RequestRefused(f"{where} has a part of type {fields.get('type')!r:.80}, wanted text", param=where)
-        texts.append(text(fields.get(kinds[fields["type"]]), where))
+        texts.append(text(fields.get(field_of_text), where))
     return "\n".join(texts)
 
 

@@ -195,7 +195,7 @@ def _continued(name: object, earlier: Earlier) -> tuple[Message, ...]:
     """The messages of a conversation that a request continues by its id."""
     if name is None:
         return ()
-    if name not in earlier:
+    if str(name) not in earlier:
         raise RequestRefused(
             f"previous_response_id {name!r:.80} is of no response that was stored here",
             param="previous_response_id",
