@@ -10,6 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from annotated_types import Ge
 
+from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.threads import parsed
@@ -75,6 +76,8 @@ def format_valid(
 ) -> bool:
     """Whether a trajectory ended with an answer and no reply of it is blank; texts for a condenser are no replies.
 
+    A reply that holds a call and no text is not blank: families of models write calls apart from the text.
+
     In the domain ``math`` the answer is a value of at most 300 characters, in ``coding`` it holds code that Python can
     read.
 
@@ -82,7 +85,7 @@ def format_valid(
         min_reply_chars: characters that every reply needs, surrounding whitespace not counted.
         min_last_reply_chars: characters that the last one needs.
     """
-    lengths = [len(turn.reply.text.strip()) for turn in trajectory.turns if turn.kind == "act"]
+    lengths = [_characters(turn.reply) for turn in trajectory.turns if turn.kind == "act"]
     if not trajectory.stop.gives_answer or trajectory.answer is None or not lengths:
         return False
     if min(lengths) < min_reply_chars or lengths[-1] < min_last_reply_chars:
@@ -90,6 +93,11 @@ def format_valid(
     if domain == "math":
         return len(trajectory.answer) <= MAX_VALUE
     return domain == "general" or _is_python(code_of(trajectory.answer))
+
+
+def _characters(reply: Message) -> int:
+    calls = (len(call.name) + len(call.arguments) for call in reply.tool_calls)
+    return len(reply.text.strip()) or sum(calls)
 
 
 def correct(trajectory: Trajectory, problem: Problem, matcher: Matcher) -> float:

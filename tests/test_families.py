@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from model_families import family_tokenizer
+from model_families import QUESTION, SYSTEM, family_tokenizer, written
 from talk import Counting, engine, problem, tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -32,7 +32,6 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"words": {"type": "string"}}, "required": ["words"]},
     },
 }
-SYSTEM, QUESTION = Message(role="system", content="be brief"), Message(role="user", content="what is it?")
 GO_ON = Message(role="user", content="and now?")
 CALL = ToolCall(id="call_0", name="look", arguments='{"words": "a b"}')
 CALLING = Message(role="assistant", content="", reasoning="hm", tool_calls=(CALL,))
@@ -75,24 +74,6 @@ def text(made: Renderer, ids: Sequence[int]) -> str:
 
 def count(made: Renderer, ids: Sequence[int], token: str) -> int:
     return list(ids).count(int(made._tokenizer.convert_tokens_to_ids(token)))
-
-
-def written(made: Renderer, reply: Message) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A prompt, and a reply as the chat template writes it, up to the token that ends it."""
-    entry = {"role": "assistant", "content": reply.text}
-    if reply.reasoning:
-        entry |= {"reasoning_content": reply.reasoning, "thinking": reply.reasoning}
-    if reply.tool_calls:
-        functions = [{"name": call.name, "arguments": json.loads(call.arguments)} for call in reply.tool_calls]
-        entry["tool_calls"] = [{"type": "function", "function": function} for function in functions]
-    said = [{"role": message.role, "content": message.text} for message in (SYSTEM, QUESTION)]
-    apply = made._tokenizer.apply_chat_template
-    tools = made._template.tools
-    prompt = apply(said, tools=tools, add_generation_prompt=True, return_dict=False)
-    whole = apply([*said, entry], tools=tools, return_dict=False)
-    same = next((at for at, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
-    end = next((at + 1 for at, token in enumerate(whole) if at >= same and token in made.stop_ids), len(whole))
-    return tuple(prompt[:same]), tuple(whole[same:end])
 
 
 # --- rendering

@@ -18,7 +18,7 @@ from condensegrpo.core.protocols.pictures import ExpandsPictures
 from condensegrpo.core.threads import result_in_thread
 from condensegrpo.core.wording import plural
 from condensegrpo.episodes.encoding import TextEncoder, unused_characters
-from condensegrpo.episodes.toolformats import ToolFormat, parsed_arguments
+from condensegrpo.episodes.toolformats import ToolFormat, parsed_arguments, with_instructions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -70,7 +70,10 @@ class ChatTemplate:
         self._pictures = pictures
         self._text_arguments = False  # whether the template wants the arguments of a call as text
         self.fields = False  # whether the template is given reasoning and calls of a reply beside its text
-        self._lists_parts = pictures is not None and not self._shows_strings()
+        # some templates show contents that are lists of parts alone
+        shown = Message(role="user", content="shown")
+        self._lists_parts = False
+        self._lists_parts = pictures is not None and shown.text not in (self._tried(shown) or "")
 
     def unused(self, messages: Sequence[Message]) -> Iterator[str]:
         """Characters that occur neither in the tools nor in the messages: markers and stand-ins for a rendering."""
@@ -150,14 +153,10 @@ class ChatTemplate:
 
     def described(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages with a system message that describes the tools, unless it does or the template shows them."""
-        systems = [message for message in messages if message.role == "system"]
-        if not self._describes or any("<tool_call>" in message.text for message in systems):
+        explained = any("<tool_call>" in message.text for message in messages if message.role == "system")
+        if explained or not self._describes:
             return messages
-        if not systems:
-            return (Message(role="system", content=self._description), *messages)
-        first = messages.index(systems[0])
-        more = f"\n\n{self._description}" if systems[0].text else self._description
-        return (*messages[:first], systems[0].followed_by(more), *messages[first + 1 :])
+        return with_instructions(messages, self._description)
 
     @cached_property
     def _describes(self) -> bool:
@@ -167,11 +166,8 @@ class ChatTemplate:
     def shows_tools(self) -> bool:
         """Whether the template shows the names of the tools."""
         names = [str(cast("dict[str, object]", tool["function"])["name"]) for tool in self.tools or ()]
-        try:
-            text = self._written((Message(role="user", content="1"),), "", None, True)
-        except RolloutError:
-            return True
-        return all(name in text for name in names)
+        text = self._tried(Message(role="user", content="1"))
+        return text is None or all(name in text for name in names)
 
     def _expanded(self, text: str, messages: Sequence[Message], shown: Sequence[MediaPart]) -> str:
         """A rendering with each picture expanded in the place of its placeholder, which no content can write."""
@@ -190,32 +186,21 @@ class ChatTemplate:
     def _alternates(self) -> bool:
         """Whether the template takes a second message of the user after a reply, and refuses a third behind it."""
         user, reply = Message(role="user", content="1"), Message(role="assistant", content="1")
-        return [self._takes((user, reply, *[user] * number)) for number in (1, 2)] == [True, False]
+        return [self._tried(user, reply, *[user] * number) is None for number in (1, 2)] == [False, True]
 
     @cached_property
     def _keeps_thoughts(self) -> bool:
         """Whether the template shows the content of every reply as it is, thinking included."""
         said = Message(role="assistant", content="<think>\na\n</think>\n\nb")
         user = Message(role="user", content="1")
-        try:
-            return self._written((user, said, user, said), "", None, True).count(said.text) == 2
-        except RolloutError:
-            return False
+        return (self._tried(user, said, user, said) or "").count(said.text) == 2
 
-    def _takes(self, messages: Sequence[Message]) -> bool:
+    def _tried(self, *messages: Message) -> str | None:
+        """What the template writes for a few messages; None: it refuses them."""
         try:
-            self._written(messages, "", None, True)
+            return self._written(messages, "", None, True)
         except RolloutError:
-            return False
-        return True
-
-    def _shows_strings(self) -> bool:
-        """Whether the template shows a content that is a text; some show lists of parts alone."""
-        message = Message(role="user", content="shown")
-        try:
-            return message.text in self._written((message,), "", None, False)
-        except RolloutError:
-            return False
+            return None
 
     def _doing(self, messages: Sequence[Message]) -> str:
         roles = ", ".join(message.role for message in messages)

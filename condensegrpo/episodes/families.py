@@ -18,7 +18,7 @@ from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.shared_sequence import common_prefix
 from condensegrpo.episodes.encoding import CACHED, TextEncoder, unused_characters
-from condensegrpo.episodes.parsing import ParsedReply, sampled_message
+from condensegrpo.episodes.parsing import ParsedReply, opens_thought, sampled_message, split_thought
 from condensegrpo.episodes.render import ARGUMENTS, CALL, OPENING, PROBE, TOOL, Renderer
 from condensegrpo.episodes.toolformats import (
     MAX_CALLS,
@@ -49,9 +49,9 @@ class PlainTokenizer:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", encoder: TextEncoder) -> None:
         self.name_or_path = str(tokenizer.name_or_path)
-        self.unk_token_id, self.eos_token_id = tokenizer.unk_token_id, tokenizer.eos_token_id
+        self.unk_token_id, self.eos_token_id = None, tokenizer.eos_token_id
         self.chat_template = tokenizer.chat_template
-        self.convert_tokens_to_ids = tokenizer.convert_tokens_to_ids
+        self.convert_tokens_to_ids = tokenizer.get_vocab().get  # None for what is no token: <unk> may be one of them
         self._backend = tokenizer.backend_tokenizer
         self._ids = lru_cache(CACHED)(lambda text: encoder.following(text, MARKER).tolist())
 
@@ -63,6 +63,31 @@ class PlainTokenizer:
         """The text of ids, control tokens included."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         return str(self._backend.decode(ids, skip_special_tokens=False))
+
+
+class Harmony:
+    """Reads the replies of gpt-oss; the library's renderer of it loads a vocabulary from the network to render."""
+
+    def __init__(self, tokenizer: PlainTokenizer) -> None:
+        """``tokenizer``: with the control tokens of the family, else ValueError."""
+        names = ("start", "end", "return", "call", "channel", "message", "constrain")
+        ids = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in names}
+        if missing := [name for name, token in ids.items() if token is None]:
+            raise ValueError(f"the tokenizer has no <|{missing[0]}|>")
+        self._tokenizer, self._ids = tokenizer, ids
+
+    def get_stop_token_ids(self) -> list[int]:
+        """What ends a reply."""
+        return [self._ids["return"], self._ids["call"]]
+
+    def parse_response(self, output: list[int], *, prompt_ids: list[int], **_: object) -> Any:  # noqa: ANN401  of the library
+        """What a reply holds; its header begins in the prompt."""
+        from renderers.parsing import parse_gpt_oss
+
+        start = self._ids["start"]
+        if start in prompt_ids:
+            output = [*prompt_ids[len(prompt_ids) - prompt_ids[::-1].index(start) - 1 :], *output]
+        return parse_gpt_oss(self._tokenizer, output, **{f"{name}_id": token for name, token in self._ids.items()})
 
 
 class FamilyRenderer(Renderer):
@@ -89,7 +114,6 @@ class FamilyRenderer(Renderer):
             FamilyRenderer, tokenizer, family=family, renders=renders, **{**options, "encoder": self.encoder}
         )
         self._family = family
-        self._harmony = family.config.name == "gpt-oss"
         self._renders = renders
         self._template.fields = True
         self.stop_ids = tuple(sorted({*self.stop_ids, *self._family.get_stop_token_ids()}))
@@ -129,20 +153,25 @@ class FamilyRenderer(Renderer):
     def parse(self, output_ids: Sequence[int], prompt_ids: Sequence[int]) -> ParsedReply:
         """What a reply (A,) to a prompt (P,) thought, said and called."""
         ids = output_ids[:-1] if output_ids and output_ids[-1] in self.stop_ids else output_ids
-        opening, output = list(prompt_ids[-OPENING:]), list(output_ids)
-        if self._harmony and self._family._start in opening:  # the header of a reply begins in the prompt
-            start = len(opening) - opening[::-1].index(self._family._start) - 1
-            opening, output = [], [*opening[start:], *output]
-        read = self._family.parse_response(output, tools=self._template.tools, prompt_ids=opening)
+        ended = output_ids[-1:] if set(output_ids[-1:]) & {*self._family.get_stop_token_ids()} else ()
+        read = self._read((*ids, *ended), prompt_ids)
         said, thinking = str(read.content or ""), read.reasoning_complete is False
         reasoning = str(read.reasoning_content or "").strip()
+        before = self._opens_reply(prompt_ids)
+        if thinking and not before and reasoning == self._decode(ids).strip():  # nothing opened that thought
+            said, reasoning, thinking = reasoning, "", False
+        elif not reasoning and not thinking:  # a family without thoughts
+            said, reasoning, thinking = split_thought(said, opened=opens_thought(before))
+            if reasoning and not read.tool_calls:
+                read = self._read(self.text_ids(said), prompt_ids)
+                said = str(read.content or "")
         if not isinstance(self.tool_format, Native):  # the text of a call is text
             said += "".join(attempt.raw for attempt in read.tool_calls)
             return ParsedReply(sampled_message(said, reasoning, ids, self.encoder.vocabulary), thinking=thinking)
         calls = tuple(_attempt(index, attempt) for index, attempt in enumerate(read.tool_calls[:MAX_CALLS]))
         if len(read.tool_calls) > MAX_CALLS:
             calls = (*calls, Malformed(reason=f"a reply may hold {MAX_CALLS} tool calls, the rest was not run"))
-        if calls and self._harmony:  # its template takes no text beside a thought and calls
+        if calls and isinstance(self._family, Harmony):  # its template takes no text beside a thought and calls
             reasoning, said = "\n".join(filter(None, (reasoning, said))), ""
         said += "".join(
             attempt.raw for attempt, call in zip(read.tool_calls, calls, strict=False) if isinstance(call, Malformed)
@@ -150,6 +179,11 @@ class FamilyRenderer(Renderer):
         return ParsedReply(
             sampled_message(said, reasoning, ids, self.encoder.vocabulary, calls), calls=calls, thinking=thinking
         )
+
+    def _read(self, ids: Sequence[int], prompt_ids: Sequence[int]) -> Any:  # noqa: ANN401  of the library
+        """A reply as the library reads it."""
+        opening = list(prompt_ids[-OPENING:])
+        return self._family.parse_response(list(ids), tools=self._template.tools, prompt_ids=opening)
 
     def _entry(self, message: Message) -> dict[str, object]:
         """A message as the library takes it."""
@@ -204,10 +238,9 @@ def renderer_for_model(
     if choice == "template" or (choice == "auto" and not any(mark in tokenizer.get_vocab() for mark in MARKS)):
         template.chosen = NO_FAMILY if choice == "auto" else "the chat template (model.renderer)"
         return template
-    from renderers import base  # a second to import
+    from renderers.base import MODEL_RENDERER_MAP  # a second to import
 
-    base._populate_registry()
-    names = [name for name in base.RENDERER_REGISTRY if name != "default"]
+    names = list(dict.fromkeys(MODEL_RENDERER_MAP.values()))
     if choice != "auto" and choice not in names:
         raise ConfigError(
             f"reading model.renderer: there is no renderer {choice!r}. Choose auto, template or one of "
@@ -248,9 +281,9 @@ def _likeness(family: str, model_type: str) -> int:
 
 def _variants(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, object]]:
     """The template options that a family may have: those of the run, alone and with what templates differ in."""
-    from renderers.configs import _config_class_for
+    from renderers import config_from_name, template_field_names
 
-    known = _config_class_for(name).template_field_names()
+    known = template_field_names(config_from_name(name))
     given = {key: value for key, value in (options.get("template_options") or {}).items() if key in known}
     yield given
     for key, value in (("enable_thinking", False), ("date_string", date.today().strftime("%d %b %Y"))):
@@ -260,22 +293,17 @@ def _variants(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, objec
 
 def _family(name: str, fields: Mapping[str, object], tokenizer: PlainTokenizer) -> Any:  # noqa: ANN401  of the library
     """A renderer of the library."""
-    from renderers.base import RENDERER_REGISTRY
-    from renderers.configs import _config_class_for
+    from renderers import config_from_name, create_renderer
 
-    config = _config_class_for(name)(**fields, thinking_retention="all")
-    if name != "gpt-oss":
-        return RENDERER_REGISTRY[name](tokenizer, config)
-    family = object.__new__(RENDERER_REGISTRY[name])  # its constructor loads a vocabulary from the network to render
-    family._tokenizer, family.config = tokenizer, config
-    for token in ("start", "end", "return", "call", "channel", "message", "constrain"):
-        setattr(family, f"_{token}", family._token_id(f"<|{token}|>"))
-    return family
+    if name == "gpt-oss":
+        return Harmony(tokenizer)
+    config = type(config_from_name(name))
+    return create_renderer(tokenizer, config(**fields, thinking_retention="all"))
 
 
 def _difference(family: FamilyRenderer, template: FamilyRenderer) -> str | None:
     """Where a family renders the probe conversation otherwise than the chat template; None: nowhere."""
-    if family._harmony:
+    if isinstance(family._family, Harmony):
         return "it opens every reply with a thought, which the chat template leaves to the model"
     call = ToolCall(id=CALL.id, name=CALL.name, arguments=json.dumps({**ARGUMENTS, "twice": True, "parts": ["a", 1]}))
     said, called = replace(PROBE[2], tool_calls=()), replace(PROBE[2], tool_calls=(call,))

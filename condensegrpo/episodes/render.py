@@ -354,7 +354,8 @@ class Renderer:
             pinned: system message and question of some problem.
             result: of a tool, as the tool format writes it.
         """
-        called = Message(role="assistant", content="calling")
+        call = ToolCall(id=result.tool_call_id or "", name=result.name or "", arguments="{}")
+        called = Message(role="assistant", content="calling", tool_calls=(call,) if self._template.fields else ())
         marker = next(self._template.unused((*pinned, called, result)))
         cure = " Set rollout.tools.format=tagged: its results are user messages." if result.role == "tool" else ""
         try:

@@ -37,6 +37,7 @@ from condensegrpo.episodes.toolformats import (
     one_line_at_most,
     parsed_arguments,
     quoted,
+    with_instructions,
 )
 
 BUILT_IN_FORMATS: tuple[ToolFormat, ...] = (*JSON_FORMATS.values(), Code())
@@ -127,18 +128,11 @@ class Toolbox:
         Pinned messages without a system message get one. If a system message shows how a call is opened, the task
         explains its tools itself, and only those of a condenser are explained here.
         """
-        systems = [index for index, message in enumerate(pinned) if message.role == "system"]
-        explained = any(self.format.opening in pinned[index].text for index in systems)
+        explained = any(self.format.opening in message.text for message in pinned if message.role == "system")
         named = zip(self._tools, self.schemas, strict=True)
         schemas = tuple(schema for name, schema in named if not explained or name in self._of_condenser)
         instructions = self.format.instructions(schemas)
-        if not instructions:
-            return tuple(pinned)
-        if not systems:
-            return (Message(role="system", content=instructions), *pinned)
-        first = systems[0]
-        system = pinned[first].followed_by(f"\n\n{instructions}" if pinned[first].text else instructions)
-        return (*pinned[:first], system, *pinned[first + 1 :])
+        return with_instructions(pinned, instructions) if instructions else tuple(pinned)
 
     def exhausted(self, turns: int, turns_of_query: int) -> str | None:
         """Which limit allows no more calls after so many replies that had some, in words; None: neither."""

@@ -174,6 +174,15 @@ class Tagged(_JsonCalls):
 JSON_FORMATS: Mapping[str, Native | Tagged] = MappingProxyType({"native": Native(), "tagged": Tagged()})
 
 
+def with_instructions(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
+    """The messages with a text at the end of the first system message; they get one if there is none."""
+    first = next((index for index, message in enumerate(messages) if message.role == "system"), None)
+    if first is None:
+        return (Message(role="system", content=text), *messages)
+    system = messages[first].followed_by(f"\n\n{text}" if messages[first].text else text)
+    return (*messages[:first], system, *messages[first + 1 :])
+
+
 def parsed_calls(
     text: str,
     opening: str,

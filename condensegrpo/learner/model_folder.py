@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -38,16 +37,16 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     source = _source(path, "tokenizer")
-    if Path(source).is_dir() and not any(Path(source).glob("*token*")):
+    if Path(source).is_dir() and not any(Path(source).glob("*token*")) and not (Path(source) / "tekken.json").is_file():
         raise ConfigError(
-            f"loading the tokenizer of {source}: the folder has no tokenizer (no tokenizer.json or "
-            f"tokenizer_config.json). Save one there with tokenizer.save_pretrained, or name another folder."
+            f"loading the tokenizer of {source}: the folder has no tokenizer (no tokenizer.json, "
+            f"tokenizer_config.json or tekken.json). Save one there with tokenizer.save_pretrained, or name another "
+            f"folder."
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         if not isinstance(tokenizer, PreTrainedTokenizerFast):  # of mistral-common, where a folder has a tekken.json
-            with suppress(OSError, ValueError):
-                tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
+            tokenizer = _of_tekken(source)
     except (OSError, ValueError) as error:
         raise ConfigError(_not_found("tokenizer", path, error)) from error
     if tokenizer.chat_template is None:
@@ -55,6 +54,17 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
             f"loading the tokenizer of {path}: it has no chat template, which turns messages into a prompt. Use a chat "
             f"or instruct model, or put a chat_template.jinja into the folder."
         )
+    return cast("PreTrainedTokenizerBase", tokenizer)
+
+
+def _of_tekken(source: str) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a folder with a tekken.json, as one of the library tokenizers; mistral-common is installed."""
+    from transformers import PreTrainedTokenizerFast
+    from transformers.integrations.mistral import convert_tekken_tokenizer, resolve_mistral_format
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
+    if tokenizer.chat_template is None:  # the file's own
+        tokenizer = convert_tekken_tokenizer(resolve_mistral_format(source)[1])
     return cast("PreTrainedTokenizerBase", tokenizer)
 
 

@@ -48,7 +48,9 @@ class TextSampler(ScriptedSampler):
         prompt = self._tokenizer.decode(list(prompt_ids))
         request = ReplyRequest(prompt=str(prompt), tokens=len(prompt_ids), max_tokens=params.max_tokens, number=number)
         reply = self._tokenizer.encode(self._say(request), add_special_tokens=False)
-        said = ScriptedSampler([[*reply, *params.stop_ids[:1]]], logprob=CERTAIN)
+        eos = self._tokenizer.eos_token_id
+        end = [eos] if eos in params.stop_ids else params.stop_ids[:1]
+        said = ScriptedSampler([[*reply, *end]], logprob=CERTAIN)
         return await said.sample(prompt_ids, params)
 
 
