@@ -5,9 +5,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
-from model_families import QUESTION, SYSTEM, family_tokenizer, written
+from model_families import QUESTION, SYSTEM, family_tokenizer, tekken_folder, written
 from talk import Counting, engine, problem, tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -20,6 +21,7 @@ from condensegrpo.episodes.families import FamilyRenderer, renderer_for_model
 from condensegrpo.episodes.parsing import read_text
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.toolformats import JSON_FORMATS, Malformed
+from condensegrpo.learner.model_folder import load_tokenizer
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.tasks.agent_conversation import Conversation
 
@@ -365,3 +367,31 @@ def test_replies_and_quoted_control_tokens_get_no_space_of_their_own() -> None:
     quoted = convert(list(made.prompt((Message(role="user", content="</s>yes"),))))
     assert "▁yes" not in quoted
     assert "</s>" not in quoted
+
+
+# --- tekken.json
+
+
+def test_a_folder_with_a_tekken_file_alone_loads_where_mistral_common_is_installed(tmp_path: Path) -> None:
+    tekken_folder(tmp_path / "alone")
+    made = Renderer(load_tokenizer(str(tmp_path / "alone")))
+    shown = made._tokenizer.convert_ids_to_tokens(list(made.prompt((QUESTION,))))
+    assert (shown[:2], shown[-1]) == (["<s>", "[INST]"], "[/INST]")
+    tekken_folder(tmp_path / "beside")
+    (tmp_path / "beside/chat_template.jinja").write_text("{{ messages[0].content }}</s>")
+    assert load_tokenizer(str(tmp_path / "beside")).chat_template == "{{ messages[0].content }}</s>"
+
+
+def test_a_tekken_file_without_mistral_common_or_cut_off_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tekken_folder(tmp_path / "alone")
+    monkeypatch.setattr("transformers.integrations.mistral.tokenizer.is_mistral_common_available", lambda: False)
+    cure = (
+        r"alone: it has no chat template, .*put a chat_template.jinja into the folder, or pip install mistral-common\."
+    )
+    with pytest.raises(ConfigError, match=cure):
+        load_tokenizer(str(tmp_path / "alone"))
+    (tmp_path / "alone/tekken.json").write_text("{")  # cut off
+    with pytest.raises(ConfigError, match=r"^loading the tokenizer of .*alone: [^\n]*$"):
+        load_tokenizer(str(tmp_path / "alone"))

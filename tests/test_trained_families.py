@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from typer.testing import CliRunner
 from vision_models import image_processor
 
-import condensegrpo as cg
+from condensegrpo.assembly.build import build
+from condensegrpo.assembly.objects import Parts, configured
 from condensegrpo.cli.app import app
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.observer import Silent
@@ -27,7 +28,9 @@ from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.toolcalls import tool_schema
 from condensegrpo.episodes.toolformats import JSON_FORMATS
 from condensegrpo.learner.model_folder import load_tokenizer
-from condensegrpo.storage.run_folder import read_metrics
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
+from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.training.train import run_training
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -177,18 +180,15 @@ def test_a_family_is_played_and_trained_with_a_tool_a_thought_and_last_k(
     assert "score 1   answered '0'" in shown
 
     # trained: two calls, then what the model samples
-    run = cg.train(
-        config,
-        f"rollout.tools.format={form}",
-        "algorithm.advantage.estimator=grpo",
-        reward=uneven,
-        sampler={"name": CallingSampler, "options": {"reply": reply}},
-        observer=Silent(),
-    )
-    steps = [line for line in read_metrics(run.path / "metrics.jsonl") if "loss" in line]
+    parts: Parts = {"reward": uneven, "sampler": {"name": CallingSampler, "options": {"reply": reply}}}
+    lines = (f"rollout.tools.format={form}", "algorithm.advantage.estimator=grpo")
+    chosen, objects = configured(config, lines, parts)
+    run = RunFolder.create(tmp_path / "run")
+    run_training(build(chosen, objects=objects), run, observer=Silent(), stopping=lambda: False)
+    steps = [line for line in read_metrics(run.metrics) if "loss" in line]
     assert [line["grad_norm"] > 0 for line in steps] == [True, True]
     assert [line["ratio_max"] for line in steps] == pytest.approx([1, 1], abs=1e-4)
-    for each in run.rollouts(1):
+    for each in read_trajectories(run.trajectories(1)):
         first, second, third = each.trajectory.turns
         for turn in (first, second):
             assert [(call.name, json.loads(call.arguments)) for call in turn.reply.tool_calls] == [

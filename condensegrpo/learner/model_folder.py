@@ -34,6 +34,18 @@ STEPS_FILE = "condensegrpo.json"  # {"step": 60}: the optimiser steps of GRPO th
 
 def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
     """The tokenizer of a local folder or Hub id, with its chat template."""
+    tokenizer = tokenizer_of(path)
+    if tokenizer.chat_template is None:
+        installed = ", or pip install mistral-common" if (Path(path) / "tekken.json").is_file() else ""
+        raise ConfigError(
+            f"loading the tokenizer of {path}: it has no chat template, which turns messages into a prompt. Use a chat "
+            f"or instruct model, or put a chat_template.jinja into the folder{installed}."
+        )
+    return tokenizer
+
+
+def tokenizer_of(path: str) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a local folder or Hub id, with or without a chat template."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     source = _source(path, "tokenizer")
@@ -43,28 +55,17 @@ def load_tokenizer(path: str) -> "PreTrainedTokenizerBase":
             f"tokenizer_config.json or tekken.json). Save one there with tokenizer.save_pretrained, or name another "
             f"folder."
         )
+    tekken = Path(source) / "tekken.json"
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        if not isinstance(tokenizer, PreTrainedTokenizerFast):  # of mistral-common, where a folder has a tekken.json
-            tokenizer = _of_tekken(source)
-    except (OSError, ValueError) as error:
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):  # of mistral-common
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
+        if tokenizer.chat_template is None and tekken.is_file():  # mistral-common knows the file's own
+            from transformers.integrations.mistral import convert_tekken_tokenizer
+
+            tokenizer = convert_tekken_tokenizer(str(tekken))
+    except (OSError, ValueError, ImportError) as error:
         raise ConfigError(_not_found("tokenizer", path, error)) from error
-    if tokenizer.chat_template is None:
-        raise ConfigError(
-            f"loading the tokenizer of {path}: it has no chat template, which turns messages into a prompt. Use a chat "
-            f"or instruct model, or put a chat_template.jinja into the folder."
-        )
-    return cast("PreTrainedTokenizerBase", tokenizer)
-
-
-def _of_tekken(source: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a folder with a tekken.json, as one of the library tokenizers; mistral-common is installed."""
-    from transformers import PreTrainedTokenizerFast
-    from transformers.integrations.mistral import convert_tekken_tokenizer, resolve_mistral_format
-
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
-    if tokenizer.chat_template is None:  # the file's own
-        tokenizer = convert_tekken_tokenizer(resolve_mistral_format(source)[1])
     return cast("PreTrainedTokenizerBase", tokenizer)
 
 

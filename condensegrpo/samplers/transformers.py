@@ -21,7 +21,7 @@ from condensegrpo.core.protocols.sampler import AttentionQuery, NamedTensors, To
 from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueue
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.devices import DTYPES, DtypeName, empty_cache, on_this_device, synchronize, use_new_stream
-from condensegrpo.learner.model_folder import auto_class, load_tokenizer, trained_steps
+from condensegrpo.learner.model_folder import auto_class, tokenizer_of, trained_steps
 from condensegrpo.samplers.update_check import UpdateCheck
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.vision.processor import load_picture_processor
@@ -270,7 +270,7 @@ class TransformersSampler:
 
     @cached_property
     def _tokenizer(self) -> Any:  # noqa: ANN401  transformers' classes are untyped
-        return load_tokenizer(self._model_path)  # only stop strings need one
+        return tokenizer_of(self._model_path)  # only stop strings need one
 
 
 def _begin_thread(use_device: Callable[[], None]) -> None:
