@@ -14,6 +14,10 @@ from condensegrpo.core.trajectory import Generation, SamplingParams
 
 VOCAB = 40
 ROOM = 384  # tokens of a prompt and its reply: three blocks of the prefix cache on a CPU
+TEMPLATE = (
+    "{%- for message in messages -%}w20 {{ message.role }} {{ message.content }} w21 {% endfor -%}"
+    "{%- if add_generation_prompt -%}w20 assistant {% endif -%}"
+)
 LONG = tuple(token % VOCAB for token in range(3, 300))  # more than two blocks
 
 
@@ -28,7 +32,7 @@ def save_model(path: Path, *, seed: int = 0, layers: int = 2, head_dim: int = 32
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=head_dim,
-        max_position_embeddings=512,
+        max_position_embeddings=2048,
         initializer_range=0.2,
         bos_token_id=1,
         eos_token_id=2,
@@ -41,7 +45,7 @@ def save_model(path: Path, *, seed: int = 0, layers: int = 2, head_dim: int = 32
     tokenizer = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCAB)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.Fuse()  # "w1w2": so a stop string can span tokens
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE).save_pretrained(path)
     return model
 
 

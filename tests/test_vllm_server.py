@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,19 +16,23 @@ from pathlib import Path
 import pytest
 import torch
 from adapters import trained_weights
+from command import ENVIRONMENT, ROOT, run
 from needs_vllm import needs_vllm
 from served import LONG, ROOM, change, gap, save_model, together
 from transformers import PreTrainedModel
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.learner.checkpoint import FORMAT, Manifest, export_checkpoint
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.model_folder import load_policy
 from condensegrpo.learner.settings import LoraSettings
+from condensegrpo.samplers.openai import OpenAISampler
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
+from condensegrpo.storage.trajectories import read_trajectories
 
 pytestmark = needs_vllm
 PROMPTS = ((5, 6, 7), (0, 0, 9), (2, 11, 12, 13, 14, 15, 16, 17, 18), (19,), LONG)
@@ -66,19 +71,29 @@ def sampler(folder: Path, policy: PreTrainedModel) -> Iterator[VllmServerSampler
         "vllm_server",
         {
             "model_path": str(folder),
-            "max_model_len": ROOM,
-            "server": {"kv_cache_gib": 0.02, "start_seconds": 400, "flags": ["--enable-lora", "--max-lora-rank", "8"]},
+            "max_model_len": 2048,
+            "server": {"kv_cache_gib": 0.05, "start_seconds": 400, "flags": ["--enable-lora", "--max-lora-rank", "8"]},
         },
     )
     yield made
     made.close()
 
 
+@pytest.fixture
+def served(sampler: VllmServerSampler, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of the server; its token is in VLLM_API_KEY and in SERVED_KEY, for commands too."""
+    (process,) = sampler._processes
+    for name in (TOKEN_VARIABLE, "SERVED_KEY"):
+        monkeypatch.setenv(name, process._environment[TOKEN_VARIABLE])
+        monkeypatch.setitem(ENVIRONMENT, name, process._environment[TOKEN_VARIABLE])  # type: ignore[arg-type]  # a dict
+    return process.url
+
+
 def params(**changes: object) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 12, **changes})  # type: ignore[arg-type]  # each test knows its fields
 
 
-def worst_gap(sampler: VllmServerSampler, policy: PreTrainedModel, temperature: float = 1.0) -> float:
+def worst_gap(sampler: Sampler, policy: PreTrainedModel, temperature: float = 1.0) -> float:
     asked = [(prompt, params(temperature=temperature, seed=number)) for number, prompt in enumerate(PROMPTS)]
     replies = together(sampler, asked)
     return max(gap(policy, prompt, reply, temperature) for prompt, reply in zip(PROMPTS, replies, strict=True))
@@ -137,15 +152,44 @@ def test_after_an_update_every_logit_is_new_cached_prompts_included(
     assert sampler.version == 1
 
 
-def test_adapters_alone_reach_a_running_server_whose_base_is_loaded_first(
-    sampler: VllmServerSampler, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_sampler_openai_gets_the_models_replies_token_by_token(
+    served: str, policy: PreTrainedModel, temperature: float
 ) -> None:
+    sampler = OpenAISampler(f"{served}/v1", "policy", key_variable="SERVED_KEY")
+    assert worst_gap(sampler, policy, temperature) < 1e-4
+    with pytest.raises(SamplerError, match="404, not found"):
+        together(OpenAISampler(f"{served}/v1", "other", key_variable="SERVED_KEY"), [((5,), params())])
+
+
+def test_the_page_compares_condensers_on_a_served_model(served: str, folder: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "compare-condensers.md").read_text(encoding="utf-8")
+    section = page.split("## Compare on a served model", 1)[1]
+    (configuration,) = re.findall(r"```yaml\n# served.yaml\n(.*?)```", section, re.DOTALL)
+    (line,) = re.findall(r"^condensegrpo (eval .*)$", section, re.MULTILINE)
+    name = "Qwen/Qwen2.5-72B-Instruct"
+    for before, after in (("http://gpu-box:8000", served), (f"model: {name}", "model: policy"), (name, str(folder))):
+        assert before in configuration
+        configuration = configuration.replace(before, after)
+    (tmp_path / "served.yaml").write_text(configuration)
+    questions = [{"question": f"70 and {number}?", "answer": "72"} for number in range(60)]
+    (tmp_path / "questions.jsonl").write_text("".join(f"{json.dumps(question)}\n" for question in questions))
+    words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line.replace(name, str(folder)))]
+    done = run(*words, "evaluate.problems=4", "--json", "--save", "saved", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [each["contender"]["condenser"] for each in result["figures"]] == ["full", "last_k", "truncate"]
+    saved = sorted((tmp_path / "saved").glob("*.parquet"))
+    turns = [turn for file in saved for each in read_trajectories(file) for turn in each.trajectory.turns]
+    assert len(saved) == 3
+    assert all(len(turn.logprobs) == len(turn.output_ids) > 0 for turn in turns)
+
+
+def test_adapters_alone_reach_a_running_server_whose_base_is_loaded_first(served: str, folder: Path) -> None:
     """Its base is that of other updates; cached prompts are of other adapters."""
-    (process,) = sampler._processes
-    monkeypatch.setenv(TOKEN_VARIABLE, process._environment[TOKEN_VARIABLE])
     lora = LoraSettings(rank=4, alpha=8.0, sampler="native")
     policy = add_adapters(load_policy(str(folder), dtype="float32"), lora, base=str(folder), seed=0)
-    second = VllmServerSampler(str(folder), max_model_len=ROOM, lora=lora, urls=(process.url,))
+    second = VllmServerSampler(str(folder), max_model_len=ROOM, lora=lora, urls=(served,))
     assert second.takes_adapters
     assert worst_gap(second, policy) < 1e-4  # before the first update: B = 0
     draw = torch.Generator().manual_seed(0)
