@@ -15,7 +15,7 @@ from pathlib import Path
 from condensegrpo.sandbox.calls import CallResult, SandboxLimits
 from condensegrpo.sandbox.sandbox import Sandbox
 
-SECONDS = 1.5
+SECONDS = 0.8
 AMPLE_SECONDS = 20.0
 LIMITS = SandboxLimits(seconds=SECONDS, memory_mib=256, disk_mib=8, files=500, output_bytes=4000)
 SECRET = "hf_thisisasecret"

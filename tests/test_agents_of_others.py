@@ -68,6 +68,7 @@ def trained(folder: Path, config: str, *, samples: int) -> list[Trajectory]:
         f"model.path={folder / 'model'}",
         "rollout.limits={max_turns: 8, max_context_tokens: 3000, max_output_tokens: 60}",
         f"train={{steps: 1, problems_per_step: 1, samples_per_problem: {samples}, eval_every: 0}}",
+        "train.eval_on_start=false",
         "learner={threads: 1, optimiser: {lr: 0.001}}",
         "evaluate.problems=1",
     )

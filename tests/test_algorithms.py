@@ -6,7 +6,6 @@ In this process, so that the libraries load once: ``build`` and ``train`` are wh
 import json
 import math
 from collections.abc import Iterator
-from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -92,8 +91,11 @@ def assert_learned(lines: list[dict[str, float]]) -> None:
     assert all(line["rows"] > 0 and line["grad_norm"] > 0 for line in lines)
 
 
-@pytest.mark.parametrize(("estimator", "loss"), [*zip(ESTIMATORS, cycle(LOSSES), strict=False)])
-def test_every_estimator_and_every_loss_trains_the_quickstart(
+# what the others add up has no other inputs, and test_credit_gradient.py has the gradient of each
+@pytest.mark.parametrize(
+    ("estimator", "loss"), [*zip(("gigpo", "mt_grpo", "fold_grpo", "efficient", "reinforce"), LOSSES, strict=False)]
+)
+def test_estimators_of_every_input_and_every_loss_train_the_quickstart(
     estimator: str, loss: str, warm: str, tmp_path: Path
 ) -> None:
     chosen = (f"algorithm.advantage.estimator={estimator}", f"algorithm.loss.name={loss}", "train.steps=1")

@@ -78,15 +78,15 @@ def play(by: ContinuousBatch, asked: Sequence[Asked], arrivals: Mapping[int, int
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])  # with and without biases
 def test_a_reply_has_the_same_bits_alone_in_company_and_joining_late(kind: str) -> None:
-    by, asked = decoder(model(kind)), requests(16)
+    by, asked = decoder(model(kind)), requests(10)
     alone = [play(by, [each])[0] for each in asked]
     assert play(by, asked) == alone
-    assert play(by, asked, {place: place * 5 % 23 for place in range(16)}) == alone
+    assert play(by, asked, {place: place * 5 % 23 for place in range(10)}) == alone
     assert play(decoder(model(kind), most=3), asked[::-1]) == alone[::-1]
 
 
 def test_threads_do_not_change_bits() -> None:
-    asked = requests(9)
+    asked = requests(6)
     alone = [play(decoder(), [each])[0] for each in asked]
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -170,8 +170,8 @@ def test_a_prompt_that_parts_from_the_last_one_keeps_what_both_begin_with() -> N
 
 def test_bits_do_not_depend_on_which_trajectories_kept_their_slots() -> None:
     plenty, scarce = decoder(most=8), decoder(most=2)  # there every trajectory loses its slot to the others
-    conversations = [conversation(plenty, f"g/{sample}") for sample in range(4)]
-    in_turn = [asked[turn] for turn in range(4) for asked in conversations]
+    conversations = [conversation(plenty, f"g/{sample}", turns=3) for sample in range(3)]
+    in_turn = [asked[turn] for turn in range(3) for asked in conversations]
     assert [play(scarce, [each]) for each in in_turn] == [play(plenty, [each]) for each in in_turn]
 
 

@@ -155,8 +155,8 @@ def test_train_and_eval_share_no_problem_even_where_few_exist() -> None:
 
 
 def test_more_eval_problems_than_exist_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"holding out 256 different problems of 1 pages: found \d+"):
-        FactsTask(pages=1, facts=1, asked=1, words=1, early=1.0).problems("eval")
+    with pytest.raises(ValueError, match=r"holding out 99 different problems of 1 pages: found \d+"):
+        FactsTask(pages=1, facts=1, asked=1, words=1, early=1.0, eval_problems=99).problems("eval")
 
 
 def test_whether_a_problem_is_held_out_does_not_depend_on_the_seed() -> None:

@@ -56,7 +56,7 @@ def test_the_order_of_ids_is_depth_first_with_what_each_shares_with_the_last() -
     assert sorted_rows([[1, 2, 3], [4], [1, 2]]) == ([2, 0, 1], [0, 2, 0])
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(ROWS)
 def test_every_token_sees_exactly_its_own_row_up_to_itself(rows: Rows) -> None:
     laid_out = tree(rows)
@@ -68,7 +68,7 @@ def test_every_token_sees_exactly_its_own_row_up_to_itself(rows: Rows) -> None:
     assert {place for places in laid_out.indices for place in places} == set(range(len(laid_out.token_ids)))
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(ROWS)
 def test_a_tree_holds_every_different_prefix_once(rows: Rows) -> None:
     prefixes = {tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)}
@@ -101,7 +101,7 @@ def test_hundreds_of_rows_with_a_common_start_and_a_small_budget_are_cut_without
     assert len(found) == 2999
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(ROWS, st.integers(1, 20))
 def test_every_row_is_in_one_tree_that_fits_and_nothing_is_repeated_that_needs_not(rows: Rows, max_tokens: int) -> None:
     found = tree_groups(rows, max_tokens=max_tokens)

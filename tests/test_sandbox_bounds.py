@@ -24,8 +24,7 @@ def test_the_table_has_a_row_for_every_attempt_and_uses_the_words_that_it_explai
         assert set(cells.values()) <= {"refused", "capped", "ended", "not bounded"}
 
 
-@pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("isolation", BACKENDS)
+@pytest.mark.parametrize(("isolation", "user"), [*zip(BACKENDS, USERS, strict=True)])
 def test_what_code_gets_is_what_the_table_says(isolation: str, user: str) -> None:
     needs(isolation, user)
     if user == "current user":

@@ -93,15 +93,16 @@ def test_a_program_that_ends_or_stops_itself_is_said_to_have_done_so(isolation: 
 
 
 def test_deep_folders_do_not_hold_up_a_result() -> None:
-    code = (
-        "import os, time\nend = time.monotonic() + 1.5\n"
-        "for _ in range(700):\n    os.mkdir('d'), os.chdir('d')\n    if time.monotonic() > end: break"
-    )
-    with Sandbox(isolation="none", limits=SandboxLimits(seconds=30)) as sandbox:
-        begin = time.monotonic()
-        result = sandbox.run_python_now(code)
-        assert time.monotonic() - begin - result.seconds < 1
-        assert result.outcome is CallOutcome.FINISHED
+    """They take seconds to remove. A busy machine may hold up a result by itself, though not three of three."""
+    code = "import os\nfor _ in range(700): os.mkdir('d'), os.chdir('d')"
+    late = []
+    while not late or (min(late) > 0.5 and len(late) < 3):
+        with Sandbox(isolation="none", limits=SandboxLimits(seconds=30)) as sandbox:
+            begin = time.monotonic()
+            result = sandbox.run_python_now(code)
+            late.append(time.monotonic() - begin - result.seconds)
+            assert result.outcome is CallOutcome.FINISHED
+    assert min(late) <= 0.5
 
 
 def test_a_call_whose_supervisor_is_stopped_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,7 @@ def verdicts(isolation: str, user: str) -> dict[str, CodeVerdict]:
 
 
 @pytest.mark.parametrize("name", forgeries.work())
-@pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("isolation", BACKENDS)
+@pytest.mark.parametrize(("isolation", "user"), [*zip(BACKENDS, USERS[::-1], strict=True)])
 def test_a_verdict_cannot_be_forged(isolation: str, user: str, name: str) -> None:
     needs(isolation, user)
     verdict = verdicts(isolation, user)[name]

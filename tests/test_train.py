@@ -38,7 +38,7 @@ from condensegrpo.storage.trajectories import read_trajectories, write_trajector
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps without interruption, in an interpreter of its own."""
     runs = tmp_path_factory.mktemp("runs")
-    succeed("train", *TINY, f"runs_dir={runs}", "name=whole", fresh=True)
+    assert succeed("train", *TINY, f"runs_dir={runs}", "name=whole", "--quiet", fresh=True) == ""
     return runs / "whole"
 
 
@@ -92,11 +92,16 @@ def test_a_breach_in_an_early_step_is_found(finished: Path, tmp_path: Path) -> N
 
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(finished: Path, tmp_path: Path) -> None:
+    """Killed before its first checkpoint, which a script that is started again continues, and after it."""
     trackers = "trackers=[tensorboard, tests/failing_tracker.py:Failing]"
-    process = start("train", *TINY, trackers, f"runs_dir={tmp_path}", "name=killed")
-    wait_for(tmp_path / "killed/trajectories/step_000003.parquet", process)  # after the checkpoint of step 2
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    line = ("train", *TINY, f"runs_dir={tmp_path}", "name=killed", "--continue")
+    for step, more in ((1, ()), (3, (trackers,))):
+        process = start(*line, *more)
+        wait_for(tmp_path / f"killed/trajectories/step_{step:06d}.parquet", process)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        refused = run(*line, *more, "condenser.options.keep_last=2")
+        assert "condenser.options.keep_last  1 → 2" in refused.stderr
     assert not (tmp_path / "killed/checkpoints/step_000004").exists()
     out = succeed("train", "--resume", str(tmp_path / "killed"))
     assert "resumed after step 2" in out
@@ -159,18 +164,6 @@ def test_a_run_killed_in_its_last_evaluation_makes_that_again_and_no_step(finish
     assert lines[-1].keys() >= {"step", "eval/success"}
     assert (folder / "credit/step_000001.parquet").stat().st_mtime_ns == credit
     assert "no step is left to train: train.steps is 1" in succeed("train", "--resume", str(folder))
-
-
-def test_a_run_killed_before_its_first_checkpoint_starts_anew(finished: Path, tmp_path: Path) -> None:
-    process = start("train", *TINY, f"runs_dir={tmp_path}", "name=killed")
-    wait_for(tmp_path / "killed/trajectories/step_000001.parquet", process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    again = ("train", *TINY, f"runs_dir={tmp_path}", "name=killed", "--continue")  # as a script that is started again
-    refused = run(*again, "condenser.options.keep_last=2")
-    assert "condenser.options.keep_last  1 → 2" in refused.stderr
-    succeed(*again)
-    assert_equal_runs(finished, tmp_path / "killed")  # two runs of one seed, in two interpreters
 
 
 @pytest.mark.parametrize(
@@ -286,28 +279,6 @@ def test_the_warm_start_goes_another_round_while_its_probe_falls_short(tmp_path:
     assert sorted(path.name for path in (tmp_path / "short/origin").iterdir()) == ["new", "warm"]
 
 
-def test_a_run_killed_again_and_again_in_its_warm_start_gets_on_and_equals_an_undisturbed_one(tmp_path: Path) -> None:
-    warm = "warm_start={steps: 20, turns_per_step: 64, probe_target: 1.0, probe_turns: 8, max_rounds: 2}"
-    settings = ("model.new.layers=2", warm, "train.steps=1", "train.problems_per_step=1", "evaluate.problems=1")
-    assert succeed("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=whole", "--quiet") == ""
-    process = start("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=killed")
-    latest = tmp_path / "killed/origin/.warm-checkpoints/latest"
-    saved = ["none"]
-    for _ in range(2):
-        while not latest.exists() or latest.read_text() == saved[-1]:
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.01)
-        saved.append(latest.read_text())
-        process.kill()
-        process.communicate()
-        process = start("train", "--resume", str(tmp_path / "killed"))
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    assert "warm start: continued after step" in out
-    assert sorted(path.name for path in (tmp_path / "killed/origin").iterdir()) == ["new", "warm"]
-    assert_equal_runs(tmp_path / "whole", tmp_path / "killed", steps=(1,))
-
-
 def test_ctrl_c_in_the_warm_start_saves_it(tmp_path: Path) -> None:
     settings = ("warm_start={steps: 100, turns_per_step: 64}", "train.steps=0", "evaluate.problems=1")
     process = start("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=stopped")
@@ -378,7 +349,8 @@ def test_a_name_that_is_taken_is_refused_and_nothing_is_overwritten(finished: Pa
 
 def test_two_ranks_under_zero_3_train_and_evaluate_and_one_rank_resumes(finished: Path, tmp_path: Path) -> None:
     changes = ("learner.zero_stage=3", "train.steps=2", "train.save_every=1", "evaluate.problems=2")
-    succeed_on_two_ranks(*from_the_start_of(finished, tmp_path / "two", *changes))
+    passed = "--local_rank=0"  # by the deepspeed launcher, to every process
+    succeed_on_two_ranks(passed, *from_the_start_of(finished, tmp_path / "two", *changes))
     lines = read_metrics(tmp_path / "two/metrics.jsonl")
     assert [line["trajectories"] for line in lines if "loss" in line] == [16, 16]
     assert all(line["ratio_max"] == pytest.approx(1, abs=1e-4) for line in lines if line.get("tokens"))
@@ -401,12 +373,6 @@ def assert_adapters_trained(run_folder: Path) -> None:
     assert lines[0]["kl"] == lines[0]["kl_loss"] == 0.0
     for line in lines:  # the sampler's merged weights say what the learner's base and adapters say
         assert line["ratio_max"] == pytest.approx(1, abs=1e-4)
-
-
-def test_two_ranks_train_adapters_under_zero_3(tmp_path: Path) -> None:
-    """With the option that the deepspeed launcher passes to every process."""
-    succeed_on_two_ranks("--local_rank=0", "train", *TINY, *ADAPTERS, f"runs_dir={tmp_path}")
-    assert_adapters_trained(tmp_path / "two")
 
 
 @pytest.mark.skipif("LONG_TESTS" not in os.environ, reason="starts three interpreters: LONG_TESTS=1 runs it")

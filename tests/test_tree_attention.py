@@ -60,7 +60,7 @@ def test_long_branches_are_cut_into_like_pieces_that_see_no_further_than_their_e
     ]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(ROWS)
 def test_every_token_sees_exactly_its_own_row_up_to_itself(rows: list[list[int]]) -> None:
     laid_out = tree(rows)
