@@ -460,6 +460,15 @@ def test_a_problem_that_the_reward_cannot_judge_is_named_before_the_run(
     check_run(build(quickstart(*overrides, judged, "train.steps=20", "task.options.max_examples=40")))
 
 
+def test_a_new_model_for_questions_in_a_file_has_a_tokenizer_of_its_rows(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    pairs = [(one, two) for one in range(7) for two in range(7)]  # every word is in many rows, held-out ones too
+    rows.write_text("".join(f'{{"question": "{one} plus {two} ?", "answer": "{one + two}"}}\n' for one, two in pairs))
+    task = f"task={{name: jsonl, data: '{rows}'}}"
+    changes = (task, "warm_start.steps=0", "evaluate.variants={}", "rollout.limits.max_context_tokens=200")
+    assert "rehearsed train-" in "".join(check_run(build(quickstart(*changes))))
+
+
 def test_a_warm_start_without_demonstrations_is_refused(tmp_path: Path) -> None:
     changes = [*questions_by_a_saved_model(tmp_path), "warm_start.steps=1"]
     assert "warming up with the task Jsonl: it has no demonstrations. Set warm_start.steps=0" in refused(*changes)

@@ -10,7 +10,7 @@ from condensegrpo.assembly.objects import NO_OBJECTS, Objects, object_of
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.config.schema import Plugin, RunConfig, StagePlugin, WeightedPlugin
 from condensegrpo.config.yaml_tree import parse
-from condensegrpo.core.condenser import Condenser, Stage
+from condensegrpo.core.condenser import Condenser, Stage, TextWriter
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.failures import at_definition, plugin_code
 from condensegrpo.core.plugins import load_plugin, missing_methods
@@ -150,11 +150,9 @@ def build_condenser(plugin: Plugin, objects: Objects = NO_OBJECTS) -> Condenser:
             for index, raw in enumerate(options["stages"])
             for stage in [parse(StagePlugin, _section(raw), source=f"stages[{index}] of the condenser {plugin.name}")]
         )
-    from condensegrpo.samplers.writers import open_writer  # imports aiohttp
-
     built = object_of(objects, plugin)
     if built is None:
-        built = build_plugin("condensers", plugin.name, options, {"open_writer": open_writer})
+        built = build_plugin("condensers", plugin.name, options, {"open_writer": _open_writer})
     if not isinstance(built, Condenser):
         kind = type(built).__name__
         raise ConfigError(
@@ -162,6 +160,12 @@ def build_condenser(plugin: Plugin, objects: Objects = NO_OBJECTS) -> Condenser:
             f"class {kind}(Condenser), of condensegrpo.core.condenser."
         )
     return built
+
+
+def _open_writer(*arguments: Any, **options: Any) -> TextWriter:  # noqa: ANN401  those of open_writer
+    from condensegrpo.samplers.writers import open_writer  # imports aiohttp
+
+    return open_writer(*arguments, **options)
 
 
 def build_toolbox(config: RunConfig, sandbox: Sandbox, condenser: Condenser, objects: Objects = NO_OBJECTS) -> Toolbox:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PretrainedConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from condensegrpo.learner.model_folder import auto_class, sees
 from condensegrpo.learner.settings import NewModel, NewPictures
@@ -44,7 +44,7 @@ def seeing_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerF
     return tokenizer
 
 
-def seeing_config(text: "Qwen3Config", pictures: NewPictures) -> PretrainedConfig:
+def seeing_config(text: "Qwen3Config", pictures: NewPictures) -> "PretrainedConfig":
     """The configuration of a model that sees, around that of its text model."""
     from transformers import SmolVLMConfig  # here: it takes two seconds that a dry run need not wait for
 
