@@ -202,6 +202,31 @@ def test_nothing_in_a_thought_that_the_prompt_opened_counts(family: str) -> None
     assert text(made, made.reply_ids("6", prompt)).startswith("\n</think>\n\n6")
 
 
+@pytest.mark.parametrize(("family", "call"), [("llama-3", "parameters"), ("qwen3-vl", "arguments")])
+def test_a_family_without_thoughts_has_none_that_count_either(family: str, call: str) -> None:
+    made = renderer(family)
+    prompt = made.prompt((SYSTEM, QUESTION))
+    written_call = f'{{"name": "look", "{call}": {{"words": "a b"}}}}'
+    if family == "qwen3-vl":
+        written_call = f"<tool_call>{written_call}</tool_call>"
+    after = made.parse(made.reply_ids(f"<think>hm</think>{written_call}"), prompt)
+    assert (after.message.text, after.message.reasoning) == ("", "hm")
+    assert [each.name for each in after.message.tool_calls] == ["look"]
+    within = made.parse(made.reply_ids(f"<think>{written_call}</think>okay"), prompt)
+    assert (within.message.text, within.calls) == ("okay", ())
+    unfinished = made.parse(made.reply_ids(f"<think>{written_call}"), prompt)
+    assert (unfinished.message.text, unfinished.calls, unfinished.thinking) == ("", (), True)
+
+
+def test_a_reply_of_glm_that_opens_no_thought_is_none() -> None:
+    made = renderer("glm-4.5")
+    prompt = made.prompt((SYSTEM, QUESTION))
+    read = made.parse(made.reply_ids("<answer>5</answer>"), prompt)
+    assert (read.message.text, read.message.reasoning, read.thinking) == ("<answer>5</answer>", "", False)
+    opened = made.parse(made.reply_ids("<think><answer>5</answer>"), prompt)
+    assert (opened.message.text, opened.message.reasoning, opened.thinking) == ("", "<answer>5</answer>", True)
+
+
 # --- kept replies
 
 

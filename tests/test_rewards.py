@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import PluginError
+from condensegrpo.core.messages import ToolCall
 from condensegrpo.core.protocols.reward import Reward, RewardPart, RewardResult
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import StopReason, Trajectory
@@ -53,6 +54,16 @@ def test_only_a_trajectory_that_gives_an_answer_is_well_formed(stop: StopReason)
 
 def test_a_blank_reply_spoils_the_format() -> None:
     assert not format_valid(answered("7", contexts=(3, 3), replies=(" \n", "<answer>7</answer>")))
+
+
+def test_a_call_without_text_is_no_blank_reply() -> None:
+    """Families whose calls are read by their tokens: every trajectory with a call was malformed."""
+    call = ToolCall(id="call_0", name="look", arguments="{}")
+    said = answered("7", contexts=(3, 3), replies=("", "<answer>7</answer>"))
+    first, last = said.turns
+    called = replace(first, reply=replace(first.reply, tool_calls=(call,)))
+    assert not format_valid(said)
+    assert format_valid(replace(said, turns=(called, last)))
 
 
 def test_a_bare_correct_answer_fails_no_minimum_length() -> None:

@@ -5,6 +5,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -49,17 +50,7 @@ class ChatTemplate:
         description: str = "",
         pictures: ExpandsPictures | None = None,
     ) -> None:
-        """What to render with.
-
-        Args:
-            tokenizer: whose template it is.
-            encoder: of the tokenizer.
-            tools: schemas that the template shows.
-            options: further variables of the template.
-            formats: in which a reply may already contain its calls.
-            description: of the tools, for the system message if the template shows none.
-            pictures: of the model; None: it sees nothing.
-        """
+        """``formats``: in which a reply may contain its calls; ``description``: of tools that the template hides."""
         self._tokenizer = tokenizer
         self._encoder = encoder
         self.tools = [dict(tool) for tool in tools] or None
@@ -260,7 +251,11 @@ class ChatTemplate:
         return True
 
     def _function(self, call: ToolCall) -> dict[str, object]:
-        return {"name": call.name, "arguments": call.arguments} if self._text_arguments else call_function(call)
+        """A call as templates take it: its arguments as an object, or as text where they are none."""
+        arguments: object = call.arguments
+        with suppress(ValueError):
+            arguments = call.arguments if self._text_arguments else parsed_arguments(call.arguments)
+        return {"name": call.name, "arguments": arguments}
 
     def _escaped(self, value: object, marker: str) -> object:
         if isinstance(value, str):
@@ -310,19 +305,6 @@ def _line(error: Exception) -> str:
 
 
 def _texts(message: Message) -> Iterator[str]:
-    yield message.text
-    if message.reasoning:
-        yield message.reasoning
-    if message.name:
-        yield message.name
+    yield from (message.text, message.reasoning or "", message.name or "")
     for call in message.tool_calls:
-        yield call.name
-        yield call.arguments
-
-
-def call_function(call: ToolCall) -> dict[str, object]:
-    """A call as templates take it: its arguments as an object, or as text where they are none."""
-    try:
-        return {"name": call.name, "arguments": parsed_arguments(call.arguments)}
-    except ValueError:
-        return {"name": call.name, "arguments": call.arguments}
+        yield from (call.name, call.arguments)

@@ -152,7 +152,7 @@ class FamilyRenderer(Renderer):
 
     def parse(self, output_ids: Sequence[int], prompt_ids: Sequence[int]) -> ParsedReply:
         """What a reply (A,) to a prompt (P,) thought, said and called."""
-        ids = output_ids[:-1] if output_ids and output_ids[-1] in self.stop_ids else output_ids
+        ids = self._without_stop(output_ids)
         ended = output_ids[-1:] if set(output_ids[-1:]) & {*self._family.get_stop_token_ids()} else ()
         read = self._read((*ids, *ended), prompt_ids)
         said, thinking = str(read.content or ""), read.reasoning_complete is False
@@ -161,9 +161,10 @@ class FamilyRenderer(Renderer):
         if thinking and not before and reasoning == self._decode(ids).strip():  # nothing opened that thought
             said, reasoning, thinking = reasoning, "", False
         elif not reasoning and not thinking:  # a family without thoughts
-            said, reasoning, thinking = split_thought(said, opened=opens_thought(before))
-            if reasoning and not read.tool_calls:
-                read = self._read(self.text_ids(said), prompt_ids)
+            text, reasoning, thinking = split_thought(self._decode(ids), opened=opens_thought(before))
+            if reasoning or thinking:
+                marker = next(unused_characters((text,)))
+                read = self._read(self.encoder.following(text, marker), prompt_ids)
                 said = str(read.content or "")
         if not isinstance(self.tool_format, Native):  # the text of a call is text
             said += "".join(attempt.raw for attempt in read.tool_calls)

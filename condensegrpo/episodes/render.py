@@ -409,10 +409,9 @@ class Renderer:
 
     def parse(self, output_ids: Sequence[int], prompt_ids: Sequence[int]) -> ParsedReply:
         """What a reply (A,) to a prompt (P,) thought, said and called."""
-        ids = output_ids[:-1] if output_ids and output_ids[-1] in self.stop_ids else output_ids
-        return read_text(
-            self.text(output_ids), ids, self.encoder.vocabulary, opened=opens_thought(self._opens_reply(prompt_ids))
-        )
+        ids = self._without_stop(output_ids)
+        opened = opens_thought(self._opens_reply(prompt_ids))
+        return read_text(self._decode(ids), ids, self.encoder.vocabulary, opened=opened)
 
     def _opens_reply(self, prompt_ids: Sequence[int]) -> str:
         """The text after the last control token of a prompt, thought tags aside."""
@@ -420,7 +419,10 @@ class Renderer:
 
     def text(self, output_ids: Sequence[int]) -> str:
         """The text of sampled ids (A,), without the stop id at their end. For reading, never to be tokenised."""
-        return self._decode(output_ids[:-1] if output_ids and output_ids[-1] in self.stop_ids else output_ids)
+        return self._decode(self._without_stop(output_ids))
+
+    def _without_stop(self, output_ids: Sequence[int]) -> Sequence[int]:
+        return output_ids[:-1] if output_ids and output_ids[-1] in self.stop_ids else output_ids
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
