@@ -25,7 +25,7 @@ from condensegrpo.algorithms.advantages import Batch, Estimate, against_group, e
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.reward import RewardResult
-from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.task import Problem, Split, Task
 from condensegrpo.core.trajectory import Generation, SamplingParams, Trajectory
 from condensegrpo.learner.devices import DtypeName
 from condensegrpo.learner.model_folder import load_tokenizer
@@ -56,7 +56,7 @@ def episode(question: str, texts: Sequence[str]) -> NotesEnvironment:
 
 
 @dataclass(kw_only=True, eq=False)
-class NqPassages:
+class NqPassages(Task):
     """Questions of NQ-open. One passage of an episode has the answer; the others are those of other questions."""
 
     data: str  # rows with question, answers and ctxs, the first of which has an answer

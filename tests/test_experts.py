@@ -22,10 +22,11 @@ from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.config.load import load_config
 from condensegrpo.core.condenser import Request
+from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.environment import Step
-from condensegrpo.core.protocols.task import HasExpert, Problem, Split
+from condensegrpo.core.protocols.task import Problem, Split, Task
 from condensegrpo.display.console import quiet_libraries
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import CondenseSettings
@@ -110,7 +111,7 @@ def test_turns_are_fixed_by_the_seed_and_go_on_where_they_were_left() -> None:
     whole = turns(Counts(), 40)
     assert turns(Counts(), 10, skipped=30) == whole[30:]
     assert turns(Counts(), 40, seed=1) != whole
-    assert isinstance(Counts(), HasExpert)
+    assert overrides(Counts(), Task.expert)
 
 
 def test_budgets_of_a_schedule_are_shown_the_last_one_most() -> None:

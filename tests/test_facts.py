@@ -14,10 +14,11 @@ from condensegrpo.algorithms import segments
 from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.whole_units import Full, LastK
 from condensegrpo.core.condenser import Condenser
+from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.environment import Step
-from condensegrpo.core.protocols.task import Demonstrates, Problem
+from condensegrpo.core.protocols.task import Problem, Task
 from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.episodes.settings import CondenseSettings
@@ -205,7 +206,7 @@ def test_options_out_of_range_are_refused(options: dict[str, object], found: str
 
 
 def test_the_task_can_demonstrate() -> None:
-    assert isinstance(FactsTask(), Demonstrates)
+    assert overrides(FactsTask(), Task.demonstrations)
 
 
 def test_demonstrations_are_fixed_by_their_seed() -> None:

@@ -25,9 +25,10 @@ from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import evaluations
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.condenser import Condenser
+from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.plugins import load_plugin
-from condensegrpo.core.protocols.sampler import ReachedByUrl
+from condensegrpo.core.protocols.sampler import Sampler
 
 
 def build(config: RunConfig, base: Components | None = None, objects: Objects = NO_OBJECTS) -> Components:
@@ -60,7 +61,7 @@ def _check_workers(components: Components, sampler: type) -> None:
     if not config.rollout.workers.processes:
         return
     found = f"checking rollout.workers: found processes={config.rollout.workers.processes}, and"
-    if not issubclass(sampler, ReachedByUrl):
+    if not overrides(sampler, Sampler.client):
         raise ConfigError(
             f"{found} the model of the sampler {config.sampler.name} is in this process. Set "
             f"rollout.workers.processes=0, or sampler.name=vllm_server."

@@ -14,16 +14,13 @@ from itertools import count, islice
 from condensegrpo.assembly.components import Components, indices
 from condensegrpo.assembly.scorers import NEEDED, frozen_model, open_scorers, split_layers
 from condensegrpo.core.background_loop import BackgroundLoop
+from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import CondenseError, ConfigError
 from condensegrpo.core.failures import failure_of, is_ctrl_c
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import (
-    Demonstrates,
     Demonstration,
     Expert,
-    HasCorpus,
-    HasExpert,
-    JudgesReplies,
     Problem,
     Task,
 )
@@ -56,7 +53,7 @@ class DemonstratedTurn:
 class MadeDemonstrations:
     """Demonstrations that a task makes, rendered as the rollout renders its prompts."""
 
-    task: Demonstrates
+    task: Task
     renderer: Renderer
     toolbox: Toolbox
 
@@ -101,7 +98,7 @@ class PlayedDemonstrations:
 
     def sound(self, turn: Demonstration, reply: str) -> bool | None:
         """The task's verdict, or whether the reply has the words of the expert's."""
-        if isinstance(self.task, JudgesReplies):
+        if overrides(self.task, Task.sound):
             return verdict_of(self.task, turn, reply)
         return reply.split() == turn.reply.split()
 
@@ -182,8 +179,7 @@ def demonstrations(components: Components, renderer: Renderer, source: str) -> D
     """
     check_task(components)
     task, config = components.task, components.config
-    if not isinstance(task, HasExpert):
-        assert isinstance(task, Demonstrates)
+    if not overrides(task, Task.expert):
         return MadeDemonstrations(task=task, renderer=renderer, toolbox=components.toolbox)
     scorers, unused = components.condenser.scorers, ScriptedSampler([])
     frozen = partial(frozen_model, dtype=config.model.dtype)
@@ -204,11 +200,11 @@ def demonstrations(components: Components, renderer: Renderer, source: str) -> D
 def check_task(components: Components) -> None:
     """Check that the task has what the warm start and a new model need of it; all that it lacks is reported at once."""
     config, task, faults = components.config, components.task, []
-    if config.warm_start.steps and not isinstance(task, HasExpert | Demonstrates):
+    if config.warm_start.steps and not (overrides(task, Task.expert) or overrides(task, Task.demonstrations)):
         faults.append(
             f"warming up with the task {type(task).__name__}: it has no demonstrations. Set warm_start.steps=0."
         )
-    if config.model.new is not None and not isinstance(task, HasCorpus):
+    if config.model.new is not None and not overrides(task, Task.corpus):
         faults.append(_no_corpus(task))
     if faults:
         raise ConfigError("\n".join(faults))
@@ -221,7 +217,7 @@ def _no_corpus(task: Task) -> str:
     )
 
 
-def made_turns(task: Demonstrates, seed: int) -> Iterator[Demonstration]:
+def made_turns(task: Task, seed: int) -> Iterator[Demonstration]:
     """The turns that a task makes, without end."""
     with _named(task, "demonstrations"):
         for turn in task.demonstrations(seed):
@@ -231,7 +227,7 @@ def made_turns(task: Demonstrates, seed: int) -> Iterator[Demonstration]:
         raise ValueError("they ended, wanted turns without end, as of a loop that begins again")
 
 
-def verdict_of(task: JudgesReplies, turn: Demonstration, reply: str) -> bool | None:
+def verdict_of(task: Task, turn: Demonstration, reply: str) -> bool | None:
     """The task's verdict on a sampled reply in the context of a turn."""
     with _named(task, "sound"):
         return task.sound(turn.context, reply)
@@ -239,7 +235,7 @@ def verdict_of(task: JudgesReplies, turn: Demonstration, reply: str) -> bool | N
 
 def corpus_of(task: Task) -> tuple[str, ...]:
     """Texts that hold every word of a task."""
-    if not isinstance(task, HasCorpus):
+    if not overrides(task, Task.corpus):
         raise ConfigError(_no_corpus(task))
     with _named(task, "corpus"):
         given = task.corpus()

@@ -7,9 +7,10 @@ from pprint import saferepr
 
 from condensegrpo.assembly.components import Components, indices
 from condensegrpo.assembly.demonstrations import made_turns
+from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.protocols.reward import ChecksProblems, SumsParts
-from condensegrpo.core.protocols.task import Demonstrates, HasExpert, Problem
+from condensegrpo.core.protocols.task import Problem, Task
 from condensegrpo.core.wording import plural
 
 Content = tuple[str, str | None, str]
@@ -84,11 +85,11 @@ def _trained(components: Components) -> Iterator[tuple[str, Problem]]:
 def _demonstrated(components: Components) -> Iterator[tuple[str, Problem]]:
     config, task = components.config, components.task
     count = min(config.warm_start.steps * config.warm_start.turns_per_step, DEMONSTRATIONS)
-    if count and isinstance(task, HasExpert):
+    if count and overrides(task, Task.expert):
         problems = components.problems("train")
         played = indices(seed=config.seed, step=0, count=min(count, len(problems)), size=len(problems))
         yield from (("the demonstrations of the warm start", problems[at]) for at in played)
-    if not count or not isinstance(task, Demonstrates):
+    if not count or not overrides(task, Task.demonstrations):
         return
     turns = islice(made_turns(task, config.seed), count)
     yield from (("the demonstrations of the warm start", turn.problem) for turn in turns if turn.problem is not None)

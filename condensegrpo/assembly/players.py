@@ -7,7 +7,8 @@ from typing import Self
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.workers import PlayerSettings, WorkerBatch, WorkerPool, local_player
-from condensegrpo.core.protocols.sampler import ReachedByUrl, Sampler
+from condensegrpo.core.defaults import overrides
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.episodes.group import ProblemGroup
 from condensegrpo.episodes.player import LocalPlayer, OnScored
@@ -40,7 +41,7 @@ class RolloutPlayers:
         settings = PlayerSettings(
             config=components.config, source=self.source, temperature=temperature, media=self._media
         )
-        if components.config.rollout.workers.processes and isinstance(self.sampler, ReachedByUrl):
+        if components.config.rollout.workers.processes and overrides(self.sampler, Sampler.client):
             return SharingPlayer(pool=self._pool, sampler=self.sampler, settings=settings)
         return local_player(components, settings, self.sampler, writer=self._writer)
 
@@ -62,7 +63,7 @@ class SharingPlayer:
     """Plays batches in worker processes."""
 
     pool: WorkerPool
-    sampler: ReachedByUrl
+    sampler: Sampler  # reached by URL
     settings: PlayerSettings
     condensing_seconds: float = 0.0  # that the condensers were at work; of several workers those of the longest
     counted: Counter[str] = field(default_factory=Counter)  # by the condensers of the workers

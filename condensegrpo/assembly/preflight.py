@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import check_task, corpus_of
@@ -15,12 +15,13 @@ from condensegrpo.assembly.rehearsal import rehearse
 from condensegrpo.assembly.runtime import renderer_for, renderer_with
 from condensegrpo.assembly.scorers import check_models
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.defaults import overrides, with_defaults
 from condensegrpo.core.errors import ConfigError, ModelMissing
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.reward import SumsParts, TurnReward
-from condensegrpo.core.protocols.sampler import ChecksTraining
-from condensegrpo.core.protocols.task import LeavesOut, Task
+from condensegrpo.core.protocols.sampler import Sampler
+from condensegrpo.core.protocols.task import Task
 from condensegrpo.core.trajectory import StopReason
 from condensegrpo.core.wording import plural
 from condensegrpo.learner.model_folder import (
@@ -68,8 +69,8 @@ def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ..
     config, name = components.config, components.config.sampler.name
     if not resumed:
         _check_folder(config)
-    sampler = components.objects[name] if name in components.objects else load_plugin("samplers", name)
-    if isinstance(sampler, ChecksTraining):
+    sampler: Any = components.objects[name] if name in components.objects else load_plugin("samplers", name)
+    if overrides(sampler, Sampler.check_training):
         with plugin_code(f"calling check_training of the sampler {name}", ConfigError):
             try:
                 sampler.check_training()
@@ -89,7 +90,7 @@ def check_settings(components: Components) -> tuple[str, ...]:
     Returns:
         What came of the rehearsal, what could not be checked, and what is left out of the training data.
     """
-    config, condenser, task = components.config, components.condenser, components.task
+    config, condenser, task = components.config, components.condenser, with_defaults(components.task, Task)
     _check_learning(components)
     _check_variants(components)
     if config.rollout.condense.writer == "initial" and not condenser.writes:
@@ -99,9 +100,9 @@ def check_settings(components: Components) -> tuple[str, ...]:
         )
     check_disjoint(components)
     notes = [*check_truths(components), *_check_policy(components)]
-    if isinstance(task, LeavesOut) and task.left_out:
+    if task.left_out:
         notes.append(f"{plural(task.left_out, 'training problem')} left out: the evaluation data has them too")
-    if isinstance(task, LeavesOut) and task.alike:
+    if task.alike:
         alike = plural(task.alike, "training problem")
         notes.append(f"{alike} kept with a question of the evaluation data: another column differs")
     return tuple(notes)

@@ -24,11 +24,12 @@ from condensegrpo.config.load import HELD_OUT, longest_request
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, Watch
 from condensegrpo.core.condenser import Budget
+from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError, PluginError, ScoreError
 from condensegrpo.core.failures import message_of, plugin_code
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols.sampler import NamedTensors
-from condensegrpo.core.protocols.task import Demonstrates, HasExpert, Problem
+from condensegrpo.core.protocols.sampler import Sampler
+from condensegrpo.core.protocols.task import Problem, Task
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, StopReason
 from condensegrpo.core.wording import plural
@@ -52,12 +53,11 @@ Ids = Sequence[int]
 
 
 @dataclass(slots=True)
-class ScriptReader:
+class ScriptReader(Sampler):
     """A sampler that reads out a script in the first episode of a group, and gives one reply in all others."""
 
     script: Sequence[Ids]  # its last reply is repeated
     other: Ids  # the reply of the other episodes
-    version: int = 0
     replies: Counter[str] = field(default_factory=Counter)  # by trajectory
 
     async def sample(self, prompt_ids: Ids, params: SamplingParams) -> Generation:
@@ -70,12 +70,6 @@ class ScriptReader:
         finish = FinishReason.STOP if len(ids) <= params.max_tokens else FinishReason.LENGTH
         ids = ids[: params.max_tokens]
         return Generation(token_ids=ids, logprobs=(-0.5,) * len(ids), finish=finish)
-
-    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """There are no weights."""
-
-    def close(self) -> None:
-        """There is nothing to free."""
 
 
 class _EvenScores:
@@ -175,7 +169,7 @@ async def _played(
         ),
         temperature=config.rollout.temperature,
     ).at_step(0)
-    if isinstance(task, HasExpert) and samples > 1:
+    if overrides(task, Task.expert) and samples > 1:
         playing = f"playing as the expert of the task {type(task).__name__}"
         with plugin_code(playing, ConfigError):
             expert = task.expert(problem)
@@ -263,7 +257,7 @@ def _texts(components: Components, pinned: Sequence[Message], later: Sequence[Me
     if schemas := components.toolbox.template_schemas:
         yield "the tools that the chat template shows", tool_text(schemas)
     yield "the observations", "\n".join(message.text for message in later if message.role != "assistant")
-    if components.config.warm_start.steps and isinstance(components.task, Demonstrates):
+    if components.config.warm_start.steps and overrides(components.task, Task.demonstrations):
         turns = islice(made_turns(components.task, components.config.seed), DEMONSTRATIONS)
         texts = (text for turn in turns for text in (*(message.text for message in turn.context), turn.reply))
         yield "the demonstrations", "\n".join(texts)

@@ -12,14 +12,13 @@ from condensegrpo.assembly.objects import NO_OBJECTS, Objects, object_of
 from condensegrpo.assembly.scorers import frozen_model, open_scorers
 from condensegrpo.config.load import longest_request
 from condensegrpo.config.schema import RunConfig, SamplerPlugin
+from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.failures import at_definition, plugin_code
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.plugins import load_plugin, missing_methods
 from condensegrpo.core.protocols.pictures import ExpandsPictures
 from condensegrpo.core.protocols.sampler import (
-    LogprobSampler,
-    RepliesToMessages,
     Sampler,
 )
 from condensegrpo.core.protocols.tracker import Tracker
@@ -213,7 +212,7 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
     if config.sampler.name in objects:
         given = object_of(objects, config.sampler)
         _check_methods(config.sampler.name, given)
-        if config.rollout.answer_form is not None and not isinstance(given, LogprobSampler):
+        if config.rollout.answer_form is not None and not overrides(given, Sampler.measure):
             raise _cannot_measure(config)
         return
     name, lora = config.sampler.name, config.model.lora
@@ -231,10 +230,10 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
     sampler = load_plugin("samplers", name)
     if isinstance(sampler, type):
         _check_methods(name, sampler)
-    if config.rollout.answer_form is not None and isinstance(sampler, type) and not issubclass(sampler, LogprobSampler):
+    if config.rollout.answer_form is not None and isinstance(sampler, type) and not overrides(sampler, Sampler.measure):
         raise _cannot_measure(config)
     confident = config.rollout.stop_when_confident
-    if confident is not None and isinstance(sampler, type) and issubclass(sampler, RepliesToMessages):
+    if confident is not None and isinstance(sampler, type) and overrides(sampler, Sampler.reply):
         raise ConfigError(
             f"setting up rollout.stop_when_confident: the sampler {name} knows no probability of a draft. Set it "
             f"to null."
@@ -253,7 +252,7 @@ def _answer_probe(config: RunConfig, renderer: Renderer, sampler: Sampler) -> An
     """Measures the ground truth after every prompt, if the configuration asks for it."""
     if config.rollout.answer_form is None:
         return None
-    if not isinstance(sampler, LogprobSampler):
+    if not overrides(sampler, Sampler.measure):
         raise _cannot_measure(config)
     return AnswerProbe(model=sampler, renderer=renderer, form=config.rollout.answer_form)
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
 
-from condensegrpo.attention.scorer import AttentionScorer, LeaveOneOut, VersionedAttention
+from condensegrpo.attention.scorer import AttentionScorer, LeaveOneOut
 from condensegrpo.core.condenser import UnitScorer
+from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols.sampler import AttentionSampler, LogprobSampler, Sampler
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.model_folder import check_vocabulary, configuration, end_ids, load_tokenizer, max_positions
 
@@ -22,21 +23,18 @@ if TYPE_CHECKING:
 
 POLICY, ORACLE = "policy", "leave_one_out"  # any other name is the folder or Hub id of a frozen model
 LAYERS = re.compile(r"(?P<model>.+)@(?P<layers>\d+(,\d+)*)")
-NEEDED: Mapping[str, type] = {
-    POLICY: AttentionSampler,
-    ORACLE: LogprobSampler,
-}  # the protocol that the sampler must have
+NEEDED: Mapping[str, Callable[..., object]] = {POLICY: Sampler.attend, ORACLE: Sampler.measure}  # of the sampler
 
 
 def check_scorers(names: Sequence[str], sampler: object, sampler_name: str) -> None:
-    """Check that the sampler has the protocols that the scorers need. Loads nothing.
+    """Check that the sampler has the methods that the scorers need. Loads nothing.
 
     Args:
         sampler: its class; any other factory is not checked.
     """
     for name in names:
         model, _ = split_layers(name)
-        if model in NEEDED and isinstance(sampler, type) and not issubclass(sampler, NEEDED[model]):
+        if model in NEEDED and isinstance(sampler, type) and not overrides(sampler, NEEDED[model]):
             lacking = "capture its model's attention" if model == POLICY else "measure the probability of a reply"
             able = "transformers" if model == POLICY else "transformers or vllm"
             raise ConfigError(
@@ -100,7 +98,7 @@ def split_layers(name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def open_scorers(
-    names: Sequence[str], *, sampler: Sampler, renderer: Renderer, model: Callable[[str], VersionedAttention]
+    names: Sequence[str], *, sampler: Sampler, renderer: Renderer, model: Callable[[str], Sampler]
 ) -> dict[str, UnitScorer]:
     """The scorers by name.
 
@@ -113,16 +111,16 @@ def open_scorers(
     return {name: _opened(name, sampler, renderer, model) for name in names}
 
 
-def _opened(name: str, sampler: Sampler, renderer: Renderer, frozen: Callable[[str], VersionedAttention]) -> UnitScorer:
+def _opened(name: str, sampler: Sampler, renderer: Renderer, frozen: Callable[[str], Sampler]) -> UnitScorer:
     model, layers = split_layers(name)
-    if model == POLICY and isinstance(sampler, AttentionSampler):
+    if model == POLICY and overrides(sampler, Sampler.attend):
         return AttentionScorer(sampler, renderer, layers=layers)
-    if model == ORACLE and isinstance(sampler, LogprobSampler):
+    if model == ORACLE and overrides(sampler, Sampler.measure):
         return LeaveOneOut(sampler, renderer)
     return _frozen(model, layers, frozen)
 
 
-def _frozen(path: str, layers: tuple[int, ...], model: Callable[[str], VersionedAttention]) -> AttentionScorer:
+def _frozen(path: str, layers: tuple[int, ...], model: Callable[[str], Sampler]) -> AttentionScorer:
     renderer = Renderer(load_tokenizer(path), stop_ids=end_ids(path))
     return AttentionScorer(model(path), renderer, layers=layers)
 

@@ -70,7 +70,7 @@ class WorkerBatch(NamedTuple):
     """The groups that a worker plays; see ``LocalPlayer.play``."""
 
     settings: PlayerSettings
-    client: Callable[[], Sampler]  # of ``ReachedByUrl``
+    client: Callable[[], Sampler]  # of ``Sampler.client``
     groups: tuple[ProblemGroup, ...]
     samples: int
     run_seed: int

@@ -19,11 +19,11 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import History, Unit, flatten
-from condensegrpo.core.protocols.sampler import AttentionQuery, AttentionSampler, LogprobSampler, TokenAttention
+from condensegrpo.core.protocols.sampler import AttentionQuery, Sampler, TokenAttention
 from condensegrpo.core.request_queue import SharedResults
 from condensegrpo.episodes.render import Located, Renderer
 
@@ -208,14 +208,6 @@ CALIBRATION = "N/A"  # question without content, for calibration
 WINDOW = 64  # most query tokens: half of them from the question
 
 
-class VersionedAttention(AttentionSampler, Protocol):
-    """A sampler that captures attention and has a version of its weights."""
-
-    @property
-    def version(self) -> int:
-        """The optimiser step whose weights are in use."""
-
-
 @dataclass(slots=True, eq=False)
 class AttentionScorer:
     """Scores by the attention of the policy or of a frozen model. Scores are cached by history and weights.
@@ -223,7 +215,7 @@ class AttentionScorer:
     Trajectories whose histories are equal share one pass.
     """
 
-    model: VersionedAttention  # the sampler that holds the weights
+    model: Sampler  # the sampler that holds the weights
     renderer: Renderer  # with that model's tokenizer and chat template
     layers: Sequence[int] = ()  # whose attention is captured, from 0 on; none: up to three from the middle to the end
     window: int = WINDOW  # most query tokens, at least 2
@@ -282,19 +274,11 @@ class ScriptedScorer:
         return [[self._score(unit) for unit in history.units] for history in histories]
 
 
-class VersionedMeasures(LogprobSampler, Protocol):
-    """A sampler that measures replies and has a version of its weights."""
-
-    @property
-    def version(self) -> int:
-        """The optimiser step whose weights are in use."""
-
-
 @dataclass(frozen=True, slots=True)
 class LeaveOneOut:
     """Scores by the probability of the newest reply, with and without each unit before it."""
 
-    model: VersionedMeasures
+    model: Sampler
     renderer: Renderer  # with that model's tokenizer and chat template
     _cache: ScoreCache = field(default_factory=ScoreCache, init=False)
 
@@ -314,7 +298,7 @@ class LeaveOneOut:
         return (*(max(loss, 0.0) for loss in await losses(self.model, self.renderer, before, output)), 0.0)
 
 
-async def losses(model: LogprobSampler, renderer: Renderer, history: History, output_ids: Sequence[int]) -> list[float]:
+async def losses(model: Sampler, renderer: Renderer, history: History, output_ids: Sequence[int]) -> list[float]:
     """The log-probability that an output loses without each unit of its history.
 
         log π(o | pinned, u_0 … u_n) − log π(o | pinned, u_0 … u_n without u_i),  nats, for every i

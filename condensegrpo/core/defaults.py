@@ -21,5 +21,5 @@ def with_defaults(plugin: object, base: type[T]) -> T:
 
 def overrides(plugin: object, default: Callable[..., object]) -> bool:
     """Whether a plug-in, or a class of plug-ins, has another method than the default of its base class."""
-    kind = plugin if isinstance(plugin, type) else type(plugin)
-    return getattr(kind, default.__name__, default) is not default
+    found = getattr(plugin, default.__name__, default)
+    return getattr(found, "__func__", found) is not default

@@ -9,7 +9,7 @@ from typing import Self
 from condensegrpo.core.condenser import Condenser, UnitScorer
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.sampler import LogprobSampler, Sampler
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Expert, Problem
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.episodes.render import Renderer
@@ -29,7 +29,7 @@ class AnswerProbe:
     the turn is sampled from. The policy does not see it, and it is not trained on.
     """
 
-    model: LogprobSampler
+    model: Sampler  # that measures
     renderer: Renderer
     form: str  # of an answer, with ``PLACE`` in it once
 

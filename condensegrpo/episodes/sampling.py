@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from math import inf, isfinite
 from operator import index
-from typing import cast
 
 from condensegrpo.core.condenser import Request
+from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols.sampler import RepliesToMessages, Sampler
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Expert
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, StopReason
 from condensegrpo.episodes.boundary import Boundary, EndEpisode
@@ -91,13 +90,13 @@ async def _sampled(engine: Engine, view: View, params: SamplingParams, request: 
     version = sampler.version
     if engine.expert is not None:
         made = _written(engine.expert, engine.renderer, view, request, params.max_tokens)
-    elif _takes_messages(type(sampler)):
+    elif overrides(sampler, Sampler.reply):
         if engine.toolbox.template_schemas:
             raise SamplerError(
                 "sampling from messages: the chat template is to show the tools, and the messages do not. Set "
                 "rollout.tools.format=tagged, which explains them in the system message."
             )
-        made = _checked(await cast(RepliesToMessages, sampler).reply(view.context, params), "reply()", params)
+        made = _checked(await sampler.reply(view.context, params), "reply()", params)
     else:
         made = await _beyond_thoughts(engine.renderer, sampler, view, params)
     return SampledReply(
@@ -108,12 +107,6 @@ async def _sampled(engine: Engine, view: View, params: SamplingParams, request: 
         version=version,
         frozen=writer is not None,
     )
-
-
-@cache
-def _takes_messages(sampler: type) -> bool:
-    """Whether a class of samplers is one of ``RepliesToMessages``; a look is slow."""
-    return issubclass(sampler, RepliesToMessages)
 
 
 async def _beyond_thoughts(renderer: Renderer, sampler: Sampler, view: View, params: SamplingParams) -> Generation:

@@ -24,7 +24,7 @@ from condensegrpo.core.messages import MediaPart, Message
 from condensegrpo.core.packages import check_installed
 from condensegrpo.core.plugins import load_object
 from condensegrpo.core.protocols.environment import Environment, Step
-from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.task import Problem, Split, Task
 from condensegrpo.integrations.episode_thread import EpisodeThread
 from condensegrpo.tasks.answers import pinned_messages
 from condensegrpo.tasks.drawn import DrawnProblems
@@ -38,7 +38,7 @@ _resetting = threading.Lock()
 
 
 @dataclass(kw_only=True, eq=False)
-class Gym:
+class Gym(Task):
     """The task ``gym``. No seed is in both splits."""
 
     make: str | Callable[..., Any] = DEFAULT  # package:function or path/to/file.py:Name; or from Python itself

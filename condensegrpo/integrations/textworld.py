@@ -33,7 +33,7 @@ from condensegrpo.core.errors import ConfigError, DataError, DataMissing
 from condensegrpo.core.messages import Message
 from condensegrpo.core.packages import check_installed
 from condensegrpo.core.protocols.environment import Environment, Step
-from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.task import Problem, Split, Task
 from condensegrpo.integrations.episode_thread import EpisodeThread
 from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, SYSTEM, action_in
 from condensegrpo.storage.files import user_cache
@@ -198,7 +198,7 @@ RECIPE = re.compile(r"Ingredients:.*?prepare meal", re.DOTALL)
 
 
 @dataclass(kw_only=True, eq=False)
-class TextWorld:
+class TextWorld(Task):
     """The task ``textworld``. No seed, and no file, is in both splits."""
 
     game: Literal["cooking", "treasure_hunter", "coin_collector"] = "cooking"

@@ -72,7 +72,7 @@ class _ServedModel:
 
     @staticmethod
     def check_training() -> None:
-        """Refuse: see ``ChecksTraining``."""
+        """Refuse: see ``Sampler``."""
         raise ValueError(
             "whose model cannot be given new weights. Train with sampler.name=vllm_server, vllm or transformers; "
             "condensegrpo eval, eval --compare and proxy take this one"

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols.sampler import NamedTensors
+from condensegrpo.core.protocols.sampler import NamedTensors, Sampler
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 
 Agent = Callable[[tuple[int, ...]], Sequence[int]]  # prompt ids → output ids
 
 
-class ScriptedSampler:
+class ScriptedSampler(Sampler):
     """Replies from a list, one after another in the order of the calls, or from a function of the prompt.
 
         ScriptedSampler([[5, 6, 2], [7, 2]])             # the first call gets 5 6 2, the second 7 2, the third an error

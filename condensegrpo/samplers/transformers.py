@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols.sampler import AttentionQuery, NamedTensors, TokenAttention
+from condensegrpo.core.protocols.sampler import AttentionQuery, NamedTensors, Sampler, TokenAttention
 from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueue
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.devices import DTYPES, DtypeName, empty_cache, on_this_device, synchronize, use_new_stream
@@ -38,7 +38,7 @@ _Query = tuple[AttentionQuery, "SeenPrompt | None"]
 _Pair = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and output ids
 
 
-class TransformersSampler:
+class TransformersSampler(Sampler):
     """Samples with transformers' model of the folder, each reply for as long as it takes (decoding.py).
 
     Keys and values of a trajectory's last reply are kept until new weights come: a prompt that continues it computes

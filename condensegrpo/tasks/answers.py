@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message, Part
 from condensegrpo.core.protocols.environment import Environment, Step
-from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.task import Problem, Split, Task
 from condensegrpo.episodes.toolformats import Malformed, Native, Tagged, parsed_arguments
 
 AnswerStyle = Literal["single", "first_or_boxed", "last", "reply"]
@@ -128,7 +128,7 @@ class Splits:
         return replace(self, train=tuple(map(change, self.train)), held_out=tuple(map(change, self.held_out)))
 
 
-class SplitTask:
+class SplitTask(Task):
     """A task with the problems of two splits. Subclasses make the splits."""
 
     _splits: Splits

@@ -19,14 +19,14 @@ from annotated_types import Ge
 
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols.environment import Environment, Step
-from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.task import Problem, Split, Task
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 
 LATE = 0.1  # what a guess costs beyond those that halving needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guess:
+class Guess(Task):
     """The task ``guess``. One number in eight is held out for evaluation."""
 
     largest: Annotated[int, Ge(8)] = 100

@@ -32,7 +32,7 @@ from annotated_types import Ge, Le
 from condensegrpo.core.condenser import Request
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.environment import Environment, Step
-from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.task import Problem, Split, Task
 from condensegrpo.tasks.drawn import DrawnProblems, Tags, ends_with_request, is_eval_content
 
 OPERATIONS = ("+1", "+2", "+3", "-1", "-2", "-3")
@@ -49,7 +49,7 @@ _ENUMERABLE = 10**5  # problems of one length are listed up to here, and drawn b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
+class Ledger(Task):
     """The task ``ledger``. Whether a problem is for training or evaluation does not depend on any option."""
 
     min_ops: Annotated[int, Ge(1)] = 3

@@ -26,10 +26,11 @@ from condensegrpo.algorithms.objective import (
 )
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, SourceCredit, StopSettings
+from condensegrpo.core.defaults import with_defaults
 from condensegrpo.core.errors import LearnerError, PluginError
 from condensegrpo.core.failures import PluginFailure, plugin_code
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols.sampler import NamedTensors, Sampler, TakesAdapters
+from condensegrpo.core.protocols.sampler import NamedTensors, Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.threads import result_in_thread
 from condensegrpo.core.trajectory import Segment
@@ -312,8 +313,4 @@ def packed(learner: DeepSpeedEngine, rows: Sequence[Segment], *, max_tokens: int
 
 def sampled_weights(sampler: Sampler, learner: DeepSpeedEngine) -> NamedTensors:
     """What a sampler gets of the learner's weights: adapters alone where it computes them, else all, merged."""
-    return (
-        adapters(learner)
-        if isinstance(sampler, TakesAdapters) and sampler.takes_adapters
-        else gathered_weights(learner)
-    )
+    return adapters(learner) if with_defaults(sampler, Sampler).takes_adapters else gathered_weights(learner)

@@ -22,8 +22,9 @@ from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import validate
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.defaults import with_defaults
 from condensegrpo.core.errors import LearnerError
-from condensegrpo.core.protocols.sampler import Sampler, SleepingSampler
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Generation, SamplingParams, Segment
 from condensegrpo.core.wording import plural
@@ -139,8 +140,7 @@ def parity_trial(config: RunConfig, folder: RunFolder) -> ParityTrial:
         before = _compared(learner, sampler, prompts)
         rows = _samples(sampler, prompts, temperature=1.0)
         batches = pack_rows(rows, max_tokens=MICRO_BATCH, share=learner.module.computes_trees)
-        if isinstance(sampler, SleepingSampler):
-            sampler.sleep(keep_weights=False)
+        with_defaults(sampler, Sampler).sleep(keep_weights=False)
         old_T = torch.cat(measure_logprobs(learner, batches))
         optimizer_step(learner, batches, PerToken(supervised))
         new_T = torch.cat(measure_logprobs(learner, batches))

@@ -36,10 +36,11 @@ from condensegrpo.assembly.players import GroupPlayer
 from condensegrpo.assembly.runtime import provenance
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, Watch
+from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import PluginError, RunError, SamplerError
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols.sampler import NamedTensors, Sampler, StagesWeights
+from condensegrpo.core.protocols.sampler import NamedTensors, Sampler
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Trajectory
@@ -305,7 +306,7 @@ class RolloutPrefetcher:
         with all_gathered(named_tensors) as tensors:
             update: Callable[[], None] = partial(sampler.update_weights, tensors, version)
             with plugin_code(doing, SamplerError):
-                if isinstance(sampler, StagesWeights):  # while the next batch is still being sampled
+                if overrides(sampler, Sampler.stage_weights):  # while the next batch is still being sampled
                     update = sampler.stage_weights(tensors, version)
             staged = time.monotonic()
             self.finish()

@@ -22,10 +22,11 @@ from condensegrpo.assembly.runtime import close_sampler, open_sampler, open_writ
 from condensegrpo.config.load import plugin_files
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.background_loop import Watch
+from condensegrpo.core.defaults import with_defaults
 from condensegrpo.core.errors import SamplerError, TooManyFailed
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.protocols.sampler import DescribesSettings, Sampler, SleepingSampler
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.episodes.failures import FailureWatch, failures_of
 from condensegrpo.evaluation.evaluate import evaluate_variant
 from condensegrpo.evaluation.figures import metric_prefix
@@ -145,10 +146,10 @@ def run_training(
 def _let_sleep(sampler: Sampler, name: str, observer: Observer) -> None:
     """Let a new sampler sleep if it can: opening the learner takes memory. It gets the learner's weights afterwards."""
     with plugin_code(f"opening the sampler {name}", SamplerError):
-        if isinstance(sampler, DescribesSettings):
-            observer.notice(str(sampler.describe()))
-        if isinstance(sampler, SleepingSampler):
-            sampler.sleep(keep_weights=False)
+        sampler = with_defaults(sampler, Sampler)
+        if chosen := sampler.describe():
+            observer.notice(str(chosen))
+        sampler.sleep(keep_weights=False)
 
 
 @contextmanager
@@ -293,9 +294,9 @@ def _step(run: _Run, step: int, failing: FailureWatch, *, first: bool) -> dict[s
     batch = run.prefetcher.take(step)
     failing.check(ranks.gather(failures_of(batch.trajectories)), run.observer)
     update_follows = sampler_gets_weights(step, run.config.rollout.staleness)
-    if run.prefetcher.idle and isinstance(run.sampler, SleepingSampler):
+    if run.prefetcher.idle:
         with plugin_code("letting the sampler sleep", SamplerError):
-            run.sampler.sleep(keep_weights=not update_follows)
+            with_defaults(run.sampler, Sampler).sleep(keep_weights=not update_follows)
     sampled = time.monotonic()
     credit, statistics = _learn(run, step, batch, first=first)
     learned = time.monotonic()

@@ -19,7 +19,7 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.task import Demonstration, Problem, Split
+from condensegrpo.core.protocols.task import Demonstration, Problem, Split, Task
 from condensegrpo.episodes.toolformats import Tagged
 from condensegrpo.tasks.answers import AnswerEnvironment, is_call_or_answer, pinned_messages
 from condensegrpo.tasks.drawn import is_eval_content
@@ -49,7 +49,7 @@ def code_book(query: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Codes:
+class Codes(Task):
     """The task ``codes``, for ``rollout.tools.use=[studies/tasks/codes.py:code_book]`` in the format ``tagged``."""
 
     calling: Annotated[float, Ge(0), Le(1)] = 0.2  # share of the demonstrated first turns that call the tool

@@ -25,7 +25,7 @@ from annotated_types import Ge, Gt, Le
 
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols.environment import Environment, Step
-from condensegrpo.core.protocols.task import Demonstration, Problem, Split
+from condensegrpo.core.protocols.task import Demonstration, Problem, Split, Task
 from condensegrpo.studies.tasks.drawn import drawn_problems
 from condensegrpo.tasks.drawn import Tags
 
@@ -43,7 +43,7 @@ _PAGE = re.compile(r"p([1-9]\d{0,2})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FactsTask:
+class FactsTask(Task):
     """The task ``facts``. Whether a problem is for training or evaluation does not depend on any option."""
 
     pages: Annotated[int, Ge(1), Le(999)] = 18  # turns that it takes to read everything, up to 999

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Le
 
 from condensegrpo.core.messages import History
-from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.task import Problem, Split, Task
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.studies.tasks.drawn import drawn_problems
 from condensegrpo.studies.tasks.notes import NAMES, NUMBERS, THINGS, NotesEnvironment, content, fact_of, question_of
@@ -33,7 +33,7 @@ TEXT = {"type": "string", "description": "What the page says from now on."}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notebook:
+class Notebook(Task):
     """The task ``notebook``."""
 
     facts: Annotated[int, Ge(1), Le(len(NAMES))] = 4  # each of another person

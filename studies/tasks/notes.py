@@ -27,7 +27,7 @@ from annotated_types import Ge, Le
 from condensegrpo.core.condenser import Request
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.environment import Environment, Step
-from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.task import Problem, Split, Task
 from condensegrpo.studies.tasks.drawn import drawn_problems
 from condensegrpo.tasks.answers import read_answer
 from condensegrpo.tasks.drawn import ends_with_request
@@ -57,7 +57,7 @@ _SAID = re.compile(r"(\w+)'s (\w+) is number (\d+)\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notes:
+class Notes(Task):
     """The task ``notes``. Whether a problem is for training or evaluation does not depend on any option."""
 
     min_facts: Annotated[int, Ge(1)] = 2

@@ -29,7 +29,7 @@ from annotated_types import Ge, Le
 from condensegrpo.core.condenser import Request
 from condensegrpo.core.messages import MediaPart, Message
 from condensegrpo.core.protocols.environment import Environment, Step
-from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.task import Problem, Split, Task
 from condensegrpo.studies.tasks.drawn import drawn_problems
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ _NUMBERS = re.compile(r"\s*(\d{1,5})\s*,\s*(\d{1,5})\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Screens:
+class Screens(Task):
     """The task ``screens``."""
 
     apps: Annotated[int, Ge(1), Le(len(APPS))] = 3

@@ -34,7 +34,7 @@ from annotated_types import Ge, Le
 
 from condensegrpo.core.condenser import Request
 from condensegrpo.core.messages import OMITTED, Message
-from condensegrpo.core.protocols.task import Problem, Split
+from condensegrpo.core.protocols.task import Problem, Split, Task
 from condensegrpo.studies.tasks.drawn import drawn_problems
 from condensegrpo.studies.tasks.notes import NotesEnvironment
 from condensegrpo.tasks.drawn import Tags, ends_with_request
@@ -55,7 +55,7 @@ _MOVED = re.compile(rf"(\w+) (?:{'|'.join(MOVES)}) the (\w+) \.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stories:
+class Stories(Task):
     """The task ``stories``. Whether a problem is for training or evaluation does not depend on any option."""
 
     chunks: Annotated[int, Ge(1)] = 4  # most of a story

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 from condensegrpo.core.condenser import Request
 from condensegrpo.core.messages import Message
@@ -36,16 +36,6 @@ class Demonstration:
     problem: Problem | None = None  # the training problem that it is a turn of; None: not known
 
 
-class Task(Protocol):
-    """Problems and the environments that pose them."""
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """All problems of a split, in a fixed order. The splits share no problem."""
-
-    def environment(self, problem: Problem) -> Environment:
-        """A fresh episode."""
-
-
 class Expert(Protocol):
     """Writes the texts of one episode as they should be, in the order of the episode. Used once."""
 
@@ -59,49 +49,48 @@ class Expert(Protocol):
         """The text that a condenser asks for, likewise."""
 
 
-@runtime_checkable
-class HasExpert(Protocol):
-    """A task that can play: the warm start shows its turns in the contexts of the run's condenser."""
+class Task:
+    """Problems and the environments that pose them."""
 
-    def expert(self, problem: Problem) -> Expert:
-        """The expert of an episode of a training problem. Of one problem it always plays the same."""
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """All problems of a split, in a fixed order. The splits share no problem."""
+        raise NotImplementedError
 
-
-@runtime_checkable
-class HasCorpus(Protocol):
-    """A task that knows its words."""
+    def environment(self, problem: Problem) -> Environment:
+        """A fresh episode."""
+        raise NotImplementedError
 
     def corpus(self) -> Iterable[str]:
         """Texts that hold every word of the task, what the policy writes included, to build a tokenizer from."""
+        return ()
 
+    def expert(self, problem: Problem) -> Expert:
+        """The expert of an episode of a training problem, whose turns the warm start shows in the contexts of the run's
+        condenser. Of one problem it always plays the same.
+        """
+        raise NotImplementedError
 
-@runtime_checkable
-class LeavesOut(Protocol):
-    """A task that leaves out what would be trained on and evaluated with."""
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
+        """Turns of training problems in contexts that the task makes, without end, in an order fixed by ``seed``.
 
-    @property
-    def left_out(self) -> int:
-        """Training problems that were left out because the evaluation data has them."""
-
-    @property
-    def alike(self) -> int:
-        """Training problems that have a question of the evaluation data, but other columns."""
-
-
-@runtime_checkable
-class JudgesReplies(Protocol):
-    """A task that says more of a sampled reply than whether it is its expert's word for word."""
+        The warm start shows them where the task has no expert.
+        """
+        return iter(())
 
     def sound(self, context: tuple[Message, ...], reply: str) -> bool | None:
         """Whether a sampled reply is right for this context; ``None``: it commits to nothing that can be judged.
 
-        A context may end with the request of a condenser, see ``Unit.with_instruction``.
+        By default it is where it is the expert's word for word. A context may end with the request of a condenser, see
+        ``Unit.with_instruction``.
         """
+        return None
 
+    @property
+    def left_out(self) -> int:
+        """Training problems that were left out because the evaluation data has them."""
+        return 0
 
-@runtime_checkable
-class Demonstrates(JudgesReplies, Protocol):
-    """A task that can show how it is done in contexts that it makes itself, whatever the run's condenser shows."""
-
-    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
-        """Turns of training problems, without end, in an order fixed by ``seed``."""
+    @property
+    def alike(self) -> int:
+        """Training problems that have a question of the evaluation data, but other columns."""
+        return 0

@@ -22,7 +22,7 @@ import torch
 from annotated_types import Ge
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols.sampler import NamedTensors
+from condensegrpo.core.protocols.sampler import NamedTensors, Sampler
 from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueue
 from condensegrpo.core.threads import DaemonThread
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
@@ -175,7 +175,7 @@ def _in_time(doing: str) -> Iterator[None]:
 ENGINE = EngineSettings()
 
 
-class VllmSampler:
+class VllmSampler(Sampler):
     """Samples with vLLM: continuous batching, a prefix cache, weights in milliseconds.
 
     Generation defaults, log-probabilities and event loops: as in ``TransformersSampler``.

@@ -25,7 +25,7 @@ from transformers import AutoConfig
 
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols.sampler import NamedTensors
+from condensegrpo.core.protocols.sampler import NamedTensors, Sampler
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.devices import DTYPES, DtypeName
 from condensegrpo.learner.model_folder import trained_steps
@@ -48,7 +48,7 @@ Publisher = FolderPublisher | NcclPublisher
 SERVER, REQUESTS = ServerSettings(), RequestSettings()
 
 
-class VllmServerSampler:
+class VllmServerSampler(Sampler):
     """Samples from one or more vLLM servers; every trajectory stays with one of them, where its prefix is cached."""
 
     def __init__(
@@ -115,6 +115,7 @@ class VllmServerSampler:
             opens = partial(VllmClient, model_path, token=token, shape=shape, requests=requests, media=media)
             self._client = partial(opens, start_seconds=seconds)
             self._lora = self._native(lora, dtype, server)  # None: updates bring all weights
+            self.takes_adapters = self._lora is not None
             self._publisher = self._open_publisher(server, DTYPES[dtype], first.folder)
             if self._shared and rank() == 0 and isinstance(self._publisher, FolderPublisher):
                 self._loop.run(self._pool.watch())
@@ -209,11 +210,6 @@ class VllmServerSampler:
                 f"reply must come from one policy. Wait for them, or cancel them, first."
             )
 
-    @property
-    def takes_adapters(self) -> bool:
-        """Whether an update brings the adapters alone, which every server computes beside the base."""
-        return self._lora is not None
-
     def _native(self, lora: LoraSettings | None, dtype: str, server: ServerSettings) -> LoraSettings | None:
         """The adapters that every server computes itself; None: it gets merged weights."""
 
@@ -257,7 +253,7 @@ class VllmServerSampler:
         self._remove()
 
 
-class VllmClient:
+class VllmClient(Sampler):
     """Samples from the servers of a sampler in another process, which gives them the weights."""
 
     def __init__(
@@ -285,10 +281,6 @@ class VllmClient:
         """One reply to one prompt; see ``VllmServerSampler``."""
         check_request(prompt_ids, params, room=self._pool.room)
         return await self._loop.call(self._pool.sample(prompt_ids, params))
-
-    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """Refuse: the other process does it."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Close the connections."""
