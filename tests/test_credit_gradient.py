@@ -1,7 +1,6 @@
 """The gradient of a real model through score, advantage, weight and loss: the same however the rows are cut.
 
-Sixteen trajectories of one to four turns, some condensed, some continuing; 1×16, 4×4 and 16×1 micro-batches, packed to
-a budget and padded, rows shuffled, a trajectory's turns merged or each a row of its own.
+Sixteen trajectories of one to four turns, some condensed, some continuing, in nine layouts: see ``cuts``, and padded.
 """
 
 import random
@@ -66,22 +65,29 @@ def batch_of_16() -> tuple[ScoredTrajectory, ...]:
 
 
 def rows(
-    *, estimator: str = "grpo", aggregation: str = "trajectory_constant", kl_aggregation: str | None = None
+    *,
+    estimator: str = "grpo",
+    aggregation: str = "trajectory_constant",
+    kl_aggregation: str | None = None,
+    ranks: Sequence[slice] = (slice(None),),
 ) -> list[Segment]:
-    """The training rows of the sixteen: what ``train`` does between rollout and optimiser step."""
-    everything = batch_of_16()
-    scores, tokens_NK = scores_of(everything), turn_tokens(everything)
-    advantage_NK = of_scores(estimator, OPTIONS.get(estimator, {}))(scores)
-    weight_NK, kl_weight_NK = (
-        token_weights(
-            mode,  # type: ignore[arg-type]  # a name from WEIGHTS
-            tokens_NK,
-            totals=totals(tokens_NK, scores.turns_N),
-            max_tokens=12,
+    """The training rows of the sixteen: what ``train`` does on every rank between rollout and optimiser step."""
+    made = list[Segment]()
+    everything = totals(turn_tokens(batch_of_16()), scores_of(batch_of_16()).turns_N)
+    for share in (batch_of_16()[rank] for rank in ranks):
+        scores, tokens_NK = scores_of(share), turn_tokens(share)
+        advantage_NK = of_scores(estimator, OPTIONS.get(estimator, {}))(scores)
+        weight_NK, kl_weight_NK = (
+            token_weights(
+                mode,  # type: ignore[arg-type]  # a name from WEIGHTS
+                tokens_NK,
+                totals=everything,
+                max_tokens=12,
+            )
+            for mode in (aggregation, kl_aggregation or aggregation)
         )
-        for mode in (aggregation, kl_aggregation or aggregation)
-    )
-    return list(rows_of(everything, advantage_NK, weight_NK, kl_weight_NK=kl_weight_NK if kl_aggregation else None))
+        made += rows_of(share, advantage_NK, weight_NK, kl_weight_NK=kl_weight_NK if kl_aggregation else None)
+    return made
 
 
 def apart(row: Segment) -> list[Segment]:
@@ -103,13 +109,21 @@ def padded_logprobs(model: torch.nn.Module, batch: Sequence[Segment]) -> Tensor:
 
 
 def gradient(
-    cut: Sequence[Sequence[Segment]], objective: ObjectiveFunction, *, padded: bool = False, seed: int = 0
+    cut: Sequence[Sequence[Segment] | PackedBatch],
+    objective: ObjectiveFunction,
+    *,
+    padded: bool = False,
+    seed: int = 0,
 ) -> dict[str, Tensor]:
     """The gradient of Σ w·l + Σ u·k over all parameters, from micro-batches of these rows."""
     model = qwen3(seed)
     for some in cut:
-        batch = collate(some)
-        logp_T = padded_logprobs(model, some) if padded else trained_logprobs(model, batch)
+        batch = some if isinstance(some, PackedBatch) else collate(some)
+        logp_T = (
+            padded_logprobs(model, some)
+            if padded and not isinstance(some, PackedBatch)
+            else trained_logprobs(model, batch)
+        )
         MicroBatchLoss(objective, batch)(logp_T).loss.backward()
     return gradients_of(model)
 
@@ -130,17 +144,24 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], each, rtol=1e-5, atol=1e-5 * scale)
 
 
-def cuts(some: Sequence[Segment]) -> dict[str, list[Sequence[Segment]]]:
+def cuts(**how: str) -> dict[str, Sequence[Sequence[Segment] | PackedBatch]]:
     """The same rows cut in every way that training may cut them."""
+    some = rows(**how)  # type: ignore[arg-type]  # no ranks
     shuffled = random.Random(5).sample(some, len(some))
     packed = pack([len(row.token_ids) for row in some], 40)
+    of_turns = [piece for row in some for piece in apart(row)]  # each begins with those before it
+    trees = list(micro_batches(blocks(of_turns, max_tokens=40, share=True), max_tokens=40))
+    assert sum(batch.token_ids.numel() for batch in trees) < sum(len(row.token_ids) for row in of_turns)
+    uneven = (slice(0, 4), slice(4, 16))  # groups are whole
     return {
         "1×16": [some],
         "4×4": pieces(some, (len(some) + 3) // 4),
         "16×1": pieces(some, 1),
         "shuffled": pieces(shuffled, 5),
         "packed to a budget": [[some[index] for index in batch] for batch in packed],
-        "a row a turn": pieces([piece for row in some for piece in apart(row)], 6),
+        "a row a turn": pieces(of_turns, 6),
+        "shared prefixes": trees,
+        "two ranks": pieces(rows(**how, ranks=uneven), 5),  # type: ignore[arg-type]  # as above
     }
 
 
@@ -150,21 +171,9 @@ def test_the_gradient_of_every_loss_is_the_same_however_the_rows_are_cut(loss: s
     some = rows()
     objective = Objective(loss=LOSSES[loss], loss_options=WIDE[loss])
     wanted = gradient(pieces(some, 1), objective, padded=True)
-    for cut in cuts(some).values():
+    for cut in cuts().values():
         assert_same(gradient(cut, objective), wanted)
     assert_same(gradient([some], objective, padded=True), wanted)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_the_gradient_of_every_loss_is_the_same_where_shared_prefixes_are_computed_once(loss: str) -> None:
-    some = [piece for row in rows() for piece in apart(row)]  # a row a turn: each begins with those before it
-    objective = Objective(loss=LOSSES[loss], loss_options=WIDE[loss])
-    model = qwen3()
-    batches = micro_batches(blocks(some, max_tokens=40, share=True), max_tokens=40)
-    for batch in batches:
-        MicroBatchLoss(objective, batch)(trained_logprobs(model, batch)).loss.backward()
-    assert sum(batch.token_ids.numel() for batch in batches) < sum(len(row.token_ids) for row in some)
-    assert_same(gradients_of(model), gradient(pieces(some, 1), objective, padded=True))
 
 
 @pytest.mark.parametrize("aggregation", WEIGHTS)
@@ -173,7 +182,7 @@ def test_the_gradient_under_every_aggregation_is_the_same_however_the_rows_are_c
     some = rows(aggregation=aggregation)
     objective = Objective(loss=LOSSES["clipped"], loss_options=WIDE["clipped"])
     wanted = gradient(pieces(some, 1), objective, padded=True)
-    for cut in cuts(some).values():
+    for cut in cuts(aggregation=aggregation).values():
         assert_same(gradient(cut, objective), wanted)
 
 
@@ -182,7 +191,7 @@ def test_the_gradient_of_every_estimator_is_the_same_however_the_rows_are_cut(es
     some = rows(estimator=estimator)
     objective = Objective(loss=LOSSES["clipped"], loss_options=WIDE["clipped"])
     wanted = gradient(pieces(some, 1), objective, padded=True)
-    for cut in cuts(some).values():
+    for cut in cuts(estimator=estimator).values():
         assert_same(gradient(cut, objective), wanted)
 
 
@@ -199,7 +208,7 @@ def test_importance_weights_and_a_kl_term_do_not_depend_on_the_cut_either(level:
     )
     some = rows()
     wanted = gradient(pieces(some, 1), objective)
-    for cut in cuts(some).values():
+    for cut in cuts().values():
         assert_same(gradient(cut, objective), wanted)
 
 
@@ -208,7 +217,7 @@ def test_a_kl_term_with_an_aggregation_of_its_own_does_not_depend_on_the_cut(kl_
     objective = Objective(loss=LOSSES["reinforce"], kl_estimator="k2", kl_coefficient=3.0)
     own, shared = rows(kl_aggregation=kl_aggregation), rows()
     wanted = gradient(pieces(own, 1), objective, padded=True)
-    for cut in cuts(own).values():
+    for cut in cuts(kl_aggregation=kl_aggregation).values():
         assert_same(gradient(cut, objective), wanted)
     moved = sum(float((each - wanted[name]).norm()) for name, each in gradient([shared], objective).items())
     change = moved / sum(float(each.norm()) for each in wanted.values())
