@@ -106,8 +106,9 @@ def test_what_was_not_measured_cannot_be_paid() -> None:
         paid(knowing(None, None))
 
 
-def test_a_run_that_pays_what_it_does_not_measure_is_refused_at_its_start() -> None:
-    parts = "reward={name: weighted_sum, options: {parts: [{name: correct}, {name: answer_information, weight: 0.1}]}}"
+@pytest.mark.parametrize("part", ["{name: answer_information, weight: 0.1}", "answer_information"])
+def test_a_run_that_pays_what_it_does_not_measure_is_refused_at_its_start(part: str) -> None:
+    parts = f"reward={{name: weighted_sum, options: {{parts: [{{name: correct}}, {part}]}}}}"
     file = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
     with pytest.raises(ConfigError, match=r"rollout\.answer_form is null"):
         check_values(load_config(file, [parts]))

@@ -199,7 +199,7 @@ async def _played(
 
 
 def _calls(toolbox: Toolbox) -> Iterator[str]:
-    """A call without arguments, which no tool that needs some carries out."""
+    """A call without arguments: a tool that needs some refuses it."""
     if toolbox.names:
         form = toolbox.format
         yield form.call(toolbox.names[0], {}) if isinstance(form, Native | Tagged) else form.opening

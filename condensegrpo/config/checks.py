@@ -152,7 +152,8 @@ def _check_sampling(config: RunConfig) -> None:
             f"algorithm.importance.cap=2 (or another bound of at least 1), or rollout.staleness=0."
         )
     parts = config.reward.options.get("parts", ())
-    names = [part.get("name") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    listed = parts if isinstance(parts, list) else ()
+    names = [part.get("name") if isinstance(part, dict) else part for part in listed]
     if "answer_information" in names and config.rollout.answer_form is None:
         raise ConfigError(
             "checking reward.options.parts: answer_information pays what contexts know of the answer, and "
