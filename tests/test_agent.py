@@ -339,8 +339,8 @@ def test_the_configuration_of_the_guide_trains(tmp_path: Path) -> None:
         f"task.options.outcome=[python3, -c, '{script}']",
         "reward.name=environment",
         "rollout.limits={max_turns: 12, max_context_tokens: 1000, max_output_tokens: 24}",
-        "train={steps: 2, problems_per_step: 2, samples_per_problem: 2, eval_every: 0}",
-        "evaluate.problems=2",
+        "train={steps: 2, problems_per_step: 1, samples_per_problem: 2, eval_every: 0, eval_on_start: false}",
+        "evaluate.problems=1",
         "learner.threads=1",
         cwd=tmp_path,
     )

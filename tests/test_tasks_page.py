@@ -80,10 +80,11 @@ def test_the_example_trains(folder: Path) -> None:
         "rollout.limits.max_output_tokens=24",
         "rollout.limits.max_context_tokens=1200",
         "train.steps=2",
-        "train.problems_per_step=2",
+        "train.problems_per_step=1",
         "train.samples_per_problem=2",
+        "train.eval_on_start=false",
         "train.eval_every=0",
-        "evaluate.problems=2",
+        "evaluate.problems=1",
         "learner.threads=1",
     )
     assert f"# estimator grpo: the default where reward.name is {folder / 'shop.py'}:LookedUp" in succeed(

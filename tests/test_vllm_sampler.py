@@ -423,8 +423,8 @@ def test_after_an_update_the_same_prompt_is_answered_by_the_new_weights(
         send(sampler, policy, version)
         assert sampler.version == version
         for temperature in (0.0, 0.7, 1.0):
-            for prompt in MIXED:
-                reply = alone(sampler, prompt, params(temperature=temperature, seed=version))
+            one = params(temperature=temperature, seed=version)
+            for prompt, reply in zip(MIXED, together(sampler, [(each, one) for each in MIXED]), strict=True):
                 assert gap(policy, prompt, reply, temperature) < 1e-4
         plain = plain_logprobs(policy, MIXED[4], [3], 1.0)[0, 3]
         assert asyncio.run(sampler.measure(MIXED[4], [3])) == pytest.approx([float(plain)], abs=1e-4)
