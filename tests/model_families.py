@@ -70,7 +70,8 @@ SYSTEM, QUESTION = Message(role="system", content="be brief"), Message(role="use
 @cache
 def family_tokenizer(tokens: str, template: str) -> PreTrainedTokenizerFast:
     """A tokenizer of bytes with the control tokens of a family and a chat template of TRL, by name."""
-    core = Tokenizer(models.BPE({piece: index for index, piece in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
+    pieces = sorted(pre_tokenizers.ByteLevel.alphabet())  # it is in another order in every process
+    core = Tokenizer(models.BPE({piece: index for index, piece in enumerate(pieces)}, []))
     core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL[tokens]])
     core.add_tokens([AddedToken(token, normalized=False) for token in ADDED if tokens != "gpt-oss"])

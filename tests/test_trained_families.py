@@ -150,7 +150,7 @@ def config(tmp_path: Path) -> Path:
             "tools": {"use": [f"{__file__}:look"]},
         },
         "learner": {"threads": 1, "optimiser": {"lr": 1e-3}},
-        "train": {"steps": 2, "problems_per_step": 2, "samples_per_problem": 2, "eval_every": 0, "save_every": 0},
+        "train": {"steps": 2, "problems_per_step": 1, "samples_per_problem": 3, "eval_every": 0, "save_every": 0},
         "evaluate": {"problems": 1},
     }
     path = tmp_path / "config.yaml"
