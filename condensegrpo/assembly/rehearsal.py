@@ -239,8 +239,7 @@ def _check_texts(components: Components, renderer: Renderer, scored: Sequence[Sc
     trajectory = scored[0].trajectory
     pinned = trajectory.turns[0].context
     if renderer.has_unknown:
-        observations = [message for turn in trajectory.turns for message in turn.observations]
-        for source, text in _texts(components, pinned, observations):
+        for source, text in _texts(components, pinned):
             _check_words(renderer, source, text, new=components.config.model.new is not None)
     if components.toolbox.names:
         if isinstance(components.toolbox.format, Native):
@@ -252,14 +251,11 @@ def _check_texts(components: Components, renderer: Renderer, scored: Sequence[Sc
     check_confidence(components.config, renderer)
 
 
-def _texts(
-    components: Components, pinned: Sequence[Message], observations: Sequence[Message]
-) -> Iterator[tuple[str, str]]:
-    """What the policy reads, by what it is."""
+def _texts(components: Components, pinned: Sequence[Message]) -> Iterator[tuple[str, str]]:
+    """What the policy reads, by what it is; not the observations, which answer scripted replies."""
     yield "system message and question", "\n".join(message.text for message in pinned)
     if schemas := components.toolbox.template_schemas:
         yield "the tools that the chat template shows", tool_text(schemas)
-    yield "the observations", "\n".join(message.text for message in observations)
     if components.config.warm_start.steps and overrides(components.task, Task.demonstrations):
         turns = islice(made_turns(components.task, components.config.seed), DEMONSTRATIONS)
         texts = (text for turn in turns for text in (*(message.text for message in turn.context), turn.reply))
