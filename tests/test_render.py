@@ -552,3 +552,18 @@ def test_a_template_that_leaves_results_out_is_found_before_sampling() -> None:
 @pytest.mark.parametrize("make", RENDERERS)
 def test_templates_that_know_results_pass(make: Any) -> None:
     make().check_roles([SYSTEM, QUESTION], RESULT)
+
+
+def test_a_template_that_numbers_messages_is_rendered_whole() -> None:
+    """Prompts are composed of the ids of their units where that gives the whole rendering: not here."""
+    number = "{{ ' %d' % loop.index if m.role == 'user' else '' }}"
+    numbered = QWEN3.replace("<|im_start|>{{ m.role }}", "<|im_start|>{{ m.role }}" + number)
+    words = tokenizer("bpe", numbered, "<|im_end|>")
+    renderer, messages = Renderer(words), [Message(role="user", content="go")]
+    for _ in range(4):
+        prompt = renderer.prompt(messages)
+        assert words.decode(list(prompt)) == words.apply_chat_template(
+            [{"role": each.role, "content": each.text} for each in messages], tokenize=False, add_generation_prompt=True
+        )
+        reply = renderer.parse(renderer.reply_ids("on"), prompt).message
+        messages += [reply, Message(role="user", content="go")]

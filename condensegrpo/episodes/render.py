@@ -186,10 +186,10 @@ class Renderer:
     def _composed(self, messages: tuple[Message, ...]) -> "array[int]":
         """The prompt: its opening, then the ids of each sampled reply and those of what answered it, which are kept.
 
-        It is rendered whole if it has other replies or thoughts, the first time for units of these shapes, and from
-        then on if that gives other ids.
+        It is rendered whole if it has other replies or thoughts, the first time for one, two and more units of these
+        shapes, and from then on if that gives other ids: a template may number its messages.
         """
-        opening, shapes, tail = _opening(messages), set[Shape](), None
+        opening, shapes, tail, units = _opening(messages), set[Shape](), None, 0
         ids = self._whole(opening)[:] if opening and len(opening) < len(messages) else array("I")
         for reply, results in _units(messages, len(opening)) if ids and not self._template.fields else ():
             sampled = reply.ids_in(self.encoder.vocabulary)
@@ -197,11 +197,12 @@ class Renderer:
                 return self._whole(messages)
             tail = self._after_reply(opening, reply, results)
             shapes.add(tail.shape)
+            units += 1
             ids.extend(sampled)
             ids.extend(tail.ids)
         if tail is None:
             return self._whole(messages)
-        key = ("prompt", frozenset(shapes), tail.shape)
+        key = ("prompt", min(units, 3), frozenset(shapes), tail.shape)
         if key not in self._short:
             self._short[key] = self._whole(messages) == ids
         return ids if self._short[key] else self._whole(messages)
