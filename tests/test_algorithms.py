@@ -117,7 +117,11 @@ def test_the_estimators_that_are_said_to_see_turn_rewards_do_and_no_other(estima
 def test_nothing_is_said_of_turn_rewards_where_no_turn_is_paid(warm: str, tmp_path: Path) -> None:
     observer = Listening()
     run(tmp_path / "run", *from_warm(warm), "algorithm.advantage.estimator=grpo", "train.steps=1", observer=observer)
-    assert [line.partition(":")[0] for line in observer.said] == ["transformers", "attention kernel"]
+    assert [line.partition(":")[0] for line in observer.said] == [
+        "transformers",
+        "attention kernel",
+        "sampler transformers",
+    ]
 
 
 def test_efficient_says_at_the_start_what_it_will_not_look_at(tmp_path: Path) -> None:

@@ -320,18 +320,31 @@ def test_a_name_that_is_no_class_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "signature",
-    ["trajectory, problem", "completions, **kwargs", "data_source, solution_str, ground_truth, extra_info=None"],
+    ["completions, **kwargs", "data_source, solution_str, ground_truth, extra_info=None"],
 )
-def test_a_reward_function_as_other_trainers_take_it_is_told_to_be_a_class(tmp_path: Path, signature: str) -> None:
+def test_a_reward_function_as_other_trainers_take_it_is_told_what_one_takes_here(
+    tmp_path: Path, signature: str
+) -> None:
     path = tmp_path / "own.py"
     path.write_text(f"def paid({signature}): ...\ndef made(bonus): ...\n", encoding="utf-8")
     with pytest.raises(
-        PluginError, match=r"own.py:1\): it is a function. A reward is a class: give it __call__\(self, "
+        PluginError, match=r"own.py:1\): it is a function of \(.*\). A reward is one of \(trajectory, problem\)\.$"
     ):
         build_plugin("rewards", f"{path}:paid", {})
     called = r"the option bonus is missing.* A function is called once, with its options, and returns the plug-in\.$"
     with pytest.raises(PluginError, match=called):
         build_plugin("rewards", f"{path}:made", {})
+
+
+def test_a_function_of_a_trajectory_and_its_problem_is_a_reward(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(
+        "def paid(trajectory, problem, *, most: int = 4): return min(len(trajectory), most)\n", encoding="utf-8"
+    )
+    assert build_plugin("rewards", f"{path}:paid", {})(range(9), None) == 4
+    assert build_plugin("rewards", f"{path}:paid", {"most": 6})(range(9), None) == 6
+    with pytest.raises(PluginError, match="the option most is 'a', wanted an integer"):
+        build_plugin("rewards", f"{path}:paid", {"most": "a"})
 
 
 def test_a_function_with_an_option_of_such_a_name_makes_a_reward(tmp_path: Path) -> None:

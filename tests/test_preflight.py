@@ -57,7 +57,7 @@ def test_heads_of_a_new_model_must_divide_over_the_ranks_of_a_row() -> None:
 REWARDS = """
 class Bare:
     def __call__(self, trajectory, problem):
-        return 1.0
+        return "good"
 
 class Failing:
     def __call__(self, trajectory, problem):
@@ -110,7 +110,7 @@ def rewards(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("reward", "expected"),
     [
-        ("{{name: '{file}:Bare'}}", "returned 1.0, wanted numbers by name"),
+        ("{{name: '{file}:Bare'}}", "returned 'good', wanted a number, numbers by name"),
         ("{{name: '{file}:Failing'}}", "the reward Failing: RuntimeError: called ({file}:8)"),
         ("{{name: '{file}:OneArgument'}}", "__call__() takes 2 positional arguments but 3 were given ({file}:14)"),
         ("{{name: '{file}:Single'}}", "returned 1 result for 2 trajectories, wanted one for each"),

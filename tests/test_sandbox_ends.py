@@ -93,16 +93,16 @@ def test_a_program_that_ends_or_stops_itself_is_said_to_have_done_so(isolation: 
 
 
 def test_deep_folders_do_not_hold_up_a_result() -> None:
-    """They take seconds to remove. A busy machine may hold up a result by itself, though not three of three."""
-    code = "import os\nfor _ in range(700): os.mkdir('d'), os.chdir('d')"
-    late = []
-    while not late or (min(late) > 0.5 and len(late) < 3):
-        with Sandbox(isolation="none", limits=SandboxLimits(seconds=30)) as sandbox:
-            begin = time.monotonic()
+    """They are removed behind it: the folder of a call is still there when its result is, of one in three at least."""
+    code = "import os\nprint(os.getcwd())\nfor _ in range(700): os.mkdir('d'), os.chdir('d')"
+    there = []
+    with Sandbox(isolation="none", limits=SandboxLimits(seconds=30)) as sandbox:
+        for _ in range(3):
             result = sandbox.run_python_now(code)
-            late.append(time.monotonic() - begin - result.seconds)
+            there.append(Path(result.stdout.strip()).exists())
             assert result.outcome is CallOutcome.FINISHED
-    assert min(late) <= 0.5
+    assert any(there)
+    assert not Path(result.stdout.strip()).exists()
 
 
 def test_a_call_whose_supervisor_is_stopped_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,8 +110,8 @@ def test_a_call_whose_supervisor_is_stopped_is_given_up(monkeypatch: pytest.Monk
     monkeypatch.setattr(process, "END_SECONDS", 0.3)
     sandbox = Sandbox(isolation="none")
     folder = sandbox.running().folder
-    result = sandbox.run_python_now("import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)", seconds=0.2)
-    assert (result.outcome, result.detail) == (CallOutcome.LOST, "no result after 0.7 seconds")
+    result = sandbox.run_python_now("import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)", seconds=2.0)
+    assert (result.outcome, result.detail) == (CallOutcome.LOST, "no result after 2.5 seconds")
     sandbox.close()
     assert gone(folder)
     assert not Path(folder).exists()

@@ -178,16 +178,17 @@ def test_a_reward_that_raises_where_the_working_directory_was_removed_fails_alon
 
 def test_a_reward_that_returns_nothing_is_told_what_to_return() -> None:
     line = inspect.getsourcelines(Silent)[1]
-    message = 'TypeError: returned None, wanted numbers by name, as in return {"brief": 1.0}, or a RewardResult'
+    message = (
+        'TypeError: returned None, wanted a number, numbers by name, as in return {"brief": 1.0}, or a RewardResult'
+    )
     assert failing(score(ONE, PROBLEM, Silent())) == f"the reward Silent: {message} (tests/test_scoring.py:{line})"
 
 
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        (0.5, 'returned 0.5, wanted numbers by name, as in return {"brief": 1.0}'),
-        ("good", "returned 'good', wanted numbers by name"),
-        ([1.0], "returned [1.0], wanted numbers by name"),
+        ("good", "returned 'good', wanted a number, numbers by name"),
+        ([1.0], "returned [1.0], wanted a number, numbers by name"),
         ({"brief": "1"}, "returned brief = '1', wanted a number"),
         ({"brief": None}, "returned brief = None, wanted a number"),
         (RewardResult(total=None), "returned total = None, wanted a number"),  # type: ignore[arg-type]  # wrong on purpose
@@ -195,6 +196,15 @@ def test_a_reward_that_returns_nothing_is_told_what_to_return() -> None:
 )
 def test_what_is_no_reward_is_told_what_to_return(given: object, complaint: str) -> None:
     assert complaint in failing(outcome(given))
+
+
+@pytest.mark.parametrize(
+    ("given", "total", "correct"), [(0.5, 0.5, 0.0), (1, 1.0, 1.0), (True, 1.0, 1.0), (-2.0, -2.0, 0.0)]
+)
+def test_a_number_is_the_total(given: float, total: float, correct: float) -> None:
+    found = score(ONE, PROBLEM, lambda trajectory, problem: given)
+    assert isinstance(found, Score)
+    assert (found.total, found.components, found.correct) == (total, {}, correct)
 
 
 def test_an_asynchronous_reward_is_told_to_be_a_plain_function() -> None:
@@ -341,7 +351,7 @@ def test_a_group_reward_gives_one_result_a_trajectory(count: int) -> None:
         assert wanted in failing(found)
 
 
-@pytest.mark.parametrize("given", [None, 1.0, {"sum": 1.0}, [1.0, 0.0]])
+@pytest.mark.parametrize("given", [None, 1.0, {"sum": 1.0}, ["good", None]])
 def test_a_group_reward_that_gives_no_results_fails_in_every_trajectory(given: object) -> None:
     for found in score_group(GROUP, PROBLEM, Listed(given)):  # type: ignore[arg-type]  # wrong on purpose
         assert failing(found).startswith(("the reward Listed: TypeError", "the reward Listed: ScoreError"))

@@ -271,13 +271,12 @@ def test_beside_another_sampler_transformers_writes_as_the_initial_policy(
     assert {parameter.dtype for parameter in writer._model.parameters()} == {torch.bfloat16}
 
 
-def test_a_budget_that_leaves_a_summary_no_room_stops_the_run_before_anything_is_sampled(
+def test_a_budget_that_leaves_a_summary_no_room_is_refused_before_the_run(
     model: Path, template: Path, tmp_path: Path
 ) -> None:
     wrong = config("summary", options_of("summary", template), model, tmp_path, "rollout.limits.max_context_tokens=30")
     with pytest.raises(ConfigError, match="checking the room of the condenser summary: behind system message and"):
-        run(wrong)
-    assert not list((tmp_path / "of-summary" / "trajectories").glob("*"))
+        check_settings(build(wrong))
 
 
 # --- attention and information under the weights of the step ----------------------------------------------------------

@@ -61,7 +61,7 @@ class Moody:
         if trajectory.sample == 3:
             raise KeyboardInterrupt
         if trajectory.sample == 4:
-            return 1.0
+            return "good"
         return {"correct": 1.0}
 
 '''
@@ -162,7 +162,7 @@ def test_a_failing_reward_ends_its_own_trajectory_with_file_and_line(rewards: Pa
     assert details[1] == f"the reward Moody: ZeroDivisionError: division by zero ({rewards}:9)"
     assert details[2] == f"the reward Moody: SystemExit: no judge ({rewards}:11)"
     assert details[3] == f"the reward Moody: KeyboardInterrupt ({rewards}:13)"
-    assert details[4].startswith('the reward Moody: TypeError: returned 1.0, wanted numbers by name, as in return {"br')
+    assert details[4].startswith("the reward Moody: TypeError: returned 'good', wanted a number, numbers by name")
     for one in found:  # stored and read back with its failure
         assert codec.decode(ScoredTrajectory, json.loads(codec.dump_line(one))) == one
 

@@ -233,8 +233,8 @@ def test_parts_whose_infinities_would_cancel_are_found() -> None:
     [
         (part("steps", Listless()), "the part steps returned None, wanted a number for each turn, as in return [1.0, "),
         (
-            part("one", lambda trajectory, problem: 1.0),
-            "the part one returned 1.0, wanted numbers by name, as in retur",
+            part("one", lambda trajectory, problem: "good"),  # type: ignore[arg-type,return-value]  # wrong on purpose
+            "the part one returned 'good', wanted a number, numbers by name, as in retur",
         ),
         (part("steps", Paying({"a": 1.0})), "the part steps returned {'a': 1.0} for a turn, wanted a number"),  # type: ignore[arg-type]  # wrong on purpose
     ],

@@ -13,6 +13,7 @@ import inspect
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, Protocol, get_args, get_type_hints, runtime_checkable
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
@@ -35,7 +36,8 @@ SHORTER = {
     "a valid": "a",
     "a integer": "an integer",
 }
-TAKEN_BY_REWARDS = {"trajectory", "completions", "solution_str"}  # arguments, here or for TRL or verl
+OF_OTHERS = {"completions", "solution_str"}  # arguments of reward functions for TRL and verl
+OF_REWARDS = {"trajectory", "problem"}
 ANYTHING = TypeAdapter[list[object]](list[object])
 
 
@@ -48,7 +50,7 @@ class ChecksOptions(Protocol):
 
 
 def build_plugin(kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object] = NOTHING) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names
-    """Load a plug-in and call it with its options.
+    """Load a plug-in and call it with its options. A function of a trajectory and its problem is a reward by itself.
 
     Args:
         kind: a member of ``core.plugins.KINDS``.
@@ -58,7 +60,10 @@ def build_plugin(kind: str, name: str, options: Mapping[str, object], supplied: 
             options do not set it.
     """
     factory, where = load_plugin(kind, name), _where(kind, name)
-    return _called(factory, where, options, _arguments(kind, factory, where, options, supplied))
+    arguments = _arguments(kind, factory, where, options, supplied)
+    if _is_reward(kind, factory):
+        return partial(factory, **arguments) if arguments else factory
+    return _called(factory, where, options, arguments)
 
 
 def check_plugin(
@@ -90,6 +95,10 @@ def validated(
     return _checked(parameters, where + at_definition(function), options)
 
 
+def _is_reward(kind: str, factory: object) -> bool:
+    return kind == "rewards" and inspect.isfunction(factory) and _signature(factory).parameters.keys() >= OF_REWARDS
+
+
 def _where(kind: str, name: str) -> str:
     return f"setting up the {kind.removesuffix('s')} {name!r}"
 
@@ -111,13 +120,16 @@ def _arguments(
 ) -> dict[str, object]:
     """The validated arguments of a call: the options, and what is supplied where the signature has it."""
     if not callable(factory):
-        raise PluginError(f"{where}: found {factory!r:.80}, wanted a class.")
-    parameters = _signature(factory).parameters
+        raise PluginError(f"{where}: found {factory!r:.80}, wanted a class or function.")
+    parameters = dict(_signature(factory).parameters)
+    if _is_reward(kind, factory):
+        for name in OF_REWARDS:
+            del parameters[name]
     given = {name for name, each in parameters.items() if each.default is each.empty and name not in options}
-    if kind == "rewards" and not isinstance(factory, type) and TAKEN_BY_REWARDS & given:
+    if kind == "rewards" and not isinstance(factory, type) and OF_OTHERS & given:
         raise PluginError(
-            f"{where}{at_definition(factory)}: it is a function. A reward is a class: give it __call__(self, "
-            f"trajectory, problem)."
+            f"{where}{at_definition(factory)}: it is a function of ({', '.join(parameters)}). A reward is one of "
+            f"(trajectory, problem)."
         )
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     named = {name: each for name, each in parameters.items() if each.kind not in variadic}

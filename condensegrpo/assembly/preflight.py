@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Task
 from condensegrpo.core.trajectory import StopReason
 from condensegrpo.core.wording import plural
+from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.model_folder import (
     attention_of,
     check_divided,
@@ -34,7 +35,7 @@ from condensegrpo.learner.model_folder import (
     max_positions,
     sees,
 )
-from condensegrpo.learner.new_model import new_tokenizer, seeing_tokenizer
+from condensegrpo.learner.new_model import new_config, new_tokenizer, save_image_processor, seeing_tokenizer
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.learner.targets import check_targets_of
 from condensegrpo.storage.hub import model_fault
@@ -160,6 +161,19 @@ def made_tokenizer(task: Task, new: NewModel) -> "PreTrainedTokenizerFast":
     return made if new.pictures is None else seeing_tokenizer(made)
 
 
+def _new_renderer(
+    new: NewModel, tokenizer: "PreTrainedTokenizerFast", folder: Path
+) -> Callable[[Components], Renderer]:
+    """How a new model renders; ``folder``: for what one that sees pictures has beside its weights."""
+    if new.pictures is None:
+        return lambda each: renderer_with(each, tokenizer, stop_ids=())
+    source = folder / "model"
+    tokenizer.save_pretrained(source)
+    new_config(new, vocab_size=len(tokenizer)).save_pretrained(source)
+    save_image_processor(source, size=new.pictures.size, patch=new.pictures.patch)
+    return lambda each: renderer_for(each, str(source), MediaFolder(folder / "media"))
+
+
 def _choices(components: Components) -> tuple[str, str]:
     """Estimator and dtype, with the reasons for them."""
     config = components.config
@@ -251,9 +265,10 @@ def _check_policy(components: Components) -> Iterator[str]:
         positions = config.model.new.max_positions
         heads = config.model.new.heads
         check_divided("model.new", heads, heads, config.learner.sequence_parallel)
-        yield from rehearse(
-            components, lambda each: renderer_with(each, made, stop_ids=()), max_positions=positions, trains=True
-        )
+        with TemporaryDirectory(prefix="condensegrpo-new-") as folder:
+            yield from rehearse(
+                components, _new_renderer(config.model.new, made, Path(folder)), max_positions=positions, trains=True
+            )
         return
     source = str(config.model.path)
     local = local_source(source)

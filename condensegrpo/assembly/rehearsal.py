@@ -34,7 +34,7 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, StopReason
 from condensegrpo.core.wording import plural
 from condensegrpo.episodes.chat_template import tool_text
-from condensegrpo.episodes.engine import Engine
+from condensegrpo.episodes.engine import AnswerProbe, Engine
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.failures import FAILURES
 from condensegrpo.episodes.families import NO_FAMILY
@@ -70,6 +70,11 @@ class ScriptReader(Sampler):
         finish = FinishReason.STOP if len(ids) <= params.max_tokens else FinishReason.LENGTH
         ids = ids[: params.max_tokens]
         return Generation(token_ids=ids, logprobs=(-0.5,) * len(ids), finish=finish)
+
+    async def measure(self, prompt_ids: Ids, output_ids: Ids) -> Sequence[float]:
+        """The same of every token."""
+        del prompt_ids
+        return (-0.5,) * len(output_ids)
 
 
 class _EvenScores:
@@ -156,8 +161,10 @@ async def _played(
     limits = config.rollout.limits
     answer = "0" if problem.answer is None else f"<answer>{problem.answer}</answer>"
     script = [renderer.reply_ids(text) for text in (*_calls(components.toolbox), answer)]
+    reader, form = ScriptReader(script, renderer.reply_ids("0")), config.rollout.answer_form
     engine = Engine(
-        sampler=ScriptReader(script, renderer.reply_ids("0")),
+        sampler=reader,
+        probe=None if form is None else AnswerProbe(model=reader, renderer=renderer, form=form),
         renderer=renderer,
         condenser=components.condenser,
         condenser_name=config.condenser.name,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from types import FunctionType
 
 from condensegrpo.core.errors import ScoreError
@@ -18,9 +19,9 @@ from condensegrpo.episodes.failures import FAILURES
 def score(trajectory: Trajectory, problem: Problem, reward: Reward) -> Score | PluginFailure:
     """The score of a trajectory under a reward.
 
-    The total of a reward that returns a mapping is its sum; its entries ``format`` and ``correct`` are the judgements.
-    If a reward does not judge, default rules apply: a trajectory that stopped with an answer is well formed, a total of
-    at least 1 is correct.
+    A number is the total. A mapping adds up to it; its entries ``format`` and ``correct`` are the judgements. If a
+    reward does not judge, default rules apply: a trajectory that stopped with an answer is well formed, a total of at
+    least 1 is correct.
 
         {"correct": 1.0, "brevity": 0.2}   ─▶   total 1.2, correct 1.0, format_valid by the stop reason
 
@@ -83,7 +84,8 @@ def with_score(trajectory: Trajectory, outcome: Score | PluginFailure) -> Scored
 
 def named(reward: Reward | GroupReward | TurnReward) -> str:
     """``the reward Brief``."""
-    return f"the reward {reward.__name__ if isinstance(reward, FunctionType) else type(reward).__name__}"
+    function = reward.func if isinstance(reward, partial) else reward
+    return f"the reward {function.__name__ if isinstance(function, FunctionType) else type(function).__name__}"
 
 
 def _checked(result: RewardResult, trajectory: Trajectory) -> Score:

@@ -21,7 +21,7 @@ class RewardResult:
 
     @classmethod
     def of(cls, given: object) -> "RewardResult":
-        """What a reward gave, in plain floats: a mapping is the sum of it, ``format`` and ``correct`` judge.
+        """What a reward gave, in plain floats: a number, or a mapping and its sum; ``format`` and ``correct`` judge.
 
         {"correct": 1, "format": 0, "brevity": 0.2}   ─▶   total 1.2, correct 1.0, format_valid False
         """
@@ -33,14 +33,16 @@ class RewardResult:
                 correct=None if given.correct is None else _number("correct", given.correct),
                 turn_rewards=tuple(_number("a turn reward", value) for value in given.turn_rewards),
             )
+        if isinstance(given, SupportsFloat):
+            return cls(total=float(given))
         if not isinstance(given, Mapping):
             cure = ""
             if isinstance(given, Coroutine):
                 given.close()
                 cure = " Define it with def: it is a coroutine."
             raise TypeError(
-                f'returned {given!r:.80}, wanted numbers by name, as in return {{"brief": 1.0}}, or a '
-                f"RewardResult.{cure}"
+                f'returned {given!r:.80}, wanted a number, numbers by name, as in return {{"brief": 1.0}}, or '
+                f"a RewardResult.{cure}"
             )
         parts = {name: _number(name, value) for name, value in given.items()}
         return cls(
@@ -62,7 +64,7 @@ def _number(name: object, value: object) -> float:
 class Reward(Protocol):
     """What the outcome of a finished trajectory is worth: R^O. Several threads may call it at once."""
 
-    def __call__(self, trajectory: Trajectory, problem: Problem) -> Mapping[str, float] | RewardResult:
+    def __call__(self, trajectory: Trajectory, problem: Problem) -> float | Mapping[str, float] | RewardResult:
         """The reward, or its parts by name (their sum is then the reward)."""
 
 
@@ -72,7 +74,7 @@ class GroupReward(Protocol):
 
     def score_group(
         self, trajectories: Sequence[Trajectory], problem: Problem
-    ) -> Sequence[Mapping[str, float] | RewardResult]:
+    ) -> Sequence[float | Mapping[str, float] | RewardResult]:
         """The reward of every trajectory of one group, failed ones included, in the order given: by sample number."""
 
 
