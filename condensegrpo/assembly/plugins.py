@@ -135,9 +135,8 @@ def _arguments(
     named = {name: each for name, each in parameters.items() if each.kind not in variadic}
     open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     offered = {name: value for name, value in supplied.items() if name in named}
-    hint = (
-        " A function is called once, with its options, and returns the plug-in." if inspect.isfunction(factory) else ""
-    )
+    makes = inspect.isfunction(factory) and not _is_reward(kind, factory)
+    hint = " A function is called once, with its options, and returns the plug-in." if makes else ""
     where += at_definition(factory)
     return _checked(named, where, options, offered=offered, open_ended=open_ended, hint=hint)
 

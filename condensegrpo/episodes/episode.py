@@ -6,8 +6,8 @@
 
 A reply with at least one tool call, well formed or not, goes to the tools only; every other reply goes to the
 environment, which alone recognises an answer. An environment with ``stop_strings`` gets every reply. In the formats
-formats ``tagged`` and ``code`` a reply with ``<answer>…</answer>`` has no call: the answer ends the episode. In the
-format ``native`` an answer next to a call does not count.
+``tagged`` and ``code`` a reply with ``<answer>…</answer>`` has no call: the answer ends the episode. In the format
+``native`` an answer next to a call does not count.
 """
 
 import asyncio

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.messages import Message, Role, ToolCall
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.trajectory import FinishReason
 from condensegrpo.tasks.agent_request import (
@@ -22,11 +22,18 @@ from condensegrpo.tasks.agent_request import (
     each,
     joined_text,
     mapping,
+    role,
     text,
     tool,
 )
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 TEXTS = {"text": "text", "input_text": "text", "refusal": "refusal"}
 
 ACCEPTED: Mapping[str, tuple[object, ...]] = {
@@ -109,17 +116,13 @@ def _event(data: Json) -> str:
 
 def _message(given: object, where: str) -> Message:
     fields = mapping(given, where)
-    role = ROLES.get(str(fields.get("role")))
-    if role is None:
-        raise RequestRefused(
-            f"{where}.role is {fields.get('role')!r:.80}, known: {', '.join(ROLES)}", param=f"{where}.role"
-        )
+    said_by = role(fields, where, ROLES)
     calls = each(fields.get("tool_calls"), f"{where}.tool_calls", _call)
-    call_id = fields.get("tool_call_id") if role == "tool" else None
+    call_id = fields.get("tool_call_id") if said_by == "tool" else None
     return Message(
-        role=role,  # type: ignore[arg-type]  # one of ROLES
+        role=said_by,
         content=joined_text(fields.get("content"), f"{where}.content", TEXTS),
-        tool_calls=calls if role == "assistant" else (),
+        tool_calls=calls if said_by == "assistant" else (),
         tool_call_id=None if call_id is None else str(call_id),
     )
 

@@ -144,7 +144,7 @@ class Conversation:
         if not message.tool_calls:
             return message
         form = self._format or Native()
-        calls = (form.call(call.name, _arguments(call)) for call in message.tool_calls)
+        calls = (form.call(call.name, arguments_of(call)) for call in message.tool_calls)
         known = (self._by_call.get(call.id, (0, call))[1].id for call in message.tool_calls)
         renamed = (replace(call, id=known_id) for call, known_id in zip(message.tool_calls, known, strict=True))
         return replace(message, content="\n".join((message.text, *calls)).strip(), tool_calls=tuple(renamed))
@@ -175,10 +175,11 @@ def _same_text(message: Message, sent: Message) -> bool:
 
 
 def _calls(message: Message) -> list[tuple[str, str, str]]:
-    return [(call.id, call.name, repr(_arguments(call))) for call in message.tool_calls]
+    return [(call.id, call.name, repr(arguments_of(call))) for call in message.tool_calls]
 
 
-def _arguments(call: ToolCall) -> Mapping[str, object]:
+def arguments_of(call: ToolCall) -> Mapping[str, object]:
+    """The arguments of a call; what the policy wrote otherwise is one of them, as text."""
     try:
         return parsed_arguments(call.arguments)
     except ValueError:

@@ -16,7 +16,7 @@ import socket
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
@@ -148,12 +148,13 @@ class AgentEndpoint:
         return inbox
 
     @classmethod
-    def inbox(cls, key: str) -> Inbox:
-        """The inbox of a running episode of this event loop; RequestRefused for any other key."""
+    def inbox(cls, *keys: str) -> Inbox:
+        """The inbox of a running episode of this event loop, by one of the keys; RequestRefused if none is of one."""
         endpoint = _ENDPOINTS.get(asyncio.get_running_loop())
-        if endpoint is None or key not in endpoint._inboxes:
+        found = [] if endpoint is None else [endpoint._inboxes[key] for key in keys if key in endpoint._inboxes]
+        if not found:
             raise RequestRefused("the key is of no running episode: it is wrong, or its episode has ended", status=401)
-        return endpoint._inboxes[key]
+        return found[0]
 
     async def close(self, inbox: Inbox) -> None:
         """Forget an inbox."""
@@ -184,10 +185,7 @@ class AgentEndpoint:
 
 
 def _inbox_of(http: web.Request) -> Inbox:
-    for key in api_keys(http):
-        with suppress(RequestRefused):
-            return AgentEndpoint.inbox(key)
-    return AgentEndpoint.inbox("")
+    return AgentEndpoint.inbox(*api_keys(http))
 
 
 async def _complete(http: web.Request, dialect: Dialect) -> tuple[ChatRequest, ChatReply]:

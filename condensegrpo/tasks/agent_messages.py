@@ -5,8 +5,9 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.messages import Message, Role, ToolCall
 from condensegrpo.core.trajectory import FinishReason
+from condensegrpo.tasks.agent_conversation import arguments_of
 from condensegrpo.tasks.agent_request import (
     ChatReply,
     ChatRequest,
@@ -19,13 +20,14 @@ from condensegrpo.tasks.agent_request import (
     each,
     joined_text,
     mapping,
+    role,
     text,
     tool,
 )
 
 TEXTS = {"text": "text"}
 ACCEPTED: Mapping[str, tuple[object, ...]] = {"container": (), "mcp_servers": ([],), "output_format": ()}
-ROLES = ("user", "assistant", "system")
+ROLES: Mapping[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
 BILLING = "x-anthropic-billing-header:"  # begins a system text of Claude Code that differs in every request
 THOUGHTS = ("thinking", "redacted_thinking")  # blocks; the sampled reply has them
 ERRORS = {
@@ -82,7 +84,7 @@ class Messages(Dialect):
         if said.text or not said.tool_calls:
             content.append({"type": "text", "text": said.text})
         content += [
-            {"type": "tool_use", "id": made.id, "name": made.name, "input": _input(made.arguments)}
+            {"type": "tool_use", "id": made.id, "name": made.name, "input": arguments_of(made)}
             for made in said.tool_calls
         ]
         if reply.finish is not FinishReason.STOP:
@@ -136,15 +138,6 @@ def _parts(block: Json) -> tuple[Json, list[Json]]:
     return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
 
 
-def _input(arguments: str) -> Json:
-    """The object of a call's arguments; one that the policy wrote otherwise holds its text."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {"arguments": arguments}
-
-
 def _system(given: object) -> tuple[Message, ...]:
     blocks = as_list(given, "system") if isinstance(given, list) else [{"type": "text", "text": given or ""}]
     texts = (joined_text([block], "system", TEXTS) for block in blocks)
@@ -155,30 +148,28 @@ def _system(given: object) -> tuple[Message, ...]:
 def _messages(given: object, where: str) -> list[Message]:
     """A message as the chat of the engine has it: the results in one of the user are messages of their own."""
     fields = mapping(given, where)
-    role, content = fields.get("role"), fields.get("content")
-    if role not in ROLES:
-        raise RequestRefused(f"{where}.role is {role!r:.80}, known: {', '.join(ROLES)}", param=f"{where}.role")
+    said_by, content = role(fields, where, ROLES), fields.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else as_list(content, f"{where}.content")
     made, texts, calls = list[Message](), list[str](), list[ToolCall]()
     for number, block in enumerate(blocks):
         place = f"{where}.content[{number}]"
         each_block = mapping(block, place)
         kind = each_block.get("type")
-        if role == "assistant" and kind == "tool_use":
+        if said_by == "assistant" and kind == "tool_use":
             calls.append(call(each_block.get("id"), each_block.get("name"), each_block.get("input"), place))
-        elif role == "user" and kind == "tool_result":
+        elif said_by == "user" and kind == "tool_result":
             made += _said("user", texts)
             result = joined_text(each_block.get("content"), place, TEXTS)
             made.append(Message(role="tool", content=result, tool_call_id=str(each_block.get("tool_use_id"))))
-        elif role != "assistant" or kind not in THOUGHTS:
+        elif said_by != "assistant" or kind not in THOUGHTS:
             texts.append(joined_text([each_block], place, TEXTS))
-    if role == "assistant":
+    if said_by == "assistant":
         return [Message(role="assistant", content="\n".join(texts), tool_calls=tuple(calls))]
-    return [*made, *_said(str(role), texts)] or [Message(role="user", content="")]
+    return [*made, *_said(said_by, texts)] or [Message(role="user", content="")]
 
 
-def _said(role: str, texts: list[str]) -> list[Message]:
+def _said(said_by: Role, texts: list[str]) -> list[Message]:
     """The texts that were collected for a message, which are taken."""
-    said = [Message(role=role, content="\n".join(texts))] if texts else []  # type: ignore[arg-type]  # one of ROLES
+    said = [Message(role=said_by, content="\n".join(texts))] if texts else []
     texts.clear()
     return said

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from condensegrpo.core.messages import Message, ToolCall, encodable
+from condensegrpo.core.messages import Message, Role, ToolCall, encodable
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.trajectory import FinishReason
 
@@ -127,6 +127,16 @@ def joined_text(given: object, where: str, kinds: Mapping[str, str]) -> str:
             raise RequestRefused(f"{where} has a part of type {fields.get('type')!r:.80}, wanted text", param=where)
         texts.append(text(fields.get(field_of_text), where))
     return "\n".join(texts)
+
+
+def role(given: Mapping[str, Any], where: str, known: Mapping[str, Role]) -> Role:
+    """The role of a message; ``known``: the roles of the API, as a template has them."""
+    found = known.get(str(given.get("role")))
+    if found is None:
+        raise RequestRefused(
+            f"{where}.role is {given.get('role')!r:.80}, known: {', '.join(known)}", param=f"{where}.role"
+        )
+    return found
 
 
 def tool(given: Mapping[str, Any], where: str, *, parameters: str = "parameters") -> EnvironmentTool:

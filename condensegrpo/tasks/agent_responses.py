@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from condensegrpo.core.messages import Message
+from condensegrpo.core.messages import Message, Role
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.trajectory import FinishReason
+from condensegrpo.tasks.agent_conversation import arguments_of
 from condensegrpo.tasks.agent_request import (
     TOOL_CHOICES,
     ChatReply,
@@ -22,12 +23,13 @@ from condensegrpo.tasks.agent_request import (
     call,
     joined_text,
     mapping,
+    role,
     text,
     tool,
 )
 
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES: Mapping[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "background": (False,),
     "conversation": (),
@@ -88,7 +90,7 @@ class Responses(Dialect):
                 item = {
                     "type": "custom_tool_call",
                     "id": f"ctc_{secrets.token_hex(8)}",
-                    "input": _input(made.arguments),
+                    "input": str(arguments_of(made).get("input", made.arguments)),
                 }
             else:
                 item = {"type": "function_call", "id": f"fc_{secrets.token_hex(8)}", "arguments": made.arguments}
@@ -182,15 +184,6 @@ def _tool(given: Mapping[str, Any], where: str) -> EnvironmentTool | None:
     return tool(given, where) if given.get("type") == "function" else None
 
 
-def _input(arguments: str) -> str:
-    """The free text of a call."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    return str(value["input"]) if isinstance(value, dict) and "input" in value else arguments
-
-
 def _continued(name: object, earlier: Earlier) -> tuple[Message, ...]:
     """The messages of a conversation that a request continues by its id."""
     if name is None:
@@ -234,10 +227,5 @@ def _messages(given: object) -> list[Message]:
 
 
 def _message(fields: Mapping[str, Any], where: str) -> Message:
-    role = ROLES.get(str(fields.get("role")))
-    if role is None:
-        raise RequestRefused(
-            f"{where}.role is {fields.get('role')!r:.80}, known: {', '.join(ROLES)}", param=f"{where}.role"
-        )
     content = joined_text(fields.get("content"), f"{where}.content", TEXTS)
-    return Message(role=role, content=content)  # type: ignore[arg-type]  # one of ROLES
+    return Message(role=role(fields, where, ROLES), content=content)
