@@ -74,7 +74,8 @@ def gather(
 
 def test_a_reward_of_single_trajectories_scores_each_the_moment_it_finishes() -> None:
     found, handed = gather(Correct(), slow={"p0/0"})
-    assert handed == ["7/0/1", "7/0/2", "7/0/0"]
+    assert sorted(handed[:2]) == ["7/0/1", "7/0/2"]  # the two quick ones, in either order
+    assert handed[2:] == ["7/0/0"]
     assert [one.trajectory.id for one in found] == ["7/0/0", "7/0/1", "7/0/2"]
     assert [one.score.total for one in found] == [1.0, 1.0, 1.0]
 
