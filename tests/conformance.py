@@ -194,13 +194,23 @@ def budget(tokens: int) -> Budget:
 
 
 def condense(condenser: Condenser, past: History, tokens: int, counted: Count = count) -> Condensed:
-    """An answer within ``tokens`` of a whole prompt, called again as the engine does it if it is over them."""
-    past, room, found = _counted(past, counted), max(tokens - counted(past.pinned), 0), None
+    """An answer within ``tokens`` of a whole prompt, called again as the engine does it if it is over them.
+
+    The tokens of a new note are an estimate: a further call sees it as it was measured.
+    """
+    past = _counted(past, counted)
+    pinned = counted(past.pinned)
+    room, found = max(tokens - pinned, 0), None
     for _ in range(1 + REPEATS):
         before, found = found, asyncio.run(condenser.condense(past, budget(room)))
+        if before is not None and before.note in found.units and found.note is None:
+            found = replace(found, note=before.note)
         over = counted(flatten(past.pinned, found.units)) - tokens
         if over <= 0 or before == found:
             break
+        if found.note in found.units:
+            others = sum(unit.tokens for unit in found.units if unit is not found.note)
+            past = replace(past, note=replace(found.note, tokens=tokens + over - pinned - others))
         room = max(room - over, 0)
     return found
 
