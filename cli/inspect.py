@@ -273,7 +273,9 @@ def parts_of(
     """Everything that is printed, with details of the turns that are ``shown``."""
     yield from _listing_parts(view, choice, width)
     yield Text()
-    yield heading(view.opened.record, view.opened.scored.trajectory.detail, full=full)
+    record = view.opened.record
+    credit = next(group.credit_sentence(record) for group in view.groups if group.id == record.figures.group_id)
+    yield heading(record, view.opened.scored.trajectory.detail, credit=credit, full=full)
     yield Text()
     yield overview(view.opened.turns)
     if view.information:

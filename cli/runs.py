@@ -236,7 +236,7 @@ def export_command(
             "exporting: --public and --dry-run say how to upload. Add --push-to-hub REPO, or leave them out."
         )
     with waiting_for("loading torch and transformers") as display:
-        from condensegrpo.learner.checkpoint import ExportedPart, checkpoint_of, export_checkpoint
+        from condensegrpo.learner.export import ExportedPart, checkpoint_of, export_checkpoint
 
         display.phase(f"exporting {source}", None)
         checkpoint = checkpoint_of(source, step)

@@ -5,6 +5,7 @@ import os
 import secrets
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from condensegrpo.core.wording import plural
 from condensegrpo.display.console import quiet_libraries
 from condensegrpo.evaluation.policy import in_use
 from condensegrpo.samplers.vllm.settings import ServedModel, ServerSettings
-from condensegrpo.storage.files import BackgroundWriter, write_atomically
+from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import Provenance, part_file, write_trajectories
@@ -238,7 +239,7 @@ def _recorded(config: RunConfig, model: str, out: Path) -> Iterator[Callable[[Tr
         ended = f"{trajectory.problem_id}: {replies}, {trajectory.stop}. {trajectory.detail}"
         typer.echo(shown(ended.rstrip()), err=True)
 
-    with run.locked(), BackgroundWriter() as writer:
+    with run.locked(), ThreadPoolExecutor(1) as writer:  # a slow disk delays no turn
         write_atomically(run.config, dump_config(config))
         save_tokenizer(model, run.path)
         yield record

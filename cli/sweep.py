@@ -31,12 +31,9 @@ from condensegrpo.training.sweep import (
     RunState,
     StudyRun,
     Sweep,
-    SweepLog,
     check_runs,
     results_table,
-    run_seconds,
     runs_of,
-    seconds_left,
 )
 
 POLL_SECONDS = 0.5
@@ -72,8 +69,7 @@ def run_sweep(study: Study, out: Path | None, *, parallel: int, launch: Launch, 
     stop = StopRequest()
     folder = out or Path("runs") / study.name
     runs = runs_of(study, folder)
-    log = SweepLog(folder / "sweep.jsonl")
-    planned = Sweep(runs, parallel=parallel, launch=launch, log=log)
+    planned = Sweep(runs, parallel=parallel, launch=launch)
     title = "checking the configurations and that no held-out problem is trained on"
     if not sys.stderr.isatty():
         theme.console(sys.stderr).print(f"{title} …")
@@ -88,12 +84,12 @@ def run_sweep(study: Study, out: Path | None, *, parallel: int, launch: Launch, 
             f"{file} was edited since these runs were started: {names}. Remove their folders to run them again."
         )
     if dry_run:
-        typer.echo(plan_text(planned, log, parallel))
+        typer.echo(plan_text(planned))
         return
     make_folder(folder)
     with RunFolder(folder).locked(), outlived_streams(lambda why: None):  # its runs have logs, and results are files
         console = theme.console(sys.stderr)
-        unfinished = _run(planned, study, stop, SweepProgress(planned, log, console, parallel))
+        unfinished = _run(planned, study, stop, SweepProgress(planned, console))
         _finish(planned, folder, console, unfinished=unfinished)
 
 
@@ -112,23 +108,19 @@ def start_process(run: StudyRun) -> RunProcess:
         )
 
 
-def plan_text(sweep: Sweep, log: SweepLog, parallel: int) -> str:
-    """A line for each run: its state and its command; then how long the open ones will take."""
+def plan_text(sweep: Sweep) -> str:
+    """A line for each run: its state and its command; then how much there is to do."""
     lines = [f"{run.name:24} {sweep.states[run.name]:9} condensegrpo {shlex.join(run.command)}" for run in sweep.runs]
-    each = run_seconds(sweep.runs, log)
-    if each is None:
-        return "\n".join([*lines, f"{plural(len(sweep.runs), 'run')}; the time is known after the first run"])
-    left = _duration(seconds_left(sweep, each, parallel))
-    return "\n".join([*lines, f"{plural(len(sweep.runs), 'run')}; about {left} left with --parallel {parallel}"])
+    return "\n".join([*lines, f"{plural(len(sweep.runs), 'run')}; {plural(sweep.steps_left, 'step')} left"])
 
 
 class SweepProgress:
     """Shows the runs of a sweep: a live table on a terminal, else a line when one starts or ends, and every minute."""
 
-    def __init__(self, sweep: Sweep, log: SweepLog, console: Console, parallel: int) -> None:
-        self._sweep, self._log, self._console, self._parallel = sweep, log, console, parallel
+    def __init__(self, sweep: Sweep, console: Console) -> None:
+        self._sweep, self._console = sweep, console
         self._states = dict(sweep.states)
-        self._each = run_seconds(sweep.runs, log)
+        self._began, self._steps = time.monotonic(), sweep.steps_left
         self._next_status = time.monotonic() + STATUS_SECONDS
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
@@ -145,8 +137,6 @@ class SweepProgress:
         """Show what changed."""
         changed = [run for run in self._sweep.runs if self._states[run.name] != self._sweep.states[run.name]]
         self._states = dict(self._sweep.states)
-        if changed:
-            self._each = run_seconds(self._sweep.runs, self._log)
         for run in changed:
             self._console.print(f"{run.name}: {self._states[run.name]}. {self._summary()}")
         if self._live:
@@ -158,10 +148,11 @@ class SweepProgress:
 
     def _summary(self) -> str:
         finished = sum(state is RunState.FINISHED for state in self._states.values())
-        text = f"{finished} of {plural(len(self._states), 'run')} finished"
-        if self._each is None:
-            return f"{text}; time left: known after the first run"
-        return f"{text}; about {_duration(seconds_left(self._sweep, self._each, self._parallel))} left"
+        text, left = f"{finished} of {plural(len(self._states), 'run')} finished", self._sweep.steps_left
+        if self._steps <= left:
+            return text
+        seconds = (time.monotonic() - self._began) * left / (self._steps - left)
+        return f"{text}; about {timedelta(seconds=round(seconds))} left"
 
     def _table(self) -> Table:
         table = Table(box=None, caption=self._summary(), caption_justify="left")
@@ -210,8 +201,3 @@ def _finish(sweep: Sweep, folder: Path, console: Console, *, unfinished: int) ->
     if missing := len(sweep.runs) - len(finished):
         console.print(f"{plural(missing, 'run')} not finished. To continue, run the same command again.")
         raise typer.Exit(unfinished)
-
-
-def _duration(seconds: float) -> str:
-    """``1:02:03``."""
-    return str(timedelta(seconds=round(seconds)))

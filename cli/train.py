@@ -211,7 +211,7 @@ def print_summary(folder: RunFolder) -> None:
         console.print(f"changed     from step {change.first_step} on, {change}")
     path = folder.path
     console.print(f"policy      {path}/checkpoints (newest: a Hugging Face folder in model/)")
-    console.print(f"curves      {path}/report.html  {path}/report.png  {path}/metrics.jsonl")
+    console.print(f"curves      {path}/report.html  {path}/metrics.jsonl")
     console.print(f"next        condensegrpo inspect {path}")
     console.print(f"            condensegrpo eval {path} --samples 4")
 

@@ -76,9 +76,8 @@ WRITES: Mapping[str, str] = {
     "metrics": r"metrics\.jsonl",
     "checkpoint": r"checkpoints/step_\d+\.tmp-\d+(/.*)?",
     "published checkpoint": r"checkpoints/step_\d+",
-    "prefetched batches": r"checkpoints/step_\d+\.tmp-\d+/(\.tmp-\d+/)?ahead.*",
-    "latest": r"checkpoints/\.?latest.*",
-    "weights": r"checkpoints/step_\d+\.tmp-\d+/(\.tmp-\d+/)?model.*",
+    "prefetched batches": r"checkpoints/step_\d+\.tmp-\d+/ahead.*",
+    "weights": r"checkpoints/step_\d+\.tmp-\d+/model.*",
     "trajectories after a checkpoint": r"trajectories/.*",
     "report": r"\.?report\..*",
 }

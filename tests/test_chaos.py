@@ -124,7 +124,7 @@ def test_a_full_disk_stops_a_run_with_advice_and_space_continues_it(undisturbed:
 @endurance
 def test_a_read_only_disk_is_an_error_that_changes_nothing(undisturbed: Undisturbed, tmp_path: Path) -> None:
     with disk(tmp_path / "disk", 16384) as folder:
-        assert disturbed(PREFETCHING, folder / "run", kill_at("latest", random.Random(SEED)))
+        assert disturbed(PREFETCHING, folder / "run", kill_at("published checkpoint", random.Random(SEED)))
         remount(folder, "ro")
         refusal = refused(PREFETCHING, folder / "run")
         assert "Read-only file system" in refusal
@@ -147,7 +147,7 @@ def test_a_slow_disk_changes_nothing(undisturbed: Undisturbed, tmp_path: Path) -
 def test_killed_launchers_and_ranks(target: Target, undisturbed: Undisturbed, tmp_path: Path) -> None:
     for seed in seeds():
         draw, folder = random.Random(seed), tmp_path / f"{seed}/run"
-        for name in ("warm start", "trajectories", "checkpoint", "latest"):
+        for name in ("warm start", "trajectories", "checkpoint", "published checkpoint"):
             disturbed(TORCHRUN, folder, replace(kill_at(name, draw), target=target))
         finish(TORCHRUN, folder)
         assert_same_run(undisturbed(TORCHRUN), folder)

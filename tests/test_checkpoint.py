@@ -199,7 +199,7 @@ def test_resume_on_two_ranks_continues_bit_equal(ranks: Path) -> None:
         assert [name for name, tensor in whole.items() if not torch.equal(tensor, halves[name])] == []
     manifest = checkpoint.verify(ranks / "checkpoints" / "step_000003")
     assert [name for name in manifest.hashes if name.startswith("rng_")] == ["rng_rank_0.pt", "rng_rank_1.pt"]
-    assert "late.txt" in manifest.hashes  # the first rank waits for whatever the others still write
+    assert "late_rank_1.txt" in manifest.hashes  # the first rank waits for whatever the others still write
 
 
 @pytest.mark.parametrize("stage", [1, 3])
@@ -248,7 +248,7 @@ def test_a_checkpoint_in_the_background_is_that_of_the_step_it_was_begun_after(r
     for rank in range(2):
         beside, again = torch.load(ranks / f"background_rank{rank}.pt")
         assert [name for name, tensor in beside.items() if not torch.equal(tensor, again[name])] == []
-    assert "late.txt" in checkpoint.verify(ranks / "background/step_000002").hashes
+    assert "late_rank_1.txt" in checkpoint.verify(ranks / "background/step_000002").hashes
 
 
 def test_every_rank_says_that_one_of_them_could_not_write(ranks: Path) -> None:
@@ -280,14 +280,14 @@ def test_killed_while_saving_leaves_the_last_good_checkpoint(tmp_path: Path) -> 
     assert newest == checkpoints / "step_000001"
     assert checkpoint.verify(newest).step == 1
     checkpoint.prune(checkpoints, keep=2)
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_000001"]
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step_000001"]
 
 
 def test_full_disk_leaves_the_last_good_checkpoint_and_no_debris(tmp_path: Path) -> None:
     assert scenario("runs_out_of_disk", tmp_path).wait(timeout=120) == 0
     checkpoints = tmp_path / "checkpoints"
     assert (tmp_path / "error.txt").read_text().startswith("CheckpointError: writing ")
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_000001"]
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step_000001"]
     assert checkpoint.latest(checkpoints) == checkpoints / "step_000001"
 
 
@@ -300,7 +300,7 @@ def test_a_disk_that_is_full_while_extra_writes_says_what_to_do(tmp_path: Path) 
     with pytest.raises(CheckpointError, match=r"No space left on device.*disk or quota is full: free some space"):
         checkpoint.save(learner, tmp_path, step=2, state={}, extra=full)
     close_deepspeed(learner)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000001"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001"]
 
 
 def test_a_flipped_bit_is_found_and_its_file_named(tmp_path: Path) -> None:
@@ -360,12 +360,6 @@ def test_a_missing_or_short_file_is_found_and_named(tmp_path: Path) -> None:
         checkpoint.verify(path)
 
 
-def test_a_copy_without_the_pointer_resumes_from_its_highest_step(tmp_path: Path) -> None:
-    path = saved(tmp_path, 2, 10)
-    (tmp_path / "latest").unlink()
-    assert checkpoint.latest(tmp_path) == path == tmp_path / "step_000010"
-
-
 def test_prune_leaves_a_checkpoint_that_a_process_reads(tmp_path: Path) -> None:
     saved(tmp_path, 1, 2)
     with shared_lock(tmp_path / "step_000001" / "manifest.json"):
@@ -407,35 +401,27 @@ def test_without_checkpoints_there_is_no_latest(tmp_path: Path) -> None:
     checkpoint.prune(tmp_path / "none", keep=1)
 
 
-def test_prune_keeps_the_newest_and_the_pointer_stays_good(tmp_path: Path) -> None:
+def test_prune_removes_what_killed_saves_left_and_nothing_else(tmp_path: Path) -> None:
     saved(tmp_path, 1, 2, 10)
     (tmp_path / "step_000003.tmp-17").mkdir()
     (tmp_path / "notes.txt").touch()
     checkpoint.prune(tmp_path, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "notes.txt", "step_000002", "step_000010"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "step_000002", "step_000010"]
     assert checkpoint.latest(tmp_path) == tmp_path / "step_000010"
 
 
 @pytest.mark.parametrize(
-    ("steps_there", "pointer", "keep", "kept"),
+    ("steps_there", "keep", "kept"),
     [
-        ((10, 12, 30), 12, 1, (12,)),  # 30 belongs to a continuation that was abandoned at 12
-        ((5, 10, 12, 30, 31), 12, 2, (10, 12)),
-        ((5, 10, 12), 12, 9, (5, 10, 12)),
-        ((5, 10, 12), 5, 2, (5,)),
-        ((5, 10, 12), 12, 0, (12,)),
-        ((999999, 1000000), 1000000, 1, (1000000,)),  # by number, not by name
-        ((10, 12), None, 1, (10, 12)),  # killed before the first was pointed to
-        ((10, 12), 11, 1, (10, 12)),
+        ((5, 10, 12), 2, (10, 12)),
+        ((5, 10, 12), 9, (5, 10, 12)),
+        ((5, 10, 12), 0, (12,)),
+        ((999999, 1000000), 1, (1000000,)),  # by number, not by name
     ],
 )
-def test_prune_keeps_the_newest_up_to_the_one_that_latest_names(
-    tmp_path: Path, steps_there: tuple[int, ...], pointer: int | None, keep: int, kept: tuple[int, ...]
-) -> None:
+def test_prune_keeps_the_newest(tmp_path: Path, steps_there: tuple[int, ...], keep: int, kept: tuple[int, ...]) -> None:
     for step in steps_there:
         (tmp_path / f"step_{step:06d}").mkdir()
-    if pointer is not None:
-        (tmp_path / "latest").write_text(f"step_{pointer:06d}\n")
     checkpoint.prune(tmp_path, keep=keep)
     assert sorted(int(path.name[5:]) for path in tmp_path.glob("step_*")) == list(kept)
 
@@ -458,7 +444,7 @@ def test_an_old_folder_that_a_process_of_the_same_id_left_is_no_obstacle(tmp_pat
     path = checkpoint.save(learner, tmp_path, step=1, state={"try": 2})
     assert checkpoint.load_checkpoint(learner, path) == {"try": 2}
     close_deepspeed(learner)
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["latest", "step_000001"]
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["step_000001"]
 
 
 def test_a_leftover_that_cannot_be_removed_is_named(tmp_path: Path) -> None:
@@ -490,12 +476,3 @@ def test_the_manifest_covers_every_file_and_extra_ones_too(tmp_path: Path) -> No
     assert (manifest.step, manifest.world_size, manifest.zero_stage) == (4, 1, 0)
     assert json.loads((path / "state.json").read_text()) == {"cursor": [1, None, "x"]}
     assert torch.equal(load_file(path / "model/model.safetensors")["model.norm.weight"], torch.ones(16))
-
-
-def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
-    learner = engine()
-    checkpoint.save(learner, tmp_path, step=1, state={"try": 1})
-    path = checkpoint.save(learner, tmp_path, step=1, state={"try": 2})
-    assert checkpoint.load_checkpoint(learner, path) == {"try": 2}
-    close_deepspeed(learner)
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["latest", "step_000001"]

@@ -281,7 +281,7 @@ def test_a_run_outlives_its_terminal(tmp_path: Path) -> None:
     os.close(terminal)
     assert process.wait(timeout=240) == 0, log.read_text()
     assert "stdout takes nothing more: Input/output error\n" in log.read_text()
-    assert (tmp_path / "quickstart/report.png").exists()
+    assert (tmp_path / "quickstart/report.html").exists()
 
 
 def test_an_output_that_cannot_be_written_is_one_line() -> None:

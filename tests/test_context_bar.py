@@ -42,6 +42,16 @@ def test_what_stands_for_rewritten_units_is_told_apart() -> None:
     assert (last.pinned, last.rewritten, last.kept, last.newest, last.saved, last.free) == (4, 3, 2, 4, 7, 7)
 
 
+def test_a_condensation_that_lengthened_a_prompt_is_marked() -> None:
+    declared = condensation("r", [10], before=14, after=20)
+    views = context_views(
+        trajectory(turn([1] * 4, [2] * 3), turn([9] * 20, [2] * 2, condensation=declared), turn([9] * 25, [2])),
+        budget=30,
+    )
+    assert [strip(view, 3).plain for view in views] == ["▸", "▒▒ ▸ +6", "▒▒ ■■ ▸"]
+    assert [view.grown for view in views] == [0, 6, 0]
+
+
 def test_the_prompt_after_a_condensation_goes_on_from_it() -> None:
     declared = condensation("d", [10], before=14, after=6)
     views = context_views(

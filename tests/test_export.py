@@ -25,7 +25,8 @@ from condensegrpo.assembly.exported import open_engine
 from condensegrpo.cli.app import app
 from condensegrpo.config.load import dump_config, find_config, load_config
 from condensegrpo.core.errors import CheckpointError, CondenseError, RunError
-from condensegrpo.learner.checkpoint import FORMAT, Manifest, export_checkpoint
+from condensegrpo.learner.checkpoint import FORMAT, Manifest
+from condensegrpo.learner.export import export_checkpoint
 from condensegrpo.learner.model_folder import end_ids
 from condensegrpo.storage.hub import upload_to_hub
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
@@ -365,7 +366,6 @@ def test_a_run_with_adapters_and_dropout_resumes_bit_equal(finished: Path, tmp_p
     """From its second checkpoint, as if it had been killed in its third step."""
     shutil.copytree(finished, tmp_path / "again")
     shutil.rmtree(tmp_path / "again/checkpoints/step_000003")
-    (tmp_path / "again/checkpoints/latest").write_text("step_000002")
     succeed("train", "--resume", str(tmp_path / "again"))
     wanted = load_file(finished / "checkpoints/step_000003/model/model.safetensors")
     found = load_file(tmp_path / "again/checkpoints/step_000003/model/model.safetensors")

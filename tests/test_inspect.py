@@ -191,6 +191,14 @@ def test_a_group_of_which_one_is_masked_still_teaches(demo: Path) -> None:
     assert "masked: its stop, answered" in text
 
 
+def test_the_credit_is_said_in_one_sentence_also_with_tokens(demo: Path) -> None:
+    sentence = "credit       1 of 2 right, this one right; "
+    for options in ((), ("--tokens",)):
+        (line,) = [line for line in inspect(demo, *options).splitlines() if line.startswith(sentence)]
+        assert line.endswith(": +1.00")
+        assert " tokens against the siblings' " in line
+
+
 def test_a_condensation_at_a_glance(demo: Path) -> None:
     """Each turn is one line: which units its prompt still shows, what the prompt is made of, tokens before → after."""
     lines = [line.rstrip() for line in inspect(demo).splitlines()]

@@ -150,6 +150,7 @@ def screens(run: RunFolder) -> dict[str, dict[str, str]]:
             await seen.press("groups", "escape")
             await seen.press("view", "v", "enter")
             await seen.press("search", "slash", *"nte5", "enter")
+            await seen.press("listed evaluation", "slash", "equals_sign", *"evaluation", "enter")
             await seen.press(
                 "condition", "slash", *["equals_sign", *"correct", "equals_sign", "equals_sign", "0"], "enter"
             )
@@ -268,6 +269,13 @@ def test_views_searches_and_conditions_list_trajectories_of_all_steps(screens: S
     assert ids("corrected") == ["1/0/0", "1/0/1", "1/1/0", "1/1/1"]
     assert screens["view"]["command"].endswith("--step 1 --trajectory 1/1/0 --turn 0 --view pushed-down")
     assert screens["condition"]["command"].endswith("--where correct==0")
+
+
+def test_the_curves_at_the_top_are_those_of_what_is_shown(screens: Screens) -> None:
+    assert "training · step 1" in screens["corrected"]["top"]
+    assert "success ▅▅ 0.50   groups without signal ▁▁ 0.00" in screens["corrected"]["top"]
+    assert "evaluation held-out · step 2" in screens["listed evaluation"]["top"]
+    assert screens["listed evaluation"]["top"].splitlines()[1].rstrip() == "success ▅ 0.50"
 
 
 def test_a_search_that_stops_counting_says_so(run: RunFolder) -> None:

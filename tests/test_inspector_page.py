@@ -1,7 +1,7 @@
 """The page of ``inspect --html`` in a browser: the panes, the keys, the address, and text that must not run."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -25,13 +25,11 @@ from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
 from condensegrpo.cli.inspect_page import MEGABYTE, Choice, chosen_batches, write_html
-from condensegrpo.core.errors import ConfigError, DataError
+from condensegrpo.core.errors import DataError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.inspection.batches import trajectory_files
-from condensegrpo.inspection.filters import FIELDS, parse_where
 from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.records import IndexedTrajectory
-from condensegrpo.inspection.views import search, select
+from condensegrpo.inspection.views import search
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import (
     Credit,
@@ -247,10 +245,6 @@ def test_siblings_have_the_height_of_the_page(browser: "Browser", run: Path) -> 
 @pytest.mark.parametrize(
     "query",
     [
-        "= correct >= 1 and not (advantage > 0 or stop in ['aborted'])",
-        "= 'QUESTION' in question",
-        "= -1 < advantage < 0 or id == '2/1/0' or not correct",
-        "= turns not in (1, 2) and truncated == False and ground_truth != None",
         "qsto1",  # letters in order in the question, at most two others between them
         "DONE rep",  # a message
         "done report ok",  # nothing
@@ -260,10 +254,7 @@ def test_siblings_have_the_height_of_the_page(browser: "Browser", run: Path) -> 
 def test_the_search_finds_what_it_finds_on_the_terminal(watched: Watched, run: Path, file: Path, query: str) -> None:
     index = Index(run)
     index.update(trajectory_files(run))
-    where = query.removeprefix("= ")
-    records = (
-        [hit.record for hit in search(index, query)] if where == query else select(index.records(), where=where)[0]
-    )
+    records = [hit.record for hit in search(index, query)]
     found = dict.fromkeys((record.file, record.figures.group_id) for record in records)
     tab = watched.open(file)
     tab.locator("input").fill(query)
@@ -272,76 +263,12 @@ def test_the_search_finds_what_it_finds_on_the_terminal(watched: Watched, run: P
     assert not records or head(tab).startswith(records[0].id)
 
 
-def conditions(count: int) -> list[str]:
-    """Conditions at random, of every form that the language has."""
-    chance = Random(0)
-    texts = ("'2/1/0'", "'QUESTION'", '"p1"', "'ans'", "''", "'answered'")
-    values = (*FIELDS, *texts, "0", "1", "4", "-1", "-0.5", ".5", "2e1", "None", "True", "False")
-
-    def value(depth: int) -> str:
-        return f"({condition(depth - 1)})" if depth and chance.random() < 0.15 else chance.choice(values)
-
-    def several(depth: int) -> str:
-        items = ", ".join(value(depth) for _ in range(chance.randrange(1, 4)))
-        return chance.choice((f"[{items}]", f"({items},)"))
-
-    def condition(depth: int) -> str:
-        match chance.randrange(7) if depth else chance.randrange(3):
-            case 0:
-                return value(depth)
-            case 1:
-                return f"{value(depth)} {chance.choice(('in', 'not in'))} {several(depth)}"
-            case 2:
-                signs = (
-                    chance.choice(("==", "!=", "<", "<=", ">", ">=", "in")) for _ in range(chance.choice((1, 1, 2)))
-                )
-                return " ".join((value(depth), *(f"{sign} {value(depth)}" for sign in signs)))
-            case 3:
-                return f"not {condition(depth - 1)}"
-            case 4:
-                return f"({condition(depth - 1)})"
-        return f"{condition(depth - 1)} {chance.choice(('and', 'or'))} {condition(depth - 1)}"
-
-    return [condition(3) for _ in range(count)]
-
-
-def held(where: str, records: Sequence[IndexedTrajectory]) -> list[bool | None]:
-    """For which records a condition holds; None: it compares text with a number there."""
-
-    def holds(record: IndexedTrajectory) -> bool | None:
-        try:
-            return parse_where(where)(record.fields)
-        except ConfigError:
-            return None
-
-    return [holds(record) for record in records]
-
-
-def test_generated_conditions_hold_where_they_hold_on_the_terminal(watched: Watched, run: Path, file: Path) -> None:
-    index, queries = Index(run), conditions(1000)
-    index.update(trajectory_files(run))
-    records = tuple(index.records())
-    tab = watched.open(file)
-    found = tab.evaluate(
-        """queries => queries.map(query => {
-            const holds = condition(query);
-            return data.batches.flatMap(batch => batch.groups).flatMap(group => group.siblings).map(({ figures }) => {
-                try { return Boolean(holds(figures)); } catch { return null; }
-            });
-        })""",
-        queries,
-    )
-    expected = [held(query, records) for query in queries]
-    assert [pair for pair in zip(queries, found, expected, strict=True) if pair[1] != pair[2]] == []
-    assert sum(True in row and False in row for row in expected) > 50
-
-
 def test_generated_searches_find_what_they_find_on_the_terminal(watched: Watched, run: Path, file: Path) -> None:
     index, chance = Index(run), Random(0)
     index.update(trajectory_files(run))
     texts = ("question 1", "2/0/1", "done report", "<note> 5 </note>", "the value was 5", "p0", HOSTILE)
     queries = ["".join(letter for letter in chance.choice(texts) if chance.random() < 0.7) for _ in range(100)]
-    queries = [query for query in queries if query.strip() and not query.strip().startswith("=")]
+    queries = [query for query in queries if query.strip()]
     tab = watched.open(file)
     found = tab.evaluate(
         """queries => queries.map(query => data.batches.flatMap(batch => batch.groups.flatMap(group => group.siblings)
@@ -355,14 +282,6 @@ def test_generated_searches_find_what_they_find_on_the_terminal(watched: Watched
     for query, left, right in zip(queries, found, expected, strict=True):
         assert sorted(left) == sorted(right), query
     assert 10 < sum(bool(hits) for hits in expected) < len(queries) - 10
-
-
-def test_a_condition_that_cannot_be_read_says_why_and_leaves_the_list(watched: Watched, file: Path) -> None:
-    tab = watched.open(file)
-    for query, reason in (("= scor > 1", "found scor, wanted a field"), ("= question > 1", "it compares text with a")):
-        tab.locator("input").fill(query)
-        assert reason in tab.get_by_role("status").inner_text()
-        assert tab.locator("section h2").first.inner_text() == "2 groups"
 
 
 def test_two_siblings_are_compared_from_their_first_difference(watched: Watched, file: Path) -> None:

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
 from condensegrpo.core.errors import RunError
-from condensegrpo.storage.new_run import discard_replaced, new_run
+from condensegrpo.storage.new_run import new_run
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
 
 
@@ -41,70 +41,25 @@ def test_a_start_that_fails_leaves_no_folder(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_an_overwritten_run_is_deleted_when_the_new_one_has_learned_something(tmp_path: Path) -> None:
+def test_an_overwritten_run_is_deleted(tmp_path: Path) -> None:
     trained(tmp_path / "mine")
     with new_run(tmp_path / "mine", "seed: 1\n", overwrite=True) as run:
-        assert names(tmp_path) == [".mine.tmp-replaced", "mine"]
-        JsonlTracker(run.metrics).log(1, {"success": 0.5})
-        discard_replaced(run)
-        assert names(tmp_path) == ["mine"]
-    assert run.config.read_text() == "seed: 1\n"
+        assert not run.metrics.exists()
+        run.truncate_after(-1)
+    assert names(tmp_path) == []  # nothing was learned in the new one
 
 
-def test_an_overwritten_run_comes_back_if_the_new_one_fails_to_start(tmp_path: Path) -> None:
-    run = trained(tmp_path / "mine")
-    with pytest.raises(ZeroDivisionError), new_run(run.path, "", overwrite=True):
-        raise ZeroDivisionError
-    assert names(tmp_path) == ["mine"]
-    assert run.config.read_text() == "seed: 0\n"
-    assert run.metrics.is_file()
-
-
-def test_an_overwritten_run_comes_back_if_the_first_rollout_of_the_new_one_fails(tmp_path: Path) -> None:
-    """The folder then holds empty metrics, as every run does before its first measurement, and failed trajectories."""
-    trained(tmp_path / "mine")
-    with new_run(tmp_path / "mine", "", overwrite=True) as run:
+def test_trajectories_that_failed_keep_the_folder_since_they_say_why(tmp_path: Path) -> None:
+    with new_run(tmp_path / "mine", "", overwrite=False) as run:
         run.truncate_after(-1)
         run.trajectories(1).write_text("{}\n")
     assert names(tmp_path) == ["mine"]
-    assert run.config.read_text() == "seed: 0\n"
-    with new_run(tmp_path / "other", "", overwrite=False) as run:
-        run.truncate_after(-1)
-    assert names(tmp_path) == ["mine"]
-    with new_run(tmp_path / "other", "", overwrite=False) as run:
-        run.truncate_after(-1)
-        run.trajectories(1).write_text("{}\n")
-    assert names(tmp_path) == ["mine", "other"]  # the trajectories that failed say why
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_an_overwritten_run_comes_back_if_the_new_one_was_killed_in_its_first_rollout(
-    tmp_path: Path, overwrite: bool
-) -> None:
-    trained(tmp_path / "mine").path.rename(tmp_path / ".mine.tmp-replaced")
-    killed = RunFolder.create(tmp_path / "mine")
-    killed.config.write_text("seed: 7\n")
-    killed.truncate_after(-1)
-    killed.trajectories(1).write_text("{}\n")
-    if overwrite:
-        with new_run(killed.path, "seed: 8\n", overwrite=True):
-            pass
-    else:
-        with pytest.raises(RunError, match="taken by a run after step 1"), new_run(killed.path, "", overwrite=False):
-            pass
-    assert names(tmp_path) == ["mine"]
-    assert killed.config.read_text() == "seed: 0\n"
-
-
-def test_a_start_that_was_killed_is_replaced_and_hides_no_older_run(tmp_path: Path) -> None:
+def test_a_start_that_was_killed_is_replaced(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "mine")  # as kill -9 leaves it
     run.config.write_text("seed: 7\n")
     assert trained(run.path).config.read_text() == "seed: 0\n"
-    run.path.rename(tmp_path / ".mine.tmp-replaced")
-    RunFolder.create(run.path)
-    with pytest.raises(RunError, match=r"taken by a run after step 1"), new_run(run.path, "", overwrite=False):
-        pass
-    assert names(tmp_path) == ["mine"]
 
 
 def test_what_is_no_run_or_is_in_use_is_never_replaced(tmp_path: Path) -> None:

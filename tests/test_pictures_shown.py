@@ -11,15 +11,15 @@ from browsing import Watched, chromium
 from builders import add_trajectory, condensation, scored, trajectory, turn, user
 from PIL import Image
 from rich.console import Console
-from rich.padding import Padding
 
 from condensegrpo.cli.inspect_app.tabs import shown
 from condensegrpo.core.messages import MediaPart, Message, TextPart
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.display.trajectory_view import PictureProtocol, TerminalPicture, details, draw_command, protocol_of
+from condensegrpo.display.trajectory_view import TerminalPicture, details
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.inspector_page import write_inspector
 from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader
+from condensegrpo.inspection.panes import turns
 from condensegrpo.inspection.pictures import SIDE, pictures_named
 from condensegrpo.inspection.samples import _sample
 from condensegrpo.reporting.frames import turn_rows
@@ -111,51 +111,6 @@ def test_the_printed_turns_have_their_pictures(run: RunFolder) -> None:
     assert "▀" not in "".join(drawn(part) for part in details(opened(run).turns, full=False))
 
 
-@pytest.mark.parametrize(
-    ("environment", "protocol"),
-    [
-        ({"TERM": "xterm-kitty"}, PictureProtocol.KITTY),
-        ({"TERM": "xterm-256color", "TERM_PROGRAM": "iTerm.app"}, PictureProtocol.ITERM),
-        ({"TERM": "screen-256color", "TERM_PROGRAM": "iTerm.app"}, None),
-        ({"TERM": "xterm-kitty", "TMUX": "/tmp/tmux"}, None),
-        ({"TERM": "xterm-256color"}, None),
-        ({}, None),
-    ],
-)
-def test_a_terminal_says_whether_it_shows_pictures(
-    environment: dict[str, str], protocol: PictureProtocol | None
-) -> None:
-    assert protocol_of(environment) is protocol
-
-
-def test_a_png_is_sent_to_a_terminal_in_chunks() -> None:
-    data = bytes(range(256)) * 16
-    first, second, end = draw_command(data, PictureProtocol.KITTY, columns=4, rows=2).split("\x1b\\")
-    heads = [each.partition(";")[0] for each in (first, second)]
-    assert (heads, end) == (["\x1b_Ga=T,f=100,q=2,c=4,r=2,m=1", "\x1b_Gm=0"], "")
-    assert base64.b64decode("".join(each.partition(";")[2] for each in (first, second))) == data
-    sent = draw_command(b"png", PictureProtocol.ITERM, columns=4, rows=2)
-    assert sent == "\x1b]1337;File=inline=1;size=3;width=4;height=2:cG5n\a"
-
-
-def test_a_terminal_that_shows_pictures_is_sent_the_picture_over_empty_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    media, terminal = MediaFolder(tmp_path), io.StringIO()
-    media.write(RED)
-    for name in ("TMUX", "TERM_PROGRAM"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm-kitty")
-    monkeypatch.setattr("sys.stdout", terminal)
-    console = Console(file=terminal, color_system="truecolor", width=100, force_terminal=True)
-    console.print(Padding(TerminalPicture(media, RED.sha256), (0, 0, 0, 2)))
-    text = terminal.getvalue()
-    blank, _, sent = text.partition("\x1b7\x1b[8A\x1b_Ga=T,f=100,q=2,c=32,r=8,m=0;")
-    assert blank.count("\n") == 8
-    assert "▀" not in text
-    assert Image.open(io.BytesIO(base64.b64decode(sent.partition("\x1b\\")[0]))).size == (64, 32)
-
-
 def test_the_report_holds_small_pictures_of_the_newest_trajectories(run: RunFolder) -> None:
     uris = pictures_named([f"screen: {BROKEN.text}{RED.text}", BLUE.text, RED.text], run.media, most=2)
     assert list(uris) == [RED.text, BLUE.text]
@@ -198,7 +153,7 @@ def test_data_uris_are_made_once_for_each_picture(run: RunFolder) -> None:
 
 
 def test_a_data_frame_has_the_paths_of_pictures_and_their_tokens() -> None:
-    rows = list(turn_rows(seen(), None))
+    rows = list(turn_rows("a", turns(seen(), None, budget=0, tokenizer=None)))
     assert [row["pictures"] for row in rows] == ["", f"media/{RED.sha256}", f"media/{BLUE.sha256}"]
     assert [row["picture_tokens"] for row in rows] == [0, 2, 2]
     assert seen().figures.picture_tokens == 2

@@ -15,7 +15,7 @@ from condensegrpo.cli.app import app
 from condensegrpo.core.errors import RunError
 from condensegrpo.inspection.samples import SampleReader, spread
 from condensegrpo.reporting.plots import SHARES, Series, alone, arm_style, series, smoothed, variants
-from condensegrpo.reporting.run_report import ReportTracker, write_page, write_picture
+from condensegrpo.reporting.run_report import ReportTracker, write_page
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -45,12 +45,10 @@ def data_of(page: Path) -> dict[str, Any]:
     return values
 
 
-def test_a_report_is_a_picture_and_one_page_that_needs_nothing_else(tmp_path: Path) -> None:
+def test_a_report_is_one_page_that_needs_nothing_else(tmp_path: Path) -> None:
     run_with(tmp_path, *FULL)
-    image, page = write_picture(tmp_path), write_page(tmp_path)
-    assert (image, page) == (tmp_path / "report.png", tmp_path / "report.html")
-    assert image.read_bytes().startswith(PNG)
-    text = page.read_text()
+    assert write_page(tmp_path) == tmp_path / "report.html"
+    text = (tmp_path / "report.html").read_text()
     assert text.count("http") == text.count("http-equiv") + text.count("http://www.w3.org/2000/svg")
     assert re.findall(r"(?:src|href)=\"", text) == []
 
@@ -92,7 +90,6 @@ def test_a_run_that_trains_writes_its_page_now_and_then_and_once_at_its_end(tmp_
     before = written.stat().st_ino
     page.flush()
     assert written.stat().st_ino == before  # nothing is new
-    assert not (tmp_path / "report.png").exists()
 
 
 def test_the_command_writes_the_page_of_a_run_at_any_time(tmp_path: Path) -> None:
@@ -101,7 +98,6 @@ def test_the_command_writes_the_page_of_a_run_at_any_time(tmp_path: Path) -> Non
     data = data_of(tmp_path / "report.html")
     assert data["state"].startswith("1 step of 60, written 20")
     assert data["configuration"] == [["train.steps", "60"]]
-    assert not (tmp_path / "report.png").exists()  # it would say that the run has ended
 
 
 def test_of_a_run_that_cannot_be_written_the_page_is_written_elsewhere(
@@ -158,20 +154,6 @@ def test_every_share_that_is_drawn_is_explained() -> None:
     assert all(explained(metric) for shares in SHARES for metric, _ in shares.lines)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        {"step": 1, "loss": 0.5},
-        {"step": 1, "success": 1.0},
-        {"step": 0, "eval/success": 0.5},
-        {"step": 1, "masked": 0.0},
-    ],
-)
-def test_absent_metrics_leave_empty_diagrams(tmp_path: Path, line: dict[str, float]) -> None:
-    image = write_picture(run_with(tmp_path, line))
-    assert image.read_bytes().startswith(PNG)
-
-
 def test_a_run_name_cannot_break_the_page(tmp_path: Path) -> None:
     folder = tmp_path / "<script>&"
     folder.mkdir()
@@ -182,16 +164,8 @@ def test_a_run_name_cannot_break_the_page(tmp_path: Path) -> None:
 
 
 def test_a_run_that_measured_nothing_has_no_report(tmp_path: Path) -> None:
-    for write in (write_page, write_picture):
-        with pytest.raises(RunError, match="holds no metrics yet"):
-            write(tmp_path)
-
-
-def test_an_image_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    run_with(tmp_path, {"step": 1, "success": 1.0})
-    (tmp_path / "report.png").symlink_to("/dev/full")
-    with pytest.raises(RunError, match=r"report\.png: No space left on device"):
-        write_picture(tmp_path)
+    with pytest.raises(RunError, match="holds no metrics yet"):
+        write_page(tmp_path)
 
 
 def test_a_series_is_in_order_and_has_one_value_a_step() -> None:

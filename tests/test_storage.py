@@ -13,7 +13,7 @@ import pandas
 import polars
 import pyarrow.parquet
 import pytest
-from builders import add_trajectory, assistant, condensation, ledger_episode, scored, trajectory, turn, user
+from builders import add_trajectory, assistant, ledger_episode, scored, trajectory, turn, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +24,7 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.shared_sequence import shared, shared_ids
 from condensegrpo.core.trajectory import MAX_REWARD, Condensation, Score, Span, SpanStatus, StopReason, Trajectory, Turn
 from condensegrpo.display.run_log import RunLog
-from condensegrpo.storage.codec import decode, dump_line
+from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.files import append_line, replace_file
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder, read_metrics
 from condensegrpo.storage.trajectories import (
@@ -286,19 +286,13 @@ def test_an_edited_row_is_named(tmp_path: Path) -> None:
     table = pyarrow.parquet.read_table(path)
     stops = table.schema.get_field_index("stop")
     pyarrow.parquet.write_table(table.set_column(stops, "stop", pyarrow.array(["answered", "bored"])), path)
-    with pytest.raises(TrajectoryFileError, match=r"t\.parquet, trajectory b: stop: wanted one of answered"):
+    with pytest.raises(TrajectoryFileError, match=r"t\.parquet, trajectory b: 'bored' is not a valid StopReason"):
         read_trajectories(path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TrajectoryFileError, match=r"none\.parquet: No such file"):
         read_trajectories(tmp_path / "none.parquet")
-
-
-def test_a_field_with_a_default_may_be_absent() -> None:
-    written = json.loads(dump_line(example()))
-    del written["trajectory"]["detail"]
-    assert decode(ScoredTrajectory, written) == example()
 
 
 def test_a_value_that_is_no_data_is_refused_when_writing() -> None:
@@ -347,15 +341,6 @@ def test_credit_is_replaced_not_appended_and_leaves_no_file_aside(tmp_path: Path
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_credit_that_is_not_whole_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "c.parquet"
-    write_credit(path, [Credit(trajectory="a", advantages=(), weights=(), handling="drop")])
-    assert read_credit(path)["a"].handling == "drop"
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(TrajectoryFileError, match=r"c\.parquet: it is not a whole Parquet file"):
-        read_credit(path)
-
-
 def test_a_process_that_is_killed_while_it_writes_leaves_whole_files_only(tmp_path: Path) -> None:
     run, code = (
         run_folder(tmp_path),
@@ -399,7 +384,7 @@ def test_no_metrics_file_is_no_metrics(tmp_path: Path) -> None:
 def test_a_bad_metrics_line_in_the_middle_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": "two"}\n{"step": 3}\n')
-    with pytest.raises(DataError, match=r"line 2: step: wanted a number, found 'two'"):
+    with pytest.raises(DataError, match=r"line 2: wanted numbers by name, found {'step': 'two'}"):
         read_metrics(path)
 
 
@@ -430,17 +415,6 @@ def test_a_resumed_copy_is_written_to_although_its_empty_folders_were_not_copied
 
 
 # --- the run folder
-
-
-def test_the_names_inside_a_run_folder(tmp_path: Path) -> None:
-    run = run_folder(tmp_path)
-    assert run.trajectories(123) == run.path / "trajectories" / "step_000123.parquet"
-    assert run.credit(123) == run.path / "credit" / "step_000123.parquet"
-    assert run.trajectory_folder.is_dir()
-    assert run.credit_folder.is_dir()
-    assert run.checkpoints.is_dir()
-    assert run.steps() == ()
-    assert RunFolder.open(run.path) == run
 
 
 def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:
@@ -582,16 +556,6 @@ def test_a_file_that_may_not_be_written_is_named(tmp_path: Path) -> None:
         append_line(tmp_path, "1")
     with pytest.raises(RunError, match=r"No such file or directory"):
         write_credit(tmp_path / "none" / "c.parquet", [])
-
-
-def test_a_condensation_survives_the_file(tmp_path: Path) -> None:
-    declared = condensation("dk", [13, 12], before=40, after=27)
-    one = scored(trajectory(turn([1], [2]), turn([5], [6], condensation=declared)), 1.0)
-    add_trajectory(tmp_path / "t.parquet", one)
-    read = read_trajectories(tmp_path / "t.parquet")[0].trajectory.turns[1].condensation
-    assert read == declared
-    assert read is not None
-    assert [span.status for span in read.spans] == [SpanStatus.DROPPED, SpanStatus.KEPT]
 
 
 def test_two_machines_whose_processes_have_one_number_may_write_the_same_file(

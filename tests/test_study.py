@@ -24,10 +24,7 @@ from condensegrpo.training.sweep import (
     RunState,
     StudyRun,
     Sweep,
-    SweepLog,
-    run_seconds,
     runs_of,
-    seconds_left,
 )
 
 DRAWN = ("task.options.eval_problems=8",)  # drawing hundreds of long stories takes seconds
@@ -248,7 +245,7 @@ def sweep_of(folder: Path, *, parallel: int, code: int | None, arms: str = ARMS)
         started.append(run.name)
         return Process(code)
 
-    return Sweep(runs, parallel=parallel, launch=launch, log=SweepLog(folder / "sweep.jsonl")), started
+    return Sweep(runs, parallel=parallel, launch=launch), started
 
 
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -267,7 +264,7 @@ def test_a_run_that_is_killed_from_outside_is_told_from_one_that_fails(tmp_path:
         continue
     assert set(sweep.states.values()) == {RunState.KILLED}
     assert len(started) == 4
-    assert seconds_left(sweep, {"a": 100.0, "b": 40.0}, 1) == 0
+    assert sweep.steps_left == 0
 
 
 def test_a_run_waits_for_the_warm_start_that_another_makes(tmp_path: Path) -> None:
@@ -295,11 +292,8 @@ def test_a_sweep_whose_time_is_up_starts_no_further_run(tmp_path: Path) -> None:
     assert sweep.states["b-seed1"] is RunState.WAITING
 
 
-def test_the_time_left_is_that_of_the_steps_that_are_left_of_the_arms(tmp_path: Path) -> None:
+def test_the_steps_that_are_left_are_those_of_unfinished_runs(tmp_path: Path) -> None:
     sweep, _ = sweep_of(tmp_path, parallel=1, code=1)
-    assert run_seconds(sweep.runs, SweepLog(tmp_path / "sweep.jsonl")) is None
     (tmp_path / "a-seed0").mkdir()
     (tmp_path / "a-seed0/metrics.jsonl").write_text('{"step": 15, "success": 0.5}\n')  # of 60
-    assert seconds_left(sweep, {"a": 100.0, "b": 40.0}, 1) == 75 + 100 + 40 + 40
-    assert seconds_left(sweep, {"a": 100.0, "b": 40.0}, 2) == (75 + 100 + 40 + 40) / 2
-    assert seconds_left(sweep, {"a": 100.0, "b": 40.0}, 8) == 100  # no run takes less than itself
+    assert sweep.steps_left == 45 + 3 * 60

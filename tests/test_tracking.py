@@ -37,33 +37,35 @@ def test_every_call_is_a_line_that_is_there_at_once(tmp_path: Path) -> None:
     assert read_metrics(path) == ({"step": 1, "loss": 0.5}, {"step": 1, "eval/success": 0.25})
 
 
-def test_closing_twice_does_no_harm(tmp_path: Path) -> None:
-    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
-    tracker.close()
-    tracker.close()
-
-
 def test_the_tracker_is_found_by_its_name(tmp_path: Path) -> None:
     tracker: Tracker = build_plugin("trackers", "jsonl", {"path": str(tmp_path / "more.jsonl")})
     tracker.log(3, {"loss": 1.0})
     assert (tmp_path / "more.jsonl").read_text() == '{"step":3,"loss":1.0}\n'
 
 
-def test_tensorboard_reads_back_what_was_logged_and_a_resumed_run_replaces_later_steps(tmp_path: Path) -> None:
+def test_tensorboard_shows_every_step_once_also_of_a_run_that_was_killed_before_its_first_checkpoint(
+    tmp_path: Path,
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    for step, losses in ((0, (0.5, 0.25)), (1, (0.125,))):
+    starts: list[tuple[str | None, int, dict[int, float]]] = [  # identity, recorded steps, losses
+        (None, -1, {0: 0.75, 1: 0.5}),
+        ("as before", -1, {0: 1.0, 1: 0.5, 2: 0.25}),
+        ("as before", 1, {2: 0.125}),
+    ]
+    for identity, recorded, losses in starts:
         tracker = TensorboardTracker()
-        identity = None if step == 0 else "as before"
-        tracker.start(RunStart(name="r", folder=tmp_path, config={"seed": 3}, step=step, identity=identity))
-        for number, loss in enumerate(losses, step + 1):
-            tracker.log(number, {"loss": loss, "eval/success": 0.5})
-        tracker.log_table(step + 1, "evaluation", Table(columns=("metric", "low"), rows=(("a|b", None),)))
+        tracker.start(
+            RunStart(name="r", folder=tmp_path, config={"seed": 3}, step=1, recorded=recorded, identity=identity)
+        )
+        for step, loss in losses.items():
+            tracker.log(step, {"loss": loss, "weight/correct": 0.5, "eval/success": 0.5})
+        tracker.log_table(step, "evaluation", Table(columns=("metric", "low"), rows=(("a|b", None),)))
         tracker.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 0.5), (2, 0.125)]
-    assert events.Tags()["scalars"] == ["train/loss", "eval/success"]
+    assert [(each.step, each.value) for each in events.Scalars("train/loss")] == [(0, 1.0), (1, 0.5), (2, 0.125)]
+    assert events.Tags()["scalars"] == ["train/loss", "train/weight/correct", "eval/success"]
     (text,) = events.Tensors("evaluation/text_summary")[-1].tensor_proto.string_val
     assert text.decode() == "| metric | low |\n| --- | --- |\n| a\\|b |  |\n"
 
@@ -203,7 +205,7 @@ def test_a_tracker_without_the_methods_of_one_is_refused_before_a_run(
 
 def test_a_tracker_that_hangs_costs_records_and_no_time() -> None:
     hang = threading.Event()
-    tracker = BackgroundTracker("mine", Recorder(waits_for=hang), capacity=2)
+    tracker = BackgroundTracker("mine", Recorder(waits_for=hang))
     began = time.monotonic()
     for step in range(100):
         tracker.log(step, {})
@@ -211,7 +213,6 @@ def test_a_tracker_that_hangs_costs_records_and_no_time() -> None:
     loss = tracker.wait(0.05)
     assert time.monotonic() - began < 30
     assert loss.endswith("of 100 records and did not end in time")
-    assert tracker.messages() == ["tracker mine is too slow: records are dropped"]
     hang.set()
 
 

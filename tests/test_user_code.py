@@ -1,7 +1,6 @@
 """What the code of a user raises, or that it never returns, is the failure of one trajectory, with file and line."""
 
 import asyncio
-import json
 import re
 import signal
 import sys
@@ -42,9 +41,8 @@ from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.metrics.trajectories import summarise
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.storage import codec
 from condensegrpo.storage.run_folder import read_metrics
-from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.storage.trajectories import read_trajectories, write_trajectories
 from condensegrpo.training.learn_step import condenser_counts
 
 REWARDS = '''
@@ -164,7 +162,8 @@ def test_a_failing_reward_ends_its_own_trajectory_with_file_and_line(rewards: Pa
     assert details[3] == f"the reward Moody: KeyboardInterrupt ({rewards}:13)"
     assert details[4].startswith("the reward Moody: TypeError: returned 'good', wanted a number, numbers by name")
     for one in found:  # stored and read back with its failure
-        assert codec.decode(ScoredTrajectory, json.loads(codec.dump_line(one))) == one
+        write_trajectories(rewards.with_name("one.parquet"), [one])
+        assert read_trajectories(rewards.with_name("one.parquet")) == (one,)
 
 
 def test_a_failure_is_a_line_without_a_full_stop_so_that_a_sentence_may_go_on() -> None:

@@ -25,7 +25,8 @@ from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
-from condensegrpo.learner.checkpoint import FORMAT, Manifest, export_checkpoint
+from condensegrpo.learner.checkpoint import FORMAT, Manifest
+from condensegrpo.learner.export import export_checkpoint
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.model_folder import load_policy
 from condensegrpo.learner.settings import LoraSettings

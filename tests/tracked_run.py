@@ -28,7 +28,7 @@ def play(name: str, options: dict[str, object], folder: Path) -> str:
     for step, losses in ((0, (0.5, 0.25)), (1, (0.125,))):
         time.sleep(1.1 * step if name == "wandb" else 0)  # it names a folder by id and second
         tracker = build_plugin("trackers", name, options)
-        start = RunStart(name="ours", folder=folder, config=CONFIG, step=step, identity=identity)
+        start = RunStart(name="ours", folder=folder, config=CONFIG, step=step, recorded=step, identity=identity)
         identity = tracker.start(start).identity
         for number, loss in enumerate(losses, step + 1):
             tracker.log(number, {"loss": loss, "eval/k=20/success": 0.75})

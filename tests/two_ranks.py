@@ -202,7 +202,7 @@ def _late(folder: Path) -> None:
     """The second rank is slow to write."""
     if ranks.rank() == 1:
         time.sleep(1.0)
-        (folder / "late.txt").write_text("written")
+        (folder / "late_rank_1.txt").write_text("written")
 
 
 def saved_and_resumed(folder: Path) -> None:
@@ -259,7 +259,7 @@ def saved_in_background(folder: Path) -> None:
     def late(saved: Path) -> None:
         if ranks.rank() == 1:
             assert eventually(lambda: all((folder / f"taken{rank}").exists() for rank in range(2)))
-            (saved / "late.txt").write_text("written")
+            (saved / "late_rank_1.txt").write_text("written")
 
     mine = slice(ranks.rank(), None, 2)
     first = open_deepspeed(qwen3(), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")

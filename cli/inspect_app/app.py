@@ -97,7 +97,7 @@ class InspectorApp(App[None]):
         self.listed: Listed | None = None  # matches; None: the groups are listed
         self.ids = False  # whether the reply is shown with the ids of its tokens
         self.live = False  # whether a live run is followed
-        self.batches: list[TrajectoryBatch] = []  # of the kind that is shown, for the lines at the top
+        self.batches: tuple[TrajectoryBatch, ...] = ()  # that were read, for the curves at the top
         self.note = ""  # how much was read
         self.drawn = selection.batch  # whose groups were listed last
         self._record, self._turn, self._first = record, turn, first
@@ -194,7 +194,7 @@ class InspectorApp(App[None]):
         note = f"{'following  ' if self.live else ''}{self.note}"
         sparks = 16 if self.size.width < NARROW else 32
         batch = selection.batch if opened is None or self.listed is None else opened.batch
-        self.query_one("#top", Static).update(rows.top_line(batch, self.batches, sparks, note=note))
+        self.query_one("#top", Static).update(rows.top_line(batch, self._beside(batch), sparks, note=note))
         if opened is None:
             return
         self.query_one("#head", Static).update(
@@ -224,9 +224,11 @@ class InspectorApp(App[None]):
         self.query_one("#list-title", Static).update(Text(neutral(text)))
 
     def _read_batches(self) -> None:
-        """Read the figures of the steps, or of the evaluations of this name."""
-        same = {*self.selection.files}
-        self.batches = [batch for batch in self.selection.index.batches() if batch.file in same]
+        self.batches = self.selection.index.batches()
+
+    def _beside(self, batch: TrajectoryBatch) -> list[TrajectoryBatch]:
+        """The batches of the kind of one: the training steps, or the evaluations of its name."""
+        return [each for each in self.batches if each.evaluation == batch.evaluation]
 
     def _complain(self, error: CondenseError) -> None:
         self.notify(fault(error), severity="error", markup=False)
@@ -453,7 +455,8 @@ class InspectorApp(App[None]):
         shown = [batch for batch in self.batches if batch.file == self.selection.file]
         self.selection.batch = shown[0] if shown else self.selection.batch  # its file was removed
         self.draw()
-        newest, opened = self.batches[-1] if self.batches else self.drawn, self.selection.opened
+        beside, opened = self._beside(self.selection.batch), self.selection.opened
+        newest = beside[-1] if beside else self.drawn
         if not self.live or self.listed is not None or newest == self.drawn:
             return
         same = newest.file == self.selection.file and opened is not None

@@ -109,7 +109,7 @@ def cell_width(units: int, room: int = STRIP_WIDTH) -> int:
 
 
 def strip(view: ContextView, units: int, room: int = STRIP_WIDTH) -> Text:
-    """The status of every unit before a prompt, one cell each, then a mark for the turn itself.
+    """The status of every unit before a prompt, one cell each, a mark for the turn itself, and what condensing added.
 
     ``units`` is the number of columns of the whole strip; of more than have room, the newest are shown.
     """
@@ -118,7 +118,7 @@ def strip(view: ContextView, units: int, room: int = STRIP_WIDTH) -> Text:
     for column in range(first, view.turn):
         mark = STATUS_MARKS[view.statuses[column]] if column in view.statuses else FREE
         text.append((mark.glyph * max(1, width - 1)).ljust(width), mark.style)
-    return text.append(HERE, "bold")
+    return text.append(HERE, "bold").append(f" +{view.grown}" if view.grown else "", REWRITTEN.style)
 
 
 def ruler(units: int) -> Text:

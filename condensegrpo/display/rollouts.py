@@ -16,6 +16,7 @@ from condensegrpo.display.trajectory_view import details, heading, overview
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.opened import TrajectoryReader
+from condensegrpo.inspection.panes import TurnView
 from condensegrpo.inspection.pictures import media_of
 from condensegrpo.inspection.records import IndexedTrajectory
 from condensegrpo.reporting.frames import Library, Row, frame, trajectory_row, turn_rows
@@ -77,10 +78,15 @@ class Rollout:
     def __repr__(self) -> str:
         return f"Rollout({self.id!r}, correct={self.figures.correct:g}, stop={self.figures.stop.value!r})"
 
-    def _draw(self, console: Console, *, turn: int | None = None, tokens: bool = False, full: bool = False) -> None:
+    def _views(self, *, tokens: bool = False) -> tuple[TurnView, ...]:
+        """Its turns as they are shown, with their sampled ``tokens`` if requested."""
         reader = TrajectoryReader(self._index, self.batch)
-        views = reader.open(self.record, largest=self.figures.context_tokens, tokens=tokens).turns
-        console.print(heading(self.record, self.trajectory.detail, full=full))
+        return reader.open(self.record, largest=self.figures.context_tokens, tokens=tokens).turns
+
+    def _draw(self, console: Console, *, turn: int | None = None, tokens: bool = False, full: bool = False) -> None:
+        views = self._views(tokens=tokens)
+        credit = self._index.group(self.record).credit_sentence(self.record)
+        console.print(heading(self.record, self.trajectory.detail, credit=credit, full=full))
         console.print()
         console.print(overview(views))
         shown = views if turn is None else views[turn : turn + 1]
@@ -130,7 +136,7 @@ class Rollouts(Sequence[Rollout]):
 
     def turn_rows(self) -> list[Row]:
         """The rows of ``turns``."""
-        return self._with_step(row for rollout in self for row in turn_rows(rollout.scored, rollout.record.credit))
+        return self._with_step(row for rollout in self for row in turn_rows(rollout.id, rollout._views()))
 
     def show(self) -> None:
         """Print a line for each."""

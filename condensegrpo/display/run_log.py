@@ -1,8 +1,7 @@
 """The table of a training run, and what a run writes beside the console: log.txt, and JSON lines for ``--json``.
 
-The table has a row for each step, in words that need no legend, at most as wide as requested. A column that says
-nothing is hidden: one at its usual value, such as no masked trajectory, and one that had the same value in every row
-since the last headings. It comes back, under new headings, when its value changes.
+The table has a row for each step, in words that need no legend, at most as wide as requested: the columns that fit stay
+the same from the first step to the last.
 """
 
 import json
@@ -37,7 +36,6 @@ class Column(NamedTuple):
     form: str  # format of a value
     width: int  # characters, of the usual values and of every word
     rank: int  # a narrow table omits the highest ranks first
-    usual: str = ""  # the value at which the column is hidden from the start
 
 
 COLUMNS = (
@@ -45,30 +43,28 @@ COLUMNS = (
     Column(("step",), "step", "{}", 7, 0),
     Column(("success",), "success", "{:.2f}", 7, 1),
     Column(("reward",), "reward", "{:.3f}", 6, 5),
-    Column(("valid", "format"), "format_valid", "{:.0%}", 6, 11, "100%"),
+    Column(("valid", "format"), "format_valid", "{:.0%}", 6, 12),
     Column(("context", "tokens"), "context_tokens", "{:.1f}", 7, 2),
-    Column(("turns",), "turns", "{:.1f}", 5, 12),
-    Column(("output", "tokens"), "output_tokens", "{:.0f}", 6, 14),
+    Column(("turns",), "turns", "{:.1f}", 5, 9),
+    Column(("output", "tokens"), "output_tokens", "{:.0f}", 6, 11),
     Column(("groups", "without", "signal"), "groups_of_equal_reward", "{:.0%}", 7, 3),
-    Column(("groups", "dropped"), "groups_dropped", "{:.0%}", 7, 10, "0%"),
-    Column(("masked",), "masked", "{:.0%}", 6, 9, "0%"),
+    Column(("groups", "dropped"), "groups_dropped", "{:.0%}", 7, 14),
+    Column(("masked",), "masked", "{:.0%}", 6, 13),
     Column(("samples", "without", "gradient"), "trajectories_without_advantage", "{:.0%}", 8, 16),
     Column(("correct,", "negative", "advantage"), "correct_with_negative_advantage", "{:.0%}", 9, 8),
-    Column(("policy", "ratio"), "ratio", "{:.4f}", 6, 15, "1.0000"),
-    Column(("gradient", "norm"), "grad_norm", "{:.2g}", 8, 13),
-    Column(("step", "seconds"), "seconds", "{:.1f}", 7, 17),
+    Column(("policy", "ratio"), "ratio", "{:.4f}", 6, 17),
+    Column(("gradient", "norm"), "grad_norm", "{:.2g}", 8, 10),
+    Column(("step", "seconds"), "seconds", "{:.1f}", 7, 15),
     Column(("tokens", "per s"), "tokens per s", "{:.0f}", 6, 6),
     Column(("time", "left"), "time left", "{}", 8, 4),
 )
-ALWAYS = ("time", "step", "success", "time left")  # shown though they may not change
-Cells = Mapping[Column, str]
 
 
 class StepTable:
-    """The rows so far decide which columns are shown."""
+    """The rows of a run of some steps, under headings that come again after ``HEADING_EVERY`` rows."""
 
     def __init__(self, steps: int, *, omitted: Iterable[str] = (), clock: Callable[[], float] = time.monotonic) -> None:
-        """Make the table of a run of some steps.
+        """Make the table.
 
         Args:
             omitted: columns that are never shown, by their metrics.
@@ -76,9 +72,8 @@ class StepTable:
         """
         self._steps, self._clock = steps, clock
         self._columns = tuple(column for column in COLUMNS if column.metric not in omitted)
-        self._hidden = {column: column.usual for column in self._columns if column.usual}
         self._shown: tuple[Column, ...] = ()
-        self._block: list[Cells] = []  # rows since the last headings
+        self._rows = 0  # since the last headings
         self._ends: deque[float] = deque(maxlen=PACE + 1)
 
     def lines(self, step: int, metrics: Mapping[str, float], width: int) -> list[str]:
@@ -88,24 +83,12 @@ class StepTable:
         if "seconds" in metrics:
             sampled = metrics.get("trajectories", 0.0) * metrics.get("output_tokens", 0.0)
             values["tokens per s"] = sampled / metrics["seconds"]
-        cells = {
-            column: column.form.format(values[column.metric]) if column.metric in values else "–"
-            for column in self._columns
-        }
-        due = len(self._block) >= HEADING_EVERY
-        if due:
-            self._hidden |= {  # columns that had one value in all rows of the block
-                column: cell
-                for column, cell in self._block[0].items()
-                if column.metric not in ALWAYS and all(row[column] == cell for row in self._block)
-            }
-        self._hidden = {column: cell for column, cell in self._hidden.items() if cells[column] in (cell, "–")}
-        shown = fitting(width, [column for column in self._columns if column not in self._hidden])
-        headed = [] if shown == self._shown and not due else headings(shown)
-        if headed:
-            self._shown, self._block = shown, []
-        self._block.append(cells)
-        return [*headed, _line([cells[column] for column in shown], shown)]
+        shown, headed = fitting(width, self._columns), list[str]()
+        if shown != self._shown or self._rows == HEADING_EVERY:  # another width, or a screen full
+            headed, self._shown, self._rows = headings(shown), shown, 0
+        self._rows += 1
+        cells = [column.form.format(values[column.metric]) if column.metric in values else "–" for column in shown]
+        return [*headed, _line(cells, shown)]
 
     def _left(self, step: int, metrics: Mapping[str, float]) -> str:
         """The predicted time to the last step, evaluations included: ``0:01:40``."""

@@ -7,18 +7,13 @@
  -0.02 -0.11    -0.00    -0.03       log-probability, nats
 """
 
-import base64
-import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.rule import Rule
-from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -32,20 +27,17 @@ from condensegrpo.inspection.panes import TokenView, TurnView, newest_messages
 from condensegrpo.inspection.pictures import thumbnail
 from condensegrpo.inspection.records import IndexedTrajectory
 from condensegrpo.storage.media import MediaFolder
-from condensegrpo.vision.image_files import as_png
 
 KNOWN_WIDTH = 12  # columns of the bar of what a context knows of the answer
 EXCERPT = 600  # characters of a text without --full
 REASON = 300  # characters of why a condenser did what it did
 LONGEST = 24  # characters of one token's text
 SURPRISING = -2.0  # nats: less likely than one in seven
-COLUMNS = 32
-SIDE = 512  # pixels of the longer side, by a protocol
-CHUNK = 4096  # characters of base64 in one command of kitty's protocol
+COLUMNS = 32  # of a picture
 
 
-def heading(sibling: IndexedTrajectory, detail: str, *, full: bool) -> Text:
-    """Its id, question, ground truth, answer, score with its parts, and why it ended."""
+def heading(sibling: IndexedTrajectory, detail: str, *, credit: str, full: bool) -> Text:
+    """Its id, question, ground truth, answer, score with its parts, its credit in one sentence, and why it ended."""
     size, figures = 10**9 if full else EXCERPT // 2, sibling.figures
     answer = f"answered {one_line(sibling.answer, 40)!r}" if sibling.answer is not None else "no answer"
     text = Text.assemble((one_line(figures.id, 80), "bold"), "   ", verdict_text(figures))
@@ -59,6 +51,8 @@ def heading(sibling: IndexedTrajectory, detail: str, *, full: bool) -> Text:
     parts = "   ".join(f"{one_line(name, 40)} {value:.4g}" for name, value in figures.components.items())
     if parts:
         text.append(f"{'reward parts':13}", theme.DIM).append(f"{parts}\n")
+    if credit:
+        text.append(f"{'credit':13}", theme.DIM).append(f"{credit}\n")
     turns, context = plural(figures.turns, "turn"), plural(figures.context_tokens, "token")
     output = plural(figures.output_tokens, "output token")
     text.append(f"stop {figures.stop} · {turns} · largest context {context} · {output} · ", theme.DIM)
@@ -268,36 +262,8 @@ def token_grid(turn: TurnView, scale: float) -> Glosses:
     return Glosses(turn.tokens or (), theme.signed_style(advantage, scale, background=True))
 
 
-class PictureProtocol(StrEnum):
-    """A protocol that sends a PNG file to a terminal."""
-
-    KITTY = "kitty"  # https://sw.kovidgoyal.net/kitty/graphics-protocol/
-    ITERM = "iterm"  # https://iterm2.com/documentation-images.html
-
-
-def protocol_of(environment: Mapping[str, str]) -> PictureProtocol | None:
-    """The picture protocol of the terminal that set these variables; None: it declares none."""
-    program, term = environment.get("TERM_PROGRAM"), environment.get("TERM", "")
-    if "TMUX" in environment or term.startswith(("screen", "tmux")):
-        return None
-    if term in ("xterm-kitty", "xterm-ghostty"):
-        return PictureProtocol.KITTY
-    return PictureProtocol.ITERM if program in ("iTerm.app", "WezTerm") else None
-
-
-def draw_command(png: bytes, protocol: PictureProtocol, *, columns: int, rows: int) -> str:
-    """The escape sequence that draws a PNG file from the cursor on; it may leave the cursor elsewhere."""
-    data = base64.b64encode(png).decode()
-    if protocol is PictureProtocol.ITERM:
-        return f"\x1b]1337;File=inline=1;size={len(png)};width={columns};height={rows}:{data}\a"
-    chunks = [data[start : start + CHUNK] for start in range(0, len(data), CHUNK)]
-    heads = [f"a=T,f=100,q=2,c={columns},r={rows},", *[""] * (len(chunks) - 1)]
-    more = [1] * (len(chunks) - 1) + [0]
-    return "".join(f"\x1b_G{head}m={m};{chunk}\x1b\\" for head, m, chunk in zip(heads, more, chunks, strict=True))
-
-
 class TerminalPicture:
-    """A stored picture, or half blocks in its colours; nothing where the terminal has no colours, or it is missing."""
+    """A stored picture as half blocks in its colours; nothing where the terminal has none, or it is missing."""
 
     def __init__(self, media: MediaFolder, sha256: str) -> None:
         """The picture is read when it is drawn."""
@@ -308,20 +274,9 @@ class TerminalPicture:
         return Measurement(1, COLUMNS)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines of characters, of which each has its upper pixel as text and its lower one as background.
-
-        By a protocol the lines are empty first: the terminal has scrolled when the picture is drawn over them.
-        """
+        """The lines of characters, of which each has its upper pixel as text and its lower one as background."""
         picture = thumbnail(self._media, self._sha256, COLUMNS) if console.color_system else None
         if picture is None:
-            return
-        protocol = protocol_of(os.environ) if console.file is sys.stdout and console.is_terminal else None
-        whole = thumbnail(self._media, self._sha256, SIDE) if protocol else None
-        if protocol and whole is not None:
-            rows = (picture.height + 1) // 2
-            drawn = draw_command(as_png(whole), protocol, columns=picture.width, rows=rows)
-            yield from [Text(" ")] * rows
-            yield Segment(f"\x1b7\x1b[{rows}A{drawn}\x1b8", None, [(ControlType.CURSOR_UP, rows)])
             return
         for row in range(0, picture.height, 2):
             line = Text(no_wrap=True, overflow="crop")

@@ -150,8 +150,7 @@ def step_of(trajectory: str | None, group: str | None) -> int | None:
 
 def _evaluations(folder: Path) -> Iterator[Path]:
     """The files of evaluations: in a run's folder, in its ``evaluations``, or in one that ``eval --save`` made."""
-    others = ("config.yaml", "sweep.jsonl")  # of a run, and of a study
-    saved = () if any((folder / name).is_file() for name in others) else ("step_*/*.parquet", "*.parquet")
+    saved = () if (folder / "config.yaml").is_file() else ("step_*/*.parquet", "*.parquet")
     for pattern in ("evaluations/step_*/*.parquet", *saved):
         yield from files_in(folder, pattern)
 

@@ -6,7 +6,7 @@ const STATUSES = { k: "kept", d: "dropped", r: "rewritten", "-": "no unit" };
 const KEYS = [
   ["[ ]", "step before, step after"], ["e", "training or evaluations"], ["↑ ↓", "group"], ["h l", "sibling"], ["j k", "turn"],
   ["1 … 5", "shown, full, reply, credit, raw"], ["t", "token ids"], ["v", "next ready view"],
-  ["/", "search all steps: letters in order (qck finds quick), and texts as they stand"], ["", "= score == 0 and turns > 3: a condition over all steps, of " + data.fields.join(", ")],
+  ["/", "search all steps: letters in order (qck finds quick), and texts as they stand"],
   ["d", "compare with the next sibling, from the first difference"], ["p", "this problem in all steps"], ["y", "copy the command that shows this"], ["Esc", "all groups"], ["f", "follow a live run: only on a terminal, condensegrpo inspect RUN"], ["?", "these keys"],
 ];
 let at = { batch: 0, group: 0, sibling: 0, turn: 0 }; // indices in the lists
@@ -109,7 +109,7 @@ function turnItem(turn, index) {
   const stored = sibling().stored.turns[index];
   return h("button", { type: "button", class: "item", "aria-current": String(index === at.turn), onclick: () => go({ turn: index }, false) },
     h("span", { class: "row" }, h("span", {}, `turn ${index}${stored.kind === "condense" ? ", summary" : ""}${stored.frozen ? " by the initial policy" : ""}`), h("span", { class: "dim" }, turn.advantage === null ? "" : signed(turn.advantage))),
-    h("small", {}, `context ${digits(turn.context.tokens)} of ${digits(turn.context.budget)}, reply ${digits(stored.output_ids.length)}`), budgetBar(turn.context), stripOf(turn.strip));
+    h("small", {}, `context ${digits(turn.context.tokens)}${turn.context.grown ? ` (+${digits(turn.context.grown)} by condensing)` : ""} of ${digits(turn.context.budget)}, reply ${digits(stored.output_ids.length)}`), budgetBar(turn.context), stripOf(turn.strip));
 }
 
 function budgetBar(context) {
@@ -294,17 +294,10 @@ function say(text) {
   setTimeout(() => (note.textContent = ""), 4000);
 }
 
-/** Search for a text, or for a condition behind =. */
+/** Search for a text. */
 function find(text) {
-  const before = [search, query, fits];
-  try {
-    [search, query, fits] = [searchOf(text), text.trim(), new Map()];
-    restrict();
-    note.textContent = "";
-  } catch (error) {
-    [search, query, fits] = before; // perhaps a condition that is not typed to its end
-    note.textContent = error.message;
-  }
+  [search, query, fits] = [searchOf(text), text.trim(), new Map()];
+  restrict();
 }
 
 /** Restrict the list of groups, and go to its first if the current one is not in it. */

@@ -1,8 +1,8 @@
 """The trajectories of a run as one page: what ``condensegrpo inspect RUN --html FILE`` writes.
 
 It has the panes of the terminal's inspector. A trajectory is embedded as it is stored, without its prompt ids. What the
-terminal shows beside that stands beside it, computed by the same functions: the script draws it. Only a search that is
-typed into the page is evaluated there, in ``search.js``.
+terminal shows beside that stands beside it, computed by the same functions: the script draws it. Only a text that is
+typed into the page is searched for there, in ``search.js``; conditions choose what the page holds (``--where``).
 """
 
 import shlex
@@ -12,7 +12,6 @@ from pathlib import Path
 
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.inspection.batches import TrajectoryBatch, command_of
-from condensegrpo.inspection.filters import ALIASES
 from condensegrpo.inspection.history import WordChange, word_changes
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.opened import (
@@ -45,7 +44,6 @@ class PageTurn:
     context: ContextView
     version: int | None  # of the policy; None: not known
     advantage: float | None
-    weight: float | None  # of one token's loss; 0.0: not trained
     credit: tuple[CreditLine, ...]
     pieces: tuple[PagePiece, ...]  # the history with what was dropped and rewritten
 
@@ -54,7 +52,7 @@ class PageTurn:
 class PageTrajectory:
     """One trajectory."""
 
-    figures: Mapping[str, object]  # of conditions, truth values as numbers; handling and verdict
+    figures: Mapping[str, object]  # of conditions; handling and verdict
     views: tuple[str, ...]  # the ready views that it belongs to
     first_differences: tuple[FirstDifference | None, ...]  # from each of its siblings, in their order; None: equal
     stored: Mapping[str, object]  # columns of its file, without prompt ids
@@ -93,8 +91,6 @@ class InspectorPage:
 
     name: str
     extent: str  # how many trajectories of how many it holds, and of which steps
-    fields: tuple[str, ...]  # of conditions
-    aliases: Mapping[str, str]  # other names of fields
     tokens: Mapping[int, str | None]  # texts of sampled tokens
     pictures: Mapping[str, str]  # data URIs of small pictures, by what stands for them in a text
     ready_views: tuple[tuple[str, str], ...]  # name and title
@@ -114,8 +110,6 @@ def write_inspector(
     data = InspectorPage(
         name=index.path.resolve().name,
         extent=extent,
-        fields=index.field_names(),
-        aliases=ALIASES,
         tokens=tokens,
         pictures=pictures,
         ready_views=tuple((view.name, view.title) for view in READY_VIEWS),
@@ -183,13 +177,12 @@ class _Reader:
         self._pictures |= pictures_named((message["content"] for message in messages), media_of(record.file))
         ids = {token for turn in trajectory.turns for token in turn.output_ids}
         self._tokens.update({token: self._reader.texts.text(token) for token in ids - self._tokens.keys()})
-        fields = {name: int(value) if isinstance(value, bool) else value for name, value in record.fields.items()}
         indices: dict[tuple[str, str], int] = {
             (message["role"], message["content"]): index for index, message in enumerate(messages)
         }
         rewritings: dict[tuple[str, str], int] = {}
         return PageTrajectory(
-            figures={**fields, "handling": record.handling, "verdict": verdict(record.figures)},
+            figures={**record.fields, "handling": record.handling, "verdict": verdict(record.figures)},
             views=tuple(name for name, matches in self._views.items() if record.id in matches),
             stored=kept,
             first_differences=tuple(first_difference(trajectory, other.scored.trajectory) for other in siblings),
@@ -225,7 +218,6 @@ def _turns(
             context=turn.context,
             version=turn.policy_version,
             advantage=turn.advantage,
-            weight=turn.weight,
             credit=opened.credit(number, group),
             pieces=tuple(pieces),
         )

@@ -42,6 +42,7 @@ class CreditLine(NamedTuple):
 class CreditFormulas:
     """The steps from reward to weight of the turns of one batch, with the numbers that were recorded.
 
+        in short   3 of 8 right, this one right; 21 tokens against the siblings' 34: +1.25
         score      correct 1   short 0.05                                          1
         group      8 trajectories, scores 1  0  0  1  0  0  1  0
         N(R)       R 1   mean 0.375   deviation 0.5175                             +1.207
@@ -67,7 +68,9 @@ class CreditFormulas:
 
     def lines(self, record: IndexedTrajectory, group: Group, turn: TurnView) -> tuple[CreditLine, ...]:
         """The steps from the reward to the weight of a turn's tokens."""
+        sentence = group.credit_sentence(record)
         return (
+            *([CreditLine("in short", sentence, "")] if sentence else []),
             *_reward(record, turn),
             *self._advantage(record, group, turn),
             *_weight(record, turn, self._config, self._credit.get(record.id)),

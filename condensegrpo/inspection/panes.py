@@ -35,6 +35,7 @@ class ContextView:
     rewritten: int  # text in place of units that were rewritten or dropped
     newest: int  # what answered the last reply
     saved: int  # tokens that the prompt would hold besides, had nothing ever been condensed
+    grown: int  # tokens that condensing added to this prompt, where what it wrote is longer
     free: int  # up to the budget
     budget: int
 
@@ -102,6 +103,7 @@ def _condensed(index: int, turns: Sequence[Turn], declared: Condensation, budget
         rewritten=max(0, tokens - pinned - kept) if changed else 0,
         newest=_newest(index, turns, declared, tokens - pinned),
         saved=max(0, declared.tokens_before - tokens),
+        grown=max(0, tokens - declared.tokens_before),
         budget=budget,
     )
 
@@ -115,6 +117,7 @@ def _view(
     rewritten: int = 0,
     newest: int = 0,
     saved: int = 0,
+    grown: int = 0,
     budget: int,
 ) -> ContextView:
     """A view whose parts add up: what is neither pinned, newest nor rewritten was kept."""
@@ -129,6 +132,7 @@ def _view(
         rewritten=rewritten,
         newest=newest,
         saved=saved,
+        grown=grown,
         free=max(0, budget - tokens),
         budget=budget,
     )
@@ -189,7 +193,9 @@ class TurnView:
     turn_rewards: Mapping[str, float]  # from the environment
     tool_attempts: int
     tool_successes: int
-    tool_seconds: float | None  # None: not known
+    tool_seconds: float | None  # of the environment, where no tool was called; None: not known
+    media: tuple[str, ...]  # hashes of the pictures in the prompt
+    picture_tokens: int  # of the prompt, those that stand for pictures
     draft: Draft | None  # of its answer, before the turn
     answer_logprob: float | None  # nats, of the ground truth given the context; None: not measured
     paid: float | None  # by the reward function, for this turn; None: it pays no single turns
@@ -230,6 +236,8 @@ def turns(
             tool_attempts=turn.tool_attempts,
             tool_successes=turn.tool_successes,
             tool_seconds=turn.tool_seconds,
+            media=turn.media,
+            picture_tokens=turn.picture_tokens,
             draft=turn.draft,
             answer_logprob=turn.answer_logprob,
             paid=scored.score.turn_rewards[index] if index < len(scored.score.turn_rewards) else None,

@@ -1,6 +1,6 @@
 """Three trajectories of each evaluation and training step, short enough for a page."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +11,7 @@ from condensegrpo.core.wording import plural
 from condensegrpo.inspection.batches import files_in
 from condensegrpo.inspection.filters import Fields
 from condensegrpo.inspection.index import Index, RecordKey
-from condensegrpo.inspection.panes import context_views
+from condensegrpo.inspection.panes import TurnView, turns
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import Credit
 
@@ -126,15 +126,15 @@ def _chosen(records: Sequence[tuple[RecordKey, Fields]]) -> Iterable[tuple[str, 
 
 def _sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> SampleTrajectory:
     trajectory = scored.trajectory
-    turns = tuple(_turns(scored, credit))
+    views = turns(scored, credit, budget=0, tokenizer=None)
     used, shown = 0, []
-    for turn in turns:
-        used += len(turn.reply) + sum(len(text) for text in turn.observations)
-        if used <= MOST_CHARACTERS or turn is turns[-1]:
+    for turn in map(_turn, views):
+        used += len(turn.reply) + sum(map(len, turn.observations))
+        if used <= MOST_CHARACTERS or turn.turn == len(views) - 1:
             shown.append(turn)
     question = _known(trajectory.question)
     # what stands for the pictures of the first prompt
-    pictures = [part.text for turn in trajectory.turns[:1] for message in turn.context for part in message.media]
+    pictures = [part.text for view in views[:1] for message in view.messages for part in message.media]
     return SampleTrajectory(
         chosen=reason,
         figures=scored.figures,
@@ -146,24 +146,21 @@ def _sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> Sam
     )
 
 
-def _turns(scored: ScoredTrajectory, credit: Credit | None) -> Iterator[SampleTurn]:
-    views = context_views(scored.trajectory, budget=0)
-    for index, (turn, view) in enumerate(zip(scored.trajectory.turns, views, strict=True)):
-        condensed = ""
-        if declared := turn.condensation:
-            tokens = plural(declared.tokens_after, "token")
-            condensed = f"{declared.condenser}: {declared.tokens_before} → {tokens}"
-        yield SampleTurn(
-            turn=index,
-            kind=turn.kind,
-            context_tokens=len(turn.prompt_ids),
-            output_tokens=len(turn.output_ids),
-            condensed=condensed,
-            strip=view.strip,
-            advantage=credit.advantages[index] if credit and index < len(credit.advantages) else None,
-            reply=_short(turn.reply.transcript),
-            observations=tuple(_short(message.text) for message in turn.observations),
-        )
+def _turn(view: TurnView) -> SampleTurn:
+    declared = view.condensation
+    return SampleTurn(
+        turn=view.turn,
+        kind=view.kind,
+        context_tokens=view.context.tokens,
+        output_tokens=view.output_tokens,
+        condensed=f"{declared.condenser}: {declared.tokens_before} → {plural(declared.tokens_after, 'token')}"
+        if declared
+        else "",
+        strip=view.context.strip,
+        advantage=view.advantage,
+        reply=_short(view.reply),
+        observations=tuple(_short(message.text) for message in view.observations),
+    )
 
 
 def _known(text: str | None) -> str | None:

@@ -39,25 +39,18 @@ def remove_leftover(folder: Path) -> None:
 
 
 @contextmanager
-def temporary_folder(temporary: Path) -> Iterator[Path]:
-    """Create a folder to write into; remove it if writing fails. It is not emptied: call ``remove_leftover`` first."""
+def published_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder to write into, published as ``folder`` when the block ends, and removed if it fails."""
+    temporary = temporary_name(folder, os.getpid())
+    remove_leftover(temporary)
     try:
         with write_errors(temporary):
-            temporary.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir(parents=True)
             yield temporary
+            publish(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-@contextmanager
-def published_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder to write into, published as ``folder`` when the block ends."""
-    temporary = temporary_name(folder, os.getpid())
-    remove_leftover(temporary)
-    with temporary_folder(temporary):
-        yield temporary
-        publish(temporary, folder)
 
 
 @contextmanager

@@ -1,17 +1,16 @@
 """Checkpoints: everything a run needs to continue bit-equal, published complete or not at all.
 
 checkpoints/
-    latest                  the name of the newest complete checkpoint; written last
     step_000100/
         manifest.json       size and SHA-256 of every file below, step, world size, ZeRO stage
-        state.json          the state of the training loop (``training/saving.py``)
+        state.json          the state of the training loop (``training/checkpoints.py``)
         rng_rank_0.pt       states of the random number generators of a rank and of its device
         train_rank_0.pt     its share of weights that are trained, optimiser, schedule (``training_state.py``)
         model/ adapter/     whatever ``extra`` writes, such as the Hugging Face folder
     step_000150.tmp-4711/   left by a killed process; never read, removed by ``prune``
 
-Frozen weights, the base under adapters, are not saved again: the engine that loads a checkpoint has them already, and
-the manifest says whether they are the same.
+The newest checkpoint is that of the highest step. Frozen weights, the base under adapters, are not saved again: the
+engine that loads a checkpoint has them already, and the manifest says whether they are the same.
 """
 
 import json
@@ -20,36 +19,28 @@ import pickle
 import random
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from condensegrpo.core.errors import CheckpointError, CondenseError, RunError
+from condensegrpo.core.errors import CheckpointError, CondenseError
 from condensegrpo.learner import devices
-from condensegrpo.learner.atomic_folder import (
-    publish,
-    published_folder,
-    remove_leftover,
-    sha256_of,
-    sync,
-    temporary_name,
-    write_errors,
-)
+from condensegrpo.learner.atomic_folder import publish, remove_leftover, sha256_of, temporary_name, write_errors
 from condensegrpo.learner.deepspeed_import import DeepSpeedEngine
 from condensegrpo.learner.model_folder import check_weights
 from condensegrpo.learner.ranks import any_rank, from_first, gather, rank, world_size
 from condensegrpo.learner.training_state import restore_training_state, training_state
 from condensegrpo.learner.weights import fingerprint
-from condensegrpo.storage.files import TEMPORARY, is_locked, replace_file
-from condensegrpo.storage.run_folder import LATEST, MANIFEST
+from condensegrpo.storage.files import TEMPORARY, is_locked
+from condensegrpo.storage.run_folder import MANIFEST
 
 FORMAT = 1  # of the files; a checkpoint of another format is refused
-STATE = "state.json"
-_RNG, _TRAIN = "rng_rank_{}.pt", "train_rank_{}.pt"
+_RNG, _TRAIN, _STATE = "rng_rank_{}.pt", "train_rank_{}.pt", "state.json"
 _STEP = re.compile(r"step_\d{6,}")
+_OF_RANK = re.compile(r"rank_(\d+)")  # in the path of a file that this rank writes; all others are the first one's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +62,7 @@ def save(
     *,
     step: int,
     state: Mapping[str, object],
-    extra: Callable[[Path], None] | None = None,
+    extra: Callable[[Path], None] = lambda _: None,
 ) -> Path:
     """Write the checkpoint of optimiser step ``step`` now; every rank must call it. See ``save_shards``."""
     return save_shards(engine, folder, step=step, state=state, extra=extra)()
@@ -83,7 +74,7 @@ def save_shards(
     *,
     step: int,
     state: Mapping[str, object],
-    extra: Callable[[Path], None] | None = None,
+    extra: Callable[[Path], None] = lambda _: None,
     copied: bool = False,
 ) -> Callable[[], Path]:
     """Collect what the checkpoint of optimiser step ``step`` holds; every rank must call it, and what it returns.
@@ -93,7 +84,8 @@ def save_shards(
         folder: of all checkpoints of the run.
         step: optimiser steps taken; a checkpoint of the same step is replaced.
         state: JSON, what the loop needs to continue; the first rank's is kept.
-        extra: writes further files of this rank into the folder that it is given; called on every rank.
+        extra: writes further files into the folder that it is given; called on every rank. The paths of those that
+            another rank than the first one writes hold ``rank_N``.
         copied: to main memory: the checkpoint may then be written by another thread while the engine goes on.
 
     Returns:
@@ -116,13 +108,15 @@ def save_shards(
             for name, (start, tensors) in trained["pieces"].items()
         }
 
-    def write_part(apart: Path) -> None:
-        torch.save(generators, apart / _RNG.format(rank()))
-        torch.save(trained, apart / _TRAIN.format(rank()))
+    def write_part() -> dict[str, tuple[int, str]]:
+        """Write the files of this rank; their sizes and hashes by path."""
+        temporary.mkdir(parents=True, exist_ok=True)
+        torch.save(generators, temporary / _RNG.format(rank()))
+        torch.save(trained, temporary / _TRAIN.format(rank()))
         if rank() == 0:
-            (apart / STATE).write_text(json.dumps(state), encoding="utf-8")
-        if extra is not None:
-            extra(apart)
+            (temporary / _STATE).write_text(json.dumps(state), encoding="utf-8")
+        extra(temporary)
+        return {name: (file.stat().st_size, sha256_of(file)) for name, file in _files_of_rank(temporary)}
 
     def publish_all(files: Mapping[str, tuple[int, str]]) -> None:
         manifest = Manifest(
@@ -136,8 +130,6 @@ def save_shards(
         )
         (temporary / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
         publish(temporary, target)
-        replace_file(target.parent / LATEST, target.name)
-        sync(target.parent)
 
     def write() -> Path:
         """In two rounds: every rank writes its part, and then the first one publishes all of them."""
@@ -146,7 +138,7 @@ def save_shards(
             try:
                 with write_errors(temporary):
                     if number == 0:
-                        parts = [_written(temporary, write_part)]
+                        parts = [write_part()]
                     elif rank() == 0:
                         publish_all({name: file for part in parts for name, file in part.items()})
             except CondenseError as caught:
@@ -161,19 +153,13 @@ def save_shards(
     return write
 
 
-def _written(folder: Path, write: Callable[[Path], None]) -> dict[str, tuple[int, str]]:
-    """Write the files of this rank into a folder that all ranks write into; their sizes and hashes by path in it."""
-    apart = folder / f"{TEMPORARY}{rank()}"
-    apart.mkdir(parents=True)
-    write(apart)
-    files = {}
-    for path in sorted(path for path in apart.rglob("*") if path.is_file()):
-        name = path.relative_to(apart).as_posix()
-        files[name] = path.stat().st_size, sha256_of(path)
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        path.rename(folder / name)
-    shutil.rmtree(apart)
-    return files
+def _files_of_rank(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The files in a folder that this rank wrote, with their paths in it."""
+    for file in folder.rglob("*"):
+        name = file.relative_to(folder).as_posix()
+        owner = _OF_RANK.search(name)
+        if (int(owner[1]) if owner else 0) == rank() and file.is_file():
+            yield name, file
 
 
 def load_checkpoint(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:
@@ -201,7 +187,7 @@ def load_checkpoint(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]
         torch.set_rng_state(states["torch"])
         if states["device"] is not None and devices.gpu.is_available():
             devices.gpu.set_rng_state(states["device"])
-    state: dict[str, Any] = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    state: dict[str, Any] = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
     return state
 
 
@@ -213,11 +199,8 @@ def _read(path: Path, *, mmap: bool = False) -> Any:  # noqa: ANN401  torch.load
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest checkpoint, with every file present at its full size; None if none was ever published.
-
-    Without the file ``latest``, as in a copy that lost it, that is the one with the highest step.
-    """
-    checkpoint = _pointed_to(folder) or next(reversed(steps(folder).values()), None)
+    """The checkpoint of the highest step, with every file present at its full size; None if there is none."""
+    checkpoint = next(reversed(steps(folder).values()), None)
     if checkpoint is not None:
         _complete(checkpoint)
     return checkpoint
@@ -225,8 +208,13 @@ def latest(folder: Path) -> Path | None:
 
 def steps(folder: Path) -> dict[int, Path]:
     """The checkpoints in a folder by their steps, in ascending order; whether they are complete is not looked at."""
-    paths = {int(path.name[5:]): path for path in folder.glob("step_*") if _STEP.fullmatch(path.name)}
-    return dict(sorted(paths.items()))
+    named = (path for path in folder.glob("step_*") if _STEP.fullmatch(path.name))
+    return {step_of(path): path for path in sorted(named, key=step_of)}
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimiser steps that a checkpoint had taken, by its name."""
+    return int(checkpoint.name.removeprefix("step_"))
 
 
 def verify(checkpoint: Path, part: str = "") -> Manifest:
@@ -248,24 +236,14 @@ def verify_model(folder: Path) -> None:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove old and abandoned checkpoints, and what interrupted saves left. Not while another save runs.
+    """Remove all but the ``keep`` newest checkpoints, and what interrupted saves left. Not while another save runs.
 
-    Kept are the ``keep`` newest steps (at least one) up to and including the one that ``latest`` names, and those whose
-    manifest a process has locked while it reads them. Steps beyond ``latest`` belong to a continuation that was
-    abandoned and are removed. If ``latest`` names no existing step, none is removed.
-
-        steps 5 10 12 30, latest 12, keep 2   ─▶   10 12
-
-    Every rank may call it; the first does the work.
+    One whose manifest a process has locked while it reads it stays. Every rank may call it; the first does the work.
     """
     if rank() != 0 or not folder.is_dir():
         return
-    existing = list(steps(folder).values())
-    newest = _pointed_to(folder)
-    end = existing.index(newest) + 1 if newest in existing else None
-    kept = existing if end is None else existing[max(0, end - max(keep, 1)) : end]
-    leftovers = [path for path in folder.iterdir() if TEMPORARY in path.name]
-    for path in (*(step for step in existing if step not in kept and not is_locked(step / MANIFEST)), *leftovers):
+    old = [step for step in [*steps(folder).values()][: -max(keep, 1)] if not is_locked(step / MANIFEST)]
+    for path in (*old, *(path for path in folder.iterdir() if TEMPORARY in path.name)):
         try:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         except OSError as error:
@@ -273,12 +251,6 @@ def prune(folder: Path, keep: int) -> None:
                 f"removing {path}, which train.keep_checkpoints no longer keeps: {error.strerror}. Check the folder "
                 f"and its permissions; the newest checkpoint is whole."
             ) from error
-
-
-def _pointed_to(folder: Path) -> Path | None:
-    """The path that ``latest`` names, whether it exists or not; None if nothing was ever published."""
-    pointer = folder / LATEST
-    return folder / pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else None
 
 
 def _complete(checkpoint: Path) -> Manifest:
@@ -304,65 +276,5 @@ def _complete(checkpoint: Path) -> Manifest:
 def _damaged(checkpoint: Path, name: str, found: str, wanted: str) -> CheckpointError:
     return CheckpointError(
         f"reading the checkpoint {checkpoint}: {name} {found}, {wanted}. It is damaged: restore it from a copy, or "
-        f"write the name of an older step_… folder into {checkpoint.parent / LATEST} to resume from that."
+        f"remove the folder to resume from the checkpoint before it."
     )
-
-
-PICKLED = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})  # suffixes of files that run code when loaded
-ExportedPart = Literal["model", "adapter"]  # folders of a checkpoint: a whole Hugging Face folder, and a PEFT folder
-
-
-def checkpoint_of(path: Path, step: int | None) -> Path:
-    """The checkpoint that is meant by a run's folder (its newest, or that of ``step``) or by a checkpoint's own."""
-    if (path / MANIFEST).is_file():
-        if step is not None:
-            raise RunError(
-                f"exporting {path}: it is one checkpoint already, and --step {step} was given as well. Leave --step "
-                f"out, or name the run's folder."
-            )
-        return path
-    folder = path / "checkpoints"
-    saved = steps(folder)
-    if not saved:
-        raise RunError(
-            f"exporting {path}: it is neither a checkpoint (no {MANIFEST}) nor a run that has one (no "
-            f"checkpoints/step_…). Give a run's folder such as runs/quickstart, or a step_… folder in it."
-        )
-    if step is None:
-        return latest(folder) or saved[max(saved)]
-    if step not in saved:
-        raise RunError(
-            f"exporting step {step} of {path}: it has no such checkpoint. It has {', '.join(map(str, saved))}."
-        )
-    return saved[step]
-
-
-def export_checkpoint(
-    source: Path, target: Path, part: ExportedPart, describe: Callable[[Path, int], None] = lambda folder, step: None
-) -> None:
-    """Copy a part of a checkpoint to a new folder, which appears whole or not at all.
-
-    Args:
-        describe: writes further files into the folder, before it appears, for the step of the checkpoint.
-    """
-    if target.exists():
-        raise RunError(f"exporting to {target}: it is there already, and nothing is overwritten. Give a new name.")
-    if not (source / part).is_dir():
-        hint = " It trained all weights: leave --adapter out." if part == "adapter" else ""
-        raise RunError(f"exporting {source}: it has no {part}/.{hint}")
-    manifest = verify(source)
-    names = {name.rpartition("/")[2] for name in manifest.hashes if name.startswith(f"{part}/")}
-    if found := {path.name for path in (source / part).iterdir()} - names:
-        raise CheckpointError(
-            f"exporting {source}: {part}/ has {', '.join(sorted(found))}, which its manifest does not name. Remove it, "
-            f"or export another checkpoint."
-        )
-    if unsafe := sorted(name for name in names if Path(name).suffix in PICKLED):
-        raise CheckpointError(
-            f"exporting {source}: {part}/{unsafe[0]} may hold code, and weights are in safetensors files. Export "
-            f"another checkpoint."
-        )
-    check_weights(source / part)
-    with published_folder(target) as temporary:
-        shutil.copytree(source / part, temporary, dirs_exist_ok=True)
-        describe(temporary, manifest.step)

@@ -1,15 +1,13 @@
 """Metrics, trajectories and turns as DataFrames of pandas or polars, which are imported when first needed."""
 
 import importlib
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import SpanStatus
+from condensegrpo.inspection.panes import TurnView
 from condensegrpo.inspection.records import IndexedTrajectory
-from condensegrpo.storage.trajectories import Credit
 
 Library = Literal["pandas", "polars"]
 LIBRARIES: tuple[Library, ...] = ("pandas", "polars")
@@ -46,63 +44,56 @@ def step_rows(lines: Iterable[Mapping[str, float]]) -> list[dict[str, float]]:
     return [{**row, "step": int(step)} for step, row in sorted(rows.items())]
 
 
+FIGURES = {  # columns, and the fields of conditions that they show
+    **dict.fromkeys(("id", "problem", "group", "sample", "question", "ground_truth", "answer", "correct", "score")),
+    "format_valid": "format",
+    "stop": None,
+    "turns": None,
+    "context_tokens": "context",
+    "picture_tokens": "pictures",
+    "prompt_tokens": "read",
+    "prompt_tokens_uncached": "uncached",
+    "output_tokens": "output",
+    **dict.fromkeys(("condensations", "tool_errors", "lost_fact", "seconds", "advantage")),
+}
+
+
 def trajectory_row(record: IndexedTrajectory) -> dict[str, object]:
     """The figures of one trajectory, the texts of lists, and its credit."""
-    figures = record.figures
+    fields = record.fields
     return {
-        "id": figures.id,
-        "problem": figures.problem_id,
-        "group": figures.group_id,
-        "sample": figures.sample,
-        "question": record.question,
-        "ground_truth": record.ground_truth,
-        "answer": record.answer,
-        "correct": figures.correct,
-        "score": figures.total,
-        "format_valid": figures.format_valid,
-        "stop": figures.stop.value,
-        "turns": figures.turns,
-        "context_tokens": figures.context_tokens,
-        "picture_tokens": figures.picture_tokens,
-        "prompt_tokens": figures.prompt_tokens,
-        "prompt_tokens_uncached": figures.prompt_tokens_uncached,
-        "output_tokens": figures.output_tokens,
-        "condensations": figures.condensations,
-        "tool_errors": figures.tool_errors,
-        "lost_fact": figures.lost_fact,
-        "seconds": figures.seconds,
-        "advantage": record.advantage,  # mean over turns
+        **{column: fields[field or column] for column, field in FIGURES.items()},
+        "stop": record.figures.stop.value,
         "handling": record.handling,
-        **{f"reward/{name}": value for name, value in figures.components.items()},
+        **{f"reward/{name}": value for name, value in record.figures.components.items()},
     }
 
 
-def turn_rows(scored: ScoredTrajectory, credit: Credit | None) -> Iterator[dict[str, object]]:
+def turn_rows(trajectory: str, turns: Iterable[TurnView]) -> Iterator[dict[str, object]]:
     """The figures of every turn of one trajectory."""
-    for index, turn in enumerate(scored.trajectory.turns):
-        units = dict.fromkeys(SpanStatus, 0)
-        for span in turn.condensation.spans if turn.condensation else ():
+    for turn in turns:
+        condensed, units = turn.condensation, dict.fromkeys(SpanStatus, 0)
+        for span in condensed.spans if condensed else ():
             units[span.status] += span.units
-        condensed = turn.condensation
         yield {
-            "trajectory": scored.trajectory.id,
-            "turn": index,
+            "trajectory": trajectory,
+            "turn": turn.turn,
             "kind": turn.kind,
             "policy_version": turn.policy_version,
             "frozen": turn.frozen,
-            "prompt_tokens": len(turn.prompt_ids),
+            "prompt_tokens": turn.context.tokens,
             "picture_tokens": turn.picture_tokens,
-            "output_tokens": len(turn.output_ids),
+            "output_tokens": turn.output_tokens,
             "condensed_from": condensed.tokens_before if condensed else None,  # tokens; null: not condensed
             "reason": condensed.reason if condensed else None,
             **{f"units_{status.value}": count if condensed else None for status, count in units.items()},
-            "logprob": math.fsum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else None,  # mean, nats
-            "advantage": credit.advantages[index] if credit and index < len(credit.advantages) else None,
-            "weight": credit.weights[index] if credit and index < len(credit.weights) else None,  # of one token
+            "logprob": turn.logprob,  # mean, nats
+            "advantage": turn.advantage,
+            "weight": turn.weight,  # of one token
             "tool_attempts": turn.tool_attempts,
             "tool_successes": turn.tool_successes,
-            "tool_seconds": turn.tool_seconds,  # of the environment, where no tool was called; null: not known
-            "reply": turn.reply.transcript,
+            "tool_seconds": turn.tool_seconds,
+            "reply": turn.reply,
             "observations": "\n".join(message.text for message in turn.observations),
             "pictures": "\n".join(f"media/{sha256}" for sha256 in turn.media),  # of the prompt, in the run folder
         }

@@ -12,7 +12,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import dump
 from condensegrpo.core.protocols.tracker import Cell, Table, markdown
 from condensegrpo.evaluation.figures import evaluations_in
-from condensegrpo.learner.checkpoint import ExportedPart
+from condensegrpo.learner.export import ExportedPart
 from condensegrpo.learner.model_folder import auto_class, configuration, sees
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder, read_metrics

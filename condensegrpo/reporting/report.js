@@ -1,6 +1,6 @@
 // The report of a run: diagrams of every metric, the trajectories behind a point, and the configuration.
 
-const HEIGHT = 190, LEFT = 46, RIGHT = 10, TOP = 8, BOTTOM = 22;
+const HEIGHT = 204, LEFT = 46, RIGHT = 10, TOP = 8, BOTTOM = 36;
 const COLOURS = 6; // of page.css
 // Marks of evaluations as a letter and as a path around the origin: one more than colours, so that 42 lines differ.
 const MARKS = [["●", "M-3.2 0a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0-6.4 0"], ["■", "M-3-3h6v6h-6Z"], ["▲", "M0-4L4 3H-4Z"], ["◆", "M0-4L4 0L0 4L-4 0Z"],
@@ -64,7 +64,7 @@ function diagram(title, unit, keys, removed) {
   const tip = h("div", { class: "tip", hidden: true });
   const legend = h("div", { class: "legend" }, lines.map(entry));
   const close = removed && h("button", { type: "button", class: "quiet push", title: `remove ${title}`, onclick: removed }, "×");
-  const caption = h("figcaption", {}, h("b", {}, title), h("span", { class: "dim", title: unit }, unit), close);
+  const caption = h("figcaption", {}, h("b", {}, title), h("span", { class: "dim", title: unit }, lines.some((line) => line.low) ? `${unit}, with 95 % intervals` : unit), close);
   const node = h("figure", { tabindex: "0", onkeydown: keyed, onblur: leave }, caption, drawing, legend, tip);
   let x, y, cursor = null, at = null; // the scales; the mark of the step that is pointed at, and that step
 
@@ -101,7 +101,8 @@ function diagram(title, unit, keys, removed) {
       svg("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, digits(tick)),
     ]);
     const columns = ticks(firstStep, lastStep, width / 70).filter(Number.isInteger).map((tick) =>
-      svg("text", { x: x(tick), y: HEIGHT - 6, "text-anchor": "middle" }, digits(tick)));
+      svg("text", { x: x(tick), y: HEIGHT - 20, "text-anchor": "middle" }, digits(tick)));
+    columns.push(svg("text", { x: (LEFT + width - RIGHT) / 2, y: HEIGHT - 5, "text-anchor": "middle" }, "optimiser steps"));
     const changed = data.changes.filter((change) => change.learned && change.first_step > firstStep).map((change) =>
       svg("line", { class: "changed", x1: x(change.first_step - 0.5), x2: x(change.first_step - 0.5), y1: TOP, y2: HEIGHT - BOTTOM },
         svg("title", {}, `from step ${change.first_step} on: ${change.text}`)));

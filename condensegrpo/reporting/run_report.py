@@ -1,7 +1,6 @@
-"""The report of a run: ``report.html``, one interactive page that needs nothing else, and the picture ``report.png``.
+"""The report of a run: ``report.html``, one interactive page that needs nothing else.
 
-The page is written while the run trains, as often as that takes little of its time, and at its end. The picture is
-drawn at the end only, and last: of a run with a picture and its last evaluation nothing is missing.
+It is written while the run trains, as often as that takes little of its time, and at its end.
 """
 
 import json
@@ -22,7 +21,7 @@ from condensegrpo.core.wording import plural
 from condensegrpo.inspection.page import page, typed_path
 from condensegrpo.inspection.pictures import pictures_named
 from condensegrpo.inspection.samples import SampleReader, SampleSet
-from condensegrpo.reporting.plots import PANELS, SHARES, Diagram, Metrics, Pairs, Series, draw_run, series, variants
+from condensegrpo.reporting.plots import PANELS, SHARES, Diagram, Metrics, Pairs, Series, series, variants
 from condensegrpo.storage.environment import ENVIRONMENT
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
@@ -58,16 +57,6 @@ class RunReport:
     pictures: Mapping[str, str]  # data URIs of small pictures, by what stands for them in a text
     configuration: Pairs
     environment: Pairs
-
-
-def write_picture(run_folder: Path) -> Path:
-    """Write ``report.png`` into the folder of a run that has ended; returns its path."""
-    run, image = RunFolder(run_folder), run_folder / "report.png"
-    try:
-        draw_run(_metrics(run), recorded_changes(run), title=run_folder.resolve().name, file=image)
-    except OSError as error:
-        raise RunError(f"writing {image}: {error.strerror}. Free some space or check the permissions.") from error
-    return image
 
 
 def write_page(run_folder: Path, reader: SampleReader | None = None, *, file: Path | None = None) -> Path:
@@ -169,7 +158,7 @@ def _lines(metric: str, varied: Sequence[str]) -> Pairs:
 
 
 def _diagrams(measured: Collection[str], varied: Sequence[str]) -> Iterator[Diagram]:
-    """The diagrams of ``report.png`` that something was measured for."""
+    """The diagrams that something was measured for."""
     for panel in PANELS:
         lines = _lines(panel.metric, varied if panel.varied else ())
         if any(key in measured for key, _ in lines):

@@ -33,6 +33,7 @@ class RunStatus(StrEnum):
     FINISHED = "finished"  # the last step is evaluated
     STOPPED = "stopped"  # it can be continued
     FAILED = "failed"  # its last start ended with an error
+    PROXIED = "proxied"  # it holds sessions of ``condensegrpo proxy``, and nothing was trained
     UNREADABLE = "unreadable"  # a file is damaged, or the configuration is not valid
 
 
@@ -191,6 +192,8 @@ def _status(run: RunFolder, evaluated: Sequence[float], steps: int | None) -> Ru
         return RunStatus.RUNNING
     if steps in evaluated:
         return RunStatus.FINISHED
+    if run.trajectories(0).is_file():
+        return RunStatus.PROXIED
     log = run.log.read_bytes()[-LOG_TAIL:].decode(errors="replace") if run.log.is_file() else ""
     return RunStatus.FAILED if "  error: " in log.rpartition("  run folder ")[2] else RunStatus.STOPPED
 

@@ -8,15 +8,15 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 
 from condensegrpo.core.errors import CondenseError, DataError, RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.process import undone_at_exit
-from condensegrpo.storage.codec import decode
 from condensegrpo.storage.files import write_atomically, writing
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import parts_of, read_figures
@@ -75,11 +75,10 @@ def kept_if_begun(save: Path | None) -> Iterator[None]:
 @contextmanager
 def new_name(run: RunFolder, step: int) -> Iterator[str]:
     """Reserve ``eval-1``, or the first number that is free in the run; an evaluation that fails frees it again."""
-    number = 1
     with writing(run.evaluation_folder):
         run.evaluation(step, "eval-1").parent.mkdir(parents=True, exist_ok=True)
-        while not _reserved(file := run.evaluation(step, f"eval-{number}").with_suffix(".json"), run.evaluation_folder):
-            number += 1
+        files = (run.evaluation(step, f"eval-{number}").with_suffix(".json") for number in count(1))
+        file = next(each for each in files if _reserved(each, run.evaluation_folder))
 
     def release() -> None:
         if not file.stat().st_size:  # else it is stored
@@ -91,27 +90,20 @@ def new_name(run: RunFolder, step: int) -> Iterator[str]:
         try:
             yield file.stem
         except CondenseError:  # its trajectories say why
-            if not file.stat().st_size:
-                file.unlink()
+            file.unlink()
             raise
-        except BaseException:
-            release()
-            raise
-        release()
+        finally:
+            if file.exists():
+                release()
 
 
 def _reserved(file: Path, evaluations: Path) -> bool:
     """Create a file; False: an evaluation has its name already, after this step or another."""
-    taken = f"step_*/{file.stem}.json"
-    if any(evaluations.glob(taken)) or any(evaluations.glob(f"step_*/{file.stem}.parquet")):
+    if any(evaluations.glob(f"step_*/{file.stem}.*")):
         return False
-    try:
+    with suppress(FileExistsError):
         file.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    if [*evaluations.glob(taken)] == [file]:
         return True
-    file.unlink()  # another process took the name after another step at the same time
     return False
 
 
@@ -137,8 +129,8 @@ def stored_evaluations(run: RunFolder) -> tuple[StoredEvaluation, ...]:
     for path in run.evaluation_folder.glob("step_*/*.json"):
         if path.stat().st_size:
             try:
-                found.append(decode(StoredEvaluation, json.loads(path.read_text(encoding="utf-8"))))
-            except (OSError, ValueError) as error:
+                found.append(StoredEvaluation(**json.loads(path.read_text(encoding="utf-8"))))
+            except (OSError, ValueError, TypeError) as error:
                 raise DataError(f"reading {path}: {error}. Remove the file, or evaluate again.") from error
     return tuple(sorted(found, key=lambda stored: (stored.step, stored.made, len(stored.name), stored.name)))
 

@@ -28,7 +28,7 @@ from typing import Self
 
 from condensegrpo.core.errors import DataError, RunError
 from condensegrpo.core.protocols.tracker import Tracker
-from condensegrpo.storage.codec import decode, dump_line
+from condensegrpo.storage.codec import dump_line
 from condensegrpo.storage.files import (
     REPLACED,
     TEMPORARY,
@@ -41,7 +41,7 @@ from condensegrpo.storage.files import (
 )
 from condensegrpo.storage.media import MediaFolder
 
-MANIFEST, LATEST = "manifest.json", "latest"  # of a checkpoint, and of all of them: ``learner/checkpoint.py``
+MANIFEST = "manifest.json"  # of a checkpoint: ``learner/checkpoint.py``
 _STEP_FILE = re.compile(r"step_(\d+)(\.part-\d+)?\.parquet")
 _STEP_FOLDER = re.compile(r"step_(\d+)")
 
@@ -104,15 +104,9 @@ class RunFolder:
     @property
     def has_results(self) -> bool:
         """Whether anything was learned, measured or sampled in it: a start that was killed leaves nothing."""
-        sampled = (self.trajectory_folder.glob("*"), self.evaluation_folder.glob("*/*"))
-        return self.has_progress or any(TEMPORARY not in file.name for files in sampled for file in files)
-
-    @property
-    def has_progress(self) -> bool:
-        """Whether anything was learned or measured in it: the first rollout of a start leaves trajectories alone."""
-        folders = ("checkpoints/*", "origin/warm", "origin/.warm-checkpoints")
+        written = ("trajectories/*", "evaluations/*/*", "checkpoints/*", "origin/warm", "origin/.warm-checkpoints")
         measured = self.metrics.is_file() and self.metrics.stat().st_size > 0  # empty before the first metrics
-        return measured or any(True for pattern in folders for _ in self.path.glob(pattern))
+        return measured or any(TEMPORARY not in file.name for each in written for file in self.path.glob(each))
 
     @property
     def in_use(self) -> bool:
@@ -235,8 +229,7 @@ def read_metrics(path: Path) -> tuple[dict[str, float], ...]:
         return ()
     metrics = []
     for number, line in read_lines(path)[0]:
-        try:
-            metrics.append(decode(dict[str, float], line))
-        except ValueError as error:
-            raise DataError(f"reading {path}, line {number}: {error}. Remove the line.") from error
+        if not isinstance(line, dict) or not all(type(value) in (int, float) for value in line.values()):
+            raise DataError(f"reading {path}, line {number}: wanted numbers by name, found {line!r:.60}. Remove it.")
+        metrics.append({name: float(value) for name, value in line.items()})
     return tuple(metrics)

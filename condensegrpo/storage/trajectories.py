@@ -493,8 +493,8 @@ def _prompt(ids: bytes, last: SharedSequence[int] | None) -> SharedSequence[int]
 
 
 def _message(row: Row) -> Message:
-    parts = [
+    parts = tuple(
         TextPart(text=each["text"]) if each["sha256"] is None else MediaPart(sha256=each["sha256"], type=each["type"])
         for each in row.pop("parts") or ()
-    ]
+    )
     return decode(Message, row | {"content": parts} if parts else row)

@@ -1,6 +1,6 @@
 """The thread in which a tracker is called, so that a slow or failing one costs records and not the run.
 
-training ──log──▶ bounded queue ──▶ thread: start, log, log_table, close ──▶ tracker
+training ──log──▶ queue ──▶ thread: start, log, log_table, close ──▶ tracker
          ◀─── messages: where the tracker's run is, the first failure ───┘
 """
 
@@ -15,23 +15,20 @@ from condensegrpo.core.protocols.tracker import RunStart, StartedRun, Table, Tra
 from condensegrpo.core.threads import DaemonThread
 from condensegrpo.core.wording import plural
 
-CAPACITY = 1000  # calls that wait; a further one is dropped
 Call = Callable[[], None]
 
 
 class BackgroundTracker:
     """Calls a tracker in a thread of its own, in order. Its methods return at once and raise nothing."""
 
-    def __init__(self, name: str, tracker: Tracker, *, capacity: int = CAPACITY) -> None:
+    def __init__(self, name: str, tracker: Tracker) -> None:
         """Start the thread of a tracker, named as in the configuration."""
         self._name, self._tracker = name, with_defaults(tracker, Tracker)
         self._messages: SimpleQueue[str] = SimpleQueue()
         self._refused = False  # its run could not be opened: nothing else is tried
         self._failed = 0  # calls, counted in the tracker's thread
-        self._dropped = 0  # calls, and all of them: counted in the thread that trains
-        self._total = 0
+        self._total = 0  # calls, counted in the thread that trains
         self._thread = DaemonThread(f"tracker {name}")
-        self._capacity = capacity
 
     def start(self, run: RunStart, remember: Callable[[StartedRun], None]) -> None:
         """Open the tracker's run.
@@ -74,7 +71,7 @@ class BackgroundTracker:
         """Wait for the end at most so long; returns what was lost, or nothing."""
         unfinished = not self._thread.join(max(0.0, seconds))
         # of the calls that did not end, the one under way is a record too, and the closing that waits is none
-        lost = self._failed + self._dropped + (self._thread.waiting if unfinished else 0)
+        lost = self._failed + (self._thread.waiting if unfinished else 0)
         if not lost and not unfinished:
             return ""
         end = " and did not end in time" if unfinished else ""
@@ -82,12 +79,7 @@ class BackgroundTracker:
 
     def _put(self, call: Call) -> None:
         self._total += 1
-        if self._thread.waiting < self._capacity:
-            self._thread.submit(partial(self._record, call))
-            return
-        self._dropped += 1
-        if self._dropped == 1:
-            self._messages.put(f"tracker {self._name} is too slow: records are dropped")
+        self._thread.submit(partial(self._record, call))
 
     def _record(self, call: Call) -> None:
         if self._refused:

@@ -113,7 +113,7 @@ class TensorboardTracker(Tracker):
         """Open an event file; what another one holds of steps that are taken again is hidden."""
         folder = Path(self._folder) if self._folder else run.folder / "tensorboard"
         writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
-        self._writer = writer(str(folder), purge_step=run.step + 1 if run.identity else None)
+        self._writer = writer(str(folder), purge_step=run.recorded + 1 if run.identity else None)
         rows = tuple((key, str(value)) for key, value in run.config.items())
         self._writer.add_text("config", markdown(Table(columns=("key", "value"), rows=rows)), run.step)
         return StartedRun(identity=folder.name, location=str(folder))
@@ -121,7 +121,7 @@ class TensorboardTracker(Tracker):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step; TensorBoard groups names by what is before the slash."""
         for name, value in metrics.items():
-            self._writer.add_scalar(name if "/" in name else f"train/{name}", value, step)
+            self._writer.add_scalar(name if name.startswith("eval/") else f"train/{name}", value, step)
         self._writer.flush()
 
     def log_table(self, step: int, name: str, table: Table) -> None:

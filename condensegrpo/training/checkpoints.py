@@ -5,11 +5,9 @@ A checkpoint holds batches that were sampled ahead, so that a resumed run trains
 ahead/rank_0/step_000021/kept.parquet  masked.parquet  dropped.parquet   as in trajectories/, in the batch's order
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import reduce
-from operator import add
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,7 +27,7 @@ from condensegrpo.learner.weights import adapters, all_gathered, gathered_weight
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import read_trajectories, write_trajectories
 from condensegrpo.training.learn_step import sampled_weights
-from condensegrpo.training.rollout import StepBatch, problem_index
+from condensegrpo.training.rollout import StepBatch
 
 FOLDER = "ahead"
 FILES = ("kept", "masked", "dropped")  # fields of StepBatch
@@ -114,11 +112,7 @@ class CheckpointSaver:
 
 
 def resume(
-    config: RunConfig,
-    folder: RunFolder,
-    sampler: Sampler,
-    learner: DeepSpeedEngine,
-    observer: Observer,
+    config: RunConfig, folder: RunFolder, sampler: Sampler, learner: DeepSpeedEngine, observer: Observer
 ) -> tuple[int, dict[int, StepBatch]]:
     """Load the newest checkpoint, if there is one, rewind the folder to it, and send its weights to the sampler.
 
@@ -131,14 +125,11 @@ def resume(
         state = checkpoint.load_checkpoint(learner, newest)
         done = int(state["step"])
         observer.notice(f"resumed after step {done} from {newest}")
-        batches = restore_batches(
-            newest,
-            settings=rollout_settings(config),
-            stored_settings=state["sampled_by"],
-            last_step=config.train.steps,
-            say=observer.notice,
-        )
-    rewind(folder, config, after=-1 if newest is None else done)
+        batches = restored_batches(newest, config, state["sampled_by"], observer)
+    if ranks.rank() == 0:
+        folder.truncate_after(-1 if newest is None else done)
+        store_configuration(folder, config, first_step=done + 1 if newest else 0)  # a checkpoint may have refused it
+    ranks.barrier()
     if config.learner.offload.rollouts:
         to_main_memory(learner)
     doing = f"giving the sampler the weights after step {done}"
@@ -147,27 +138,17 @@ def resume(
     return done, batches
 
 
-def rewind(folder: RunFolder, config: RunConfig, *, after: int) -> None:
-    """Remove from the folder what was recorded after a step.
-
-    The configuration is written only now, since a checkpoint may have refused it.
-    """
-    if ranks.rank() == 0:
-        folder.truncate_after(after)
-        store_configuration(folder, config, first_step=after + 1)
-    ranks.barrier()
-
-
 def rollout_settings(config: RunConfig) -> dict[str, object]:
-    """The part of a configuration that decides which trajectories a step has and how they are split, as JSON."""
+    """What decides which trajectories a step has and how they are split, over how many ranks, as JSON."""
     sections = dict.fromkeys(("task", "rollout", "condenser", "reward", "sampler", "algorithm"), True)
     parts = {"train": {"problems_per_step", "samples_per_problem"}, "sandbox": {"limits", "packages"}}
-    return config.model_dump(
+    settings = config.model_dump(
         mode="json",
         include={**sections, **parts},
         # where trajectories are sampled
         exclude={"rollout": {"workers"}, "sampler": {"options": {"urls", "urls_file"}}},
     )
+    return {**settings, "ranks": ranks.world_size()}
 
 
 def write_batches(checkpoint: Path, batches: Mapping[int, StepBatch]) -> None:
@@ -180,57 +161,27 @@ def write_batches(checkpoint: Path, batches: Mapping[int, StepBatch]) -> None:
 
 
 def read_batches(checkpoint: Path) -> dict[int, StepBatch]:
-    """This rank's part of the batches that ``write_batches`` wrote, by step; empty if the checkpoint has none.
+    """This rank's part of the batches that ``write_batches`` wrote, by step; empty if the checkpoint has none."""
 
-    If another number of ranks wrote them, their groups are distributed as ``BatchRollout`` distributes them.
-    """
-    writers = len([*(checkpoint / FOLDER).glob("rank_*")])
-    if writers == ranks.world_size():
-        return _read_part(_folder(checkpoint))
-    parts = [_read_part(checkpoint / FOLDER / f"rank_{number}") for number in range(writers)]
-    steps = sorted({step for part in parts for step in part})
-    return {step: _groups_of_rank([part[step] for part in parts if step in part]) for step in steps}
-
-
-def _read_part(folder: Path) -> dict[int, StepBatch]:
     def read(step: Path) -> StepBatch:
         return StepBatch(*(read_trajectories(step / f"{name}.parquet") for name in FILES))
 
-    return {int(step.name.removeprefix("step_")): read(step) for step in sorted(folder.glob("step_*"))}
+    return {int(step.name.removeprefix("step_")): read(step) for step in sorted(_folder(checkpoint).glob("step_*"))}
 
 
-def _groups_of_rank(parts: Sequence[StepBatch]) -> StepBatch:
-    """This rank's groups of a batch, in the order of their problems."""
-    batch = reduce(add, parts)
-    indices = sorted({problem_index(scored) for scored in batch.trajectories})
-    chosen = frozenset(indices[ranks.rank() :: ranks.world_size()])
-    kept = (
-        tuple(sorted((scored for scored in each if problem_index(scored) in chosen), key=problem_index))
-        for each in (batch.kept, batch.masked, batch.dropped)
-    )
-    return StepBatch(*kept)
-
-
-def restore_batches(
-    checkpoint: Path,
-    *,
-    settings: object,
-    stored_settings: object,
-    last_step: int,
-    say: Callable[[str], None],
+def restored_batches(
+    checkpoint: Path, config: RunConfig, sampled_by: Mapping[str, object], observer: Observer
 ) -> dict[int, StepBatch]:
-    """The batches of a checkpoint that this run would have sampled the same way; none if its settings changed.
+    """The batches of a checkpoint that this run would have sampled the same way.
 
     Args:
-        settings: the run's ``rollout_settings``.
-        stored_settings: those that the batches were sampled with.
-        last_step: later batches are left out.
+        sampled_by: the ``rollout_settings`` that they were sampled with.
     """
-    batches = read_batches(checkpoint)
-    if batches and settings != stored_settings:
-        say("prefetched trajectories are discarded: the configuration of the rollouts was changed")
-        return {}
-    return {step: batch for step, batch in batches.items() if step <= last_step}
+    if rollout_settings(config) == sampled_by:
+        return {step: batch for step, batch in read_batches(checkpoint).items() if step <= config.train.steps}
+    if (checkpoint / FOLDER).is_dir():
+        observer.notice("prefetched trajectories are discarded: the settings of the rollouts or the ranks were changed")
+    return {}
 
 
 def _folder(checkpoint: Path) -> Path:

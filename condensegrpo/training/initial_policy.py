@@ -5,7 +5,6 @@ GRPO learns from differences between samples: a policy that never gets a traject
 """
 
 import asyncio
-import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -188,38 +187,43 @@ def warm_start(
         max_tokens: of a micro-batch.
     """
     tokenizer, stop_ids, beside = load_tokenizer(source), end_ids(source), processor_files(source)
-    newest = checkpoint.latest(_checkpoints(target))
-    first, done = 1, 0  # round and steps of it
-    if newest is not None:
-        state = json.loads((newest / checkpoint.STATE).read_text(encoding="utf-8"))
-        first, done = int(state["round"]), int(state["step"])
-    skipped = ((first - 1) * settings.steps + done) * settings.turns_per_step
-    turns = demonstrations.turns(probe.seed, skipped=skipped)
-    source = source if first == 1 else str(_round_folder(target, first - 1))
-    for number in range(first, settings.max_rounds + 1):
-        learner = open_learner(source)
+
+    def train_round(number: int, trained: Path) -> None:
+        learner, first = open_learner(source), (number - 1) * settings.steps  # steps of the rounds before
         try:
-            if newest is not None:
+            newest = checkpoint.latest(_checkpoints(target))
+            done = first
+            if newest is not None and checkpoint.step_of(newest) > first:
                 checkpoint.load_checkpoint(learner, newest)
-                observer.notice(f"warm start: continued after step {done} of round {number}")
-            observer.phase(f"warm start, round {number}", settings.steps - done)
-            saver = _Saver(learner, _checkpoints(target), number, settings.steps)
-            for step in range(done, settings.steps):
-                if saver.save_if_due(step, stop=stopping()):
-                    raise Interrupted(f"stopped after step {step} of round {number} of the warm start")
+                done = checkpoint.step_of(newest)
+                observer.notice(f"warm start: continued after step {done - first} of round {number}")
+            turns = demonstrations.turns(probe.seed, skipped=done * settings.turns_per_step)
+            observer.phase(f"warm start, round {number}", first + settings.steps - done)
+            due = time.monotonic() + SAVE_SECONDS
+            for step in range(done, first + settings.steps):
+                stop = ranks.any_rank(stopping())
+                if stop or ranks.from_first(time.monotonic() >= due):
+                    began = time.monotonic()
+                    checkpoint.save(learner, _checkpoints(target), step=step, state={})
+                    checkpoint.prune(_checkpoints(target), keep=1)
+                    due = time.monotonic() + max(SAVE_SECONDS, SAVE_EVERY * (time.monotonic() - began))
+                if stop:
+                    raise Interrupted(f"stopped after step {step - first} of round {number} of the warm start")
                 batches = _micro_batches(list(islice(turns, settings.turns_per_step)), learner, max_tokens)
                 statistics = optimizer_step(learner, batches, PerToken(supervised))
                 observer.advance(f"loss {statistics['loss']:.3f}")
-            source = str(_round_folder(target, number))
             weights, config = in_main_memory(gathered_weights(learner)), learner.module.policy.config
             if ranks.rank() == 0:
-                write_policy(Path(source), config, weights, tokenizer=tokenizer, stop_ids=stop_ids, beside=beside)
+                write_policy(trained, config, weights, tokenizer=tokenizer, stop_ids=stop_ids, beside=beside)
             ranks.barrier()  # so that every rank finds the folder
-            if settings.probe_target is not None:
-                saver.save(settings.steps)
         finally:
             close_deepspeed(learner)
-        newest, done = None, 0
+
+    for number in range(1, settings.max_rounds + 1):
+        trained = target.with_name(f".round-{number}")
+        if not ranks.from_first(trained.is_dir()):
+            train_round(number, trained)
+        source = str(trained)
         if settings.probe_target is None:
             break
         result = ranks.from_first(probe.run(source, observer))
@@ -249,37 +253,8 @@ def discard_progress(target: Path) -> None:
     ranks.barrier()
 
 
-class _Saver:
-    """Saves checkpoints of a round, as often as they cost little."""
-
-    def __init__(self, learner: DeepSpeedEngine, folder: Path, number: int, steps: int) -> None:
-        self._learner, self._folder, self._number = learner, folder, number
-        self._earlier = (number - 1) * (steps + 1)  # a round can be saved after 0 to ``steps`` steps
-        self._due = time.monotonic() + SAVE_SECONDS
-
-    def save_if_due(self, step: int, *, stop: bool) -> bool:
-        """Save before a step if it is time by the first rank's clock, or if any rank is to stop; returns the latter."""
-        stops, due = zip(*ranks.gather((stop, time.monotonic() >= self._due)), strict=True)
-        if any(stops) or due[0]:
-            self.save(step)
-        return any(stops)
-
-    def save(self, step: int) -> None:
-        """Save after ``step`` steps of the round."""
-        began = time.monotonic()
-        state = {"round": self._number, "step": step}
-        checkpoint.save(self._learner, self._folder, step=self._earlier + step, state=state)
-        checkpoint.prune(self._folder, keep=1)
-        ended = time.monotonic()
-        self._due = ended + max(SAVE_SECONDS, SAVE_EVERY * (ended - began))
-
-
 def _checkpoints(target: Path) -> Path:
     return target.with_name(".warm-checkpoints")
-
-
-def _round_folder(target: Path, number: int) -> Path:
-    return target.with_name(f".round-{number}")
 
 
 def _micro_batches(turns: Sequence[DemonstratedTurn], learner: DeepSpeedEngine, max_tokens: int) -> list[PackedBatch]:

@@ -23,7 +23,7 @@ from condensegrpo.core.observer import Observer
 from condensegrpo.core.process import resume_collections
 from condensegrpo.learner.launchers import launched_rank
 from condensegrpo.storage.files import TEMPORARY
-from condensegrpo.storage.new_run import check_run_name, discard_replaced, new_run
+from condensegrpo.storage.new_run import check_run_name, new_run
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 
 
@@ -54,7 +54,7 @@ class PreparedRun:
                 yield self.continued
 
     def train(self, folder: RunFolder, *, observer: Observer, stopping: Callable[[], bool]) -> bool:
-        """Train in the folder as this rank, and draw the curves at the end. Every rank must call it.
+        """Train in the folder as this rank. Every rank must call it.
 
         Args:
             stopping: called after every step and evaluation; True saves a checkpoint and ends the training.
@@ -67,17 +67,11 @@ class PreparedRun:
             observer.notice(note)
         observer.phase("loading DeepSpeed", None)
         try:
-            finished = self._train(folder, observer, stopping)
+            return self._train(folder, observer, stopping)
         except CondenseError as error:
             with suppress(RunError):  # the log may be what cannot be written
                 observer.log_lines(f"error: {error}")
             raise
-        if finished and launched_rank(os.environ) == 0:
-            observer.phase("drawing the report", None)
-            from condensegrpo.reporting.run_report import write_picture  # imports matplotlib
-
-            write_picture(folder.path)
-        return finished
 
     def _train(self, folder: RunFolder, observer: Observer, stopping: Callable[[], bool]) -> bool:
         import torch
@@ -95,13 +89,8 @@ class PreparedRun:
         ranks.join(config.learner.timeout_minutes)
         folder = ranks.from_first(RunFolder(folder.path.absolute()))  # ranks may work in different folders
 
-        def stop() -> bool:
-            if ranks.rank() == 0:
-                discard_replaced(folder)
-            return stopping()
-
         try:
-            return run_training(self.components, folder, observer=observer, stopping=stop)
+            return run_training(self.components, folder, observer=observer, stopping=stopping)
         except Interrupted as reason:
             observer.notice(str(reason))
             return False

@@ -2,15 +2,12 @@
 
 What a run has reached is read from its folder alone, so a sweep continues whatever ended it: finished runs are
 skipped, others resume from their newest checkpoint. Arms that differ in GRPO only share the warm start of a seed.
-``sweep.jsonl`` holds how long the processes took, for estimates only.
 """
 
 import math
 import shutil
 import signal
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -24,8 +21,6 @@ from condensegrpo.config.study import Study, run_name, same_warm_start
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.evaluation.figures import evaluations_in
 from condensegrpo.metrics.intervals import Interval
-from condensegrpo.storage.codec import dump_line
-from condensegrpo.storage.files import append_line, read_lines
 from condensegrpo.storage.new_run import check_run_name
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 
@@ -62,9 +57,7 @@ class StudyRun:
 
     @property
     def finished(self) -> bool:
-        """Whether its last evaluation is recorded and its picture drawn, which is the last that a run writes."""
-        if not (self.folder.path / "report.png").is_file():
-            return False
+        """Whether its last evaluation is recorded."""
         return any(line["step"] == self.config.train.steps for line in self.evaluated)
 
     @property
@@ -132,57 +125,26 @@ def check_runs(runs: Iterable[StudyRun]) -> None:
         check_run(build(run.config), resumed=run.folder.config.is_file())
 
 
-@dataclass(frozen=True, slots=True)
-class SweepLog:
-    """How long the processes of a study took, in ``sweep.jsonl``."""
-
-    path: Path
-
-    def record(self, run: StudyRun, seconds: float) -> None:
-        """Add a process that ended."""
-        append_line(self.path, dump_line({"run": run.name, "arm": run.arm, "seconds": round(seconds, 1)}))
-
-    def seconds(self) -> Mapping[str, float]:
-        """Seconds of each run so far, by its name."""
-        sums: dict[str, float] = defaultdict(float)
-        for _, line in read_lines(self.path)[0] if self.path.is_file() else ():
-            if isinstance(line, dict):
-                sums[str(line["run"])] += float(line["seconds"])
-        return sums
-
-
-def run_seconds(runs: Sequence[StudyRun], log: SweepLog) -> dict[str, float] | None:
-    """Seconds of a run of each arm: the mean of its finished runs, else of those of all arms; None: none is timed."""
-    spent = log.seconds()
-    timed = [run for run in runs if run.name in spent and run.finished]
-    if not timed:
-        return None
-    overall = fmean(spent[run.name] for run in timed)
-    by_arm = {arm: [spent[run.name] for run in timed if run.arm == arm] for arm in {run.arm for run in runs}}
-    return {arm: fmean(seconds) if seconds else overall for arm, seconds in by_arm.items()}
-
-
 class Sweep:
     """The processes of a study. ``advance`` starts and reaps them; nothing else does."""
 
-    def __init__(self, runs: Sequence[StudyRun], *, parallel: int, launch: Launch, log: SweepLog) -> None:
-        self.runs, self._parallel, self._launch, self._log = tuple(runs), parallel, launch, log
+    def __init__(self, runs: Sequence[StudyRun], *, parallel: int, launch: Launch) -> None:
+        self.runs, self._parallel, self._launch = tuple(runs), parallel, launch
         self.states = {run.name: _state(run) for run in runs}
         self._waiting = [run for run in runs if self.states[run.name] is not RunState.FINISHED]
-        self._active: dict[str, tuple[StudyRun, RunProcess, float]] = {}
+        self._active: dict[str, tuple[StudyRun, RunProcess]] = {}
         self._stopping = False
 
     @property
     def active(self) -> tuple[StudyRun, ...]:
         """The runs that have a process."""
-        return tuple(run for run, _, _ in self._active.values())
+        return tuple(run for run, _ in self._active.values())
 
     def advance(self) -> bool:
         """Reap the processes that ended and start others; False: nothing is left to do."""
-        for name, (run, process, began) in tuple(self._active.items()):
+        for name, (run, process) in tuple(self._active.items()):
             if (code := process.poll()) is not None:
                 del self._active[name]
-                self._log.record(run, time.monotonic() - began)
                 failed = code != 0 and not self._stopping and not run.finished
                 error = RunState.KILLED if code == -signal.SIGKILL else RunState.FAILED
                 self.states[name] = error if failed else _state(run)
@@ -201,8 +163,14 @@ class Sweep:
             if run.folder.path.is_dir():  # killed before it had a configuration
                 shutil.rmtree(run.folder.path)
             adopt_warm_start(run.folder, run.config, ((other.folder, other.config) for other in self.runs))
-        self._active[run.name] = (run, self._launch(run), time.monotonic())
+        self._active[run.name] = (run, self._launch(run))
         self.states[run.name] = RunState.RUNNING
+
+    @property
+    def steps_left(self) -> int:
+        """Optimiser steps of the runs that wait or run."""
+        ended = (RunState.FINISHED, RunState.FAILED, RunState.KILLED)
+        return sum(run.config.train.steps - run.step for run in self.runs if self.states[run.name] not in ended)
 
     def start_no_more(self) -> None:
         """Leave what is waiting for the next sweep."""
@@ -212,16 +180,8 @@ class Sweep:
         """Start no further run, and send a signal to those that run."""
         self._stopping = True
         self.start_no_more()
-        for _, process, _ in self._active.values():
+        for _, process in self._active.values():
             process.send_signal(number)
-
-
-def seconds_left(sweep: Sweep, each: Mapping[str, float], parallel: int) -> float:
-    """An estimate from the seconds of a run of each arm: the steps that are left, spread over the processes."""
-    ended = (RunState.FINISHED, RunState.FAILED, RunState.KILLED)
-    open_runs = [run for run in sweep.runs if sweep.states[run.name] not in ended]
-    left = [each[run.arm] * (1 - run.step / max(run.config.train.steps, 1)) for run in open_runs]
-    return max(sum(left) / parallel, max(left, default=0.0))
 
 
 def results_table(runs: Sequence[StudyRun]) -> str:
@@ -272,14 +232,11 @@ def adopt_warm_start(folder: RunFolder, config: RunConfig, others: Iterable[tupl
     origin = next(origins, None)
     if origin is None:
         return False
-    from condensegrpo.learner.atomic_folder import remove_leftover, temporary_folder  # imports torch
+    from condensegrpo.learner.atomic_folder import published_folder  # imports torch
 
-    aside = folder.path.with_name(f".{folder.path.name}")
-    remove_leftover(aside)
-    with temporary_folder(aside):
+    with published_folder(folder.path) as aside:
         made = RunFolder.create(aside)
         # without the progress that the other run may still be removing
         shutil.copytree(origin, aside / "origin", ignore=shutil.ignore_patterns(".*"))
         store_configuration(made, config, first_step=0)
-        aside.rename(folder.path)
     return True

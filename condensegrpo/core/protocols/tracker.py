@@ -42,7 +42,8 @@ class RunStart:
     name: str  # of the run's folder
     folder: Path  # the run's folder, for files of the tracker
     config: Mapping[str, object]  # the resolved configuration, without credentials
-    step: int  # optimiser steps already taken; later ones may have been logged before and are logged again
+    step: int  # optimiser steps already taken
+    recorded: int  # the last step of which records stay, −1: none; later ones may have been logged and are logged again
     identity: str | None  # what ``start`` returned when the run started first; None: a new run
 
 
