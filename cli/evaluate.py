@@ -39,7 +39,7 @@ from condensegrpo.storage.media import MediaFolder
 
 if TYPE_CHECKING:
     from condensegrpo.assembly.components import Components
-    from condensegrpo.samplers.scripted_texts import ReplyRequest
+    from condensegrpo.samplers.scripted import ReplyRequest
 
 SHOWN = (  # of the metrics
     ("reward", "reward"),
@@ -323,7 +323,7 @@ def play(
         from condensegrpo.assembly.objects import configured
         from condensegrpo.episodes.failures import check_failures
         from condensegrpo.learner.model_folder import load_tokenizer
-        from condensegrpo.samplers.scripted_texts import TextSampler, read_replies, said
+        from condensegrpo.samplers.scripted import TextSampler, read_replies, said
 
         settings = named_config(config, [*(overrides or ()), *PLAYED])
         display.phase(f"reading the problems of {settings.task.name}", None)

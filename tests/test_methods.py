@@ -40,7 +40,7 @@ SUMMED = "All four were born."  # by whoever writes summaries
 ANSWER = "<answer>Paris</answer>"
 POLICY = """
 from condensegrpo.learner.model_folder import load_tokenizer
-from condensegrpo.samplers.scripted_texts import TextSampler
+from condensegrpo.samplers.scripted import TextSampler
 
 
 class Policy(TextSampler):

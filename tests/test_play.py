@@ -20,7 +20,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Silent
 from condensegrpo.learner.new_model import new_config, new_tokenizer
 from condensegrpo.learner.settings import NewModel
-from condensegrpo.samplers.scripted_texts import scripted
+from condensegrpo.samplers.scripted import scripted
 from condensegrpo.tasks.ledger import Ledger
 
 EPISODE = ("play", "quickstart", "--problem", "1")  # of eval-1:5+1-3+3+1

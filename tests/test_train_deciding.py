@@ -35,7 +35,7 @@ POLICY = rf"""
 import re
 
 from condensegrpo.learner.model_folder import load_tokenizer
-from condensegrpo.samplers.scripted_texts import TextSampler
+from condensegrpo.samplers.scripted import TextSampler
 
 SCRIPT = {SCRIPT!r}
 

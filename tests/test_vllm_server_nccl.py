@@ -23,10 +23,8 @@ from condensegrpo.assembly.plugins import check_plugin
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import PluginError, SamplerError
 from condensegrpo.samplers.vllm.settings import RequestSettings
-from condensegrpo.samplers.vllm_server.client import ServerClient
-from condensegrpo.samplers.vllm_server.nccl import NcclPublisher, ServerMember, WeightBroadcast, _address
-from condensegrpo.samplers.vllm_server.pool import ReplicaPool
-from condensegrpo.samplers.vllm_server.replica import WeightsLabel
+from condensegrpo.samplers.vllm_server.pool import ReplicaPool, WeightsLabel
+from condensegrpo.samplers.vllm_server.publish import NcclPublisher, WeightBroadcast, address_for
 
 SHAPE = {"model_type": "qwen3"}
 MODEL = {"embed": torch.arange(6.0).reshape(2, 3), "head": torch.tensor([1.5, 2.5], dtype=torch.float64)}
@@ -60,9 +58,14 @@ class Group:
         self.wires: list[Recorded] = []
         self.meetings: list[Mapping[str, Any]] = []
         self.publisher = NcclPublisher(loop, seconds=60.0, dtype=torch.float32, join=self.join, part_bytes=PART_BYTES)
-        self.pool = ReplicaPool(WeightsLabel(label="default", folder=None), RequestSettings(seconds=60.0, retries=0))
-        urls = [(server.url, None) for server in servers]
-        loop.run(self.pool.open(urls, token=TOKEN, shape=SHAPE, start_seconds=60.0))
+        self.pool = ReplicaPool(
+            weights=WeightsLabel(label="default", folder=None),
+            requests=RequestSettings(seconds=60.0, retries=0),
+            token=TOKEN,
+            shape=SHAPE,
+            start_seconds=60.0,
+        )
+        loop.run(self.pool.open([(server.url, None) for server in servers]))
 
     def join(self, meeting: Mapping[str, Any]) -> WeightBroadcast:
         self.meetings.append(meeting)
@@ -202,15 +205,8 @@ def test_a_server_of_several_engines_is_an_error() -> None:
 
 
 def test_a_server_whose_name_has_no_address_is_an_error_that_all_ranks_can_raise() -> None:
-    async def address() -> str:
-        client = ServerClient("http://no-such-host.invalid:8000", TOKEN)
-        try:
-            return _address([ServerMember(client, 1)])
-        finally:
-            await client.close()
-
     with pytest.raises(SamplerError, match=r"joining http://no-such-host.invalid:8000 over NCCL: .*server.weights=fo"):
-        asyncio.run(address())
+        address_for(["http://no-such-host.invalid:8000"])
 
 
 def test_a_failed_join_is_an_error_with_the_address() -> None:

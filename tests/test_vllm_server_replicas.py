@@ -34,10 +34,9 @@ from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParam
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.settings import TEMPORARY, RequestSettings, ServedModel, ServerSettings
 from condensegrpo.samplers.vllm.weights import write_adapters
-from condensegrpo.samplers.vllm_server.pool import ReplicaPool
+from condensegrpo.samplers.vllm_server.pool import STARTED_WITH, ReplicaPool, WeightsLabel
 from condensegrpo.samplers.vllm_server.process import ServerProcess
 from condensegrpo.samplers.vllm_server.publish import FolderPublisher, free_bytes, write_weights
-from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 from condensegrpo.samplers.vllm_server.server import engines_of, shape_of
 
@@ -57,6 +56,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def shape(folder: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setenv("VLLM_API_KEY", TOKEN)
     return shape_of(AutoConfig.from_pretrained(folder))
+
+
+def pool_of(shape: dict[str, str], weights: WeightsLabel, **options: Any) -> ReplicaPool:
+    """A pool of servers of a model that hold these weights."""
+    settings = {"requests": RequestSettings(), "token": TOKEN, "start_seconds": 60.0, **options}
+    return ReplicaPool(shape=shape, weights=weights, **settings)
+
+
+DEFAULT = WeightsLabel(label=STARTED_WITH, folder=None)
 
 
 @contextmanager
@@ -164,12 +172,12 @@ def test_a_server_of_the_run_that_ended_is_dropped_and_the_last_one_is_an_error(
         contexts = [serving(StandIn(shape)) for _ in processes]
         servers = [context.__enter__() for context in contexts]
         loop = stack.enter_context(BackgroundLoop("test"))
-        pool = ReplicaPool(WeightsLabel(label="default", folder=None), RequestSettings(seconds=60.0, retries=1))
+        pool = pool_of(shape, DEFAULT, requests=RequestSettings(seconds=60.0, retries=1))
         both: list[tuple[str, ServerProcess]] = []
         for server, process in zip(servers, processes, strict=True):
             process.url = server.url
             both.append((server.url, process))
-        loop.run(pool.open(both, token=TOKEN, shape=shape, start_seconds=60))
+        loop.run(pool.open(both))
         stack.callback(lambda: loop.run(pool.close()))
 
         async def ask_16() -> list[Generation]:
@@ -277,9 +285,9 @@ def test_a_server_that_loads_weights_which_an_update_replaces_gets_those_of_the_
                 return web.json_response({"error": {"message": "no such folder"}}, status=500)
             return await super().rpc(request)
 
-    pool = ReplicaPool(WeightsLabel(label="run:1", folder="/old"), RequestSettings())
+    pool = pool_of(shape, WeightsLabel(label="run:1", folder="/old"))
     with serving(Replaced(shape)) as server, BackgroundLoop("test") as loop:
-        loop.run(pool.open([(server.url, None)], token=TOKEN, shape=shape, start_seconds=60))
+        loop.run(pool.open([(server.url, None)]))
         assert (server.loaded, server.label) == (["replaced", "/new"], "run:2")
         loop.run(pool.close())
 
@@ -289,9 +297,9 @@ def test_a_server_with_weights_that_no_folder_has_gets_those_of_the_first_update
 ) -> None:
     """As where the model is a Hub id, and an earlier run updated the server: no second run could start."""
     params = SamplingParams(max_tokens=4)
-    pool = ReplicaPool(WeightsLabel(label=STARTED_WITH, folder=None), RequestSettings(retries=0))
+    pool = pool_of(shape, DEFAULT, requests=RequestSettings(retries=0))
     with serving(StandIn(shape, label="earlier:57")) as server, BackgroundLoop("test") as loop:
-        loop.run(pool.open([(server.url, None)], token=TOKEN, shape=shape, start_seconds=60))
+        loop.run(pool.open([(server.url, None)]))
         with pytest.raises(SamplerError, match=r"does not hold the current weights .*: it gets the next ones"):
             loop.run(pool.sample((3,), params))
         loop.run(pool.load(WeightsLabel(label="run:1", folder=str(tmp_path))))
@@ -303,10 +311,10 @@ def test_a_server_with_weights_that_no_folder_has_gets_those_of_the_first_update
 def pools_of_two_ranks(server: StandIn, loop: BackgroundLoop, weights: WeightsLabel) -> Iterator[list[ReplicaPool]]:
     """The first rank's, which watches over the server, and another's."""
     requests = RequestSettings(seconds=60.0, retries=3)
-    pools = [ReplicaPool(weights, requests, restores=first) for first in (True, False)]
+    pools = [pool_of(server.shape, weights, requests=requests, restores=first) for first in (True, False)]
 
     async def opened() -> None:
-        opening = (pool.open([(server.url, None)], token=TOKEN, shape=server.shape, start_seconds=60) for pool in pools)
+        opening = (pool.open([(server.url, None)]) for pool in pools)
         await asyncio.gather(*opening)
         await pools[0].watch(0.1)
 
@@ -417,7 +425,8 @@ def test_a_model_in_the_folder_of_the_updates_stays_and_they_go(
     with serving(StandIn(shape)) as server, sampling(str(model), server, weights=str(tmp_path)) as sampler:
         sampler.update_weights(MODEL.named_parameters(), 1)
         sampler.update_weights(MODEL.named_parameters(), 2)
-        assert {path.name for path in tmp_path.iterdir()} == {"model", Path(server.loaded[-1]).name}
+        (update,) = (path for path in tmp_path.glob("*/*") if path.parent != model)
+        assert str(update) == server.loaded[-1]
     assert {path.name for path in tmp_path.iterdir()} == {"model"}  # a run that goes on writes its own
 
 
@@ -565,25 +574,26 @@ def test_a_folder_without_room_for_two_updates_is_an_error_before_anything_is_wr
     folder: str, shape: dict[str, str], tmp_path: Path
 ) -> None:
     size = sum(weight.nbytes for weight in MODEL.parameters())
-    room = {tmp_path: 2 * size - 1}
     with serving(StandIn(shape)) as server, BackgroundLoop("test") as loop:
-        pool = ReplicaPool(WeightsLabel(label="default", folder=None), RequestSettings())
-        loop.run(pool.open([(server.url, None)], token=TOKEN, shape=shape, start_seconds=60.0))
-        publisher = FolderPublisher(loop=loop, folder=tmp_path, dtype=torch.float32, nbytes=size, free=room.__getitem__)
+        pool = pool_of(shape, DEFAULT)
+        loop.run(pool.open([(server.url, None)]))
+        updates = tmp_path / "updates"
+        room = {updates: 2 * size - 1}
+        publisher = FolderPublisher(loop=loop, folder=updates, dtype=torch.float32, nbytes=size, free=room.__getitem__)
         no_room = r"found 0\.00 GB free, wanted 0\.00 GB.*--shm-size=1g.*server\.weights"
         with pytest.raises(SamplerError, match=no_room):
             publisher.check_room()
         with pytest.raises(SamplerError, match=no_room):
             publisher.stage(pool, MODEL.named_parameters(), "run:1")
         assert not list(tmp_path.iterdir())
-        room[tmp_path] = 2 * size
+        room[updates] = 2 * size
         publisher.check_room()
         publisher.stage(pool, MODEL.named_parameters(), "run:1")()
-        room[tmp_path] = size  # the first update lies there
+        room[updates] = size  # the first update lies there
         publisher.stage(pool, MODEL.named_parameters(), "run:2")()
         publisher.stage(pool, MODEL.named_parameters(), "run:3")  # the run ends before servers load it
-        assert len(list(tmp_path.iterdir())) == 2
-        publisher.close(pool)
+        assert len(list(updates.iterdir())) == 2
+        publisher.close()
         assert not list(tmp_path.iterdir())
         loop.run(pool.close())
 
@@ -596,10 +606,9 @@ def one_of_two_ranks(rank: int, folder: Path, shape: dict[str, str]) -> None:
     """A rank with a server of its own and room of its own; it writes down what its server loaded and what lay there."""
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     own = folder / f"rank{rank}"
-    own.mkdir()
     with serving(StandIn(shape)) as server, BackgroundLoop("test") as loop:
-        pool = ReplicaPool(WeightsLabel(label="default", folder=None), RequestSettings())
-        loop.run(pool.open([(server.url, None)], token=TOKEN, shape=shape, start_seconds=60.0))
+        pool = pool_of(shape, DEFAULT)
+        loop.run(pool.open([(server.url, None)]))
         room = {0: 800, 1: 0}[rank]  # bytes: for two updates of 100 numbers, on the rank that writes
         publisher = FolderPublisher(loop=loop, folder=own, dtype=torch.float32, nbytes=400, free=lambda _: room)
         publisher.check_room()
@@ -632,7 +641,7 @@ def test_two_ranks_of_a_machine_write_weights_once_for_the_servers_of_both(tmp_p
     assert first == second
     assert {Path(path).parent for path in first} == {tmp_path / "rank0"}
     assert len(list((tmp_path / "rank0").iterdir())) == 1  # the last update
-    assert not list((tmp_path / "rank1").iterdir())
+    assert not (tmp_path / "rank1").exists()
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import torch
 from annotated_types import Ge
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import AttentionQuery, NamedTensors, Sampler, TokenAttention
-from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueue
+from condensegrpo.core.request_queue import Driver, Outcomes, QueuedRequest, RequestQueue
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.devices import DTYPES, DtypeName, empty_cache, on_this_device, synchronize, use_new_stream
 from condensegrpo.learner.model_folder import auto_class, tokenizer_of, trained_steps
@@ -28,8 +28,10 @@ from condensegrpo.vision.processor import load_picture_processor
 
 if TYPE_CHECKING:
     from condensegrpo.samplers.decoding import BatchRow, ContinuousBatch
-    from condensegrpo.samplers.seeing import SeenPrompt, Sight
+    from condensegrpo.samplers.seeing import SeenPrompt
 
+V = TypeVar("V")
+R = TypeVar("R")
 MAX_BATCH = 256  # replies under way at once, and trajectories whose keys and values are kept
 MAX_TOKENS = 32768  # of prompts, padded to the longest, that are processed at once
 
@@ -44,7 +46,7 @@ class TransformersSampler(Sampler):
     Keys and values of a trajectory's last reply are kept until new weights come: a prompt that continues it computes
     only what is new. In fp32 on a CPU (MKL) a reply has the same bits whatever else is sampled and whenever; elsewhere
     it is the same up to rounding. Models with other states than keys and values of all tokens are generated in padded
-    batches (picking.py), where a reply is also the same up to rounding.
+    batches (``sample_batch``), where a reply is also the same up to rounding.
 
     The model folder's own generation defaults (top-k, repetition penalty, …) are ignored: log-probabilities are those
     of softmax(logits / temperature), the distribution that tokens are drawn from. One instance serves one event loop at
@@ -74,16 +76,29 @@ class TransformersSampler(Sampler):
         self._positions: int | None = text_config.get("max_position_embeddings")  # None: not in its configuration
         self.version = trained_steps(model_path) or 0  # the optimiser step whose weights are in use
         # one thread: the model is not re-entrant
-        self._worker = ThreadPoolExecutor(1, "sampler", initializer=partial(_begin_thread, on_this_device()))
+        use_device = on_this_device()
+
+        def begin() -> None:
+            use_device()
+            use_new_stream()  # sampling ahead does not wait for the learner's work, nor that for it
+
+        self._worker = ThreadPoolExecutor(1, "sampler", initializer=begin)
         batches = partial(RequestQueue, worker=self._worker, most=max_batch, settle=True)
         self._measured: RequestQueue[_Pair, Sequence[float]] = batches(
-            drive=self._measure, failure=partial(_failure, "measuring a batch of {} replies")
+            drive=_in_batches(self._measured_batch), failure=partial(_failure, "measuring a batch of {} replies")
         )
         self._attention: RequestQueue[_Query, TokenAttention] = batches(
-            drive=self._attend, failure=partial(_failure, "capturing attention in a batch of {} queries")
+            drive=_in_batches(self._attended_batch),
+            failure=partial(_failure, "capturing attention in a batch of {} queries"),
         )
-        self._sight = self._opened_sight(media)  # None: there are no pictures
-        self._decoder = self._continuous_batch(max_batch)  # None: the model is not supported
+        from condensegrpo.samplers.decoding import ContinuousBatch, supports  # import transformers
+        from condensegrpo.samplers.seeing import Sight  # likewise
+
+        processor = None if media is None else load_picture_processor(model_path, media)
+        self._sight = None if processor is None else Sight(self._model, processor)  # None: there are no pictures
+        self._decoder: ContinuousBatch | None = None  # the model is not supported
+        if supports(self._model):
+            self._decoder = ContinuousBatch(self._model, most=max_batch, decode=self._decode, sight=self._sight)
         self._rows: dict[BatchRow, QueuedRequest[_Prompt, Generation]] = {}  # of the decoder
         self._replies: RequestQueue[_Prompt, Generation] = batches(
             drive=self._draw if self._decoder is None else partial(self._step, self._decoder),
@@ -187,21 +202,6 @@ class TransformersSampler(Sampler):
                 f"rollout.limits.max_context_tokens or rollout.limits.max_output_tokens, or use a longer model."
             )
 
-    def _continuous_batch(self, most: int) -> "ContinuousBatch | None":
-        from condensegrpo.samplers.decoding import ContinuousBatch, supports  # import transformers
-
-        if not supports(self._model):
-            return None
-        return ContinuousBatch(self._model, most=most, decode=self._decode, sight=self._sight)
-
-    def _opened_sight(self, media: MediaFolder | None) -> "Sight | None":
-        processor = None if media is None else load_picture_processor(self._model_path, media)
-        if processor is None:
-            return None
-        from condensegrpo.samplers.seeing import Sight  # as above
-
-        return Sight(self._model, processor)
-
     def _step(
         self, decoder: "ContinuousBatch", requests: Sequence[QueuedRequest[_Prompt, Generation]]
     ) -> Outcomes[_Prompt, Generation]:
@@ -217,7 +217,7 @@ class TransformersSampler(Sampler):
 
     def _draw(self, batch: Sequence[QueuedRequest[_Prompt, Generation]]) -> Outcomes[_Prompt, Generation]:
         """Driver: one padded batch."""
-        from condensegrpo.samplers.picking import sample_batch  # imports transformers, which a dry run does not need
+        from condensegrpo.samplers.decoding import sample_batch  # imports transformers, which a dry run does not need
 
         generations = sample_batch(
             self._model,
@@ -228,18 +228,13 @@ class TransformersSampler(Sampler):
         )
         return zip(batch, generations, strict=True)
 
-    def _measure(self, batch: Sequence[QueuedRequest[_Pair, Sequence[float]]]) -> Outcomes[_Pair, Sequence[float]]:
-        """Driver: one batch, in passes that fit."""
-        pairs = [request.value for request in batch]
-        rows = [
-            row
-            for part in padded_batches([len(prompt) + len(output) for prompt, output in pairs], MAX_TOKENS)
-            for row in logprobs_of(self._model, pairs[part])
-        ]
-        return zip(batch, rows, strict=True)
+    def _measured_batch(self, pairs: Sequence[_Pair]) -> list[Sequence[float]]:
+        """Log-probabilities, in passes that fit."""
+        batches = padded_batches([len(prompt) + len(output) for prompt, output in pairs], MAX_TOKENS)
+        return [row for part in batches for row in logprobs_of(self._model, pairs[part])]
 
-    def _attend(self, batch: Sequence[QueuedRequest[_Query, TokenAttention]]) -> Outcomes[_Query, TokenAttention]:
-        """Driver: one batch, in passes that fit. Queries with the same layers share a pass."""
+    def _attended_batch(self, queries: Sequence[_Query]) -> list[TokenAttention]:
+        """Attention, in passes that fit. Queries with the same layers share a pass."""
         from condensegrpo.attention.capture import attend
 
         def attended(queries: Sequence[_Query]) -> Sequence[TokenAttention]:
@@ -253,14 +248,13 @@ class TransformersSampler(Sampler):
                 lambda ids, position: sight.inputs(ids, position, [(seen, 0, ids.shape[1]) for seen in prompts]),
             )
 
-        attentions = [
+        return [
             attention
-            for _, alike in groupby([request.value for request in batch], key=lambda value: value[0].layers)
+            for _, alike in groupby(queries, key=lambda query: query[0].layers)
             for same in [list(alike)]
             for part in padded_batches([query.length for query, _ in same], MAX_TOKENS)
             for attention in attended(same[part])
         ]
-        return zip(batch, attentions, strict=True)
 
     def _decode(self, rows: list[list[int]]) -> list[str]:
         texts: list[str] = self._tokenizer.batch_decode(
@@ -273,9 +267,9 @@ class TransformersSampler(Sampler):
         return tokenizer_of(self._model_path)  # only stop strings need one
 
 
-def _begin_thread(use_device: Callable[[], None]) -> None:
-    use_device()
-    use_new_stream()  # sampling ahead does not wait for the learner's work, nor that for it
+def _in_batches(compute: Callable[[Sequence[V]], Sequence[R]]) -> Driver[V, R]:
+    """A driver that computes all requests of a call at once."""
+    return lambda batch: zip(batch, compute([request.value for request in batch]), strict=True)
 
 
 def _load(path: str, dtype: torch.dtype, device: str) -> Any:  # noqa: ANN401  transformers' classes are untyped

@@ -116,18 +116,18 @@ class ServerClient(HttpClient):
 
         if not params.media:
             return reply_of(await answer({}))
+        if self._pictures is None:
+            raise SamplerError("sampling a reply to a prompt with pictures: the model is not shown any")
         return reply_of(await self._shown(self._pictures, prompt_ids, params.media, answer))
 
     async def _shown(
         self,
-        pictures: PicturePrompts | None,
+        pictures: PicturePrompts,
         ids: Sequence[int],
         media: Sequence[str],
         answer: Callable[[Json], Awaitable[Json]],
     ) -> Json:
         """The answer to a prompt with pictures. The server is sent those that it does not know."""
-        if pictures is None:
-            raise SamplerError("sampling a reply to a prompt with pictures: the model is not shown any")
         prompt: Json = {"token_ids": pictures.unexpanded(ids, media), "return_token_ids": True}
 
         async def sent(known: Collection[str]) -> Json:

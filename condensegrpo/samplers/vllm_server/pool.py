@@ -1,89 +1,274 @@
-"""The servers of a sampler: which server gets a request, what is retried, and how all of them take new weights."""
+"""The servers of a sampler: which one gets a request, what is retried, how they take weights, are lost and return."""
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from itertools import count
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
 from zlib import crc32
 
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Generation, SamplingParams
+from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.http_client import retried
 from condensegrpo.samplers.vllm.settings import RequestSettings
-from condensegrpo.samplers.vllm_server.client import ServerClient
+from condensegrpo.samplers.vllm_server.client import Description, Reply, ServerClient
 from condensegrpo.samplers.vllm_server.process import ServerProcess
-from condensegrpo.samplers.vllm_server.replica import Replica, WeightsLabel
 
 _LOG = logging.getLogger(__name__)
+POLL_SECONDS = 0.25  # between two health checks of a server that starts
 WATCH_SECONDS = 2.0  # between two looks of the first rank at servers that several ranks share
 CONNECT_SECONDS = 5.0  # that a client waits for servers to answer before it samples from those that did
 PAUSE_SECONDS = 0.2  # before the first retry of a request; doubled before each further retry
+STARTED_WITH = "default"  # vLLM's label for the weights that a server was started with
 
 
+class WeightsLabel(NamedTuple):
+    """The weights that every reply must come from."""
+
+    label: str  # run:version
+    folder: str | None  # that servers load them from; None: they started with them, or received them over NCCL
+    adapters: str | None = None  # the PEFT folder of what comes beside the weights
+
+    def needs_base(self, held: str) -> bool:
+        """Whether more than the adapters must be loaded into a server whose weights have the label ``held``."""
+        if self.adapters is None:
+            return True
+        if self.folder is None and held == STARTED_WITH:
+            return False
+        return held.partition(":")[0] != self.label.partition(":")[0]
+
+
+class ReplicaState(Enum):
+    """The states of a server.
+
+    DOWN ──answers, has the weights──▶ READY ──fails──▶ DOWN
+    DOWN ──answers, no folder to load from──▶ AWAITS_WEIGHTS ──weights received──▶ READY
+                                              AWAITS_WEIGHTS ──fails──▶ DOWN
+    """
+
+    DOWN = auto()  # it has not joined yet, or it failed; a task may wait for its answer
+    AWAITS_WEIGHTS = auto()  # it runs with old weights, and only the learner has the current ones
+    READY = auto()  # it runs with the current weights
+
+
+@dataclass(eq=False)
+class Replica:
+    """A server that is ready, or joins in one task that all its callers await.
+
+    No process is started again here. A server that was started again elsewhere holds other weights than the current
+    ones: it gets those before it is ready, and every reply has the label of the weights it was sampled with.
+    """
+
+    pool: "ReplicaPool"
+    client: ServerClient
+    process: ServerProcess | None  # that the sampler started; None: it runs elsewhere
+    state: ReplicaState = field(default=ReplicaState.DOWN, init=False)
+    joins: int = field(default=0, init=False)  # how often it answered and was checked; its processes may differ
+    under_way: int = field(default=0, init=False)  # requests
+    description: Description | None = field(default=None, init=False)  # of the server, known once it has joined
+    _joining: "asyncio.Task[None] | None" = field(default=None, init=False)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it serves requests with the current weights."""
+        return self.state is ReplicaState.READY
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return self.client.url
+
+    def computes(self, lora: LoraSettings | None) -> bool:
+        """Whether the server was started for adapters of this rank."""
+        return lora is not None and self.description is not None and self.description.lora_rank >= lora.rank
+
+    async def open(self) -> None:
+        """Join for the first time. A server with the weights of an earlier run gets those of the first update."""
+        if self.process is not None:
+            self.process.start()
+        try:
+            await asyncio.shield(self.join())
+        except SamplerError:
+            if self.state is not ReplicaState.AWAITS_WEIGHTS:
+                raise
+
+    def join(self, failed: str = "") -> "asyncio.Task[None]":
+        """Wait for its answer and give it the weights, in a task that callers share: shield it.
+
+        ``failed``: how a warning says that it failed; empty: there is none, since the caller awaits the task.
+        """
+
+        def done(task: "asyncio.Task[None]") -> None:
+            if not task.cancelled() and (error := task.exception()) is not None and failed:
+                _LOG.warning("the vLLM server %s %s: %s", self.url, failed, error)
+
+        if self._joining is None or self._joining.done():
+            self.state = ReplicaState.DOWN
+            self._joining = asyncio.create_task(self._join())
+            self._joining.add_done_callback(done)
+        return self._joining
+
+    def fail(self, reason: object) -> None:
+        """Drop it after no reply or one from wrong weights, until it answers and has the current ones."""
+        if self.state is not ReplicaState.DOWN:
+            _LOG.warning("the vLLM server %s failed: %s; it is dropped until it answers", self.url, reason)
+            self.join("is gone")
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float) -> Reply:
+        """Sample one reply under the current weights; marks the replica as failed where there is none."""
+        adapters = self.pool.weights.adapters is not None
+        self.under_way += 1
+        try:
+            reply = await self.client.generate(prompt_ids, params, seconds, adapters=adapters)
+            if set(reply.labels) != {(label := self.pool.weights.label)}:
+                raise ServerUnreachable(f"{self.url} sampled with the weights {reply.labels}, not {label}")
+            return reply
+        except ServerUnreachable as error:
+            self.fail(error)
+            raise
+        finally:
+            self.under_way -= 1
+
+    async def load(self, weights: WeightsLabel) -> None:
+        """Load new weights; marks it as failed where it cannot be reached, or lost the weights below the adapters."""
+        try:
+            if weights.adapters is not None and weights.needs_base(held := await self.client.weights_label()):
+                raise ServerUnreachable(f"updating {self.url}: it holds the weights {held}, those below are lost")
+            await self._load(weights, base=weights.adapters is None)
+        except ServerUnreachable as error:
+            self.fail(error)
+            raise
+
+    async def receive(self, label: str) -> None:
+        """Drop all results of the old weights after these arrived over NCCL; it is then ready."""
+        await self.client.renew(label)
+        self.state = ReplicaState.READY
+
+    async def answers(self) -> bool:
+        """Whether it has joined and runs now; marks it as failed where it does not."""
+        if self.state is ReplicaState.DOWN:
+            return False
+        healthy = await self.client.healthy()
+        if not healthy:
+            self.fail("it does not answer")
+        return healthy
+
+    async def check_health(self) -> None:
+        """Drop it if it does not answer or lacks the current weights; if it is down, wait for it again."""
+        if self.ready:
+            try:
+                label = await self.client.weights_label()
+            except SamplerError as error:
+                label = str(error)
+            if label != (current := self.pool.weights.label):
+                self.fail(f"it has the weights {label}, not {current}")
+        elif self.state is ReplicaState.DOWN:
+            self.join()
+
+    async def close(self) -> None:
+        """Close the connections, and end the server if the sampler started it."""
+        if self._joining is not None:
+            self._joining.cancel()
+            await asyncio.gather(self._joining, return_exceptions=True)
+        await self.client.close()
+        if self.process is not None:
+            await asyncio.to_thread(self.process.stop)
+
+    async def _join(self) -> None:
+        await self._until_healthy()
+        self.description = await self.client.describe()
+        self._check(self.description)
+        self.joins += 1
+        now, seconds = asyncio.get_running_loop().time, self.pool.start_seconds
+        deadline = now() + seconds
+        while (label := await self.client.weights_label()) != (weights := self.pool.weights).label:
+            base = weights.needs_base(label)
+            if base and weights.folder is None:
+                self.state = ReplicaState.AWAITS_WEIGHTS
+                raise SamplerError(
+                    f"bringing up {self.url}: it does not hold the current weights ({weights.label}), and there is no "
+                    f"folder to load them from: it gets the next ones. Where servers may be lost, set "
+                    f"server.weights=folder."
+                )
+            if self.pool.restores:
+                try:
+                    await self._load(weights, base=base)
+                except SamplerError:
+                    if weights == self.pool.weights:  # else an update removed the folder meanwhile
+                        raise
+            elif now() > deadline:
+                raise ServerUnreachable(
+                    f"waiting for {self.url}: it holds the weights {label}, and the first rank of the run did not give "
+                    f"it {weights.label} within {seconds:g} seconds (server.start_seconds); see its log"
+                )
+            else:
+                await asyncio.sleep(POLL_SECONDS)
+        self.state = ReplicaState.READY
+
+    async def _load(self, weights: WeightsLabel, *, base: bool) -> None:
+        """Have the server load the weights and take their label last: replies until then are known to be of others."""
+        if base:
+            await self.client.load_weights(str(weights.folder), self.pool.start_seconds)
+        if weights.adapters is not None:
+            await self.client.load_adapters(weights.adapters, self.pool.start_seconds)
+        await self.client.renew(weights.label)
+
+    async def _until_healthy(self) -> None:
+        seconds = self.pool.start_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                while not await self.client.healthy():
+                    if self.process is not None:
+                        self.process.check_alive(served=self.joins > 0)
+                    await asyncio.sleep(POLL_SECONDS)
+        except TimeoutError as error:
+            said = "If it has ended, see its log and start it again; a run without servers can be resumed then."
+            if self.process is not None:
+                said = f"The end of its log:\n{self.process.log_excerpt()}"
+            raise ServerUnreachable(
+                f"waiting for {self.url}: no sign of life within {seconds:g} seconds (server.start_seconds). {said}"
+            ) from error
+
+    def _check(self, served: Description) -> None:
+        """Refuse a server with another model or with log-probabilities of another distribution."""
+        for key, value in self.pool.shape.items():
+            if served.shape.get(key) != value:
+                raise SamplerError(
+                    f"checking the model at {self.url}: its {key} is {served.shape.get(key)}, this run's is {value}. "
+                    f"Start the server with this run's configuration: condensegrpo serve CONFIG."
+                )
+        if "processed_logprobs" not in served.logprobs_mode:
+            raise SamplerError(
+                f"checking {self.url}: its log-probabilities are {served.logprobs_mode}, wanted processed_logprobs, "
+                f"those of the distribution sampled from. Start it with condensegrpo serve."
+            )
+
+
+@dataclass(kw_only=True, eq=False)
 class ReplicaPool:
     """Replicas that serve one policy. All its coroutines run in one event loop; ``close`` in the same."""
 
-    def __init__(self, weights: WeightsLabel, requests: RequestSettings, *, restores: bool = True) -> None:
-        """Know no server yet.
+    weights: WeightsLabel  # that every reply must come from
+    requests: RequestSettings
+    token: str = field(repr=False)
+    shape: Mapping[str, str]  # of the model that each must serve, see ``server.shape_of``
+    start_seconds: float  # time limit of a start, and of loading weights
+    restores: bool = True  # a server that lost the weights gets them from here; False: from the first rank of several
+    client: Callable[[str, str], ServerClient] = ServerClient  # makes the calls of a server, of its URL and the token
+    replicas: tuple[Replica, ...] = field(default=(), init=False)
+    _home: dict[str, Replica] = field(default_factory=dict, init=False)  # of each trajectory since the last weights
+    _update: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _watch: "asyncio.Task[None] | None" = field(default=None, init=False)
 
-        Args:
-            restores: whether a server that lost the weights gets them from here; False: from the first rank of several
-                that share the servers, whose pool watches over them.
-        """
-        self.weights = weights  # that every reply must come from
-        self.replicas: tuple[Replica, ...] = ()
-        self._requests = requests
-        self._restores = restores
-        self._home: dict[str, Replica] = {}  # of each trajectory since the last weights, where its prefix is cached
-        self._under_way: Counter[int] = Counter()  # requests by index of the replica
-        self._update = asyncio.Lock()
-        self._watch: asyncio.Task[None] | None = None
+    async def open(self, servers: Iterable[tuple[str, ServerProcess | None]]) -> None:
+        """Start servers that have a process and connect to all; raises the error of the first that fails."""
+        self.replicas = tuple(Replica(self, self.client(url, self.token), process) for url, process in servers)
+        await asyncio.gather(*(replica.open() for replica in self.replicas))
 
-    async def open(
-        self,
-        servers: Sequence[tuple[str, ServerProcess | None]],
-        *,
-        token: str,
-        shape: Mapping[str, str],
-        start_seconds: float,
-        client: Callable[[str, str], ServerClient] = ServerClient,
-    ) -> None:
-        """Start and connect to the servers; raises the error of the first that fails.
-
-        Args:
-            servers: the URL of each, and its process if the sampler starts it.
-            shape: of the model that each must serve, see ``server.shape_of``.
-            start_seconds: time limit of a start, and of loading weights.
-            client: makes the calls of a server, of its URL and the token.
-        """
-
-        def replica(url: str, process: ServerProcess | None) -> Replica:
-            return Replica(
-                client=client(url, token),
-                process=process,
-                index=next(numbers),
-                shape=shape,
-                current_weights=lambda: self.weights,
-                start_seconds=start_seconds,
-                restores=self._restores,
-            )
-
-        numbers, self._replica = count(), replica
-        self.replicas = tuple(replica(url, process) for url, process in servers)
-        await asyncio.gather(*(each.open() for each in self.replicas))
-
-    async def connect(
-        self,
-        urls: Sequence[str],
-        *,
-        token: str,
-        shape: Mapping[str, str],
-        start_seconds: float,
-        client: Callable[[str, str], ServerClient],
-    ) -> None:
+    async def connect(self, urls: Sequence[str]) -> None:
         """Connect to servers that have the weights; one that does not answer at once joins later."""
-        await self.open((), token=token, shape=shape, start_seconds=start_seconds, client=client)
         await self.follow(urls)
         await asyncio.wait([replica.join() for replica in self.replicas], timeout=CONNECT_SECONDS)
 
@@ -94,16 +279,17 @@ class ReplicaPool:
         closed.
         """
         async with self._update:
-            added = [self._replica(url, None) for url in urls if url not in {replica.url for replica in self.replicas}]
-            removed = [replica for replica in self.replicas if replica.url not in urls]
-            self.replicas = (*(replica for replica in self.replicas if replica not in removed), *added)
+            known = {replica.url: replica for replica in self.replicas}
+            added = [Replica(self, self.client(url, self.token), None) for url in urls if url not in known]
+            self.replicas = (*(replica for url, replica in known.items() if url in urls), *added)
             self._home.clear()
             for replica in added:
                 _LOG.info("the vLLM server %s joins the run", replica.url)
                 replica.join("did not join the run")
-            for replica in removed:
-                _LOG.info("the vLLM server %s leaves the run", replica.url)
-                await replica.close()
+            for replica in known.values():
+                if replica not in self.replicas:
+                    _LOG.info("the vLLM server %s leaves the run", replica.url)
+                    await replica.close()
 
     async def watch(self, seconds: float = WATCH_SECONDS) -> None:
         """Look after the servers from now on: one that no request of this rank goes to may be lost to the others."""
@@ -126,24 +312,15 @@ class ReplicaPool:
 
         async def attempt(number: int) -> Generation:
             replica = await self._pick(params.trajectory, number)
-            self._under_way[replica.index] += 1
-            try:
-                reply = await replica.generate(prompt_ids, params, self._requests.seconds)
-            finally:
-                self._under_way[replica.index] -= 1
-            if set(reply.labels) != {self.weights.label}:
-                stale = f"{replica.url} sampled with the weights {reply.labels}, not {self.weights.label}"
-                replica.fail(SamplerError(stale))
-                raise ServerUnreachable(stale)
-            return reply.generation
+            return (await replica.generate(prompt_ids, params, self.requests.seconds)).generation
 
-        return await retried(attempt, retries=self._requests.retries, pause=PAUSE_SECONDS)
+        return await retried(attempt, retries=self.requests.retries, pause=PAUSE_SECONDS)
 
     async def load(self, weights: WeightsLabel) -> None:
         """Have the ready servers load new weights; the others load them when they answer again."""
         async with self._update:
-            before, self.weights = self.weights, weights
-            self._home.clear()
+            before = self.weights
+            self.hold(weights)
             try:
                 await self._load()
             except BaseException:
@@ -184,12 +361,11 @@ class ReplicaPool:
         home = self._home.get(trajectory)
         if home is not None and home.ready:
             return home
-        start, size = crc32(trajectory.encode()), len(self.replicas)
-        ready = [replica for replica in self.replicas if replica.ready]
-        if ready:
-            home = min(ready, key=lambda each: (self._under_way[each.index], (each.index + start) % size))
-        else:
-            home = self.replicas[(start + attempt) % size]
+        first = crc32(trajectory.encode()) % len(self.replicas)
+        in_order = (*self.replicas[first:], *self.replicas[:first])
+        home = min((each for each in in_order if each.ready), key=lambda each: each.under_way, default=None)
+        if home is None:
+            home = in_order[attempt % len(in_order)]
             await asyncio.shield(home.join())
         if trajectory:
             self._home[trajectory] = home

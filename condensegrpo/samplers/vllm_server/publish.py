@@ -1,4 +1,4 @@
-"""How the learner's weights reach the servers: through a folder of safetensors files, or over NCCL (``nccl.py``).
+"""How the learner's weights reach the servers: through a folder of safetensors files, or from GPU to GPU over NCCL.
 
     own servers       the first rank of a machine writes a folder, the servers of all its ranks load it
     shared servers    the first rank of the run writes a folder, and has all servers load it
@@ -6,14 +6,20 @@
 Writing is separate from loading: servers sample with the old weights while new ones are written.
 """
 
+import asyncio
 import math
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+import socket
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from itertools import accumulate, zip_longest
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 import torch
 from safetensors import SafetensorError
@@ -22,12 +28,16 @@ from torch import Tensor
 
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.threads import DaemonThread
+from condensegrpo.learner.devices import on_this_device
 from condensegrpo.learner.ranks import gather, rank
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.weights import write_adapters
-from condensegrpo.samplers.vllm_server.pool import ReplicaPool
-from condensegrpo.samplers.vllm_server.replica import WeightsLabel
+from condensegrpo.samplers.vllm_server.pool import Replica, ReplicaPool, WeightsLabel
+from condensegrpo.samplers.vllm_server.process import LOOPBACK, free_port
 
+T = TypeVar("T")
+Tensors = Iterator[tuple[str, Tensor]]
 SHARD_BYTES = 2 << 30  # of one file: the memory needed besides the learner's own
 
 
@@ -49,7 +59,7 @@ def check_room(folder: Path, needed: int, free: Callable[[Path], int] = free_byt
         )
 
 
-def write_weights(folder: Path, named_tensors: Iterator[tuple[str, Tensor]], dtype: torch.dtype) -> None:
+def write_weights(folder: Path, named_tensors: Tensors, dtype: torch.dtype) -> None:
     """Write weights into a new folder, file by file; the folder is removed if anything fails."""
     try:
         folder.mkdir(parents=True)
@@ -68,11 +78,7 @@ def write_weights(folder: Path, named_tensors: Iterator[tuple[str, Tensor]], dty
 
 
 def shards(
-    named_tensors: Iterator[tuple[str, Tensor]],
-    dtype: torch.dtype,
-    *,
-    device: torch.device | str,
-    most: int,
+    named_tensors: Tensors, dtype: torch.dtype, *, device: torch.device | str, most: int
 ) -> Iterator[dict[str, Tensor]]:
     """Copies of the tensors on a device, in order, in shards of one type and at most ``most`` bytes, or one tensor."""
     shard: dict[str, Tensor] = {}
@@ -86,10 +92,6 @@ def shards(
         shard[name] = copy
         size += copy.nbytes
     yield shard
-
-
-T = TypeVar("T")
-Tensors = Iterator[tuple[str, Tensor]]
 
 
 def on_ranks(call: Callable[[], T] | None, named_tensors: Iterable[object] = ()) -> list[T | None]:
@@ -118,10 +120,10 @@ def on_ranks(call: Callable[[], T] | None, named_tensors: Iterable[object] = ())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderPublisher:
-    """Writes files into a folder that every server loads. The files of the last update are kept until the end."""
+    """Writes each update into a folder of its own, which every server loads, and keeps the last one."""
 
     loop: BackgroundLoop
-    folder: Path
+    folder: Path  # of the updates of this run, and of nothing else
     dtype: torch.dtype
     nbytes: int  # of one update
     writer: int = 0  # the rank whose folder this rank's servers load
@@ -129,7 +131,10 @@ class FolderPublisher:
     lora: LoraSettings | None = None  # updates bring adapters; None: all weights
     base: str | None = None  # the folder of the weights below adapters; None: those that the servers start with
     free: Callable[[Path], int] = free_bytes
-    _staged: list[WeightsLabel] = field(default_factory=list, init=False)  # written and not loaded
+
+    @property
+    def _writes(self) -> bool:
+        return rank() == self.writer
 
     def check_room(self) -> None:
         """Check that the folder has room for two updates, before the first; every rank must call it."""
@@ -141,57 +146,265 @@ class FolderPublisher:
         Servers may still sample while weights are written, not while they are loaded. Every rank must call both, and
         every rank raises what one of them raised.
         """
-        write = partial(self._write, pool.weights, named_tensors, label)
+        write = partial(self._write, named_tensors, label)
         weights = on_ranks(write if self._writes else None, named_tensors)[self.writer]
         assert weights is not None  # that rank writes, or all ranks raise
-        return partial(self._load, pool, weights)
 
-    def close(self, pool: ReplicaPool) -> None:
-        """Remove the files of the last update, and of one that was not loaded: no server of the pool will load them."""
-        for weights in (pool.weights, *self._staged):
-            self._remove(weights)
+        def load() -> None:
+            try:
+                on_ranks(partial(self.loop.run, pool.load(weights)) if self.loads else None)
+                pool.hold(weights)
+            finally:
+                self._keep_only(pool.weights)
 
-    @property
-    def _writes(self) -> bool:
-        return rank() == self.writer
+        return load
 
-    def _write(self, before: WeightsLabel, named_tensors: Tensors, label: str) -> WeightsLabel:
+    def close(self) -> None:
+        """Remove all files: no server will load them."""
+        if self._writes:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _write(self, named_tensors: Tensors, label: str) -> WeightsLabel:
         # two updates lie there for a moment: the first must leave room for the second
-        check_room(self.folder, (1 if self._written(before) else 2) * self.nbytes, self.free)
-        folder = self.folder / f"{_prefix(label)}{secrets.token_hex(8)}"
+        check_room(self.folder, (1 if self.folder.is_dir() else 2) * self.nbytes, self.free)
+        folder = self.folder.resolve() / secrets.token_hex(8)
         if self.lora is None:
             write_weights(folder, named_tensors, self.dtype)
-            staged = WeightsLabel(label=label, folder=str(folder.resolve()))
-        else:
-            write_adapters(folder, named_tensors, self.lora)
-            staged = WeightsLabel(label=label, folder=self.base, adapters=str(folder.resolve()))
-        self._staged.append(staged)
-        return staged
+            return WeightsLabel(label=label, folder=str(folder))
+        write_adapters(folder, named_tensors, self.lora)
+        return WeightsLabel(label=label, folder=self.base, adapters=str(folder))
 
-    def _load(self, pool: ReplicaPool, weights: WeightsLabel) -> None:
-        before = pool.weights
+    def _keep_only(self, weights: WeightsLabel) -> None:
+        for path in self.folder.resolve().iterdir() if self._writes else ():
+            if str(path) not in weights:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+PART_BYTES = 256 << 20  # sent at once; the learner's GPU holds a part that is sent, and twice the one that is packed
+SENT_POLL_SECONDS = 0.001  # between two checks of a GPU's progress
+
+
+class WeightBroadcast(Protocol):
+    """The learner's end of an NCCL group."""
+
+    def broadcast(self, tensor: Tensor, src: int) -> None:
+        """Start to send a tensor to all other ranks."""
+
+    def sent(self) -> bool:
+        """Whether all tensors were sent."""
+
+    def destroy(self) -> None:
+        """Leave the group."""
+
+
+Join = Callable[[Mapping[str, object]], WeightBroadcast]  # of a master's address and port and the ranks; as rank 0
+
+
+def join_nccl(meeting: Mapping[str, object]) -> WeightBroadcast:
+    """Join on the current GPU, as rank 0, in a thread of its own: vLLM gives the thread another stream.
+
+    It waits five minutes for the others to connect, and for ever for them in ``ncclCommInitRank``.
+    """
+    from vllm.distributed.weight_transfer.nccl_common import trainer_init
+
+    return _OnSeparateStream(trainer_init(dict(meeting)), torch.cuda.Stream())  # type: ignore[no-untyped-call]  # torch's
+
+
+@dataclass(frozen=True)
+class _OnSeparateStream:
+    """vLLM's communicator on a stream of its own: what the learner computes and gathers meanwhile does not wait."""
+
+    communicator: Any  # vLLM's PyNcclCommunicator, untyped
+    stream: torch.cuda.Stream
+
+    def broadcast(self, tensor: Tensor, src: int) -> None:
+        """Start to send a tensor to all other ranks, after the work of the caller's stream, which packed it."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        self.communicator.broadcast(tensor, src, stream=self.stream)
+        tensor.record_stream(self.stream)
+
+    def sent(self) -> bool:
+        """Whether all tensors were sent."""
+        return bool(self.stream.query())
+
+    def destroy(self) -> None:
+        """Leave the group."""
+        self.communicator.destroy()
+
+
+@dataclass(eq=False)
+class NcclPublisher:
+    """Sends weights to all running servers from GPU to GPU, in a group that is rebuilt whenever their set changes.
+
+        learner, rank 0 ──broadcast──▶ workers of server 0, ranks 1 … w₀ ── of server 1, ranks w₀+1 … ── …
+
+    Names, types and shapes of each part go over HTTP while its bytes go over NCCL in one broadcast, by the routes of
+    vLLM's native weight transfer (packed: ``vllm/distributed/weight_transfer/packed_tensor.py``). The next part is
+    gathered and packed while the servers take one.
+    """
+
+    loop: BackgroundLoop
+    _: KW_ONLY
+    seconds: float  # time limit of each call
+    dtype: torch.dtype
+    sends: bool = True  # False: another rank sends to the same servers
+    join: Join = join_nccl
+    part_bytes: int = PART_BYTES  # sent at once; a larger tensor is sent alone
+    _wire: WeightBroadcast | None = field(default=None, init=False)
+    _members: Sequence[tuple[Replica, int]] = field(default=(), init=False)  # of the group, and how often each joined
+
+    def stage(self, pool: ReplicaPool, named_tensors: Tensors, label: str) -> Callable[[], None]:
+        """Return a call that sends the weights to every running server: nothing is sent while servers sample.
+
+        Every rank must call it. It raises a SamplerError where no server runs, or one was started without NCCL.
+        """
+
+        def update() -> None:
+            on_ranks(partial(self._publish, pool, named_tensors, label) if self.sends else None, named_tensors)
+            pool.hold(WeightsLabel(label=label, folder=None))
+
+        return update
+
+    def close(self) -> None:
+        """Leave the group, if there is one."""
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.destroy()
+
+    def _publish(self, pool: ReplicaPool, named_tensors: Tensors, label: str) -> None:
+        running = self.loop.run(_running(pool.replicas))
+        if not running:
+            raise SamplerError(f"sending the weights {label} over NCCL: none of {len(pool.replicas)} servers answers")
+        members = [(replica, replica.joins) for replica in running]
+        if self._wire is None or members != self._members:
+            self.close()
+            self._wire, self._members = self._joined(running), members
+        wire, self._wire = self._wire, None  # of an update that fails the members cannot complete it
+        self._send(wire, running, named_tensors)
+        self._wire = wire
+        self.loop.run(_gathered(replica.receive(label) for replica in running))
+
+    def _send(self, wire: WeightBroadcast, replicas: Sequence[Replica], named_tensors: Tensors) -> None:
+        """Send weights to every server of the group, in their order."""
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        self._on_all(replicas, "start_weight_update").result()
+        taking: Future[list[None]] | None = None
+        for part in shards(named_tensors, self.dtype, device=device, most=self.part_bytes):
+            packed = torch.cat([tensor.flatten().view(torch.uint8) for tensor in part.values()])
+            self._wait_until_taken(taking, wire)
+            update = {
+                "names": list(part),
+                "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in part.values()],
+                "shapes": [list(tensor.shape) for tensor in part.values()],
+            }
+            taking = self._on_all(replicas, "update_weights", [{"update_info": update}] * len(replicas))
+            wire.broadcast(packed, src=0)
+        self._wait_until_taken(taking, wire)
+        self._on_all(replicas, "finish_weight_update").result()
+
+    def _wait_until_taken(self, taking: "Future[list[None]] | None", wire: WeightBroadcast) -> None:
+        """Wait until the servers have a part and the GPU has sent it, for a bounded time: a peer may have died."""
+        if taking is None:
+            return
+        taking.result()  # the calls have a time limit
+        until = time.monotonic() + self.seconds
+        while not wire.sent():
+            if time.monotonic() > until:
+                raise SamplerError(
+                    f"sending weights over NCCL: not done within {self.seconds:g} seconds (server.start_seconds). A "
+                    f"server has probably died: resume the run."
+                )
+            time.sleep(SENT_POLL_SECONDS)
+
+    def _on_all(
+        self, replicas: Sequence[Replica], step: str, bodies: Sequence[Mapping[str, object]] = ()
+    ) -> "Future[list[None]]":
+        """Start a step of the transfer on every server."""
+        pairs = zip_longest(replicas, bodies)  # without bodies: None
+        return self.loop.submit(_gathered(each.client.transfer(step, body, self.seconds) for each, body in pairs))
+
+    def _joined(self, replicas: Sequence[Replica]) -> WeightBroadcast:
+        """This end of a new group, which the workers of all servers joined in time."""
+        workers = [_workers(replica) for replica in replicas]
+        meeting: dict[str, object] = {
+            "master_address": address_for(replica.url for replica in replicas),
+            "master_port": free_port(),
+            "world_size": 1 + sum(workers),
+        }
+        firsts = accumulate(workers, initial=1)  # the ranks of a server's workers follow those of the servers before it
+        packing = {"packed": True, "packed_buffer_size_bytes": self.part_bytes}
+        invitations = [
+            {"init_info": {**meeting, "rank_offset": first, **packing}}
+            for first, _ in zip(firsts, replicas, strict=False)
+        ]
+        self._on_all(replicas, "shutdown_weight_transfer_engine").result()  # of an earlier group
+        joining = self._on_all(replicas, "init_weight_transfer_engine", invitations)
+        thread, on_device = DaemonThread("NCCL"), on_this_device()
+
+        def join_here() -> WeightBroadcast:
+            on_device()
+            return self.join(meeting)
+
+        wire = thread.submit(join_here)
+        thread.close()
+        calls: list[Future[Any]] = [joining, wire]
+        done, _ = wait(calls, timeout=self.seconds, return_when=FIRST_EXCEPTION)
+        error = next((future.exception() for future in done if future.exception() is not None), None)
+        if error is None and len(done) == 2:
+            return wire.result()
+        joining.cancel()
+        doing = f"joining {len(replicas)} servers over NCCL at {meeting['master_address']}:{meeting['master_port']}: "
+        if error is not None:
+            raise SamplerError(
+                f"{doing}{type(error).__name__}: {error} Servers must reach this address; or set server.weights=folder."
+            ) from error
+        found = "servers that are ready and a rank that is not" if joining in done else "no answer from a server"
+        raise SamplerError(
+            f"{doing}found {found} after {self.seconds:g} seconds (server.start_seconds), wanted a group with "
+            f"{', '.join(replica.url for replica in replicas)}. Name the network on every machine (NCCL_SOCKET_IFNAME; "
+            f"NCCL_DEBUG=INFO says where NCCL stops), give no server the GPU of a rank, or set server.weights=folder. "
+            f"Restart servers that the run did not start: they still wait."
+        )
+
+
+async def _gathered(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    return await asyncio.gather(*calls)
+
+
+async def _running(replicas: Sequence[Replica]) -> list[Replica]:
+    """The replicas that have joined and answer now."""
+    answers = await asyncio.gather(*(replica.answers() for replica in replicas))
+    return [replica for replica, answers_now in zip(replicas, answers, strict=True) if answers_now]
+
+
+def _workers(replica: Replica) -> int:
+    """The processes of a server that joins a group, one a GPU."""
+    served = replica.description
+    if served is None or not served.nccl:
+        raise SamplerError(
+            f"sending weights to {replica.url} over NCCL: it was started without. Start it with the same "
+            f"server.weights=nccl (condensegrpo serve CONFIG), or remove the option here."
+        )
+    if served.engines > 1:
+        raise SamplerError(
+            f"sending weights to {replica.url} over NCCL: its {served.engines} data-parallel engines would join the "
+            f"group as one. Set server.weights=folder, or start a server for each engine."
+        )
+    return served.world_size
+
+
+def address_for(urls: Iterable[str]) -> str:
+    """This machine's address for servers: the source address of packets to the first remote one."""
+    for url in urls:
+        host = urlsplit(url).hostname or ""
+        if host in (LOOPBACK, "localhost", "::1"):
+            continue
         try:
-            on_ranks(partial(self.loop.run, pool.load(weights)) if self.loads else None)
-        except BaseException:
-            self._remove(weights)
-            raise
-        pool.hold(weights)
-        self._staged.clear()
-        self._remove(before)
-
-    def _remove(self, weights: WeightsLabel) -> None:
-        """Remove the files of an update that this rank wrote."""
-        folder = self._written(weights)
-        if folder is not None and self._writes:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _written(self, weights: WeightsLabel) -> Path | None:
-        """The folder of an update; None: no update brought the weights. A model may lie beside the updates."""
-        path = Path(weights.adapters or weights.folder or "")
-        written = path.parent == self.folder.resolve() and path.name.startswith(_prefix(weights.label))
-        return path if written else None
-
-
-def _prefix(label: str) -> str:
-    """How the name of the folder of an update begins."""
-    return f"{label.replace(':', '-')}-"
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # vLLM's group has no IPv6
+                probe.connect((host, 9))  # sends nothing
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            raise SamplerError(
+                f"joining {url} over NCCL: {error}. Give it an address of IPv4, or set server.weights=folder."
+            ) from error
+    return LOOPBACK

@@ -14,8 +14,9 @@ import shutil
 import socket
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated
 
@@ -35,11 +36,9 @@ from condensegrpo.samplers.vllm.request import check_request, picture_prompts
 from condensegrpo.samplers.vllm.settings import NCCL, TEMPORARY, RequestSettings, ServedModel, ServerSettings
 from condensegrpo.samplers.vllm.weights import ExpectedWeights, native_rank
 from condensegrpo.samplers.vllm_server.client import ServerClient
-from condensegrpo.samplers.vllm_server.nccl import NcclPublisher
-from condensegrpo.samplers.vllm_server.pool import ReplicaPool
+from condensegrpo.samplers.vllm_server.pool import STARTED_WITH, ReplicaPool, WeightsLabel
 from condensegrpo.samplers.vllm_server.process import ServerProcess, check_vllm_installed, devices_of
-from condensegrpo.samplers.vllm_server.publish import FolderPublisher
-from condensegrpo.samplers.vllm_server.replica import STARTED_WITH, WeightsLabel
+from condensegrpo.samplers.vllm_server.publish import FolderPublisher, NcclPublisher
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE, shape_of
 from condensegrpo.storage.media import MediaFolder
 
@@ -95,25 +94,23 @@ class VllmServerSampler(Sampler):
         self._loop = BackgroundLoop("vllm-servers")
         self._publisher: Publisher | None = None
         first = WeightsLabel(label=STARTED_WITH, folder=None)
-        if (
-            urls and Path(model_path).is_dir()
-        ):  # of a Hub id it is only known whether a server was updated since its start
+        if urls and Path(model_path).is_dir():  # of a Hub id it is only known whether a server was updated since
             first = WeightsLabel(label=f"{self._run}:start", folder=str(Path(model_path).resolve()))
-        self._pool = ReplicaPool(first, requests, restores=not self._shared or rank() == 0)
         token = os.environ.get(TOKEN_VARIABLE, "") if urls else secrets.token_urlsafe(24)
+        shape = shape_of(AutoConfig.from_pretrained(model_path))
+        seconds = server.start_seconds
+        pools = partial(ReplicaPool, requests=requests, token=token, shape=shape, start_seconds=seconds)
+        self._client = partial(VllmClient, model_path, pools=pools, media=media)
+        client = partial(ServerClient, pictures=picture_prompts(model_path, media))
+        self._pool = pools(weights=first, restores=not self._shared or rank() == 0, client=client)
         model = ServedModel(path=model_path, dtype=dtype, max_model_len=max_model_len, lora=lora)
         devices = () if urls else devices_of(server, replicas)  # of the servers to start
-        self._processes = tuple(
+        processes = [
             ServerProcess(model, server, token=token, log=self._home / f"server-{number}.log", device=device)
             for number, device in enumerate(devices)
-        )
-        servers = [*((url, None) for url in urls), *((process.url, process) for process in self._processes)]
+        ]
         try:
-            shape, seconds = shape_of(AutoConfig.from_pretrained(model_path)), server.start_seconds
-            client = partial(ServerClient, pictures=picture_prompts(model_path, media))
-            self._loop.run(self._pool.open(servers, token=token, shape=shape, start_seconds=seconds, client=client))
-            opens = partial(VllmClient, model_path, token=token, shape=shape, requests=requests, media=media)
-            self._client = partial(opens, start_seconds=seconds)
+            self._loop.run(self._pool.open([*zip(urls, repeat(None)), *((each.url, each) for each in processes)]))
             self._lora = self._native(lora, dtype, server)  # None: updates bring all weights
             self.takes_adapters = self._lora is not None
             self._publisher = self._open_publisher(server, DTYPES[dtype], first.folder)
@@ -229,7 +226,7 @@ class VllmServerSampler(Sampler):
         machines = gather(socket.gethostname())
         publisher = FolderPublisher(
             loop=self._loop,
-            folder=self._home if server.weights == TEMPORARY else Path(server.weights),
+            folder=(self._home if server.weights == TEMPORARY else Path(server.weights)) / f"condensegrpo-{self._run}",
             dtype=kind,
             nbytes=self._expected.check(self._lora).nbytes(kind),
             writer=0 if self._shared else machines.index(machines[rank()]),
@@ -248,7 +245,7 @@ class VllmServerSampler(Sampler):
         if self._pool.replicas:
             self._loop.run(self._pool.close())
         if isinstance(publisher, FolderPublisher):
-            publisher.close(self._pool)
+            publisher.close()
         self._loop.close()
         self._remove()
 
@@ -260,22 +257,18 @@ class VllmClient(Sampler):
         self,
         model_path: str,
         *,
+        pools: Callable[..., ReplicaPool],
         urls: Sequence[str],
-        token: str,
-        shape: Mapping[str, str],
         weights: WeightsLabel,
         version: int,
-        requests: RequestSettings,
-        start_seconds: float,
         media: MediaFolder | None,
     ) -> None:
-        """Connect; ``weights`` have the version ``version``, for the rest see ``ReplicaPool`` and its ``open``."""
+        """Connect; ``pools`` makes the pool, and ``weights`` have the version ``version``."""
         self.version = version
         self._loop = BackgroundLoop("vllm-client")
-        self._pool = ReplicaPool(weights, requests, restores=False)
         client = partial(ServerClient, pictures=picture_prompts(model_path, media))
-        opening = self._pool.connect(urls, token=token, shape=shape, start_seconds=start_seconds, client=client)
-        self._loop.run(opening)
+        self._pool = pools(weights=weights, restores=False, client=client)
+        self._loop.run(self._pool.connect(urls))
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """One reply to one prompt; see ``VllmServerSampler``."""
