@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from condensegrpo.sandbox.calls import SandboxLimits
@@ -78,8 +79,9 @@ def without_body(solution: Solution) -> str:
 async def judged(sandbox: Sandbox, solutions: Sequence[Solution], codes: Sequence[str]) -> list[CodeVerdict]:
     """The verdict of each."""
     calls = zip(solutions, codes, strict=True)
+    grading = partial(asyncio.to_thread, grade, sandbox)
     return await asyncio.gather(
-        *(grade(sandbox, code, solution.tests, setup=solution.setup, entry=solution.entry) for solution, code in calls)
+        *(grading(code, solution.tests, setup=solution.setup, entry=solution.entry) for solution, code in calls)
     )
 
 

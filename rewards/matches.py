@@ -7,7 +7,7 @@ from typing import Literal
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.rewards.mathematics import equal
 from condensegrpo.sandbox.calls import CallOutcome
-from condensegrpo.sandbox.grade import grade_now
+from condensegrpo.sandbox.grade import grade
 from condensegrpo.sandbox.sandbox import Sandbox
 
 Match = Literal["exact", "number", "last_number", "alias", "contains", "words", "math", "tests"]
@@ -196,7 +196,7 @@ def passes_tests(answer: str, problem: Problem, sandbox: Sandbox) -> bool:
     if len(code) > MAX_CODE:
         return False
     data = problem.data
-    verdict = grade_now(
+    verdict = grade(
         sandbox, code, tuple(data["tests"]), setup=data.get("test_setup", ""), entry=tuple(data.get("entry", ()))
     )
     if CallOutcome.LOST in (verdict.judge.outcome, verdict.code.outcome):

@@ -245,7 +245,9 @@ def work() -> dict[str, tuple[str, Sequence[str], Sequence[str]]]:
 async def run_all(isolation: str) -> dict[str, CodeVerdict]:
     """The verdict of each forgery, several at a time."""
     with Sandbox(isolation=isolation, limits=LIMITS, parallel=6) as sandbox:
-        verdicts = [grade(sandbox, code, tests, entry=entry) for code, tests, entry in work().values()]
+        verdicts = [
+            asyncio.to_thread(grade, sandbox, code, tests, entry=entry) for code, tests, entry in work().values()
+        ]
         return dict(zip(work(), await asyncio.gather(*verdicts), strict=True))
 
 

@@ -1,13 +1,12 @@
 """Grading code by tests: which code passes."""
 
-import asyncio
 import textwrap
 from collections.abc import Iterator
 
 import pytest
 
 from condensegrpo.sandbox.calls import SandboxLimits
-from condensegrpo.sandbox.grade import CodeVerdict, grade, grade_now
+from condensegrpo.sandbox.grade import CodeVerdict, grade
 from condensegrpo.sandbox.sandbox import Sandbox
 
 TESTS = ("assert add(1, 2) == 3", "assert add([1], [2]) == [1, 2]", "assert add('a', 'b') == 'ab'")
@@ -21,7 +20,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 def verdict(sandbox: Sandbox, code: str, *tests: str, setup: str = "", entry: tuple[str, ...] = ()) -> CodeVerdict:
-    return grade_now(sandbox, textwrap.dedent(code), tests or TESTS, setup=setup, entry=entry)
+    return grade(sandbox, textwrap.dedent(code), tests or TESTS, setup=setup, entry=entry)
 
 
 def test_right_code_passes(sandbox: Sandbox) -> None:
@@ -36,22 +35,14 @@ def test_each_test_is_judged_separately(sandbox: Sandbox) -> None:
     assert not result.all_passed
 
 
-async def _graded(sandbox: Sandbox) -> CodeVerdict:
-    return await grade(sandbox, "def add(a, b): return a + b", TESTS)
-
-
-def test_awaited_and_blocking_grading_agree(sandbox: Sandbox) -> None:
-    assert asyncio.run(_graded(sandbox)).passed == (True,) * 3
-
-
 def test_code_without_tests_does_not_pass(sandbox: Sandbox) -> None:
-    assert not grade_now(sandbox, "", []).all_passed
+    assert not grade(sandbox, "", []).all_passed
 
 
 def test_tests_before_an_infinite_loop_keep_their_verdict() -> None:
     code = "def add(a, b):\n  while a == [1]: pass\n  return a + b"
     with Sandbox(limits=SandboxLimits(seconds=2.5, memory_mib=256)) as short:
-        result = grade_now(short, code, TESTS)
+        result = grade(short, code, TESTS)
     assert result.passed == (True, False, False)
     assert result.reasons[1] == "not judged: the tests ended with the outcome timeout"
 

@@ -12,9 +12,9 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from condensegrpo.sandbox.calls import CallOutcome, CallResult, SandboxLimits
+from condensegrpo.sandbox.calls import CallOutcome, CallResult
 from condensegrpo.sandbox.process import python_request
-from condensegrpo.sandbox.sandbox import CallGroup, Sandbox, Work
+from condensegrpo.sandbox.sandbox import CallGroup, Sandbox
 
 GRACE = 1.0  # extra seconds for the process of the code, which ends after that of the tests
 
@@ -34,10 +34,10 @@ class CodeVerdict:
         return bool(self.passed) and all(self.passed)
 
 
-async def grade(
+def grade(
     sandbox: Sandbox, code: str, tests: Sequence[str], *, setup: str = "", entry: Sequence[str] = ()
 ) -> CodeVerdict:
-    """Grade code by tests, each a piece of Python such as ``assert add(1, 2) == 3``.
+    """Grade code by tests, each a piece of Python such as ``assert add(1, 2) == 3``. It blocks, as a reward may.
 
     Arguments and results are plain values (numbers, text, and lists, tuples, sets, dicts … of them). An object of the
     code's own classes stays in the process of the code; the tests get a proxy that equals itself only.
@@ -52,24 +52,11 @@ async def grade(
     Raises:
         SandboxError: see ``Sandbox.open``.
     """
-    return await sandbox.work(_work(code, tests, setup, entry, sandbox.limits))
-
-
-def grade_now(
-    sandbox: Sandbox, code: str, tests: Sequence[str], *, setup: str = "", entry: Sequence[str] = ()
-) -> CodeVerdict:
-    """``grade`` for callers without an event loop, such as a reward: it blocks."""
-    return sandbox.work_now(_work(code, tests, setup, entry, sandbox.limits))
-
-
-def _work(
-    code: str, tests: Sequence[str], setup: str, entry: Sequence[str], limits: SandboxLimits
-) -> Work[CodeVerdict]:
     nonce = secrets.token_hex(16)
-    longer = replace(limits, seconds=limits.seconds + GRACE)
+    longer = replace(sandbox.limits, seconds=sandbox.limits.seconds + GRACE)
     candidate = {**python_request(code, longer), "kind": "candidate"}
     judged = {"tests": list(tests), "setup": setup, "entry": list(entry), "nonce": nonce}
-    tester = {**python_request("", limits), "kind": "judge", "judged": judged}
+    tester = {**python_request("", sandbox.limits), "kind": "judge", "judged": judged}
 
     def work(group: CallGroup) -> CodeVerdict:
         ours, theirs = socket.socketpair()
@@ -79,7 +66,7 @@ def _work(
         code_call.finish()
         return _verdict(len(tests), nonce, judge, code_call.result())
 
-    return work
+    return sandbox.work(work)
 
 
 def _verdict(count: int, nonce: str, judge: CallResult, code: CallResult) -> CodeVerdict:

@@ -260,36 +260,30 @@ def probe_backends() -> dict[Isolation, str | None]:
 
 
 def _probed(isolation: Isolation, packages: Sequence[str]) -> Server:
-    """A server that code did not escape from. SandboxError: it escaped, or did not run."""
+    """A server that code did not escape from, though it tried. SandboxError: it escaped, or did not run."""
     server = Server(isolation, packages)
     try:
-        _probe(server)
+        with tempfile.NamedTemporaryFile(prefix=folders.PREFIX, mode="w", encoding="ascii") as secret:
+            fcntl.flock(secret, fcntl.LOCK_SH)  # not a leftover
+            secret.write("not to be read")
+            secret.flush()
+            Path(secret.name).chmod(0o644)
+            code = _ESCAPES.format(secret=secret.name, outside=os.getpid(), ptrace=numbers()["ptrace"])
+            call = server.call()
+            call.send(python_request(code, SandboxLimits()))
+            result = call.result()
+            written = Path(f"{secret.name}.new")
+            if written.exists():
+                written.unlink()
+                raise SandboxError("confined code was able to write a file outside")
+        if result.outcome is not CallOutcome.FINISHED:
+            raise SandboxError(f"a probe call ended as {result.outcome}: {(result.detail or result.stderr).strip()}")
+        if escapes := json.loads(result.stdout):
+            raise SandboxError(f"confined code was able to {', '.join(escapes).replace('_', ' ')}")
     except BaseException:
         server.close()
         raise
     return server
-
-
-def _probe(server: Server) -> None:
-    """Run code on a server that tries to escape."""
-    with tempfile.NamedTemporaryFile(prefix=folders.PREFIX, mode="w", encoding="ascii") as secret:
-        fcntl.flock(secret, fcntl.LOCK_SH)  # not a leftover
-        secret.write("not to be read")
-        secret.flush()
-        Path(secret.name).chmod(0o644)
-        code = _ESCAPES.format(secret=secret.name, outside=os.getpid(), ptrace=numbers()["ptrace"])
-        call = server.call()
-        call.send(python_request(code, SandboxLimits()))
-        result = call.result()
-        written = Path(f"{secret.name}.new")
-        if written.exists():
-            written.unlink()
-            raise SandboxError("confined code was able to write a file outside")
-    if result.outcome is not CallOutcome.FINISHED:
-        raise SandboxError(f"a probe call ended as {result.outcome}: {(result.detail or result.stderr).strip()}")
-    escapes = json.loads(result.stdout)
-    if escapes:
-        raise SandboxError(f"confined code was able to {', '.join(escapes).replace('_', ' ')}")
 
 
 def _answered(end: socket.socket, seconds: float) -> bool:

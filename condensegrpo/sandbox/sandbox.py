@@ -12,8 +12,9 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Self, TypeVar
 
@@ -111,27 +112,26 @@ class Sandbox:
         Raises:
             SandboxError: see ``open``.
         """
-        return await self.work(self._python(code, stdin, files, seconds))
+        with self._started(self._python(code, stdin, files, seconds)) as result:
+            return await asyncio.wrap_future(result)
 
     def run_python_now(
         self, code: str, *, stdin: str = "", files: Mapping[str, str] | None = None, seconds: float | None = None
     ) -> CallResult:
         """``run_python`` for callers without an event loop: it blocks."""
-        return self.work_now(self._python(code, stdin, files, seconds))
+        return self.work(self._python(code, stdin, files, seconds))
 
-    async def work(self, work: Work[T]) -> T:
-        """Run a function in the pool. If the awaiting task is cancelled, its calls end."""
-        group = CallGroup(self)
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work, group)
-        finally:
-            group.cancel()
-
-    def work_now(self, work: Work[T]) -> T:
+    def work(self, work: Work[T]) -> T:
         """Run a function in the pool and wait for its result."""
+        with self._started(work) as result:
+            return result.result()
+
+    @contextmanager
+    def _started(self, work: Work[T]) -> "Iterator[Future[T]]":
+        """A function that runs in the pool. If its caller waits no longer, its calls end."""
         group = CallGroup(self)
         try:
-            return self._pool.submit(work, group).result()
+            yield self._pool.submit(work, group)
         finally:
             group.cancel()
 
