@@ -74,9 +74,8 @@ async def played(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 async def refusal(server: ModuleType, taskset: str, config: dict[str, Any]) -> str:
-    settings = server.Settings(taskset=taskset, config=config, eval_config={}, max_examples=None)
     try:
-        await server.Taskset(settings).problems("train", 0)
+        await server.Taskset(taskset=taskset, config=config, eval_config={}, max_examples=None).problems("train", 0)
     except Exception as error:
         return str(server.fault_of(error))
     return ""

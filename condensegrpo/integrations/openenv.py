@@ -24,7 +24,7 @@ from condensegrpo.core.messages import History, MediaPart, Message
 from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
-from condensegrpo.episodes.toolcalls import shortened
+from condensegrpo.episodes.toolcalls import as_text, shortened
 from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, action_in, picture_of
 from condensegrpo.integrations.mcp import is_tool, offered_tool, text_of
 from condensegrpo.integrations.mcp_client import Json, Refused
@@ -119,7 +119,7 @@ class OpenEnv(ResetRows):
         unread = {METADATA, *self.pictures}
         shown = {name: observation[name] for name in self.show or observation if self.show or name not in unread}
         only = next(iter(shown.values())) if len(shown) == 1 else shown
-        return shortened(_as_text(only) if shown else "", MAX_CHARS)
+        return shortened(as_text(only) if shown else "", MAX_CHARS)
 
     def pictures_of_observation(self, observation: Json) -> tuple[MediaPart, ...]:
         """What the policy sees of an observation: of each field of ``pictures`` that has a value, its picture."""
@@ -223,7 +223,7 @@ class OpenEnvEpisode(Environment):
             return f"Error: {error.get('message') if isinstance(error, dict) else error}"
         if isinstance(result, dict) and isinstance(result.get("content"), list):
             return text_of({"content": result["content"], "isError": result.get("is_error")})
-        return _as_text(result) if "result" in observation else self._task.text_of_observation(observation)
+        return as_text(result) if "result" in observation else self._task.text_of_observation(observation)
 
     def _offered(self, server: str, observation: Json) -> Iterator[EnvironmentTool]:
         tools = observation.get("tools")
@@ -259,7 +259,3 @@ def _picture(value: object, name: str) -> MediaPart:
     if pixels.shape[2:] != (3,):
         raise ValueError(f"the field {name} of an observation has the shape {pixels.shape}, wanted rows × columns × 3")
     return picture_of(pixels.astype(numpy.uint8))
-
-
-def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

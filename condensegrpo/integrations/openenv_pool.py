@@ -1,7 +1,5 @@
 """The sessions that episodes have with OpenEnv servers: which server, how many at the same time, and when to try again.
 
-    EpisodeSession ─▶ SessionPool ─▶ RunningServer, the one with the smallest load ─▶ Session
-
 All coroutines run on the event loop of the pool. The wire format is JSON messages over a WebSocket, answered in order:
 
     ─▶  {"type": "reset", "data": {"seed": 3}}
@@ -36,9 +34,13 @@ from condensegrpo.core.errors import EnvironmentLost
 from condensegrpo.integrations.mcp_client import MAX_BYTES, TOO_LONG, Json, Refused, give_up, messages_of
 from condensegrpo.integrations.servers import END_SECONDS, SHOWN, ChildProcess, ServerAddress
 
-FULL = "CAPACITY_REACHED"
-ENDS = {FULL, "FACTORY_ERROR", "SESSION_ERROR"}  # errors after which the server ends a session
-INVALID = "VALIDATION_ERROR"
+T = TypeVar("T")
+LOOPBACK = "127.0.0.1"
+PORT = "{port}"  # in a command: where it is to listen
+HEARTBEAT = 40.0  # seconds between pings; a server that is silent for half as long after one is gone
+FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0  # seconds before opening a session is tried again
+FULL, INVALID = "CAPACITY_REACHED", "VALIDATION_ERROR"
+ENDS = (FULL, "FACTORY_ERROR", "SESSION_ERROR")  # errors after which the server ends a session
 EXPECTED = "wanted the messages of OpenEnv 0.2 or newer"
 
 
@@ -52,93 +54,6 @@ class NotReady(EnvironmentLost):
 
 class ServerFull(NotReady):
     """All sessions of the server are in use."""
-
-
-class Session:
-    """An environment on a server. What it pays counts, also for a step whose caller gave up."""
-
-    def __init__(self, name: str, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
-        """``name``: of the server, for messages."""
-        self.rewards = list[float]()  # of its steps, those that had one
-        self.done = False  # whether the environment ended the episode
-        self._name, self._socket = name, socket
-        self._lost: EnvironmentLost | None = None  # why it can be used no longer
-        self._waiting = deque[asyncio.Future[Json]]()  # for answers, in order
-        self._reader = asyncio.create_task(self._listen())  # always there: it also answers the server's pings
-
-    async def request(self, kind: str, data: Json) -> Json:
-        """The observation that follows from a ``reset`` or ``step``."""
-        if self._lost is not None:
-            raise type(self._lost)(str(self._lost))
-        answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
-        self._waiting.append(answer)
-        try:
-            with contextlib.suppress(ConnectionError, aiohttp.ClientError):  # the reader has the reason
-                await self._socket.send_str(json.dumps({"type": kind, "data": data}, default=str))
-            return await answer
-        finally:
-            give_up(answer)  # where it was not awaited to its end
-
-    async def close(self) -> None:
-        """End the session; the server ends its environment before it confirms."""
-        try:
-            with contextlib.suppress(ConnectionError, aiohttp.ClientError):
-                await self._socket.send_str('{"type": "close"}')
-            await asyncio.wait([self._reader], timeout=END_SECONDS)
-        finally:
-            await self._socket.close()
-            await asyncio.wait([self._reader])
-
-    async def _listen(self) -> None:
-        lost: EnvironmentLost = NotReady(f"the OpenEnv server {self._name} ended the session")
-        try:
-            async for message in self._socket:
-                if isinstance(message.data, aiohttp.WebSocketError):
-                    fault = TOO_LONG if message.data.code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG else str(message.data)
-                    raise EnvironmentLost(f"the OpenEnv server {self._name}: {fault}")
-                self._take(message.data)
-        except EnvironmentLost as error:
-            lost = error
-        finally:
-            self._lost = lost
-            for answer in self._waiting:
-                if not answer.done():
-                    answer.set_exception(type(lost)(str(lost)))
-
-    def _take(self, text: object) -> None:
-        """Take the answer to the request that waits longest."""
-        try:
-            message = json.loads(text if isinstance(text, str) else "null")
-            data = message["data"]
-            if message["type"] == "error":
-                errors = data.get("errors") or ()  # what is wrong with which part of the action
-                details = "".join(f"; {'.'.join(map(str, error['loc']))}: {error['msg']}" for error in errors)
-                self._refuse(data.get("code"), redacted(f"{data['message']}{details}")[:SHOWN])
-                return
-            observation, reward, done = dict(data["observation"]), data["reward"], bool(data["done"])
-            if reward is not None and not self.done:
-                self.rewards.append(float(reward))
-            self.done = self.done or done
-            answer = self._waiting.popleft()
-        except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            shown = redacted(text)[:SHOWN] if isinstance(text, str) else "binary data"
-            raise EnvironmentLost(f"the OpenEnv server {self._name} sent {shown}, {EXPECTED}") from error
-        if not answer.done():  # else its caller gave up
-            answer.set_result(observation)
-
-    def _refuse(self, code: object, fault: str) -> None:
-        if code in ENDS:
-            raise (ServerFull if code == FULL else EnvironmentLost)(f"the OpenEnv server {self._name}: {fault}")
-        answer = self._waiting.popleft()
-        if not answer.done():
-            answer.set_exception((InvalidAction if code == INVALID else Refused)(fault))
-
-
-T = TypeVar("T")
-LOOPBACK = "127.0.0.1"
-PORT = "{port}"  # in a command: where it is to listen
-HEARTBEAT = 40.0  # seconds between pings; a server that is silent for half as long after one is gone
-FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0  # seconds before opening a session is tried again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,45 +76,31 @@ class RunningServer:
         self.name = name
         self.actions: Json = {}  # the schema of its actions
         self.avoided_until = 0.0  # as ``time.monotonic``: it was not ready
+        self.used = 0  # sessions that are open or awaited
+        self.free = asyncio.Semaphore(server.sessions)
         self._server, self._seconds = server, seconds
         self._url = re.sub("^ws", "http", server.url.rstrip("/"))
-        self._free, self._used = asyncio.Semaphore(server.sessions), 0
         self._preparing = asyncio.Lock()
         self._client: aiohttp.ClientSession | None = None
         self._process: ChildProcess | None = None
 
     @property
     def load(self) -> float:
-        """Sessions that are open or awaited, as a share of those that it may have."""
-        return self._used / self._server.sessions
+        """The share of its sessions that is open or awaited."""
+        return self.used / self._server.sessions
 
-    async def take(self) -> None:
-        """Wait for one of its sessions to be free, and reserve it."""
-        self._used += 1
-        try:
-            await self._free.acquire()
-        except BaseException:
-            self._used -= 1
-            raise
-
-    def free(self) -> None:
-        """Give back a session that was taken."""
-        self._used -= 1
-        self._free.release()
-
-    async def opened(self) -> Session:
-        """A new session."""
+    async def connected(self) -> "aiohttp.ClientWebSocketResponse[bool]":
+        """A new connection, to a server whose actions are known."""
         with self._reached():
             async with asyncio.timeout(self._seconds):
                 async with self._preparing:
                     client = await self._prepared()
-                socket = await client.ws_connect(
+                return await client.ws_connect(
                     f"{self._url}/ws",
                     heartbeat=HEARTBEAT,
                     max_msg_size=MAX_BYTES,
                     timeout=aiohttp.ClientWSTimeout(ws_close=END_SECONDS),
                 )
-                return Session(self.name, socket)
 
     async def described_end(self) -> str:
         """How its process ended; empty: it has none, or it goes on."""
@@ -215,7 +116,7 @@ class RunningServer:
             await self._client.close()
 
     async def _prepared(self) -> aiohttp.ClientSession:
-        """A client of the server, which runs as far as we know, and whose actions are known."""
+        """A client of the server, which runs as far as we know."""
         if self._client is None:
             traced = aiohttp.TraceConfig()
             traced.on_request_redirect.append(_refuse_redirect)
@@ -277,6 +178,83 @@ async def _refuse_redirect(client: object, context: object, redirect: aiohttp.Tr
     raise aiohttp.ClientResponseError(answer.request_info, (), status=answer.status, message="(a redirect)")
 
 
+class Connection:
+    """An environment on a server. What it pays counts, also for a step whose caller gave up."""
+
+    def __init__(self, name: str, socket: "aiohttp.ClientWebSocketResponse[bool]") -> None:
+        """``name``: of the server, for messages."""
+        self.rewards = list[float]()  # of its steps, those that had one
+        self.done = False  # whether the environment ended the episode
+        self._name, self._socket = name, socket
+        self._lost: EnvironmentLost | None = None  # why it can be used no longer
+        self._waiting = deque[asyncio.Future[Json]]()  # for answers, in order
+        self._reader = asyncio.create_task(self._listen())  # always there: it also answers the server's pings
+
+    async def request(self, kind: str, data: Json) -> Json:
+        """The observation that follows from a ``reset`` or ``step``."""
+        if self._lost is not None:
+            raise type(self._lost)(str(self._lost))
+        answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
+        self._waiting.append(answer)
+        try:
+            with contextlib.suppress(ConnectionError, aiohttp.ClientError):  # the reader has the reason
+                await self._socket.send_str(json.dumps({"type": kind, "data": data}, default=str))
+            return await answer
+        finally:
+            give_up(answer)  # where it was not awaited to its end
+
+    async def close(self) -> None:
+        """End the session; the server ends its environment before it confirms."""
+        try:
+            with contextlib.suppress(ConnectionError, aiohttp.ClientError):
+                await self._socket.send_str('{"type": "close"}')
+            await asyncio.wait([self._reader], timeout=END_SECONDS)
+        finally:
+            await self._socket.close()
+            await asyncio.wait([self._reader])
+
+    async def _listen(self) -> None:
+        lost: EnvironmentLost = NotReady(f"the OpenEnv server {self._name} ended the session")
+        try:
+            async for message in self._socket:
+                if isinstance(message.data, aiohttp.WebSocketError):
+                    fault = TOO_LONG if message.data.code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG else str(message.data)
+                    raise EnvironmentLost(f"the OpenEnv server {self._name}: {fault}")
+                self._take(message.data)
+        except EnvironmentLost as error:
+            lost = error
+        finally:
+            self._lost = lost
+            for answer in self._waiting:
+                if not answer.done():
+                    answer.set_exception(type(lost)(str(lost)))
+
+    def _take(self, text: object) -> None:
+        """Take the answer to the request that waits longest; its caller may have given up."""
+        outcome: Json | Refused
+        try:
+            message = json.loads(text if isinstance(text, str) else "null")
+            data = message["data"]
+            if message["type"] == "error":
+                errors = data.get("errors") or ()  # what is wrong with which part of the action
+                details = "".join(f"; {'.'.join(map(str, error['loc']))}: {error['msg']}" for error in errors)
+                fault, code = redacted(f"{data['message']}{details}")[:SHOWN], data.get("code")
+                if code in ENDS:
+                    raise (ServerFull if code == FULL else EnvironmentLost)(f"the OpenEnv server {self._name}: {fault}")
+                outcome = (InvalidAction if code == INVALID else Refused)(fault)
+            else:
+                outcome, reward, done = dict(data["observation"]), data["reward"], bool(data["done"])
+                if reward is not None and not self.done:
+                    self.rewards.append(float(reward))
+                self.done = self.done or done
+            answer = self._waiting.popleft()
+        except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            shown = redacted(text)[:SHOWN] if isinstance(text, str) else "binary data"
+            raise EnvironmentLost(f"the OpenEnv server {self._name} sent {shown}, {EXPECTED}") from error
+        if not answer.done():
+            answer.set_exception(outcome) if isinstance(outcome, Refused) else answer.set_result(outcome)
+
+
 class SessionPool:
     """Opens sessions on an event loop of its own, where servers outlive the loop of an episode."""
 
@@ -287,7 +265,7 @@ class SessionPool:
         self._loop = BackgroundLoop("OpenEnv sessions")
 
     async def call(self, work: Coroutine[object, object, T]) -> T:
-        """The result of a coroutine of an ``EpisodeSession``, from another event loop."""
+        """The result of a coroutine of a ``Session``, from another event loop."""
         return await self._loop.call(work)
 
     def least_used(self) -> RunningServer:
@@ -306,24 +284,14 @@ class SessionPool:
 class EpisodeSession:
     """The session of one episode, from its reservation to its end. ``SessionPool.call`` runs its coroutines."""
 
+    server: RunningServer  # after ``start``
+    opened: Connection  # likewise
+
     def __init__(self, pool: SessionPool) -> None:
         """Nothing is opened before ``start``."""
         self._pool = pool
-        self._server: RunningServer | None = None
-        self._session: Session | None = None
+        self._held = contextlib.AsyncExitStack()  # the reservation and the connection
         self._starting = asyncio.Lock()  # until a start that was cancelled has ended
-
-    @property
-    def opened(self) -> Session:
-        """The session, after ``start``."""
-        assert self._session is not None
-        return self._session
-
-    @property
-    def server(self) -> RunningServer:
-        """Its server, after ``start``."""
-        assert self._server is not None
-        return self._server
 
     async def start(self, arguments: Json) -> Json:
         """Open a session and reset its environment; where servers are not ready, try again after a pause.
@@ -334,14 +302,17 @@ class EpisodeSession:
         async with self._starting:
             began, delay, jitter = 0.0, FIRST_DELAY, random.Random()  # not the generator of the process
             while True:
-                server = self._pool.least_used()
-                await server.take()
-                self._server, began = server, began or time.monotonic()
+                self.server = server = self._pool.least_used()
+                server.used += 1
+                self._held.callback(_give_back, server)
+                await self._held.enter_async_context(server.free)
+                began = began or time.monotonic()
                 try:
-                    self._session = await server.opened()
-                    return await self._session.request("reset", arguments)
+                    self.opened = Connection(server.name, await server.connected())
+                    self._held.push_async_callback(self.opened.close)
+                    return await self.opened.request("reset", arguments)
                 except NotReady as error:
-                    await self._freed()
+                    await self._held.aclose()
                     server.avoided_until = time.monotonic() + delay
                     if isinstance(error, ServerFull):
                         began = 0.0  # it is there; the time limit of the turn holds
@@ -352,7 +323,7 @@ class EpisodeSession:
                 delay = min(2 * delay, LONGEST_DELAY)
 
     async def step(self, action: Json) -> Json:
-        """The observation that follows from an action; raises as ``Session.request``."""
+        """The observation that follows from an action; raises as ``Connection.request``."""
         try:
             return await self.opened.request("step", action)
         except NotReady as error:
@@ -361,14 +332,8 @@ class EpisodeSession:
     async def close(self) -> None:
         """End the session."""
         async with self._starting:
-            await self._freed()
+            await self._held.aclose()
 
-    async def _freed(self) -> None:
-        session, self._session = self._session, None
-        server, self._server = self._server, None
-        try:
-            if session is not None:
-                await session.close()
-        finally:
-            if server is not None:
-                server.free()
+
+def _give_back(server: RunningServer) -> None:
+    server.used -= 1

@@ -8,7 +8,6 @@ the session that they name, in a header or after the token, or else to the conve
 """
 
 import asyncio
-import json
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -30,7 +29,7 @@ from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.group import problem_draw, stream_seed
 from condensegrpo.sandbox.calls import SandboxLimits
 from condensegrpo.tasks.agent import Agent
-from condensegrpo.tasks.agent_conversation import plain_messages
+from condensegrpo.tasks.agent_conversation import arguments_of, plain_messages
 from condensegrpo.tasks.agent_endpoint import (
     MAX_BYTES,
     MESSAGES,
@@ -90,7 +89,10 @@ class _Session:
         newest, first = len(self.newest), len(self.first)
         if self.reply is not None and len(messages) > newest and tuple(messages[:newest]) == self.newest:
             said, text = messages[newest], self.reply.text.strip()
-            if said.text.strip() == text and _calls(said) == _calls(self.reply):
+            calls, others = (
+                [(call.name, arguments_of(call)) for call in each.tool_calls] for each in (said, self.reply)
+            )
+            if said.text.strip() == text and calls == others:  # clients write the JSON of their arguments anew
                 return 4
             return 3 if text and said.text.strip().startswith(text) else 2
         return int(len(messages) > first and tuple(messages[:first]) == self.first)
@@ -242,15 +244,3 @@ async def _listening(host: str, port: int, opened: ExitStack) -> list[socket.soc
         server = socket.create_server((address[0], taken, *address[2:]), family=family)
         listening.append(opened.enter_context(server))
     return listening
-
-
-def _calls(message: Message) -> list[tuple[str, object]]:
-    """The calls of a reply; clients write the JSON of their arguments anew."""
-    return [(call.name, _value(call.arguments)) for call in message.tool_calls]
-
-
-def _value(arguments: str) -> object:
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments

@@ -3,93 +3,34 @@
 Their prompts are texts or chat messages, as data sets and tasks of other libraries hold them.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Lt
-from pydantic import AliasChoices, AliasPath, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.messages import Message, Role, ToolCall
+from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.storage.rows import Row, check_rows, read_rows
+from condensegrpo.tasks.agent_chat import chat_message
+from condensegrpo.tasks.agent_request import RequestRefused, each
 from condensegrpo.tasks.answers import SHARE, AnswerStyle, Splits, SplitTask, row_identity, split
 
-ROLES = {"developer": "system", "function": "tool", **{role: role for role in get_args(Role)}}
-NAME = AliasChoices(AliasPath("function", "name"), "name")  # of a call: OpenAI, verifiers
-ARGUMENTS = AliasChoices(AliasPath("function", "arguments"), "arguments")
-PARSED = BeforeValidator(lambda call: json.loads(call) if isinstance(call, str) else call)  # a call as a text of JSON
+
+def first_messages(given: object, where: str) -> tuple[Message, ...]:
+    """The messages of a prompt, in which calls are texts; a text by itself is a message of the user."""
+    if isinstance(given, str) or not given:
+        return (Message(role="user", content=given if isinstance(given, str) else ""),)
+    return tuple(map(_with_written_calls, each(given, where, chat_message)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedCall:
-    """A tool call."""
-
-    id: str | None = None
-    name: Annotated[str, Field(validation_alias=NAME)] = ""
-    arguments: Annotated[str | dict[str, Any], Field(validation_alias=ARGUMENTS)] = ""
-
-    @property
-    def call(self) -> ToolCall:
-        """The call as the trajectory has it."""
-        given = self.arguments
-        arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        return ToolCall(id=self.id or "", name=self.name, arguments=arguments)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedPart:
-    """A part of a message."""
-
-    type: str
-    text: str = ""
-    reasoning: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedMessage:
-    """A chat message."""
-
-    role: str
-    content: str | tuple[LoggedPart, ...] | None = None
-    reasoning_content: str | None = None
-    tool_calls: tuple[Annotated[LoggedCall | None, PARSED], ...] | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
-
-
-Texts = str | tuple[LoggedMessage, ...]  # a text, or chat messages
-
-
-def messages(logged: Texts, role: Role) -> tuple[Message, ...]:
-    """The messages of a data set; a text by itself is a message of ``role``."""
-    return (Message(role=role, content=logged),) if isinstance(logged, str) else tuple(map(_message, logged))
-
-
-def _message(logged: LoggedMessage) -> Message:
-    calls = tuple(call.call for call in logged.tool_calls or () if call is not None)
-    role: Any = ROLES.get(logged.role, "user")
-    thought = f"<think>{logged.reasoning_content}</think>" if logged.reasoning_content else ""
-    content = "\n".join(map(_part, logged.content)) if isinstance(logged.content, tuple) else logged.content
-    written = (f'<tool_call>{{"name": "{call.name}", "arguments": {call.arguments}}}</tool_call>' for call in calls)
-    return Message(
-        role=role,
-        content="\n".join(part for part in (thought, content, *written) if part),
-        tool_calls=calls,
-        tool_call_id=logged.tool_call_id,
-        name=logged.name,
-    )
-
-
-def _part(part: LoggedPart) -> str:
-    if part.type == "reasoning":
-        return f"<think>{part.reasoning}</think>"
-    return part.text if part.type == "text" else f"[{part.type}]"
-
-
-_PROMPT: TypeAdapter[Texts] = TypeAdapter(Texts)
+def _with_written_calls(message: Message) -> Message:
+    calls = [
+        f'<tool_call>{{"name": "{call.name}", "arguments": {call.arguments}}}</tool_call>'
+        for call in message.tool_calls
+    ]
+    return replace(message, content="\n".join(part for part in (message.text, *calls) if part))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -118,7 +59,7 @@ class ResetRows(SplitTask):
 
     def first_messages(self, row: Mapping[str, Any], observation: str = "") -> tuple[Message, ...]:
         """The first messages of an episode, at least one: the row's prompt, and after it what ``reset`` returned."""
-        *first, last = messages(_PROMPT.validate_python(row.get(self.prompt) or ""), "user") or messages("", "user")
+        *first, last = first_messages(row.get(self.prompt), self.prompt)
         return (*first, replace(last, content=last.text + observation))
 
     def _read(self, rows: Sequence[Row], split: str, source: str) -> list[Problem]:
@@ -126,10 +67,10 @@ class ResetRows(SplitTask):
         for number, row in enumerate(rows, start=1):
             try:
                 self.first_messages(row)
-            except ValidationError as error:
+            except RequestRefused as error:
                 raise DataError(
                     f"reading the dataset {source}: row {number} has the {self.prompt} {row[self.prompt]!r:.80}, "
-                    f'wanted a text or chat messages, as in [{{"role": "user", "content": "…"}}]'
+                    f'wanted a text or chat messages, as in [{{"role": "user", "content": "…"}}]: {error}'
                 ) from error
         return [
             Problem(

@@ -47,16 +47,6 @@ _trace: ContextVar[vf.Trace] = ContextVar("trace")  # of the episode whose tool 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Which tasks to serve; see the task ``verifiers``."""
-
-    taskset: str
-    config: Mapping[str, Any]
-    eval_config: Mapping[str, Any]
-    max_examples: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Tool:
     """A tool of a toolset."""
 
@@ -77,9 +67,12 @@ class Episode:
 class Taskset:
     """The tasks and the episodes that are under way."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Nothing is imported before the first request."""
-        self._settings = settings
+    def __init__(
+        self, *, taskset: str, config: Mapping[str, Any], eval_config: Mapping[str, Any], max_examples: int | None
+    ) -> None:
+        """Nothing is imported before the first request. For the arguments see the task ``verifiers``."""
+        self._name, self._limit = taskset, max_examples
+        self._configs = {"train": config, "eval": {**config, **eval_config}}
         self._episodes = dict[int, Episode]()
         self._shared = dict[str, asyncio.Task[dict[str, Tool]]]()  # tools that all tasks of a split share
         self._stack = contextlib.AsyncExitStack()
@@ -125,7 +118,9 @@ class Taskset:
         """End an episode: the sum of its rewards, each times its weight."""
         ended = self._episodes.pop(episode)
         await ended.toolsets.aclose()
-        add_messages(ended.trace, messages)
+        for message in TypeAdapter(vf.Messages).validate_python(messages):
+            add_message(ended.trace, message, sampled=message.role == "assistant")
+        ended.trace.stop("agent_completed")
         if overrides(ended.task, "finalize"):
             await invoke(ended.task.finalize, {"trace": ended.trace})
         await ended.task.score(ended.trace)
@@ -146,12 +141,10 @@ class Taskset:
     @cache  # noqa: B019  one object, which lives as long as the process
     def _loaded(self, split: str) -> tuple[vf.Taskset, Sequence[vf.Task]]:
         """The taskset as a split has it, and its tasks."""
-        module, kind = found(self._settings.taskset)
-        values = {**self._settings.config, **(self._settings.eval_config if split == "eval" else {})}
-        named = {} if ":" in self._settings.taskset else {"id": self._settings.taskset}
+        module, kind = found(self._name)
+        named = {} if ":" in self._name else {"id": self._name}
         config = concrete_type(kind, vf.TasksetConfig, origin=vf.Taskset) or vf.TasksetConfig
-        taskset = kind(config.model_validate({**named, **values}))
-        limit = self._settings.max_examples
+        taskset, limit = kind(config.model_validate({**named, **self._configs[split]})), self._limit
         if limit is None and not taskset.bounded:
             raise ValueError("the taskset has tasks without end: set task.options.max_examples")
         tasks = list(taskset if limit is None else taskset.take(limit))
@@ -207,14 +200,11 @@ def unsupported_data(task: vf.Task) -> Sequence[str]:
     faults = [f"the {name} of task {data.idx}" for name in BOX if getattr(data, name)]
     if data.prompt is None:
         faults.append(f"a user who opens the conversation (task {data.idx} has no prompt)")
-    elif not isinstance(data.prompt, str) and any(map(shows_pictures, data.prompt)):
-        faults.append(f"pictures (task {data.idx})")
+    elif not isinstance(data.prompt, str):
+        parts = [part for each in data.prompt if isinstance(each.content, list) for part in each.content]
+        if any(part.type != "text" for part in parts):
+            faults.append(f"pictures (task {data.idx})")
     return faults
-
-
-def shows_pictures(message: vf.Message) -> bool:
-    """Whether a message has a part that is no text."""
-    return isinstance(message.content, list) and any(part.type != "text" for part in message.content)
 
 
 def overrides(task: vf.Task, name: str) -> bool:
@@ -313,13 +303,6 @@ def new_trace(task: vf.Task) -> vf.Trace:
     return trace
 
 
-def add_messages(trace: vf.Trace, messages: Sequence[Mapping[str, Any]]) -> None:
-    """Add what was said after the prompt, and that the conversation is over."""
-    for message in TypeAdapter(vf.Messages).validate_python(messages):
-        add_message(trace, message, sampled=message.role == "assistant")
-    trace.stop("agent_completed")
-
-
 def add_message(trace: vf.Trace, message: vf.Message, *, sampled: bool) -> None:
     """Add a message after the last one."""
     parent = len(trace.nodes) - 1 if trace.nodes else None
@@ -379,4 +362,4 @@ async def result(taskset: Taskset, method: str, parameters: Mapping[str, Any]) -
 
 
 if __name__ == "__main__":
-    asyncio.run(serve_taskset(Taskset(Settings(**json.loads(sys.argv[1])))))
+    asyncio.run(serve_taskset(Taskset(**json.loads(sys.argv[1]))))

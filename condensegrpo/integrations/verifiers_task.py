@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Lt
-from pydantic import TypeAdapter
 
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.credentials import redacted
@@ -29,12 +28,11 @@ from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.episodes.toolformats import JSON_FORMATS
 from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool, offered_tool, text_of
 from condensegrpo.integrations.mcp_client import Json, Refused
-from condensegrpo.integrations.reset_rows import Texts, messages
+from condensegrpo.integrations.reset_rows import first_messages
 from condensegrpo.integrations.servers import check_servers
 from condensegrpo.tasks.answers import SHARE, SplitTask, read_answer, row_identity, split
 
 PROGRAM = Path(__file__).with_name("verifiers_server.py")
-_PROMPT: TypeAdapter[Texts] = TypeAdapter(Texts)
 _EPISODES = itertools.count()
 
 
@@ -172,5 +170,5 @@ def _identity(problem: Problem) -> str:
 
 def _prompt(task: Json) -> tuple[Message, ...]:
     system = task.get("system_prompt")
-    prompt = messages(_PROMPT.validate_python(task["prompt"]), "user")
+    prompt = first_messages(task["prompt"], "prompt")
     return (Message(role="system", content=system), *prompt) if system else prompt

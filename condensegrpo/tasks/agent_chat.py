@@ -66,7 +66,7 @@ class ChatCompletions(Dialect):
         return ChatRequest(
             dialect=self,
             given=given,
-            messages=each(given.get("messages"), "messages", _message),
+            messages=each(given.get("messages"), "messages", chat_message),
             tools=tools,
             calls_tools=bool(tools) and given.get("tool_choice") != "none",
             stop=tuple(text(string, "stop") for string in stops if string),
@@ -114,7 +114,8 @@ def _event(data: Json) -> str:
     return f"data: {json.dumps(data)}\n\n"
 
 
-def _message(given: object, where: str) -> Message:
+def chat_message(given: object, where: str) -> Message:
+    """A message of the chat format, which data sets hold too; RequestRefused says what is wrong with it."""
     fields = mapping(given, where)
     said_by = role(fields, where, ROLES)
     calls = each(fields.get("tool_calls"), f"{where}.tool_calls", _call)
@@ -129,7 +130,7 @@ def _message(given: object, where: str) -> Message:
 
 def _call(given: object, where: str) -> ToolCall:
     fields = mapping(given, where)
-    function = mapping(fields.get("function"), where)
+    function = mapping(fields.get("function", fields), where)  # verifiers has its fields beside the id
     return call(fields.get("id"), function.get("name"), function.get("arguments"), where)
 
 
