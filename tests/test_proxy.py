@@ -169,43 +169,6 @@ def test_an_agent_holds_a_conversation_of_30_turns_that_exceeds_the_budget_four_
     succeed("inspect", str(folder), "--check")
 
 
-def test_an_agent_of_smolagents_holds_30_turns_that_exceed_the_budget_four_times(tmp_path: Path) -> None:
-    """Unmodified, with its own system prompt, which is most of the budget."""
-    smolagents = pytest.importorskip("smolagents", reason="smolagents is not installed: make install")
-    budget, count = 16_000, 0
-
-    def up(by: int) -> str:
-        """Counts.
-
-        Args:
-            by: how much.
-        """
-        nonlocal count
-        count += by
-        return f"{'a long page of the log. ' * 100}at {count}"
-
-    def answer(request: Any) -> bytes:
-        seen = re.findall(r"at (\d+)", shown(request["prompt"]))
-        done = '<tool>{"name": "final_answer", "args": {"answer": "30"}}</tool>'
-        ids = said(done if seen and seen[-1] == "30" else call(1))
-        return exact(ids, [-0.25] * len(ids))
-
-    options = ("--condenser", "last_k keep_last=2", "--budget", str(budget), "rollout.tools.format=tagged")
-    with endpoint(Behaviour(answer=answer)) as upstream, started(upstream, tmp_path, *options) as (url, token, end):
-        model = smolagents.OpenAIModel("any", api_base=url, api_key=token)
-        counter = smolagents.ToolCallingAgent(
-            tools=[smolagents.tool(up)], model=model, max_steps=40, verbosity_level=0, max_tool_threads=1
-        )
-        assert counter.run("Count to 30.") == "30"
-        end()
-    raw = "".join(str(message.content) for message in counter.write_memory_to_messages())
-    assert len(tokenizer().encode(raw, add_special_tokens=False)) > 4 * budget
-    (scored,) = read_trajectories(tmp_path / "runs/proxy/trajectories/step_000000.parquet")
-    assert (count, len(scored.trajectory.turns)) == (30, 31)
-    assert scored.trajectory.max_context_tokens <= budget
-    assert check(scored.trajectory) == ()
-
-
 def test_any_chat_endpoint_can_be_condensed_for_and_is_recorded_as_text(tmp_path: Path) -> None:
     options = ("--condenser", "truncate", "sampler.name=openai_chat")
     with (

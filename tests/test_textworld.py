@@ -98,16 +98,15 @@ def texts(trajectory: Trajectory) -> list[str]:
     return [trajectory.turns[0].context[-1].text, *observed]
 
 
-def test_the_walkthrough_wins_and_every_episode_of_a_game_is_the_same(task: TextWorld, folder: Path) -> None:
-    treasure = TextWorld(game="treasure_hunter", arguments={"level": 2}, train_games=1, folder=str(folder))
-    problems = [*task.problems("train"), *task.problems("eval"), *treasure.problems("train")]
+def test_the_walkthrough_wins_and_every_episode_of_a_game_is_the_same(task: TextWorld) -> None:
+    problems = [*task.problems("train"), *task.problems("eval")]
     before = open_files()
 
     async def episodes(count: int) -> list[tuple[tuple[str, ...], float | None]]:
-        return await asyncio.gather(*(walk(task, problems[number % 3]) for number in range(count)))
+        return await asyncio.gather(*(walk(task, problems[number % 2]) for number in range(count)))
 
-    played = asyncio.run(episodes(9))
-    assert len(set(played)) == 3  # every episode of a game is the same
+    played = asyncio.run(episodes(4))
+    assert len(set(played)) == 2  # every episode of a game is the same
     assert {outcome for _, outcome in played} == {1.0}
     shown = played[0][0]
     opening = shown[0].splitlines()

@@ -3,9 +3,8 @@
 import asyncio
 import json
 import math
-import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,18 +126,6 @@ def test_the_models_own_generation_config_does_not_leak_into_the_distribution(fo
     assert any({5, 6} & set(reply.token_ids[:-1]) for reply in bent)  # nor do its stop ids
 
 
-def test_a_reply_is_the_same_alone_and_in_a_mixed_batch(qwen: TransformersSampler) -> None:
-    requests = [
-        (prompt, params(seed=seed, temperature=(1.0, 0.7, 0.0)[seed % 3], max_tokens=4 + seed, stop_ids=(30 + seed,)))
-        for seed, prompt in enumerate(MIXED * 2)
-    ]
-    company = together(qwen, requests)
-    for (prompt, one), reply in zip(requests, company, strict=True):
-        single = alone(qwen, prompt, one)
-        assert (single.token_ids, single.finish) == (reply.token_ids, reply.finish)
-        assert reply.logprobs == pytest.approx(single.logprobs, abs=1e-5)
-
-
 def test_the_seed_alone_names_the_stream(qwen: TransformersSampler) -> None:
     first, again, other, high = together(qwen, [(MIXED[0], params(seed=seed)) for seed in (3, 3, 4, 3 + 2**32)])
     assert first.token_ids == again.token_ids
@@ -192,13 +179,6 @@ def test_a_token_of_probability_zero_is_never_drawn(folders: dict[str, str]) -> 
 
 
 # --- stops ------------------------------------------------------------------------------------------------------------
-
-
-def test_length_cuts_every_row_at_its_own_max_tokens(qwen: TransformersSampler) -> None:
-    replies = together(qwen, [(MIXED[0], params(max_tokens=most, seed=1)) for most in (1, 5, 12)])
-    assert [len(reply.token_ids) for reply in replies] == [1, 5, 12]
-    assert {reply.finish for reply in replies} == {FinishReason.LENGTH}
-    assert replies[2].token_ids[:5] == replies[1].token_ids
 
 
 def test_a_stop_id_ends_a_reply_and_is_kept_with_its_logprob(qwen: TransformersSampler) -> None:
@@ -281,14 +261,6 @@ def test_a_request_that_cannot_join_fails_and_the_next_one_works(qwen: Transform
     assert len(alone(qwen, MIXED[0], params()).token_ids) == 12
 
 
-def test_weights_that_are_not_numbers_are_an_error_not_a_reply(folders: dict[str, str]) -> None:
-    sampler = TransformersSampler(folders["qwen3"])
-    weights = {name: tensor * math.nan for name, tensor in weights_of(folders["qwen3"]).items()}
-    sampler.update_weights(weights.items(), 1)
-    with pytest.raises(SamplerError, match="logits are not numbers"):
-        alone(sampler, MIXED[0], params())
-
-
 def test_a_missing_model_and_invalid_options_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(SamplerError, match="nothing-here"):
         TransformersSampler(str(tmp_path / "nothing-here"))
@@ -301,77 +273,6 @@ def test_a_missing_model_and_invalid_options_are_refused_by_name(tmp_path: Path)
 
 
 # --- queue ------------------------------------------------------------------------------------------------------------
-
-
-def test_waiting_requests_are_batched_together(qwen: TransformersSampler) -> None:
-    def seconds(count: int) -> float:
-        started = time.process_time()
-        together(qwen, [(MIXED[0], params(max_tokens=32, seed=seed)) for seed in range(count)])
-        return time.process_time() - started
-
-    seconds(1)  # warm up
-    assert seconds(64) < 16 * min(seconds(1) for _ in range(3))
-
-
-def test_more_requests_than_max_batch_are_all_served(folders: dict[str, str], qwen: TransformersSampler) -> None:
-    requests = [(prompt, params(seed=seed)) for seed, prompt in enumerate(MIXED)]
-    small = TransformersSampler(folders["qwen3"], max_batch=2)
-    assert [r.token_ids for r in together(small, requests)] == [r.token_ids for r in together(qwen, requests)]
-
-
-def test_requests_that_come_while_a_batch_is_generated_are_served_next(qwen: TransformersSampler) -> None:
-    async def staggered() -> list[Generation]:
-        first = asyncio.create_task(qwen.sample(MIXED[0], params(seed=1, max_tokens=50)))
-        await asyncio.sleep(0.02)
-        second = asyncio.create_task(qwen.sample(MIXED[1], params(seed=2)))
-        return [await first, await second]
-
-    first, second = asyncio.run(staggered())
-    assert first.token_ids == alone(qwen, MIXED[0], params(seed=1, max_tokens=50)).token_ids
-    assert second.token_ids == alone(qwen, MIXED[1], params(seed=2)).token_ids
-
-
-@pytest.mark.parametrize("wait", [0.0, 0.02])  # while it waits for its batch, and while it is generated
-def test_a_cancelled_request_does_not_break_its_batch(qwen: TransformersSampler, wait: float) -> None:
-    async def one_gives_up() -> tuple[Generation, bool, Generation]:
-        staying = asyncio.create_task(qwen.sample(MIXED[0], params(seed=1, max_tokens=50)))
-        leaving = asyncio.create_task(qwen.sample(MIXED[2], params(seed=2, max_tokens=50)))
-        await asyncio.sleep(wait)
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
-        return await staying, leaving.cancelled(), await qwen.sample(MIXED[1], params(seed=3))
-
-    staying, gone, later = asyncio.run(one_gives_up())
-    assert gone or wait  # a thread that stands still may find it finished
-    assert staying.token_ids == alone(qwen, MIXED[0], params(seed=1, max_tokens=50)).token_ids
-    assert later.token_ids == alone(qwen, MIXED[1], params(seed=3)).token_ids
-
-
-def test_a_time_out_of_all_requests_leaves_the_sampler_usable(qwen: TransformersSampler) -> None:
-    async def hasty() -> Generation:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await qwen.sample(MIXED[0], params(max_tokens=60))
-        return await qwen.sample(MIXED[1], params(seed=3))
-
-    assert asyncio.run(hasty()).token_ids == alone(qwen, MIXED[1], params(seed=3)).token_ids
-
-
-def test_an_event_loop_that_dies_with_requests_does_not_harm_the_next(qwen: TransformersSampler) -> None:
-    async def leave_early() -> None:
-        background: Coroutine[Any, Any, Generation] = qwen.sample(MIXED[0], params(max_tokens=60))
-        await asyncio.wait({asyncio.create_task(background)}, timeout=0.01)
-
-    asyncio.run(leave_early())
-    unclean = asyncio.new_event_loop()  # closed with its tasks still pending
-    pending = unclean.create_task(qwen.sample(MIXED[0], params()))
-    unclean.run_until_complete(asyncio.sleep(0))
-    drain = [task for task in asyncio.all_tasks(unclean) if task is not pending]
-    assert len(alone(qwen, MIXED[0], params()).token_ids) == 12
-    for task in (pending, *drain):  # tidy up, or their destructors complain
-        task.cancel()
-    unclean.run_until_complete(asyncio.gather(pending, *drain, return_exceptions=True))
-    unclean.close()
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

@@ -191,14 +191,6 @@ def test_measured_logprobs_are_those_of_a_plain_forward(
         assert gap(policy, prompt, reply, 0.7) < 1e-4
 
 
-@pytest.mark.parametrize(("prompt", "output"), [([], [3]), ([3], []), ([3] * 300, [3] * 100)])
-def test_unmeasurable_prompts_and_outputs_are_refused(
-    sampler: "VllmSampler", prompt: list[int], output: list[int]
-) -> None:
-    with pytest.raises(SamplerError, match=r"found a prompt of|vLLM was set up for max_model_len=400"):
-        asyncio.run(sampler.measure(prompt, output))
-
-
 def test_tokens_are_drawn_from_the_reported_distribution(sampler: "VllmSampler", policy: PreTrainedModel) -> None:
     count, temperature = 1500, 0.7
     drawn = Counter(
@@ -382,31 +374,6 @@ def test_a_cancelled_request_leaves_the_engine_and_no_trace(sampler: "VllmSample
     assert gone
     assert staying.token_ids == alone(sampler, MIXED[0], params(seed=1, max_tokens=50)).token_ids
     assert later.token_ids == alone(sampler, MIXED[1], params(seed=3)).token_ids
-
-
-def test_a_time_out_leaves_the_sampler_usable(sampler: "VllmSampler", policy: PreTrainedModel) -> None:
-    async def hasty() -> Generation:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await sampler.sample(MIXED[0], params(max_tokens=300))
-        return await sampler.sample(MIXED[1], params(seed=3))
-
-    assert len(asyncio.run(hasty()).token_ids) == 12
-    send(sampler, policy, 0)  # nothing is left under way
-
-
-def test_an_event_loop_that_ends_with_requests_does_not_affect_the_next(
-    sampler: "VllmSampler", policy: PreTrainedModel
-) -> None:
-    async def leave_early() -> None:
-        task = asyncio.create_task(sampler.sample(MIXED[0], params(max_tokens=300)))
-        await asyncio.sleep(0.05)
-        assert not task.done()
-
-    asyncio.run(leave_early())
-    send(sampler, policy, 0)
-    asyncio.run(leave_early())
-    assert len(alone(sampler, MIXED[0], params()).token_ids) == 12
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
