@@ -83,7 +83,8 @@ def sampler(folder: Path, policy: PreTrainedModel) -> Iterator[VllmServerSampler
 @pytest.fixture
 def served(sampler: VllmServerSampler, monkeypatch: pytest.MonkeyPatch) -> str:
     """The URL of the server; its token is in VLLM_API_KEY and in SERVED_KEY, for commands too."""
-    (process,) = sampler._processes
+    (process,) = [replica.process for replica in sampler._pool.replicas]
+    assert process is not None
     for name in (TOKEN_VARIABLE, "SERVED_KEY"):
         monkeypatch.setenv(name, process._environment[TOKEN_VARIABLE])
         monkeypatch.setitem(ENVIRONMENT, name, process._environment[TOKEN_VARIABLE])  # type: ignore[arg-type]  # a dict
@@ -210,7 +211,8 @@ def test_after_its_server_was_killed_a_run_ends_with_the_way_to_resume_it(
     sampler: VllmServerSampler, policy: PreTrainedModel
 ) -> None:
     """The last test of this server."""
-    (process,) = sampler._processes
+    (process,) = [replica.process for replica in sampler._pool.replicas]
+    assert process is not None
     assert process._process is not None
     guard = process._process.pid
     (server,) = map(int, Path(f"/proc/{guard}/task/{guard}/children").read_text().split())
