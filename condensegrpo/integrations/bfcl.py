@@ -31,8 +31,6 @@ from condensegrpo.episodes.toolformats import parsed_arguments, quoted
 from condensegrpo.tasks.answers import SplitTask, is_held_out, pinned_messages, split
 
 PACKAGE = "bfcl-eval==2026.3.23"
-FOLDERS = (".", "bfcl_eval/data", "data")  # where the files may be, below what the user names
-BfclFolder = Path | zipfile.Path
 KINDS = {"string": str, "integer": int, "number": int | float, "boolean": bool, "array": list, "object": dict}
 LARGEST = 10**18  # magnitude of a number
 LARGEST_OF = {"exponent": 1000, "precision": 1000, "decimal_places": 1000}  # whose cost grows with their value
@@ -238,7 +236,7 @@ class BfclEpisode(Environment):
 def _problems(category: Category) -> list[Problem]:
     """The episodes of a category; ``data`` is the row of the benchmark with ground truth and scenario."""
     file = f"BFCL_v4_multi_turn_{category}.json"
-    folder = bfcl_folder(file)
+    folder = bfcl_data()
     truths = {row["id"]: row["ground_truth"] for row in bfcl_rows(folder / "possible_answer" / file, "ground_truth")}
     return [
         Problem(
@@ -252,35 +250,23 @@ def _problems(category: Category) -> list[Problem]:
 
 
 def _functions(file: str) -> tuple[EnvironmentTool, ...]:
-    folder = bfcl_folder(f"multi_turn_func_doc/{file}") / "multi_turn_func_doc"
     return tuple(
         EnvironmentTool(name=row["name"], description=row["description"], parameters=json_schema(row["parameters"]))
-        for row in bfcl_rows(folder / file, "name", "description", "parameters")
+        for row in bfcl_rows(bfcl_data() / "multi_turn_func_doc" / file, "name", "description", "parameters")
     )
 
 
-def bfcl_folder(file: str, source: Path | None = None) -> BfclFolder:
-    """The folder that has a file of the benchmark: of the installed package, a folder, or inside a wheel."""
-    roots: list[BfclFolder] = []
-    if source is None:
-        spec = find_spec("bfcl_eval")
-        roots = [Path(path) for path in (spec.submodule_search_locations or ())] if spec is not None else []
-    elif source.is_dir():
-        roots = [source]
-    elif zipfile.is_zipfile(source):
-        roots = [zipfile.Path(source)]
-    for candidate in (root / inside if inside != "." else root for root in roots for inside in FOLDERS):
-        if (candidate / file).is_file():
-            return candidate
-    lacking = (
-        f"the package bfcl_eval is not installed. Run `pip install --no-deps {PACKAGE}`"
-        if source is None
-        else f"{source} has no {file}. Run `pip download --no-deps {PACKAGE}` and name the wheel with --data"
-    )
-    raise DataMissing(f"reading BFCL's data: {lacking}")
+def bfcl_data() -> Path:
+    """The folder of the benchmark's data in the installed package."""
+    spec = find_spec("bfcl_eval")
+    if spec is None or not spec.submodule_search_locations:
+        raise DataMissing(
+            f"reading BFCL's data: the package bfcl_eval is not installed. Run `pip install --no-deps {PACKAGE}`"
+        )
+    return Path(spec.submodule_search_locations[0]) / "data"
 
 
-def bfcl_rows(file: BfclFolder, *columns: str) -> list[dict[str, Any]]:
+def bfcl_rows(file: Path | zipfile.Path, *columns: str) -> list[dict[str, Any]]:
     """The rows of a file, each with these columns."""
     try:
         lines = file.read_text(encoding="utf-8").split("\n")

@@ -20,6 +20,7 @@ The data are of BFCL v4 (Apache-2.0), in the wheel of the package bfcl-eval, whi
 """
 
 import random
+import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,10 +30,10 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Lt
 
 from condensegrpo.core.condenser import Request
-from condensegrpo.core.errors import DataError
+from condensegrpo.core.errors import DataError, DataMissing
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.integrations.bfcl import PACKAGE, bfcl_folder, bfcl_rows
+from condensegrpo.integrations.bfcl import PACKAGE, bfcl_data, bfcl_rows
 from condensegrpo.rewards.matches import contains_answer
 from condensegrpo.studies.tasks.notes import NotesEnvironment
 from condensegrpo.tasks.answers import SplitTask, read_answer, split
@@ -76,7 +77,7 @@ class MemoryQuestions:
 
 def read_memory_questions(source: Path | None = None) -> MemoryQuestions:
     """The benchmark in a folder, in a wheel of bfcl-eval, or by default in the installed package."""
-    folder = bfcl_folder(QUESTIONS, source)
+    folder = bfcl_data() if source is None else _folder(source)
     answers = {str(row["id"]): row for row in bfcl_rows(folder / "possible_answer" / QUESTIONS, "id", "ground_truth")}
     messages: dict[str, tuple[str, ...]] = defaultdict(tuple)
     files = (file for file in (folder / "memory_prereq_conversation").iterdir() if file.name.endswith(".json"))
@@ -98,6 +99,18 @@ def read_memory_questions(source: Path | None = None) -> MemoryQuestions:
         for row in rows
     )
     return MemoryQuestions(questions=questions, messages=dict(messages))
+
+
+def _folder(source: Path) -> Path | zipfile.Path:
+    """The folder of the data in a folder, or inside a wheel."""
+    root = zipfile.Path(source) if zipfile.is_zipfile(source) else source
+    for folder in (root, root / "bfcl_eval" / "data", root / "data"):
+        if (folder / QUESTIONS).is_file():
+            return folder
+    raise DataMissing(
+        f"reading BFCL's data: {source} has no {QUESTIONS}. Run `pip download --no-deps {PACKAGE}` and name the wheel "
+        f"with --data"
+    )
 
 
 @dataclass(kw_only=True, eq=False)
