@@ -468,4 +468,4 @@ def test_the_example_with_a_tiny_model_needs_none_on_the_disk(tmp_path: Path) ->
         (tmp_path / name).write_text(block.replace("command: python ", f"command: {sys.executable} "))
     (tmp_path / "questions.jsonl").write_text('{"question": "What does a lamp cost?", "answer": "25"}\n')
     (tmp_path / "held_out.jsonl").write_text('{"question": "What does a desk cost?", "answer": "90"}\n')
-    succeed("train", "tiny.yaml", "--dry-run", cwd=tmp_path)
+    succeed("train", "tiny.yaml", "train.problems_per_step=1", "--dry-run", cwd=tmp_path)

@@ -669,16 +669,6 @@ def test_a_prompt_that_does_not_fit_is_refused_without_a_request(folder: str, sh
         ask(sampler, prompt=(3,) * 6)
 
 
-@pytest.mark.parametrize("heat", [0.005, 2.5, -1.0, float("nan")])
-def test_a_temperature_that_vllm_would_change_is_refused_without_a_request(
-    heat: float, folder: str, shape: dict[str, str]
-) -> None:
-    with serving(StandIn(shape)) as server, sampling(folder, server) as sampler:
-        with pytest.raises(SamplerError, match=f"temperature={heat}"):
-            asyncio.run(sampler.sample((3, 4), SamplingParams(max_tokens=4, temperature=heat)))
-        assert not server.prompts
-
-
 def test_a_closed_sampler_is_an_error_and_closes_twice(folder: str, shape: dict[str, str]) -> None:
     with serving(StandIn(shape)) as server:
         with sampling(folder, server) as sampler:
