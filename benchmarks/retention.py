@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from tables import show
 
-from condensegrpo.assembly.parts import build_condenser
+from condensegrpo.assembly.build import build_condenser
 from condensegrpo.assembly.scorers import frozen_scorers
 from condensegrpo.cli.evaluate import parsed_condensers
-from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.config.use import CondenserUse
 from condensegrpo.core.condenser import Budget, Condenser, Count, with_tokens
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import History, Message, Unit, flatten
@@ -106,7 +106,7 @@ def methods(condensers: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[Met
     built: list[Method] = []
     for condenser, options in condensers:
         name = Contender(condenser=condenser, options=options, budget=None).label
-        plugin = build_condenser(CondenserPlugin(name=condenser, options=dict(options)))
+        plugin = build_condenser(CondenserUse(name=condenser, options=dict(options)))
         if plugin.writes:
             raise ConfigError(
                 f"measuring the retention of {name}: it asks a policy for text, and this benchmark has none. "

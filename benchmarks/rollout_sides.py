@@ -11,7 +11,7 @@ import torch
 from rollout_world import World, engine, play, waves
 from sides import Run, Side
 
-from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.protocols.sampler import Sampler
 
 Wave = list[tuple[tuple[int, ...], int]]  # a prompt and the length of its reply, for every trajectory

@@ -33,6 +33,8 @@ COMMANDS = {  # module of ``condensegrpo.cli`` and its function, or its Typer fo
     "export": "runs:export_command",
     "doctor": "doctor:doctor",
     "plan": "plan:plan_command",
+    "config": "explain:config_command",
+    "explain": "explain:explain",
     "serve": "serve:serve_command",
     "proxy": "serve:proxy",
     "plugins": "init:plugins",

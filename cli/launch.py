@@ -21,8 +21,7 @@ from pydantic import TypeAdapter
 
 from condensegrpo.cli.options import Overrides, config_names
 from condensegrpo.config.checks import check_ranks
-from condensegrpo.config.extends import layered, overridden, plain
-from condensegrpo.config.load import config_on, find_config, load_config
+from condensegrpo.config.load import config_on, find_config, load_config, resolved
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import dump, override
 from condensegrpo.core.errors import ConfigError, DataMissing, ModelMissing, RunError
@@ -87,7 +86,7 @@ class Job:
     @property
     def text(self) -> str:
         """The configuration as one file: what it does not set is chosen where it is read, such as ``model.dtype``."""
-        return dump(plain(overridden(layered(find_config(self.source)), self.overrides)))
+        return dump(resolved(find_config(self.source), self.overrides, locate=False))
 
     def with_overrides(self, *overrides: str) -> "Job":
         """The job with further overrides."""

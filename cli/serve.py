@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from condensegrpo.assembly.plugins import check_plugin
 from condensegrpo.cli.evaluate import parsed_condensers
 from condensegrpo.cli.options import AnyConfig, Overrides, base_url, shown
 from condensegrpo.cli.process import handle_first
-from condensegrpo.config.extends import overridden
-from condensegrpo.config.load import dump_config, longest_request, named_config, validate
+from condensegrpo.config.load import dump_config, longest_request, named_config, overridden, validate
+from condensegrpo.config.options import check_plugin
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import override
 from condensegrpo.core.errors import CondenseError, ConfigError, RunError

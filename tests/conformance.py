@@ -15,10 +15,10 @@ from typing import Any
 from answering import always
 from hypothesis import strategies as st
 
-from condensegrpo.assembly.parts import build_condenser
+from condensegrpo.assembly.build import build_condenser
 from condensegrpo.attention.scorer import ScriptedScorer
 from condensegrpo.condensers.observation_mask import PLACEHOLDER
-from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.config.use import CondenserUse
 from condensegrpo.core import plugins
 from condensegrpo.core.condenser import (
     Budget,
@@ -82,7 +82,7 @@ class Case:
     def build(self) -> Condenser:
         """As a configuration builds it."""
         options = self.options() if callable(self.options) else self.options
-        return build_condenser(CondenserPlugin(name=self.name, options=options))
+        return build_condenser(CondenserUse(name=self.name, options=options))
 
     def __str__(self) -> str:
         return f"{self.name}-{'' if callable(self.options) else self.options}"

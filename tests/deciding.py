@@ -10,8 +10,8 @@ from conformance import PINNED
 from formats import TOOL_FORMATS
 from talk import Counting, engine, problem, said, shown
 
-from condensegrpo.assembly.parts import build_condenser
-from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.assembly.build import build_condenser
+from condensegrpo.config.use import CondenserUse
 from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.trajectory import Trajectory
@@ -31,7 +31,7 @@ def call(tool: str, /, **arguments: object) -> str:
 
 def build(name: str, **options: object) -> Condenser:
     """A condenser as a configuration builds it."""
-    return build_condenser(CondenserPlugin(name=name, options=options))
+    return build_condenser(CondenserUse(name=name, options=options))
 
 
 def stages(*named: str | tuple[str, Mapping[str, Any]], net: Sequence[Mapping[str, Any]] = ()) -> Condenser:

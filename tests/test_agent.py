@@ -26,8 +26,8 @@ from talk import agent, all_tasks_end, engine, shown, spelled
 from talk import said as said_ids
 
 from condensegrpo.algorithms.segments import check, segments
-from condensegrpo.assembly.plugins import check_plugin
 from condensegrpo.condensers.whole_units import LastK
+from condensegrpo.config.options import check_plugin
 from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import SpanStatus, StopReason, Trajectory

@@ -47,12 +47,13 @@ FLOORS = {
 }
 PLUG_INS = {"condensers", "rewards", "tasks", "tools", "integrations", "studies"}
 SANDBOX_USERS = {  # beside plug-ins
-    "condensegrpo.assembly.parts",
+    "condensegrpo.assembly.build",
     "condensegrpo.assembly.components",
     "condensegrpo.cli.doctor",
     "condensegrpo.config.schema",  # the limits are a section
 }
 PLUG_IN_LOADERS = {  # beside the assembly
+    *("condensegrpo.config.options", "condensegrpo.config.use"),  # sections that build what they name
     *("condensegrpo.cli.init", "condensegrpo.cli.app"),  # --help lists names
     *("condensegrpo.integrations.env_class", "condensegrpo.integrations.gym"),  # what they adapt
 }

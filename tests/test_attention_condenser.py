@@ -9,9 +9,9 @@ from conformance import check_account, count, history, statuses, turns, unit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.attention.scorer import ScriptedScorer
 from condensegrpo.condensers.attention import AttentionCondenser, choose_units
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.condenser import Budget, Condensed, UnitScorer, with_tokens
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Unit

@@ -9,8 +9,8 @@ from memory_questions import write_memory_questions
 from playing_experts import turns
 
 from condensegrpo.assembly.demonstrations import DemonstratedTurn
-from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.whole_units import LastK
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.rewards.matches import Matcher

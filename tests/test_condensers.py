@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from conformance import PINNED, condense, history, spans, turns, unit
 
-from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.whole_units import Full, LastK, RandomDrop, Truncate
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.condenser import Condensed
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Message

@@ -11,8 +11,8 @@ import yaml
 from command import ENVIRONMENT
 from forked import ForkedCommand
 
-from condensegrpo.assembly.parts import build_condenser
-from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.assembly.build import build_condenser
+from condensegrpo.config.use import CondenserUse
 from condensegrpo.core import plugins
 
 ROOT = Path(__file__).parent.parent
@@ -48,7 +48,7 @@ def test_the_configurations_on_the_page_can_be_built() -> None:
     found = [yaml.safe_load(block)["condenser"] for block in blocks("yaml")]
     assert [one["name"] for one in found] == ["pipeline", "summary_model", "pipeline", "anchors", "pipeline"]
     for one in found:
-        build_condenser(CondenserPlugin.model_validate(one))
+        build_condenser(CondenserUse.model_validate(one))
 
 
 def test_the_condenser_of_twenty_lines_keeps_the_contract(tmp_path: Path) -> None:

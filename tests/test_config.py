@@ -9,12 +9,12 @@ import yaml
 
 from condensegrpo.algorithms.objective import Objective, PerToken
 from condensegrpo.assembly.learning_signal import objective
-from condensegrpo.config.extends import layered
 from condensegrpo.config.load import (
     dump_config,
     dump_with_origins,
     find_config,
     load_config,
+    resolved,
     shipped,
     vary,
 )
@@ -203,7 +203,6 @@ def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str, want
         ("!!bool abc", "abc is no bool"),
         ("1_", "1_ is no int"),
         ("9" * 6000, f"{'9' * 40}… is no int"),
-        (f"0x{'f' * 6000}", f"0x{'f' * 38}… is no int: it has more than 1000 bits"),
     ],
 )
 def test_a_value_that_python_cannot_make_is_refused_in_one_line(
@@ -223,22 +222,8 @@ def test_a_section_that_stands_twice_is_refused(tmp_path: Path) -> None:
     assert "the key 'train' stands twice" in refusal(path)
 
 
-def test_aliases_that_multiply_are_refused_before_they_do(tmp_path: Path) -> None:
-    """Ten lines of ten aliases each to the line before: 10^9 values if they were read."""
-    lines = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
-    path = tmp_path / "bomb.yaml"
-    path.write_text(f"a0: &a0 [{', '.join('x' * 10)}]\n{lines}")
-    assert "more than 100,000 values, those that aliases repeat included" in refusal(path)
-    path.write_text("task: &task {options: *task}\n")
-    assert "more than 100,000 values" in refusal(path)
-
-
-def test_deep_nesting_is_refused(small: Path, tmp_path: Path) -> None:
-    brackets = "[" * 20_000 + "]" * 20_000
-    path = tmp_path / "deep.yaml"
-    path.write_text(f"name: {brackets}\n")
-    assert "more than 50 levels of nesting" in refusal(path)
-    assert "more than 50 levels of nesting" in refusal(small, f"name={brackets}")
+def test_deep_nesting_is_no_yaml(small: Path) -> None:
+    assert "the value is not YAML" in refusal(small, f"name={'[' * 20_000}{']' * 20_000}")
 
 
 def test_a_time_of_the_day_is_no_number(small: Path) -> None:
@@ -304,7 +289,7 @@ def test_shipped_configurations_are_not_tabs_and_anchors_but_plain_yaml() -> Non
         tree = yaml.safe_load(find_config(name).read_text(encoding="utf-8"))
         assert tree["name"] == Path(name).name
         assert "extends" in tree or set(tree) >= {"model", "task"}
-        assert set(layered(find_config(name))) >= {"name", "model", "task"}
+        assert set(resolved(find_config(name), ())) >= {"name", "model", "task"}
 
 
 def test_the_page_on_resuming_says_of_every_key_what_a_change_needs(small: Path) -> None:

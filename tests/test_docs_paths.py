@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 import yaml
 
+from condensegrpo.config.keys import keys
 from condensegrpo.config.load import load_config
 from condensegrpo.config.schema import RunConfig
 
@@ -90,22 +91,12 @@ def schema() -> ModuleType:
     return module
 
 
-@cache
-def known_keys() -> frozenset[str]:
-    script = schema()
-    return frozenset(
-        f"{place}.{key.name}".lstrip(".")
-        for place, section, _ in script.sections(RunConfig)
-        for key in script.keys(section)
-    )
-
-
 def is_known(path: str) -> bool:
     """Whether a dotted path is a key of the schema, or below one that holds a mapping or a list."""
     parts = path.split(".")
     for end in range(len(parts), 1, -1):
         key = ".".join(parts[:end])
-        if key in known_keys():
+        if key in keys():
             return end == len(parts) or parts[end - 1] in FREE or parts[end].isdigit()
     return False
 

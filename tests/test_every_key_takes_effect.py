@@ -19,8 +19,9 @@ from tiny import qwen3
 from condensegrpo.assembly.build import build, build_components
 from condensegrpo.assembly.runtime import open_sampler, open_trackers, renderer_for, trajectory_engine
 from condensegrpo.config.load import load_config, validate, vary
-from condensegrpo.config.schema import Plugin, RunConfig
-from condensegrpo.config.yaml_tree import keys_of, sections_in
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.section import keys_of, sections_in
+from condensegrpo.config.use import TaskUse, Use
 from condensegrpo.core.observer import Silent
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.train import run_training
@@ -115,7 +116,7 @@ def leaves(section: type, place: str = "") -> Iterator[tuple[str, Any]]:
     hints = get_type_hints(section, include_extras=True)
     for name in keys_of(section):
         key, inner = f"{place}{name}", list(sections_in(hints[name]))
-        if (inner and not issubclass(inner[0], Plugin)) or (inner and name in ("condenser", "reward", "sampler")):
+        if inner and (not issubclass(inner[0], Use) or name in ("task", "condenser", "reward", "sampler")):
             yield from leaves(inner[0], f"{key}.")
         else:
             yield key, hints[name]
@@ -281,7 +282,7 @@ def _sections(section: type, place: str = "") -> Iterator[tuple[str, type]]:
     hints = get_type_hints(section, include_extras=True)
     for name in keys_of(section):
         for inner in sections_in(hints[name]):
-            if not issubclass(inner, Plugin):
+            if not issubclass(inner, Use) or inner is TaskUse:
                 yield from _sections(inner, f"{place}{name}.")
 
 

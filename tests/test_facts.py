@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from talk import agent, engine, ignore
 
 from condensegrpo.algorithms import segments
-from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.whole_units import Full, LastK
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import PluginError

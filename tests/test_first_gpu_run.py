@@ -11,8 +11,8 @@ import pytest
 from command import ENVIRONMENT, ROOT
 from forked import ForkedCommand
 
-from condensegrpo.assembly.plugins import check_plugin
 from condensegrpo.config.load import load_config
+from condensegrpo.config.options import check_plugin
 
 PAGE = (ROOT / "docs/how-to/first-gpu-run.md").read_text(encoding="utf-8")
 SCRIPTS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)

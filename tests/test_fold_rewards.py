@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 from builders import trajectory, turn
 
-from condensegrpo.assembly.parts import build_reward
-from condensegrpo.config.schema import Plugin
+from condensegrpo.config.use import RewardUse
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem
@@ -30,7 +29,8 @@ def of(tokens: int, tool: str = "search", result: str = "found", kind: str = "ac
 def paid(name: str, turns: list[Turn], **options: object) -> RewardResult:
     parts = [{"name": "correct"}, {"name": name, "weight": 0.5, "options": options}]
     with Sandbox(isolation="none") as sandbox:
-        result = build_reward(Plugin(name="weighted_sum", options={"parts": parts}), sandbox)(trajectory(*turns), SEVEN)
+        reward = RewardUse(name="weighted_sum", options={"parts": parts}).build(sandbox=sandbox)
+        result = reward(trajectory(*turns), SEVEN)
     assert isinstance(result, RewardResult)
     return result
 

@@ -11,8 +11,8 @@ import pytest
 from formats import TOOL_FORMATS
 from playing_experts import turns
 
-from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.summary import PolicySummary
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import ConfigError, DataError, PluginError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.protocols.environment import Step

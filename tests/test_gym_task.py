@@ -15,7 +15,7 @@ from command import ROOT
 from PIL import Image
 from talk import agent, engine
 
-from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import StopReason, Trajectory

@@ -12,10 +12,10 @@ from builders import add_trajectory, condensation, ledger_episode, scored, traje
 from talk import tokenizer
 from typer.testing import CliRunner
 
-from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.cli.app import app
 from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import load_config
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import InformationChange, changes, description, lost, mean_curve

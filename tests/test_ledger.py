@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from playing_experts import turns
 
-from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.condensers.whole_units import Full, LastK
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message

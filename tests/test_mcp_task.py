@@ -25,7 +25,7 @@ from scripted_training import train_on_replies
 from talk import agent, engine, play_all
 from waiting import eventually
 
-from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import EnvironmentLost, PluginError
 from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool

@@ -15,9 +15,9 @@ from served import LONG, ROOM, gap, save_model, together
 from tiny import rows
 from two_ranks import loss, micro_batches
 
-from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.assembly.runtime import check_sampler
 from condensegrpo.config.load import find_config, load_config
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, open_deepspeed, optimizer_step

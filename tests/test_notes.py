@@ -7,9 +7,9 @@ import pytest
 from command import ROOT
 from playing_experts import turns
 
-from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.condensers.whole_units import LastK
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.messages import Message
 from condensegrpo.studies.tasks.notes import CHATTER, INSTRUCTION, Notes
 from condensegrpo.tasks.drawn import is_eval_content

@@ -16,9 +16,9 @@ from talk import said, tokenizer
 
 from condensegrpo.algorithms.segments import segments
 from condensegrpo.api import evaluate
-from condensegrpo.assembly.plugins import build_plugin, check_plugin
 from condensegrpo.assembly.runtime import check_sampler
 from condensegrpo.config.load import named_config
+from condensegrpo.config.options import build_plugin, check_plugin
 from condensegrpo.core.errors import ConfigError, PluginError, RolloutError, SamplerError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams

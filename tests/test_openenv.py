@@ -26,7 +26,7 @@ from scripted_training import train_on_replies
 from talk import add, agent, engine, play_all
 from waiting import eventually
 
-from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import EnvironmentLost, PluginError
 from condensegrpo.core.messages import Message

@@ -16,7 +16,7 @@ from test_rewards import answered
 
 from condensegrpo.algorithms.credit import Estimator
 from condensegrpo.algorithms.invariance import SCORES, check_estimator
-from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.sampler import Sampler

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from condensegrpo.assembly.plugins import build_plugin, check_plugin
+from condensegrpo.config.options import build_plugin, check_plugin
 from condensegrpo.core.errors import PluginError
 
 PLUG_INS = """

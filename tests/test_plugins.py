@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core import errors
 from condensegrpo.core.errors import CondenseError, ContextOverflow, PluginError, PrefixBroken
 from condensegrpo.core.plugins import KINDS, forget_edited, installed, load_plugin

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from builders import assistant, trajectory, turn, user
 
-from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import MediaPart, Message
 from condensegrpo.core.protocols.reward import RewardResult

@@ -8,7 +8,7 @@ from builders import assistant, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import ToolCall
 from condensegrpo.core.protocols.reward import Reward, RewardPart, RewardResult

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers.utils import get_json_schema
 
-from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import DataError, PluginError
 from condensegrpo.tools import search as search_module
 from condensegrpo.tools.search import Search, open_index

@@ -11,9 +11,9 @@ from command import ROOT
 from playing_experts import turns
 from talk import agent, engine, play_all
 
-from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.summary import PolicySummary
 from condensegrpo.condensers.whole_units import LastK
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem

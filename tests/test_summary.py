@@ -25,9 +25,9 @@ from talk import (
 from token_columns import columns, trained_tokens
 
 from condensegrpo.algorithms import segments
-from condensegrpo.assembly.parts import build_condenser
+from condensegrpo.assembly.build import build_condenser
 from condensegrpo.condensers.summary import PolicySummary
-from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.config.use import CondenserUse
 from condensegrpo.core.condenser import Budget, Condensed, Condenser, Request, WrittenSummary, with_tokens
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import History, Message, Unit, note
@@ -495,13 +495,13 @@ def test_the_template_of_the_package_asks_for_structure() -> None:
 def test_a_template_with_unknown_fields_is_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "ask.txt").write_text(text)
     with pytest.raises(PluginError, match=words):
-        build_condenser(CondenserPlugin(name="summary", options={"template": str(tmp_path / "ask.txt")}))
+        build_condenser(CondenserUse(name="summary", options={"template": str(tmp_path / "ask.txt")}))
 
 
 @pytest.mark.parametrize("options", [{"keep_last": 0}, {"max_tokens": 0}, {"attempts": 0}, {"template": "no/such.txt"}])
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(PluginError, match="setting up the condenser 'summary'"):
-        build_condenser(CondenserPlugin(name="summary", options=options))
+        build_condenser(CondenserUse(name="summary", options=options))
 
 
 def test_a_budget_too_small_to_ask_for_a_summary_is_found_before_anything_is_sampled(template: str) -> None:
@@ -527,7 +527,7 @@ def test_in_a_pipeline_only_one_stage_may_ask_the_policy() -> None:
     with pytest.raises(
         PluginError, match="at most one stage of a pipeline may request text from the policy, found summary, summary"
     ):
-        build_condenser(CondenserPlugin(name="pipeline", options={"stages": stages}))
+        build_condenser(CondenserUse(name="pipeline", options={"stages": stages}))
 
 
 def test_a_pipeline_masks_first_and_summarises_what_is_still_too_long(template: str) -> None:
@@ -536,7 +536,7 @@ def test_a_pipeline_masks_first_and_summarises_what_is_still_too_long(template: 
         {"name": "observation_mask", "options": {"keep": 1, "drop_oldest": False}},
         {"name": "summary", "options": options, "over": 0.6},
     ]
-    condenser = build_condenser(CondenserPlugin(name="pipeline", options={"stages": stages}))
+    condenser = build_condenser(CondenserUse(name="pipeline", options={"stages": stages}))
     trajectory = play(
         engine(
             talker(summing), condenser=condenser, trigger=CondenseSettings(when="over_budget"), max_context_tokens=300
@@ -554,7 +554,7 @@ def test_a_summary_that_a_later_stage_drops_is_not_trained(template: str) -> Non
         {"name": "summary", "options": options, "over": 0},
         {"name": "last_k", "options": {"keep_last": 1}, "over": 0},
     ]
-    condenser = build_condenser(CondenserPlugin(name="pipeline", options={"stages": stages}))
+    condenser = build_condenser(CondenserUse(name="pipeline", options={"stages": stages}))
     trajectory = play(engine(talker(summing), condenser=condenser, max_turns=5))
     assert kinds(trajectory) == "aaaaa"
     assert [one.reason for one in trajectory.rejected if one.before > 2] == ["a later stage left it out"] * 2

@@ -18,9 +18,9 @@ from test_summary import OVER, kinds, play, talker
 from transformers import AutoConfig, Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.algorithms import segments
-from condensegrpo.assembly.parts import build_condenser
+from condensegrpo.assembly.build import build_condenser
 from condensegrpo.condensers.summary_model import SummaryModel
-from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.config.use import CondenserUse
 from condensegrpo.core.condenser import Budget, Condensed, WrittenSummary, with_tokens
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import flatten
@@ -86,7 +86,7 @@ def test_a_key_comes_from_the_environment_and_from_nowhere_else(monkeypatch: pyt
 
 
 def build(options: dict[str, Any]) -> Any:
-    return build_condenser(CondenserPlugin(name="summary_model", options=options))
+    return build_condenser(CondenserUse(name="summary_model", options=options))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from playing_experts import turns
 from recipe_world import GSM8K, HELD_OUT, HELD_OUT_TRIVIA, MBPP, TRIVIA, write
 
-from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import DataError, PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.environment import Environment, Step

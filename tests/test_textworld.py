@@ -20,10 +20,10 @@ from talk import agent, engine
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.demonstrations import DemonstratedTurn, demonstrations
-from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.assembly.preflight import made_tokenizer
 from condensegrpo.assembly.runtime import renderer_with
 from condensegrpo.config.load import load_config
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import ConfigError, DataMissing
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import Problem

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from builders import add_trajectory, ledger_episode, scored
 
-from condensegrpo.assembly.parts import check_tracker
-from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.config.load import find_config, load_config
+from condensegrpo.config.options import build_plugin
+from condensegrpo.config.use import TrackerUse
 from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.evaluation import Evaluation
@@ -200,7 +200,7 @@ def test_a_tracker_without_the_methods_of_one_is_refused_before_a_run(
 ) -> None:
     (tmp_path / "own.py").write_text(f"class Mine:\n    {methods}\n")
     with pytest.raises(ConfigError, match=wanted):
-        check_tracker(f"{tmp_path / 'own.py'}:Mine")
+        TrackerUse(name=f"{tmp_path / 'own.py'}:Mine").check()
 
 
 def test_a_tracker_that_hangs_costs_records_and_no_time() -> None:

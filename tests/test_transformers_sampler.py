@@ -21,7 +21,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import PluginError, SamplerError
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.samplers.transformers import TransformersSampler

@@ -17,8 +17,8 @@ from scripted_training import train_on_replies
 from talk import agent, engine, play_all
 from waiting import eventually
 
-from condensegrpo.assembly.plugins import build_plugin
 from condensegrpo.condensers.whole_units import LastK
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import bare
 from condensegrpo.core.trajectory import StopReason, Trajectory

@@ -12,7 +12,7 @@ import pytest
 from needs_vllm import needs_vllm
 from vision_models import picture, plain_inputs, vision_model
 
-from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.vision.processor import load_picture_processor

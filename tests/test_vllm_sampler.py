@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from condensegrpo.assembly.plugins import build_plugin, check_plugin
+from condensegrpo.config.options import build_plugin, check_plugin
 from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import PluginError, SamplerError
 from condensegrpo.core.protocols.sampler import Sampler

@@ -21,7 +21,7 @@ from needs_vllm import needs_vllm
 from served import LONG, ROOM, change, gap, save_model, together
 from transformers import PreTrainedModel
 
-from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams

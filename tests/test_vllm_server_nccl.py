@@ -19,7 +19,7 @@ from stand_in_server import TOKEN, TRANSFER, StandIn, serving
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from condensegrpo.assembly.plugins import check_plugin
+from condensegrpo.config.options import check_plugin
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import PluginError, SamplerError
 from condensegrpo.samplers.vllm.settings import RequestSettings

@@ -27,7 +27,7 @@ from torch import distributed
 from transformers import AutoConfig
 from waiting import eventually
 
-from condensegrpo.assembly.plugins import check_plugin
+from condensegrpo.config.options import check_plugin
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams

@@ -13,7 +13,7 @@ from needs_vllm import needs_vllm
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from vllm_as_on_a_gpu import ENVIRONMENT
 
-from condensegrpo.assembly.plugins import build_plugin
+from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import SamplerError
 
 pytestmark = needs_vllm

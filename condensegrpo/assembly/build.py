@@ -1,34 +1,32 @@
 """Builds and checks the components of a configuration, so that a wrong one stops before any model is loaded."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
-from condensegrpo.assembly import plugins, runtime
+from condensegrpo.assembly import runtime
 from condensegrpo.assembly.components import Components, problems
 from condensegrpo.assembly.learning_signal import advantage_estimator, objective
-from condensegrpo.assembly.objects import NO_OBJECTS, Objects, check_objects
-from condensegrpo.assembly.parts import (
-    build_condenser,
-    build_reward,
-    build_sandbox,
-    build_task,
-    build_toolbox,
-    check_tracker,
-    shared_options,
-)
+from condensegrpo.assembly.objects import check_objects
 from condensegrpo.assembly.scorers import check_scorers
 from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import evaluations
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.condenser import Condenser
+from condensegrpo.config.use import NO_OBJECTS, CondenserUse, Objects
+from condensegrpo.core.condenser import Condenser, TextWriter
 from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.sampler import Sampler
+from condensegrpo.core.protocols.tool import EnvironmentTool
+from condensegrpo.episodes.boundary import checked_tools
+from condensegrpo.episodes.toolcalls import Toolbox
+from condensegrpo.episodes.toolformats import CallsOneTool, ToolFormat
+from condensegrpo.sandbox.sandbox import Sandbox
 
 
 def build(config: RunConfig, base: Components | None = None, objects: Objects = NO_OBJECTS) -> Components:
@@ -50,8 +48,7 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
     for each in (built, *named.values()):
         _check_workers(each, sampler)
     for tracker in config.trackers:
-        plugins.check_plugin("trackers", tracker.name, tracker.options)
-        check_tracker(tracker.name)
+        tracker.check()
     return replace(built, evaluations=named)
 
 
@@ -99,8 +96,12 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
         same = base is not None and settings(base.config) == settings(config)
         return getattr(base, name) if same else make()
 
-    sandbox = part("sandbox", lambda of: of.sandbox, lambda: build_sandbox(config))
-    task = part("task", lambda of: (of.task, tuple(shared_options(of))), lambda: build_task(config, objects))
+    sandbox = part("sandbox", lambda of: of.sandbox, lambda: _sandbox(config))
+    task = part(
+        "task",
+        lambda of: (of.task, of.shared_options),
+        lambda: config.task.build_with(objects, config.shared_options),
+    )
     condenser = build_condenser(config.condenser, objects)
     if base is not None and condenser is base.condenser and type(condenser).counts is not Condenser.counts:
         condenser = deepcopy(condenser)  # of one object that counts, every evaluation has a copy with its own counts
@@ -109,13 +110,13 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
         task=task,
         data=base.data if base is not None and base.task is task else cache(partial(problems, task)),
         reward=part(
-            "reward", lambda of: (of.reward, of.sandbox), lambda: build_reward(config.reward, sandbox, objects)
+            "reward", lambda of: (of.reward, of.sandbox), lambda: config.reward.build(objects, sandbox=sandbox)
         ),
         condenser=condenser,
         toolbox=part(
             "toolbox",
             lambda of: (of.rollout.tools, of.sandbox, of.condenser, of.rollout.condense),
-            lambda: build_toolbox(config, sandbox, condenser, objects),
+            lambda: _toolbox(config, sandbox, condenser, objects),
         ),
         sandbox=sandbox,
         objects=objects,
@@ -126,3 +127,78 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
         ),
         objective=part("objective", lambda of: of.algorithm, lambda: objective(config.algorithm)),
     )
+
+
+def build_condenser(use: CondenserUse, objects: Objects = NO_OBJECTS) -> Condenser:
+    """The condenser of a section, which may ask another model for texts."""
+    return use.build(objects, open_writer=_open_writer)
+
+
+def _open_writer(*arguments: Any, **options: Any) -> TextWriter:  # noqa: ANN401  those of open_writer
+    from condensegrpo.samplers.writers import open_writer  # imports aiohttp
+
+    return open_writer(*arguments, **options)
+
+
+def _sandbox(config: RunConfig) -> Sandbox:
+    """The sandbox of the tools and the reward; its process starts with the first call."""
+    section = config.sandbox
+    for folder in section.packages:
+        if not Path(folder).is_dir():
+            raise ConfigError(
+                f"checking sandbox.packages: there is no folder {folder}. Install the packages there (pip install "
+                f"--target {folder} …), or remove it from the list."
+            )
+    return Sandbox(
+        isolation=section.isolation, limits=section.limits, parallel=section.parallel, packages=section.packages
+    )
+
+
+def _toolbox(config: RunConfig, sandbox: Sandbox, condenser: Condenser, objects: Objects) -> Toolbox:
+    """The tools, those of the condenser among them, and how the policy calls them."""
+    settings = config.rollout.tools
+    form = settings.call_format.build()
+    tools = {use.label: use.build(objects, sandbox=sandbox) for use in settings.tools}
+    if len(tools) != len(settings.tools):
+        raise ConfigError(
+            f"checking rollout.tools.use: two tools have one name in {[use.name for use in settings.tools]}."
+        )
+    if isinstance(form, CallsOneTool) and set(tools) != {form.only_tool}:
+        raise ConfigError(
+            f"checking rollout.tools.use: found {', '.join(tools) or 'none'}, and rollout.tools.format="
+            f"{settings.call_format.name} runs the tool {form.only_tool} and no other. Set "
+            f"rollout.tools.use=[{form.only_tool}], or another format."
+        )
+    toolbox, offered = Toolbox(tools, format=form, limits=settings), checked_tools(condenser.tools())
+    if not offered:
+        return toolbox
+    _check_offered(config, form, offered)
+    try:
+        return toolbox.with_condenser_tools(offered)
+    except ValueError as error:
+        raise ConfigError(
+            f"setting up the condenser {config.condenser.name}: {error}. The tools of the run are: "
+            f"{', '.join(tools) or 'none'} (rollout.tools.use)."
+        ) from error
+
+
+def _check_offered(config: RunConfig, form: ToolFormat, offered: Sequence[EnvironmentTool]) -> None:
+    """Check that the policy can call the tools of the condenser, and that they take effect at once."""
+    names = ", ".join(tool.name for tool in offered)
+    if isinstance(form, CallsOneTool):
+        raise ConfigError(
+            f"checking condenser.name: {config.condenser.name} offers {names}, and rollout.tools.format="
+            f"{config.rollout.tools.call_format.name} runs the tool {form.only_tool} and no other. Set "
+            f"rollout.tools.format=tagged, or native."
+        )
+    if config.rollout.condense.when != "every_turn":
+        raise ConfigError(
+            f"checking rollout.condense.when: found {config.rollout.condense.when}, and the policy decides by {names} "
+            f"when {config.condenser.name} condenses. Set rollout.condense.when=every_turn."
+        )
+    numbered = [tool.name for tool in offered if {"turn", "turns"} & set(tool.parameters.get("properties", ()))]
+    if numbered and config.rollout.condense.meter == "none":
+        raise ConfigError(
+            f"checking rollout.condense.meter: found none, and the policy names turns by their numbers when it calls "
+            f"{', '.join(numbered)}. Set rollout.condense.meter=turns, or tokens: observations then end with them."
+        )

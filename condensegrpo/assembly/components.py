@@ -7,8 +7,8 @@ from functools import lru_cache
 
 from condensegrpo.algorithms.credit import Estimator
 from condensegrpo.algorithms.objective import ObjectiveFunction
-from condensegrpo.assembly.objects import Objects
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.use import Objects
 from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.failures import at_definition, plugin_code

@@ -6,7 +6,7 @@ What the task's code raises is an error that names file and line.
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import count, islice
@@ -15,8 +15,8 @@ from condensegrpo.assembly.components import Components, indices
 from condensegrpo.assembly.scorers import NEEDED, frozen_model, open_scorers, split_layers
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.defaults import overrides
-from condensegrpo.core.errors import CondenseError, ConfigError
-from condensegrpo.core.failures import failure_of, is_ctrl_c
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import (
     Demonstration,
@@ -219,7 +219,7 @@ def _no_corpus(task: Task) -> str:
 
 def made_turns(task: Task, seed: int) -> Iterator[Demonstration]:
     """The turns that a task makes, without end."""
-    with _named(task, "demonstrations"):
+    with _calling(task, "demonstrations"):
         for turn in task.demonstrations(seed):
             if not isinstance(turn, Demonstration):
                 raise TypeError(f"yielded {turn!r:.80}, wanted a Demonstration")
@@ -229,7 +229,7 @@ def made_turns(task: Task, seed: int) -> Iterator[Demonstration]:
 
 def verdict_of(task: Task, turn: Demonstration, reply: str) -> bool | None:
     """The task's verdict on a sampled reply in the context of a turn."""
-    with _named(task, "sound"):
+    with _calling(task, "sound"):
         return task.sound(turn.context, reply)
 
 
@@ -237,7 +237,7 @@ def corpus_of(task: Task) -> tuple[str, ...]:
     """Texts that hold every word of a task."""
     if not overrides(task, Task.corpus):
         raise ConfigError(_no_corpus(task))
-    with _named(task, "corpus"):
+    with _calling(task, "corpus"):
         given = task.corpus()
         texts = tuple(given)
         if isinstance(given, str) or not all(isinstance(text, str) for text in texts):
@@ -245,15 +245,5 @@ def corpus_of(task: Task) -> tuple[str, ...]:
         return texts
 
 
-@contextmanager
-def _named(task: object, method: str) -> Iterator[None]:
-    try:
-        yield
-    except CondenseError:
-        raise
-    except BaseException as error:  # the boundary to a task
-        if is_ctrl_c(error) or isinstance(error, GeneratorExit):
-            raise
-        called = getattr(task, method)
-        failure = failure_of(f"calling {method} of the task {type(task).__name__}", error, plugin=called)
-        raise ConfigError(f"{failure}.") from error
+def _calling(task: Task, method: str) -> AbstractContextManager[None]:
+    return plugin_code(f"calling {method} of the task {type(task).__name__}", ConfigError, getattr(task, method))

@@ -7,8 +7,7 @@ from tempfile import TemporaryDirectory
 
 from condensegrpo.assembly.build import build_components
 from condensegrpo.assembly.runtime import evaluation_temperature, open_sampler, renderer_for, trajectory_engine
-from condensegrpo.config.extends import overridden, sourced
-from condensegrpo.config.load import portable, validate
+from condensegrpo.config.load import located, overridden, portable, validate
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import dump, read_yaml
 from condensegrpo.episodes.engine import Engine
@@ -41,7 +40,7 @@ def open_engine(folder: Path | str, overrides: Sequence[str] = ()) -> Iterator[E
         overrides: ``key=value``, such as ``sampler.name=vllm``.
     """
     file = Path(folder) / CONDENSER
-    settings = sourced(read_yaml(file), str(file))
+    settings = located(read_yaml(file), file)
     tree = {"model": {"path": str(folder)}, "task": {"name": STAND_IN}, "learner": NOTHING_TRAINED, **settings}
     overrides = (ALONE, *overrides)
     components = build_components(validate(overridden(tree, overrides), source=str(file)))

@@ -17,7 +17,7 @@ from condensegrpo.algorithms.invariance import check_estimator, check_loss
 from condensegrpo.algorithms.losses import COLUMNS, LossPlugin
 from condensegrpo.algorithms.objective import Objective, ObjectiveFunction, PerToken
 from condensegrpo.algorithms.packing import dummy
-from condensegrpo.assembly.plugins import validated
+from condensegrpo.config.options import validated
 from condensegrpo.config.schema import AlgorithmSettings, RunConfig
 from condensegrpo.core.errors import ConfigError, PluginError, ScoreError
 from condensegrpo.core.failures import at_definition, is_ctrl_c, message_of

@@ -22,7 +22,8 @@ from types import FunctionType, MethodType
 from typing import TypedDict
 
 from condensegrpo.config.load import named_config, vary
-from condensegrpo.config.schema import Plugin, RunConfig, TaskSettings
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.use import Objects
 from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.plugins import OBJECT, forget_edited
@@ -32,8 +33,6 @@ from condensegrpo.core.protocols.task import Task
 from condensegrpo.core.protocols.tool import Tool
 from condensegrpo.core.wording import did_you_mean
 
-Objects = Mapping[str, object]  # by the name that the configuration has for them
-NO_OBJECTS: Objects = {}
 SECTIONS = {
     "task": "task",
     "reward": "reward",
@@ -104,17 +103,6 @@ def replaced(config: RunConfig, parts: Parts) -> tuple[list[str], Objects]:
     if kept != variants:
         changes["evaluate.variants"] = kept
     return [f"{key}={json.dumps(value, default=partial(_name_of, objects))}" for key, value in changes.items()], objects
-
-
-def object_of(objects: Objects, plugin: Plugin | TaskSettings) -> object | None:
-    """The object that a section names; None: it names a plug-in."""
-    name, options = plugin.name, plugin.options
-    if name in objects and options:
-        raise ConfigError(
-            f"setting up {name}: found the options {', '.join(options)}, and it is an object, which takes none. "
-            f"Construct it with them."
-        )
-    return objects.get(name)
 
 
 def check_objects(config: RunConfig, objects: Objects) -> None:

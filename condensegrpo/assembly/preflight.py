@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import check_task, corpus_of
@@ -35,7 +35,7 @@ from condensegrpo.learner.model_folder import (
     max_positions,
     sees,
 )
-from condensegrpo.learner.new_model import new_config, new_tokenizer, save_image_processor, seeing_tokenizer
+from condensegrpo.learner.new_tokenizer import tiny_tokenizer
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.learner.targets import check_targets_of
 from condensegrpo.storage.hub import model_fault
@@ -45,6 +45,7 @@ from condensegrpo.storage.run_folder import evaluation_file
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+T = TypeVar("T")
 NOT_EVALUATED = (  # keys that train alone reads
     "name",
     "runs_dir",
@@ -153,21 +154,28 @@ def check_architecture(components: Components, source: str) -> None:
 
 def made_tokenizer(task: Task, new: NewModel) -> "PreTrainedTokenizerFast":
     """The tokenizer of a new model, built from the corpus of its task."""
-    corpus = corpus_of(task)
-    try:
-        made = new_tokenizer(corpus, kind=new.tokenizer, vocab_size=new.vocab_size)
-    except ValueError as error:
-        raise ConfigError(f"checking model.new: {error}.") from error
+    from condensegrpo.learner.new_model import new_tokenizer, seeing_tokenizer
+
+    made = _made(task, new, new_tokenizer)
     return made if new.pictures is None else seeing_tokenizer(made)
 
 
-def _new_renderer(
-    new: NewModel, tokenizer: "PreTrainedTokenizerFast", folder: Path
-) -> Callable[[Components], Renderer]:
+def _made(task: Task, new: NewModel, make: Callable[..., T]) -> T:
+    corpus = corpus_of(task)
+    try:
+        return make(corpus, kind=new.tokenizer, vocab_size=new.vocab_size)
+    except ValueError as error:
+        raise ConfigError(f"checking model.new: {error}.") from error
+
+
+def _new_renderer(task: Task, new: NewModel, folder: Path) -> Callable[[Components], Renderer]:
     """How a new model renders; ``folder``: for what one that sees pictures has beside its weights."""
     if new.pictures is None:
-        return lambda each: renderer_with(each, tokenizer, stop_ids=())
-    source = folder / "model"
+        tiny = cast("PreTrainedTokenizerFast", _made(task, new, tiny_tokenizer))  # has all that a renderer uses
+        return lambda each: renderer_with(each, tiny, stop_ids=())
+    from condensegrpo.learner.new_model import new_config, save_image_processor
+
+    tokenizer, source = made_tokenizer(task, new), folder / "model"
     tokenizer.save_pretrained(source)
     new_config(new, vocab_size=len(tokenizer)).save_pretrained(source)
     save_image_processor(source, size=new.pictures.size, patch=new.pictures.patch)
@@ -261,13 +269,12 @@ def _check_policy(components: Components) -> Iterator[str]:
     config, task = components.config, components.task
     check_task(components)
     if config.model.new is not None:
-        made = made_tokenizer(task, config.model.new)
         positions = config.model.new.max_positions
         heads = config.model.new.heads
         check_divided("model.new", heads, heads, config.learner.sequence_parallel)
         with TemporaryDirectory(prefix="condensegrpo-new-") as folder:
             yield from rehearse(
-                components, _new_renderer(config.model.new, made, Path(folder)), max_positions=positions, trains=True
+                components, _new_renderer(task, config.model.new, Path(folder)), max_positions=positions, trains=True
             )
         return
     source = str(config.model.path)

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
-from condensegrpo.assembly import plugins
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.objects import NO_OBJECTS, Objects, object_of
 from condensegrpo.assembly.scorers import frozen_model, open_scorers
 from condensegrpo.config.load import longest_request
-from condensegrpo.config.schema import RunConfig, SamplerPlugin
+from condensegrpo.config.options import check_plugin
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.use import NO_OBJECTS, Objects, SamplerUse
 from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.failures import at_definition, plugin_code
@@ -63,15 +63,12 @@ def open_sampler(
         lora: of the adapters that train beside the weights.
         media: where the pictures of prompts are; None: there are none.
     """
-    named = config.sampler
-    sampler: Any = object_of(objects, named)
-    if sampler is None:
-        arguments = _sampler_arguments(config, model_path, lora, media)
-        sampler = plugins.build_plugin("samplers", named.name, named.options, arguments)
+    sampler = config.sampler.build(objects, **_sampler_arguments(config, model_path, lora, media))
     if not isinstance(version := getattr(sampler, "version", None), int):
         raise ConfigError(
-            f"setting up the sampler {named.name}: its version is {version!r:.80}, wanted the number of the optimiser "
-            f"step whose weights it has, at first 0{at_definition(type(sampler))}; see docs/reference/protocols.md."
+            f"setting up the sampler {config.sampler.name}: its version is {version!r:.80}, wanted the number of the "
+            f"optimiser step whose weights it has, at first 0{at_definition(type(sampler))}; see "
+            f"docs/reference/protocols.md."
         )
     return cast(Sampler, sampler)
 
@@ -108,13 +105,13 @@ def open_writer(configs: Iterable[RunConfig], initial: str, media: MediaFolder) 
         return None
     if config.sampler.name != COPYING:
         dtype = config.sampler.options.get("dtype", config.model.dtype)
-        config = config.model_copy(update={"sampler": SamplerPlugin(name=COPYING, options={"dtype": dtype})})
+        config = config.model_copy(update={"sampler": SamplerUse(name=COPYING, options={"dtype": dtype})})
     return open_sampler(config, initial, media=media)
 
 
 def open_trackers(config: RunConfig) -> tuple[Tracker, ...]:
     """The trackers beside ``metrics.jsonl``."""
-    return tuple(plugins.build_plugin("trackers", plugin.name, plugin.options) for plugin in config.trackers)
+    return tuple(tracker.build() for tracker in config.trackers)
 
 
 def evaluation_temperature(config: RunConfig) -> float:
@@ -180,6 +177,7 @@ def trajectory_engine(
 ) -> Engine:
     """The trajectory engine; ``writer``: the initial policy, for ``rollout.condense.writer=initial``."""
     config, scorer_names = components.config, components.condenser.scorers
+    form = config.rollout.answer_form
     frozen = config.rollout.condense.writer == "initial"
     if frozen and writer is None:
         raise ConfigError(
@@ -202,63 +200,42 @@ def trajectory_engine(
         toolbox=components.toolbox,
         limits=config.rollout.limits,
         temperature=temperature,
-        probe=_answer_probe(config, renderer, sampler),
+        probe=None if form is None else AnswerProbe(model=sampler, renderer=renderer, form=form),
         confidence=config.rollout.stop_when_confident,
     )
 
 
 def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
-    """Check the sampler's options, and that it can measure replies if the configuration asks for it. Loads no model."""
-    if config.sampler.name in objects:
-        given = object_of(objects, config.sampler)
-        _check_methods(config.sampler.name, given)
-        if config.rollout.answer_form is not None and not overrides(given, Sampler.measure):
-            raise _cannot_measure(config)
-        return
-    name, lora = config.sampler.name, config.model.lora
-    if lora is not None and lora.sampler == "native" and config.model.sampled_lora is None:
-        raise ConfigError(
-            "checking model.lora.sampler: found native, and with model.vision=train adapters of the vision tower train "
-            "too, which no sampler computes. Set model.lora.sampler=merged or auto."
-        )
-    arguments = plugins.check_plugin("samplers", name, config.sampler.options, _sampler_arguments(config, "", lora))
-    if lora is not None and lora.sampler == "native" and "lora" not in arguments:
-        raise ConfigError(
-            f"checking model.lora.sampler: found native, and the sampler {name} takes merged weights "
-            f"only. Set model.lora.sampler=merged, or sampler.name=vllm or vllm_server."
-        )
-    sampler = load_plugin("samplers", name)
-    if isinstance(sampler, type):
-        _check_methods(name, sampler)
-    if config.rollout.answer_form is not None and isinstance(sampler, type) and not overrides(sampler, Sampler.measure):
-        raise _cannot_measure(config)
-    confident = config.rollout.stop_when_confident
-    if confident is not None and isinstance(sampler, type) and overrides(sampler, Sampler.reply):
-        raise ConfigError(
-            f"setting up rollout.stop_when_confident: the sampler {name} knows no probability of a draft. Set it "
-            f"to null."
-        )
-
-
-def _check_methods(name: str, sampler: object) -> None:
+    """Check the sampler's options, and that it has the methods that the configuration needs. Loads no model."""
+    name, lora, sampler = config.sampler.name, config.model.lora, config.sampler.given(objects)
+    if sampler is None:
+        native = lora is not None and lora.sampler == "native"
+        if native and config.model.sampled_lora is None:
+            raise ConfigError(
+                "checking model.lora.sampler: found native, and with model.vision=train adapters of the vision tower "
+                "train too, which no sampler computes. Set model.lora.sampler=merged or auto."
+            )
+        given = check_plugin("samplers", name, config.sampler.options, _sampler_arguments(config, "", lora))
+        if native and "lora" not in given:
+            raise ConfigError(
+                f"checking model.lora.sampler: found native, and the sampler {name} takes merged weights only. Set "
+                f"model.lora.sampler=merged, or sampler.name=vllm or vllm_server."
+            )
+        sampler = load_plugin("samplers", name)
+        if not isinstance(sampler, type):  # a function that makes one
+            return
     if missing := missing_methods(sampler, "sample", "update_weights", "close"):
         raise ConfigError(
             f"setting up the sampler {name}: it has no {' and no '.join(missing)}{at_definition(sampler)}; see "
             f"docs/reference/protocols.md."
         )
-
-
-def _answer_probe(config: RunConfig, renderer: Renderer, sampler: Sampler) -> AnswerProbe | None:
-    """Measures the ground truth after every prompt, if the configuration asks for it."""
-    if config.rollout.answer_form is None:
-        return None
-    if not overrides(sampler, Sampler.measure):
-        raise _cannot_measure(config)
-    return AnswerProbe(model=sampler, renderer=renderer, form=config.rollout.answer_form)
-
-
-def _cannot_measure(config: RunConfig) -> ConfigError:
-    return ConfigError(
-        f"setting up rollout.answer_form: the sampler {config.sampler.name} cannot measure the probability of a reply. "
-        f"Use sampler.name=transformers or vllm, or set rollout.answer_form=null."
-    )
+    if config.rollout.answer_form is not None and not overrides(sampler, Sampler.measure):
+        raise ConfigError(
+            f"setting up rollout.answer_form: the sampler {name} cannot measure the probability of a reply. Use "
+            f"sampler.name=transformers or vllm, or set rollout.answer_form=null."
+        )
+    if config.rollout.stop_when_confident is not None and overrides(sampler, Sampler.reply):
+        raise ConfigError(
+            f"setting up rollout.stop_when_confident: the sampler {name} knows no probability of a draft. Set it to "
+            f"null."
+        )

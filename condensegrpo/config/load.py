@@ -1,4 +1,7 @@
-"""From a YAML file and ``key=value`` overrides to a configuration, and back to YAML.
+"""From YAML files and ``key=value`` overrides to a configuration, and back to YAML.
+
+extends: search_base          a path relative to this file, or the name of a shipped configuration; or a list,
+train: {steps: 10}            of which later files win. Mappings are merged, lists and scalars replaced.
 
     reward: {name: my/reward.py:Brief}   ─▶   reward: {name: /home/me/project/my/reward.py:Brief}
 
@@ -9,26 +12,28 @@ they are named, and the folders of ``FOLDERS``.
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial, reduce
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from condensegrpo.config.extends import (
-    OVERRIDE,
-    Sourced,
-    layered,
-    overridden,
-    plain,
-    shipped_file,
-    shipped_files,
-    shipped_name,
-    with_leaves,
-)
-from condensegrpo.config.extends import origins as origins_of
+from condensegrpo.algorithms.settings import LossSettings
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.config.yaml_tree import KeyPath, dump, dump_commented, parse
+from condensegrpo.config.section import parse
+from condensegrpo.config.use import CondenserUse, RewardUse, SamplerUse
+from condensegrpo.config.yaml_tree import (
+    EXTENDS,
+    KeyPath,
+    Tree,
+    apply_overrides,
+    changed,
+    dump,
+    dump_commented,
+    leaves,
+    read_yaml,
+)
 from condensegrpo.core.credentials import without_credentials
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.process import working_directory
@@ -36,11 +41,20 @@ from condensegrpo.core.wording import did_you_mean
 
 HELD_OUT = "held-out"  # the evaluation on a configuration's own problems
 STORED = "config.yaml"  # the configuration in a run folder
+OVERRIDE = "override"  # the origin of a value that an override set
 BFLOAT16_CAP = 2.0  # of algorithm.importance, unless it is set: the bound that truncated importance sampling uses
 SHIPPED = Path(str(files("condensegrpo.configs"))).parent  # with configs/ and studies/, in a clone and installed
 FOLDERS = (("task", "data"), ("task", "eval_data"), ("model", "path"), ("sandbox", "packages"))  # they may be files
 # of the task ``agent``, relative to the folder of an episode
 IN_EPISODE = tuple(("task", "options", name) for name in ("program", "outcome", "answer_file", "protected"))
+PLUGINS: Mapping[KeyPath, tuple[str, str | None]] = {  # sections with options: the key of the plug-in, its default
+    ("task",): ("name", None),
+    ("condenser",): ("name", CondenserUse().name),
+    ("reward",): ("name", RewardUse().name),
+    ("sampler",): ("name", SamplerUse().name),
+    ("algorithm", "advantage"): ("estimator", "default for the reward"),
+    ("algorithm", "loss"): ("name", LossSettings().name),
+}
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -49,7 +63,96 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     A value is read as YAML: ``train.steps=20``, ``rollout.tools.use=[calculator]``, ``model.new=null``. Where an
     override names another plug-in, the options of the file's plug-in are dropped.
     """
-    return validate(overridden(layered(path), overrides), source=str(path), overrides=overrides)
+    return validate(resolved(path, overrides), source=str(path), overrides=overrides)
+
+
+def resolved(path: Path, overrides: Sequence[str], *, locate: bool = True) -> Tree:
+    """The tree of a file, the files that it extends, and overrides; ``locate``: paths are made absolute."""
+    trees = [located(tree, file) if locate else tree for file, tree in layers(path)]
+    return overridden(reduce(merged, trees, Tree()), overrides, locate=locate)
+
+
+def layers(path: Path, extended_by: tuple[Path, ...] = ()) -> Iterator[tuple[Path, Tree]]:
+    """A file and the files that it extends with their trees, the lowest first."""
+    chain = (*extended_by, path)
+    if path.resolve() in [each.resolve() for each in extended_by]:
+        raise ConfigError(
+            f"reading the configuration {chain[0]}: {EXTENDS} makes a cycle: {' → '.join(map(str, chain))}. "
+            "Remove it from one of these files."
+        )
+    tree = read_yaml(path)
+    names = tree.pop(EXTENDS, [])
+    names = names if isinstance(names, list) else [names]
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"reading the configuration {path}: {EXTENDS} is {names!r}, wanted the name of a file or a list of names."
+        )
+    for name in names:
+        yield from layers(_base(path, name), chain)
+    yield path, tree
+
+
+def _base(path: Path, name: str) -> Path:
+    base = path.parent / name
+    if base.is_file():
+        return base
+    if shipped := shipped_file(name):
+        return shipped
+    known = [shipped_name(entry) for entry in shipped_files()]
+    raise ConfigError(
+        f"reading the configuration {path}: it extends {name}, but there is no file {base} and no shipped "
+        f"configuration of this name. {did_you_mean(name, known)}Shipped: {', '.join(known)}."
+    )
+
+
+def merged(base: Tree, child: Tree, path: KeyPath = ()) -> Tree:
+    """A tree on top of another: mappings are merged, lists and scalars replaced.
+
+    Where the child names another plug-in, the options of the base's plug-in are dropped.
+    """
+    result = dict(base)
+    for name, value in child.items():
+        old, below = base.get(name), (*path, str(name))
+        if isinstance(old, dict) and isinstance(value, dict):
+            key, default = PLUGINS.get(below, ("", None))
+            plugin = old.get(key) or default
+            if plugin is not None and value.get(key, plugin) != plugin:
+                old = {entry: kept for entry, kept in old.items() if entry != "options"}
+            value = merged(old, value, below)
+        result[name] = value
+    return result
+
+
+def overridden(base: Tree, overrides: Sequence[str], *, locate: bool = True) -> Tree:
+    """A tree with ``key=value`` overrides on top, see ``merged``; ``locate``: their paths are made absolute."""
+    keys = {".".join((*path, key)) for path, (key, _) in PLUGINS.items()}
+    change = [partial(_absolute, file=None)] if locate else []
+    names = apply_overrides({}, [each for each in overrides if each.partition("=")[0] in keys], *change)
+    return apply_overrides(merged(base, names), overrides, *change)
+
+
+def located(tree: Tree, file: Path) -> Tree:
+    """The tree of a file with absolute paths."""
+    here: Tree = changed(tree, partial(_absolute, file=file))
+    return here
+
+
+def _absolute(value: object, key: KeyPath, file: Path | None) -> object:
+    """A value; of a text with a path that is found the text with the absolute path. ``file``: None, an override."""
+    if not isinstance(value, str):
+        return value
+    name, equals, text = value.partition("=") if key[:2] == ("evaluate", "variants") else ("", "", value)
+    key = tuple(name.split(".")) if equals else key
+    named, colon, attribute = text.rpartition(":") if ".py:" in text else (text, "", "")
+    path, exists = Path(named), os.path.exists if key in FOLDERS else os.path.isfile  # of a text of any length
+    if path.is_absolute() or not (path.suffix or key in FOLDERS) or (key in IN_EPISODE and not colon):
+        return value
+    shipped = SHIPPED if text.startswith("studies/") else None  # files of the studies that a package brings
+    for folder in (working_directory(), file and file.parent, shipped):
+        if folder is not None and exists(folder / path):
+            found = (folder / path).parent.resolve() / path.name  # one file has one path, whatever links lead to it
+            return f"{name}{equals}{found}{colon}{attribute}"
+    return value
 
 
 def vary(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
@@ -77,11 +180,16 @@ def dump_with_origins(config: RunConfig, path: Path, overrides: Sequence[str] = 
 
     ``path`` and ``overrides`` are those that gave the configuration.
     """
-    origins = dict(origins_of(overridden(layered(path), overrides)))
+    given = [tuple(override.partition("=")[0].split(".")) for override in overrides]
+    known = [(str(file), {leaf for leaf, _ in leaves(tree)}) for file, tree in reversed([*layers(path)])]
+    origins = dict[KeyPath, str]()
+    for leaf, _ in leaves(resolved(path, overrides)):
+        file = next((name for name, its in known if leaf in its), OVERRIDE)
+        origins[leaf] = OVERRIDE if any(leaf[: len(key)] == key for key in given) else file
     names = Counter(Path(origin).name for origin in set(origins.values()))
 
-    def comment(key_path: KeyPath) -> str:
-        origin = origins.get(key_path, "default")
+    def comment(leaf: KeyPath) -> str:
+        origin = origins.get(leaf, "default")
         name = Path(origin).name
         return origin if names[name] > 1 else name  # the whole path where two files have the same name
 
@@ -138,40 +246,31 @@ def find_config(name: str) -> Path:
     )
 
 
+def shipped_files() -> list[Path]:
+    """The configurations in the package, those that others extend included."""
+    return sorted((SHIPPED / "configs").rglob("*.yaml"))
+
+
+def shipped_name(path: Path) -> str:
+    """What a shipped configuration is called: ``quickstart``, ``methods/mem1``."""
+    return path.relative_to(SHIPPED / "configs").as_posix().removesuffix(".yaml")
+
+
+def shipped_file(name: str) -> Path | None:
+    """The shipped configuration of a name, with or without ``.yaml``."""
+    stem = name.removesuffix(".yaml")  # a name may hold a dot of its own: qwen3_0.6b
+    return next((path for path in shipped_files() if shipped_name(path) == stem), None)
+
+
 def validate(tree: Mapping[str, Any], *, source: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The checked configuration of a tree, of which some values are those of ``overrides``.
-
-    Paths in leaves that name their origin are made absolute.
-    """
-    return _with_importance(
-        parse(RunConfig, with_leaves(tree, _absolute), source=f"the configuration {source}", overrides=overrides)
-    )
-
-
-def _absolute(leaf: object, key: KeyPath) -> object:
-    """The plain value of a leaf; of a text with a path that is found the text with the absolute path."""
-    if not (isinstance(leaf, Sourced) and isinstance(leaf.value, str)):
-        return plain(leaf)
-    name, equals, text = leaf.value.partition("=") if key[:2] == ("evaluate", "variants") else ("", "", leaf.value)
-    key = tuple(name.split(".")) if equals else key
-    file, colon, attribute = text.rpartition(":") if ".py:" in text else (text, "", "")
-    path, exists = Path(file), os.path.exists if key in FOLDERS else os.path.isfile  # of a text of any length
-    if path.is_absolute() or not (path.suffix or key in FOLDERS) or (key in IN_EPISODE and not colon):
-        return leaf.value
-    beside = () if leaf.origin == OVERRIDE else (Path(leaf.origin).parent,)
-    shipped = (SHIPPED,) if text.startswith("studies/") else ()  # files of the studies that a package brings
-    for folder in (working_directory(), *beside, *shipped):
-        if folder is not None and exists(folder / path):
-            found = (folder / path).parent.resolve() / path.name  # one file has one path, whatever links lead to it
-            return f"{name}{equals}{found}{colon}{attribute}"
-    return leaf.value
+    """The checked configuration of a tree, of which some values are those of ``overrides``."""
+    return _with_importance(parse(RunConfig, tree, source=f"the configuration {source}", overrides=overrides))
 
 
 def plugin_files(config: RunConfig) -> tuple[Path, ...]:
     """The Python files that a configuration names, as ``path.py:Name``."""
-    leaves = list[object]()
-    with_leaves(config.model_dump(mode="json"), lambda leaf, _: leaves.append(leaf))
-    named = (leaf.rpartition("=")[2] for leaf in leaves if isinstance(leaf, str) and ".py:" in leaf)
+    values = (value for _, value in leaves(config.model_dump(mode="json")))
+    named = (value.rpartition("=")[2] for value in values if isinstance(value, str) and ".py:" in value)
     return tuple(sorted({Path(text.rpartition(":")[0]).absolute() for text in named}))
 
 
@@ -188,7 +287,7 @@ def portable(tree: Any) -> Any:  # noqa: ANN401  a YAML tree
         path = Path(file)
         return f"{path.relative_to(here) if here and path.is_relative_to(here) else path.name}{colon}{attribute}"
 
-    return with_leaves(tree, relative)
+    return changed(tree, relative)
 
 
 def _with_importance(config: RunConfig) -> RunConfig:

@@ -1,7 +1,7 @@
 """The sections of a configuration: frozen and checked values. ``load.py`` makes them of a file and overrides.
 
 Defaults live here and in the settings of the folders below; a YAML file holds what an experiment changes. Every key
-states its unit and range. Options of plug-ins are checked when ``assembly`` builds them, before any model is loaded.
+states its unit and range. Options of plug-ins are checked when they are built (``use.py``), before any model is loaded.
 """
 
 import re
@@ -19,7 +19,8 @@ from condensegrpo.algorithms.settings import (
     LossSettings,
     StopSettings,
 )
-from condensegrpo.config.yaml_tree import Section
+from condensegrpo.config.section import Section
+from condensegrpo.config.use import CondenserUse, FormatUse, NamedTracker, RewardUse, SamplerUse, TaskUse, ToolUse
 from condensegrpo.episodes.settings import CondenseSettings, ConfidenceSettings, Limits, ToolLimits, Workers, check_form
 from condensegrpo.learner.settings import (
     TIMEOUT_MINUTES,
@@ -36,52 +37,6 @@ from condensegrpo.sandbox.calls import SandboxLimits
 
 # Of a folder, or in a metric's name; file systems allow 255 bytes, and some files begin with it
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9=._-]*$", max_length=200)]
-
-
-class Plugin(Section):
-    """A plug-in by name (see ``condensegrpo plugins``) or as ``path/to/file.py:Name``."""
-
-    name: str
-    options: dict[str, Any] = {}
-    """Keyword arguments of the plug-in."""
-
-
-def _named(value: object) -> object:
-    return {"name": value} if isinstance(value, str) else value
-
-
-NamedPlugin = Annotated[Plugin, BeforeValidator(_named)]  # its name alone stands for it, where no option is set
-
-
-class CondenserPlugin(Plugin):
-    """What rewrites the history before a turn."""
-
-    name: str = "full"
-
-
-class StagePlugin(Plugin):
-    """A condenser in a pipeline."""
-
-    over: float = Field(default=1.0, ge=0, le=1)
-    """Share of the budget that a prompt must exceed before this stage runs; 0: always."""
-
-
-class RewardPlugin(Plugin):
-    """What a trajectory is worth."""
-
-    name: str = "correct"
-
-
-class SamplerPlugin(Plugin):
-    """What samples replies."""
-
-    name: str = "transformers"
-
-
-class WeightedPlugin(Plugin):
-    """A reward in a weighted sum."""
-
-    weight: float = Field(default=1.0, ge=0)
 
 
 class ModelSettings(Section):
@@ -136,27 +91,25 @@ class ModelSettings(Section):
         return self
 
 
-class TaskSettings(Section):
-    """Where the problems come from."""
-
-    name: str
-    data: str | None = None
-    """Training problems: a JSONL or Parquet file, a folder or a Hub id."""
-    eval_data: str | None = None
-    """Held-out problems, likewise."""
-    options: dict[str, Any] = {}
-    """Keyword arguments of the task."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ToolSettings(ToolLimits):
     """The tools of the policy and how it calls them."""
 
-    use: tuple[str | Plugin, ...] = ()
+    use: tuple[str | ToolUse, ...] = ()
     """Names of tools, path/to/file.py:function, or {name, options} where a tool has options."""
-    format: str | Plugin = "native"
+    format: str | FormatUse = "native"
     """native: the template's own calls (Hermes/Qwen); tagged: <tool>{…}</tool>; code: <code>, <python>, fences; or
     path/to/file.py:Name."""
+
+    @property
+    def tools(self) -> tuple[ToolUse, ...]:
+        """The tools as sections."""
+        return tuple(ToolUse(name=each) if isinstance(each, str) else each for each in self.use)
+
+    @property
+    def call_format(self) -> FormatUse:
+        """The format as a section."""
+        return FormatUse(name=self.format) if isinstance(self.format, str) else self.format
 
 
 class RolloutSettings(Section):
@@ -166,6 +119,7 @@ class RolloutSettings(Section):
     condense: CondenseSettings = CondenseSettings()
     tools: ToolSettings = ToolSettings()
     temperature: float = Field(default=1.0, ge=0)
+    """Of the sampling; 0 takes the likeliest token."""
     template_options: dict[str, Any] = {}
     """Extra variables of the chat template, such as enable_thinking."""
     answer_form: str | None = None
@@ -217,6 +171,7 @@ class LearnerSettings(Section):
 
     optimiser: Annotated[OptimizerSettings, BeforeValidator(partial(_completed, LEARNER_OPTIMISER))] = LEARNER_OPTIMISER
     zero_stage: Literal[0, 1, 2, 3] = 0
+    """Of DeepSpeed: what ranks share out, from stage 1 on optimiser, gradients, weights."""
     offload: OffloadSettings = OffloadSettings()
     tokens_per_micro_batch: int = Field(default=16384, ge=16)
     """Largest packed micro-batch, in tokens; no row is ever split."""
@@ -239,6 +194,7 @@ class WarmStartSettings(Section):
     steps: int = Field(default=0, ge=0)
     """0: no warm start."""
     turns_per_step: int = Field(default=64, ge=1)
+    """Demonstrated turns of an optimiser step, over all ranks."""
     optimiser: Annotated[OptimizerSettings, BeforeValidator(partial(_completed, WARM_START_OPTIMISER))] = (
         WARM_START_OPTIMISER
     )
@@ -254,6 +210,7 @@ class TrainSettings(Section):
     """The loop."""
 
     steps: int = Field(default=100, ge=0)
+    """Batches of trajectories."""
     problems_per_step: int = Field(default=16, ge=1)
     """Problems of one batch, over all ranks."""
     samples_per_problem: int = Field(default=8, ge=1)
@@ -265,6 +222,7 @@ class TrainSettings(Section):
     save_every: int = Field(default=50, ge=0)
     """Steps between checkpoints; 0: only at the end."""
     keep_checkpoints: int = Field(default=2, ge=1)
+    """The newest; older ones are removed."""
     save_in_background: bool = False
     """Whether a checkpoint is written while the next steps are taken, from a copy in main memory."""
     max_failed: float = Field(default=0.5, ge=0, le=1)
@@ -278,6 +236,7 @@ class EvaluateSettings(Section):
     """Evaluation on held-out problems."""
 
     problems: int = Field(default=256, ge=1)
+    """Most problems of an evaluation."""
     skip: int = Field(default=0, ge=0)
     """Held-out problems before the first that is evaluated: settings are chosen on some, and results are of others."""
     samples: int = Field(default=1, ge=1)
@@ -318,12 +277,13 @@ class RunConfig(Section):
     runs_dir: str = "runs"
     """Folder of the run's folder."""
     seed: int = Field(default=0, ge=0)
+    """Of the order of problems and of all sampling."""
     model: ModelSettings
-    task: TaskSettings
-    condenser: CondenserPlugin = CondenserPlugin()
-    reward: RewardPlugin = RewardPlugin()
-    sampler: SamplerPlugin = SamplerPlugin()
-    trackers: list[NamedPlugin] = []
+    task: TaskUse
+    condenser: CondenserUse = CondenserUse()
+    reward: RewardUse = RewardUse()
+    sampler: SamplerUse = SamplerUse()
+    trackers: list[NamedTracker] = []
     """Trackers in addition to metrics.jsonl, which is always written: names, or {name, options}."""
     rollout: RolloutSettings = RolloutSettings()
     sandbox: SandboxSettings = SandboxSettings()
@@ -336,8 +296,18 @@ class RunConfig(Section):
     @property
     def estimator(self) -> str:
         """The estimator of advantages: the one that is set, or the default for the reward."""
-        default = "efficient" if self.reward.name == RewardPlugin().name else "grpo"
+        default = "efficient" if self.reward.name == RewardUse().name else "grpo"
         return self.algorithm.advantage.estimator or default
+
+    @property
+    def shared_options(self) -> dict[str, tuple[str, object]]:
+        """Options of a task that are settings of the rollout: by their names, the key of the setting and its value."""
+        shared: dict[str, tuple[str, object]] = {
+            "tool_format": ("rollout.tools.format", self.rollout.tools.call_format.name)
+        }
+        if "keep_last" in self.condenser.options:
+            shared["keep_last"] = ("condenser.options.keep_last", self.condenser.options["keep_last"])
+        return shared
 
     @property
     def in_bfloat16(self) -> bool:

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.config.schema import Name, RunConfig
-from condensegrpo.config.yaml_tree import Section, override, parse, read_yaml
+from condensegrpo.config.section import Section, parse
+from condensegrpo.config.yaml_tree import override, read_yaml
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import did_you_mean
 

@@ -58,17 +58,20 @@ def failure_of(source: str, error: BaseException, *, plugin: object = None) -> P
     )
 
 
-def message_of(error: BaseException) -> str:
+def message_of(error: BaseException, plugin: object = None) -> str:
     """The message of a plug-in's error with its location, without a full stop; a ``ValueError`` needs no type."""
-    failure = failure_of("", error)
+    failure = failure_of("", error, plugin=plugin)
     return str(replace(failure, error="", message=str(error)) if isinstance(error, ValueError) else failure)
 
 
 @contextmanager
-def plugin_code(doing: str, kind: type[CondenseError]) -> Iterator[None]:
+def plugin_code(doing: str, kind: type[CondenseError], plugin: object = None) -> Iterator[None]:
     """Run code of a plug-in outside of an episode: what it raises becomes an error of ours, with the line.
 
     A device without memory stays what it is: the run says what to change.
+
+    Args:
+        plugin: see ``failure_of``.
     """
     try:
         yield
@@ -79,7 +82,7 @@ def plugin_code(doing: str, kind: type[CondenseError]) -> Iterator[None]:
             is_ctrl_c(error) or isinstance(error, GeneratorExit) or type(error).__name__ == "OutOfMemoryError"
         ):  # torch's
             raise
-        raise kind(f"{doing}: {message_of(error)}.") from error
+        raise kind(f"{doing}: {message_of(error, plugin)}.") from error
 
 
 def at_definition(plugin: object) -> str:

@@ -12,12 +12,12 @@ from tempfile import TemporaryDirectory
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.objects import NO_OBJECTS, Objects
 from condensegrpo.assembly.players import RolloutPlayers
 from condensegrpo.assembly.preflight import check_model
 from condensegrpo.assembly.runtime import evaluation_temperature, open_sampler, open_writer, provenance, use_threads
 from condensegrpo.config.load import HELD_OUT, vary
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.use import NO_OBJECTS, Objects
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, Watch
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.evaluation import Evaluation

@@ -51,6 +51,7 @@ class OptimizerSettings:
     eps: Annotated[float, Gt(0)] = 1e-8
     """Added to AdamW's denominator."""
     weight_decay: Annotated[float, Ge(0)] = 0.0
+    """Share of a weight, times the learning rate, that a step takes off."""
     grad_clip: Annotated[float, Gt(0)] = 1.0
     """Largest norm of the whole gradient; a larger gradient is scaled down to it."""
     warmup_steps: Annotated[int, Ge(0)] = 0
@@ -98,9 +99,13 @@ class NewModel:
     vocab_size: Annotated[int, Ge(64)] = 2048
     """Of a bpe tokenizer; the most that a words tokenizer may need."""
     hidden_size: Annotated[int, Ge(8)] = 64
+    """Width of the residual stream, a multiple of ``heads``."""
     layers: Annotated[int, Ge(1)] = 2
+    """Decoder layers."""
     heads: Annotated[int, Ge(1)] = 4
+    """Attention heads."""
     ffn_size: Annotated[int, Ge(8)] = 256
+    """Width inside of an MLP."""
     initializer_range: Annotated[float, Gt(0)] = 0.15
     """Standard deviation of the initial weights."""
     max_positions: Annotated[int, Ge(64)] = 4096

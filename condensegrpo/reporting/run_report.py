@@ -169,10 +169,10 @@ def _diagrams(measured: Collection[str], varied: Sequence[str]) -> Iterator[Diag
 def _settings(file: Path) -> Pairs:
     """The leaves of a YAML or JSON file by their dotted keys; none if it cannot be read."""
     try:
-        values = leaves(without_credentials(read_yaml(file)))
+        values = [*leaves(without_credentials(read_yaml(file)), lists=False)]
     except ConfigError:
         return ()
     return tuple(
-        (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
-        for key, value in values
+        (".".join(path), value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+        for path, value in values
     )

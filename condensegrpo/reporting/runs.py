@@ -137,7 +137,8 @@ def compare_runs(runs: Sequence[RunFolder]) -> RunComparison:
     """Compare runs; the first is what the others are compared with."""
     names = _names([run.path for run in runs])
     trees = (load_config(run.config).model_dump(mode="json", exclude={"name", "runs_dir"}) for run in runs)
-    settings = [{key: value for key, value in leaves(without_credentials(tree)) if value != {}} for tree in trees]
+    values = (leaves(without_credentials(tree), lists=False) for tree in trees)
+    settings = [{".".join(path): value for path, value in each if value != {}} for each in values]
     keys = dict.fromkeys(key for setting in settings for key in setting)
     rows = {key: tuple(setting.get(key) for setting in settings) for key in keys}
     evaluated = [_Evaluated(run, _latest_evaluations(run)) for run in runs]

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.objects import NO_OBJECTS, Objects, described_objects
+from condensegrpo.assembly.objects import described_objects
 from condensegrpo.assembly.preflight import check_run
 from condensegrpo.config.load import dump_config
 from condensegrpo.config.resumed import allowed_changes, change_table, config_at
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.use import NO_OBJECTS, Objects
 from condensegrpo.core.errors import CondenseError, Interrupted, LearnerError, RunError
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.process import resume_collections

@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
-from condensegrpo.assembly.parts import build_condenser
-from condensegrpo.config.schema import CondenserPlugin
+from condensegrpo.assembly.build import build_condenser
+from condensegrpo.config.use import CondenserUse
 from condensegrpo.core.condenser import Budget, Request, WrittenSummary, condensation_spans, with_tokens
 from condensegrpo.core.messages import History, Message, ToolCall, Unit, flatten
 from condensegrpo.core.protocols.tool import EnvironmentTool
@@ -59,7 +59,7 @@ MIA, BEN, ZOE, BY_ID = EXAMPLE.units
 
 def decided(name: str, *made: tuple[str, Mapping[str, object]] | Unit) -> History:
     """The example with calls of a condenser's tools, answered as an episode answers them."""
-    condenser = build_condenser(CondenserPlugin(name=name))
+    condenser = build_condenser(CondenserUse(name=name))
     tools: dict[str, EnvironmentTool] = {tool.name: tool for tool in condenser.tools()}
     history = History(pinned=EXAMPLE.pinned)
     for each in made:
@@ -90,7 +90,7 @@ async def policy(request: Request) -> WrittenSummary:
 
 def drawn(name: str, options: dict[str, object], tokens: int, history: History = EXAMPLE) -> str:
     """The example before and after a condenser, each unit beside what is shown of it."""
-    condenser = build_condenser(CondenserPlugin(name=name, options=options))
+    condenser = build_condenser(CondenserUse(name=name, options=options))
     history = with_tokens(history, count)
     budget = Budget(tokens=tokens - count(history.pinned), prompt_tokens=400, write=policy)
     condensed = asyncio.run(condenser.condense(history, budget))

@@ -10,8 +10,9 @@ from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.held_out import evaluated_problems
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.schema import Name, RunConfig
+from condensegrpo.config.section import Section
 from condensegrpo.config.study import Study, check_overrides, load_study
-from condensegrpo.config.yaml_tree import Section, dump
+from condensegrpo.config.yaml_tree import dump
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.wording import did_you_mean
 from condensegrpo.storage.files import make_folder, write_atomically

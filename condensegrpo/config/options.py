@@ -11,14 +11,15 @@ NaN is no float. A parameter without an annotation, or with one that pydantic ca
 
 import inspect
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, Protocol, get_args, get_type_hints, runtime_checkable
+from inspect import Parameter
+from typing import Any
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
+from condensegrpo.config.section import keys_of, sections_at, sections_in
 from condensegrpo.core.credentials import without_credentials
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.failures import at_definition, plugin_code
@@ -41,14 +42,6 @@ OF_REWARDS = {"trajectory", "problem"}
 ANYTHING = TypeAdapter[list[object]](list[object])
 
 
-@runtime_checkable
-class ChecksOptions(Protocol):
-    """A plug-in that can refuse a combination of options before it is built, which may take a model."""
-
-    def check_options(self, **options: object) -> None:
-        """Raise ValueError for a combination that it does not support."""
-
-
 def build_plugin(kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object] = NOTHING) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names
     """Load a plug-in and call it with its options. A function of a trajectory and its problem is a reward by itself.
 
@@ -59,11 +52,11 @@ def build_plugin(kind: str, name: str, options: Mapping[str, object], supplied: 
         supplied: arguments that the assembly offers, passed where the signature has a parameter of the name and the
             options do not set it.
     """
-    factory, where = load_plugin(kind, name), _where(kind, name)
-    arguments = _arguments(kind, factory, where, options, supplied)
+    factory = load_plugin(kind, name)
+    arguments = _arguments(kind, name, factory, options, supplied)
     if _is_reward(kind, factory):
         return partial(factory, **arguments) if arguments else factory
-    return _called(factory, where, options, arguments)
+    return _called(factory, _where(kind, name), options, arguments)
 
 
 def check_plugin(
@@ -71,13 +64,14 @@ def check_plugin(
 ) -> dict[str, object]:
     """The validated arguments that ``build_plugin`` would pass, checked without calling the plug-in.
 
-    The ``check_options`` of a plug-in that has one is called with the arguments.
+    A plug-in may have a static ``check_options``, which raises ValueError for a combination that it does not support:
+    building it may take a model.
     """
-    factory, where = load_plugin(kind, name), _where(kind, name)
-    given = _arguments(kind, factory, where, options, supplied)
-    if isinstance(factory, ChecksOptions):
-        _called(factory.check_options, where, options, given)
-    return given
+    factory = load_plugin(kind, name)
+    arguments = _arguments(kind, name, factory, options, supplied)
+    if check := getattr(factory, "check_options", None):
+        _called(check, _where(kind, name), options, arguments)
+    return arguments
 
 
 def validated(
@@ -91,12 +85,12 @@ def validated(
         options: from the configuration.
         names: of the parameters that are options.
     """
-    parameters = {name: each for name, each in _signature(function).parameters.items() if name in names}
+    parameters = {name: each for name, each in _parameters(function).items() if name in names}
     return _checked(parameters, where + at_definition(function), options)
 
 
 def _is_reward(kind: str, factory: object) -> bool:
-    return kind == "rewards" and inspect.isfunction(factory) and _signature(factory).parameters.keys() >= OF_REWARDS
+    return kind == "rewards" and inspect.isfunction(factory) and _parameters(factory).keys() >= OF_REWARDS
 
 
 def _where(kind: str, name: str) -> str:
@@ -111,78 +105,74 @@ def _called(
         return factory(**arguments)
 
 
+def _parameters(factory: Callable[..., object]) -> dict[str, Parameter]:
+    try:
+        return dict(inspect.signature(factory, eval_str=True).parameters)
+    except Exception:  # an annotation names what exists for type checkers only: it stays a text, and takes anything
+        return dict(inspect.signature(factory).parameters)
+
+
 def _arguments(
     kind: str,
+    name: str,
     factory: Callable[..., object],
-    where: str,
     options: Mapping[str, object],
     supplied: Mapping[str, object],
 ) -> dict[str, object]:
     """The validated arguments of a call: the options, and what is supplied where the signature has it."""
+    where = _where(kind, name)
     if not callable(factory):
         raise PluginError(f"{where}: found {factory!r:.80}, wanted a class or function.")
-    parameters = dict(_signature(factory).parameters)
-    if _is_reward(kind, factory):
-        for name in OF_REWARDS:
-            del parameters[name]
-    given = {name for name, each in parameters.items() if each.default is each.empty and name not in options}
+    where += at_definition(factory)
+    parameters, is_reward = _parameters(factory), _is_reward(kind, factory)
+    if is_reward:
+        parameters = {each: parameters[each] for each in parameters if each not in OF_REWARDS}
+    given = {each for each, one in parameters.items() if one.default is one.empty and each not in options}
     if kind == "rewards" and not isinstance(factory, type) and OF_OTHERS & given:
         raise PluginError(
-            f"{where}{at_definition(factory)}: it is a function of ({', '.join(parameters)}). A reward is one of "
-            f"(trajectory, problem)."
+            f"{where}: it is a function of ({', '.join(parameters)}). A reward is one of (trajectory, problem)."
         )
-    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    named = {name: each for name, each in parameters.items() if each.kind not in variadic}
-    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    offered = {name: value for name, value in supplied.items() if name in named}
-    makes = inspect.isfunction(factory) and not _is_reward(kind, factory)
+    makes = inspect.isfunction(factory) and not is_reward
     hint = " A function is called once, with its options, and returns the plug-in." if makes else ""
-    where += at_definition(factory)
-    return _checked(named, where, options, offered=offered, open_ended=open_ended, hint=hint)
+    return _checked(parameters, where, options, supplied=supplied, hint=hint)
 
 
 def _checked(
-    parameters: Mapping[str, inspect.Parameter],
+    parameters: Mapping[str, Parameter],
     where: str,
     options: Mapping[str, object],
     *,
-    offered: Mapping[str, object] = NOTHING,
-    open_ended: bool = False,
+    supplied: Mapping[str, object] = NOTHING,
     hint: str = "",
 ) -> dict[str, object]:
-    """Options, and what is offered for parameters that they do not set, each validated by its parameter's annotation.
+    """Options, each validated by its parameter's annotation, and what is supplied for parameters that they do not set.
 
     Args:
-        open_ended: whether options without a parameter are passed on as they are.
         hint: ends the message where one is missing.
     """
-    visible = [name for name in parameters if name not in offered]
-    defaults = {
-        name: "" if (each := parameters[name]).default is each.empty else f"={each.default!r}" for name in visible
+    named = {
+        name: each for name, each in parameters.items() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
     }
+    open_ended = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    offered = {name: value for name, value in supplied.items() if name in named}
+    visible = {name: each for name, each in named.items() if name not in offered}
     for option in options:
-        if option not in parameters and not open_ended:
+        if option not in named and not open_ended:
+            known = (
+                name if each.default is each.empty else f"{name}={each.default!r}" for name, each in visible.items()
+            )
             raise PluginError(
                 f"{where}: it has no option {option!r}. {did_you_mean(option, visible)}"
-                f"Its options are: {', '.join(name + default for name, default in defaults.items()) or 'none'}."
+                f"Its options are: {', '.join(known) or 'none'}."
             )
-    given = {**offered, **options}
-    missing = [name for name, each in parameters.items() if each.default is each.empty and name not in given]
-    if missing:
-        raise PluginError(f"{where}: the option {missing[0]} is missing. Its options are: {', '.join(visible)}.{hint}")
-    return {
-        name: _validated(value, parameters[name].annotation, f"{where}: the option {name}")
-        if name in parameters
-        else value
-        for name, value in given.items()
+    for name, each in visible.items():
+        if each.default is each.empty and name not in options:
+            raise PluginError(f"{where}: the option {name} is missing. Its options are: {', '.join(visible)}.{hint}")
+    read = {
+        name: _validated(value, named[name].annotation, f"{where}: the option {name}") if name in named else value
+        for name, value in options.items()
     }
-
-
-def _signature(factory: Callable[..., object]) -> inspect.Signature:
-    try:
-        return inspect.signature(factory, eval_str=True)
-    except Exception:  # an annotation names what exists for type checkers only: it stays a text, and takes anything
-        return inspect.signature(factory)
+    return {**offered, **read}
 
 
 def _validated(value: object, annotation: object, where: str) -> object:
@@ -204,7 +194,7 @@ def _validated(value: object, annotation: object, where: str) -> object:
 
 def _adapter(annotation: Any) -> TypeAdapter[list[object]]:  # noqa: ANN401  an annotation is any object
     """Of a list with the value: pydantic takes no configuration for a dataclass itself, but for what contains one."""
-    if annotation is inspect.Parameter.empty or isinstance(annotation, str):
+    if annotation is Parameter.empty or isinstance(annotation, str):
         return ANYTHING
     try:
         return TypeAdapter(list[annotation], config=STRICT)
@@ -220,30 +210,13 @@ def _fault(error: ValidationError, annotation: object) -> str:
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         *outer, key = place
         within = "".join(f"[{part!r}]" for part in outer)
-        known = _keys_at(outer, annotation)
+        known = [name for section in sections_at([*sections_in(annotation)], outer) for name in keys_of(section)]
         keys = f". {did_you_mean(str(key), known)}Its keys are: {', '.join(known)}" if known else ""
         return f"{within} has no key {key!r}{keys}"
     path = "".join(f"[{part!r}]" for part in place if len(faults) == 1)
     expected = dict.fromkeys(_expectation(fault["msg"]) for fault in faults)
     found = without_credentials(first["input"], str(place[-1]) if place else "")
     return f"{path} is {found!r:.200}, wanted {' or '.join(expected)}"
-
-
-def _keys_at(path: Sequence[object], annotation: object) -> list[str]:
-    """The keys of the dataclasses at a path within an annotation; none: it has no dataclass there."""
-    kinds = _dataclasses(annotation)
-    for part in path:
-        within = [get_type_hints(kind)[part] for kind in kinds if part in get_type_hints(kind)]
-        if within:  # else an index or a key of a mapping
-            kinds = [kind for each in within for kind in _dataclasses(each)]
-    return [field.name for kind in kinds for field in fields(kind)]
-
-
-def _dataclasses(annotation: object) -> list[type]:
-    """The dataclasses that an annotation consists of, such as that of ``list[Stage] | None``."""
-    if isinstance(annotation, type) and is_dataclass(annotation):
-        return [annotation]
-    return [kind for each in get_args(annotation) for kind in _dataclasses(each)]
 
 
 def _expectation(message: str) -> str:

@@ -1,0 +1,53 @@
+"""``condensegrpo config`` and ``explain``: the keys of a configuration."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from condensegrpo.cli.options import AsJson
+from condensegrpo.config.keys import Key, explained, keys, others
+
+
+def _matching(incomplete: str) -> list[str]:
+    return [name for name in keys() if name.startswith(incomplete)]
+
+
+def _shown(key: Key) -> str:
+    default = f", default {key.default}" if key.default not in ("", "required") else f", {key.default}".rstrip(", ")
+    return f"{key.name}  ({key.type}{default}){'  ' * bool(key.about)}{key.about}"
+
+
+def config_command(
+    listed: Annotated[
+        bool, typer.Option("--list", help="List the keys: the only thing that this command does.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """List all keys of a configuration with type, default and meaning.
+
+    Example: condensegrpo config --list | grep context
+    """
+    if as_json:
+        typer.echo(json.dumps({"version": 1, "keys": [key._asdict() for key in keys().values()]}, indent=2))
+        return
+    for key in keys().values():
+        typer.echo(_shown(key))
+
+
+def explain(
+    key: Annotated[
+        str, typer.Argument(help="A key or section, its last part, or a key of TRL or verl.", autocompletion=_matching)
+    ],
+) -> None:
+    """Explain one key of a configuration: type, default, meaning.
+
+    Example: condensegrpo explain num_generations
+    """
+    found = explained(key)
+    typer.echo(_shown(found))
+    if named := others(found.name):
+        typer.echo(f"in TRL or verl: {', '.join(named)}")
+    for each in keys().values():
+        if each.name.startswith(f"{found.name}."):
+            typer.echo(_shown(each))

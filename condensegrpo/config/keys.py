@@ -1,0 +1,174 @@
+"""The keys of a configuration with type, default and meaning, from its JSON schema, and what TRL and verl call them."""
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.wording import did_you_mean
+from condensegrpo.episodes.settings import ToolLimits
+
+BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+TYPES = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false", "object": "mapping"}
+OTHERS = {  # of GRPOConfig in TRL, and of verl; see docs/reference/glossary.md
+    "num_generations": "train.samples_per_problem",
+    "generation_batch_size": "train.problems_per_step",
+    "max_steps": "train.steps",
+    "num_train_epochs": "train.steps",
+    "num_iterations": "algorithm.updates_per_batch",
+    "per_device_train_batch_size": "learner.tokens_per_micro_batch",
+    "gradient_accumulation_steps": "learner.tokens_per_micro_batch",
+    "gradient_checkpointing": "learner.checkpoint_activations",
+    "max_completion_length": "rollout.limits.max_output_tokens",
+    "max_prompt_length": "rollout.limits.max_context_tokens",
+    "max_tool_calling_iterations": "rollout.limits.max_turns",
+    "chat_template_kwargs": "rollout.template_options",
+    "model_name_or_path": "model.path",
+    "bf16": "model.dtype",
+    "learning_rate": "learner.optimiser.lr",
+    "lr_scheduler_type": "learner.optimiser.schedule",
+    "max_grad_norm": "learner.optimiser.grad_clip",
+    "reward_funcs": "reward.name",
+    "reward_weights": "reward.options.parts",
+    "scale_rewards": "algorithm.advantage.options.scale",
+    "epsilon": "algorithm.loss.options.clip_low",
+    "epsilon_high": "algorithm.loss.options.clip_high",
+    "delta": "algorithm.loss.options.dual_clip",
+    "beta": "algorithm.kl.coefficient",
+    "loss_type": "algorithm.aggregation.mode",
+    "importance_sampling_level": "algorithm.loss.name",
+    "vllm_importance_sampling_cap": "algorithm.importance.cap",
+    "mask_truncated_completions": "algorithm.stops.handling",
+    "use_vllm": "sampler.name",
+    "vllm_mode": "sampler.name",
+    "vllm_gpu_memory_utilization": "sampler.options.engine.gpu_memory_utilization",
+    "vllm_tensor_parallel_size": "sampler.options.engine.tensor_parallel_size",
+    "eval_steps": "train.eval_every",
+    "save_steps": "train.save_every",
+    "save_total_limit": "train.keep_checkpoints",
+    "output_dir": "runs_dir",
+    "run_name": "name",
+    "report_to": "trackers",
+    "data.train_files": "task.data",
+    "data.val_files": "task.eval_data",
+    "data.train_batch_size": "train.problems_per_step",
+    "data.max_prompt_length": "rollout.limits.max_context_tokens",
+    "data.max_response_length": "rollout.limits.max_output_tokens",
+    "custom_reward_function": "reward.name",
+    "adv_estimator": "algorithm.advantage.estimator",
+    "algorithm.adv_estimator": "algorithm.advantage.estimator",
+    "norm_adv_by_std_in_grpo": "algorithm.advantage.options.scale",
+    "actor_rollout_ref.model.path": "model.path",
+    "actor_rollout_ref.actor.optim.lr": "learner.optimiser.lr",
+    "actor_rollout_ref.actor.ppo_epochs": "algorithm.updates_per_batch",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "learner.tokens_per_micro_batch",
+    "actor_rollout_ref.actor.kl_loss_coef": "algorithm.kl.coefficient",
+    "actor_rollout_ref.actor.clip_ratio": "algorithm.loss.options.clip_low",
+    "actor_rollout_ref.actor.clip_ratio_low": "algorithm.loss.options.clip_low",
+    "actor_rollout_ref.actor.clip_ratio_c": "algorithm.loss.options.dual_clip",
+    "actor_rollout_ref.actor.loss_agg_mode": "algorithm.aggregation.mode",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": "learner.sequence_parallel",
+    "actor_rollout_ref.rollout.n": "train.samples_per_problem",
+    "actor_rollout_ref.rollout.name": "sampler.name",
+    "actor_rollout_ref.rollout.temperature": "rollout.temperature",
+    "actor_rollout_ref.rollout.multi_turn.max_assistant_turns": "rollout.limits.max_turns",
+    "actor_rollout_ref.rollout.gpu_memory_utilization": "sampler.options.engine.gpu_memory_utilization",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": "sampler.options.engine.tensor_parallel_size",
+    "trainer.total_training_steps": "train.steps",
+    "trainer.test_freq": "train.eval_every",
+    "trainer.save_freq": "train.save_every",
+    "trainer.experiment_name": "name",
+    "trainer.logger": "trackers",
+}
+
+
+class Key(NamedTuple):
+    """A key of a configuration."""
+
+    name: str  # dotted
+    type: str  # section: it has keys of its own
+    default: str  # as YAML; empty: of a section
+    about: str
+
+
+@cache
+def keys(top: type[BaseModel] = RunConfig) -> Mapping[str, Key]:
+    """All keys by their names, sections included, in the order of the schema."""
+    schema = top.model_json_schema()
+    known = schema["$defs"]
+    limits = TypeAdapter(list[ToolLimits], config=ConfigDict(use_attribute_docstrings=True)).json_schema()["$defs"]
+    if "ToolSettings" in known:  # pydantic inherits no docstrings
+        known["ToolSettings"]["properties"] |= limits["ToolLimits"]["properties"]
+    return {key.name: key for key in _keys(schema, known, "", {})}
+
+
+def explained(name: str) -> Key:
+    """The key of a name, which may be one of TRL or verl, the end of one (``max_turns``), or an option of a plug-in."""
+    known, ours = keys(), OTHERS.get(name, name)
+    ends = [key for key in known if key.endswith(f".{name}")]
+    if ours in known or len(ends) == 1:
+        return known[ours if ours in known else ends[0]]
+    section, dot, _ = ours.partition(".options.")
+    if dot and f"{section}.options" in known:
+        return Key(ours, "option of the plug-in", "", f"See condensegrpo plugins and docs/reference for {section}.")
+    lasts = [key.rpartition(".")[2] for key in known]
+    near = f"Did you mean {', '.join(ends)}? " if ends else did_you_mean(name, [*known, *lasts, *OTHERS])
+    raise ConfigError(f"looking for the key {name}: there is none. {near}condensegrpo config --list shows all.")
+
+
+def others(name: str) -> list[str]:
+    """The keys of TRL and verl that a key stands for."""
+    return [other for other, ours in OTHERS.items() if ours == name]
+
+
+def _keys(
+    section: Mapping[str, Any], sections: Mapping[str, Any], path: str, defaults: Mapping[str, Any]
+) -> Iterator[Key]:
+    """The keys of a section; ``defaults``: those that the section around it sets."""
+    for name, entry in section["properties"].items():
+        listed = entry.get("items", {}) if entry.get("type") == "array" else entry
+        kinds = listed.get("anyOf", [listed])
+        inner = [known for each in kinds if "properties" in (known := _followed(each, sections))]
+        default = defaults.get(name, entry.get("default", {} if entry.get("type") == "object" else None))
+        about = _line(entry.get("description", ""))
+        is_entry = {"type": "string"} in kinds or (
+            listed is not entry and all(len(each["properties"]) == 2 for each in inner)
+        )
+        if inner and not is_entry:
+            kind = "section" if listed is entry else "list of sections"
+            about = _line(inner[0].get("description", "")) + " " * bool(about) + about
+            yield Key(f"{path}{name}", f"{kind} or null" if len(kinds) > len(inner) else kind, "", about)
+            yield from _keys(inner[0], sections, f"{path}{name}.", default if isinstance(default, dict) else {})
+        else:
+            is_required = name in section.get("required", ()) and name not in defaults
+            plain = default if isinstance(default, str) else json.dumps(default, ensure_ascii=False)
+            shown = "required" if is_required else plain
+            yield Key(f"{path}{name}", _type(entry, sections), shown, about)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.replace("``", "`").split())
+
+
+def _followed(entry: Mapping[str, Any], sections: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An entry, or the one that it refers to."""
+    return sections[entry["$ref"].rpartition("/")[2]] if "$ref" in entry else entry
+
+
+def _type(entry: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
+    entry = _followed(entry, sections)
+    if "properties" in entry:
+        return "{name, options}"
+    if "anyOf" in entry:
+        return " or ".join(_type(each, sections) for each in entry["anyOf"])
+    if "enum" in entry or "const" in entry:
+        return " or ".join(map(str, entry.get("enum", [entry.get("const")])))
+    if entry.get("type") == "array":
+        items = [_type(each, sections) for each in entry.get("prefixItems", [entry.get("items", {})])]
+        return f"[{', '.join(items)}]" if "prefixItems" in entry else f"list of {items[0]}"
+    bounds = " and ".join(f"{sign} {entry[bound]:g}" for bound, sign in BOUNDS.items() if bound in entry)
+    return f"{TYPES.get(entry.get('type', ''), entry.get('type', 'anything'))} {bounds}".rstrip()

@@ -1,0 +1,116 @@
+"""``Section``, the base of all sections of a configuration, and the errors of a tree that is none."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from condensegrpo.config.yaml_tree import leaves
+from condensegrpo.core.credentials import shown_override, without_credentials
+from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.wording import did_you_mean
+
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # what pydantic calls the fault of an unknown key
+
+
+class Section(BaseModel):
+    """The base of the sections that only the configuration knows: unknown keys are errors.
+
+    A frozen dataclass of the core that is a field of a section is validated in the same way, and the docstring below a
+    field is its description.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+S = TypeVar("S", bound=Section)
+
+
+def parse(kind: type[S], tree: object, *, source: str, overrides: Sequence[str] = ()) -> S:
+    """The checked section of a tree, of which some values are those of ``overrides``."""
+    try:
+        section = kind.model_validate(tree)
+    except ValidationError as error:
+        faults = [(fault["loc"], _fault(kind, fault), fault["type"] in UNKNOWN) for fault in error.errors()]
+        raise _refused(source, faults, overrides) from error
+    read = dict(leaves(section.model_dump()))
+    faults = [
+        (path, f"{'.'.join(path)}: found {value}, wanted a number", False)
+        for path, value in leaves(tree)
+        if isinstance(value, bool) and type(read.get(path)) in (int, float)  # pydantic reads true as the number 1
+    ]
+    if faults:
+        raise _refused(source, faults, overrides)
+    return section
+
+
+def _refused(
+    source: str, faults: Sequence[tuple[Sequence[object], str, bool]], overrides: Sequence[str]
+) -> ConfigError:
+    """The error of all faults: where each is, what is said of it, and whether its key is unknown."""
+    lines = (f"  {said}{_overridden(path, overrides, unknown=unknown)}" for path, said, unknown in faults)
+    return ConfigError("\n".join((f"reading {source}:", *lines)))
+
+
+def _overridden(path: Sequence[object], overrides: Sequence[str], *, unknown: bool = False) -> str:
+    """The override that a fault is in, or that leads through the unknown key: that is not in the file."""
+    key = ".".join(map(str, path)) + "."
+    names = {each: each.partition("=")[0] + "." for each in overrides}
+    within = [each for each, name in names.items() if key.startswith(name) or (unknown and name.startswith(key))]
+    return f" (the override {shown_override(within[-1])})" if within else ""
+
+
+def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
+    key_path = [str(part) for part in fault["loc"]]
+    key, reason = ".".join(key_path) or "(the whole)", fault["type"]
+    value = without_credentials(fault["input"], key_path[-1] if key_path else "")
+    if reason in UNKNOWN:
+        sections = sections_at([kind], key_path[:-1])
+        known = [name for section in sections[:1] for name in keys_of(section)]
+        inner = [
+            path for section in sections[:1] for path in _nested_keys(section) if path.endswith(f".{key_path[-1]}")
+        ]
+        near = did_you_mean(key_path[-1], known)
+        hint = f"Did you mean {inner[0]!r}?" if inner else near or f"Known here: {', '.join(known)}"
+        return f"{key}: unknown key. {hint.strip()}"
+    if reason == "missing":
+        return f"{key}: missing"
+    if reason in ("model_type", "dataclass_type", "dict_type"):
+        return f"{key}: found {value!r}, wanted a mapping of keys"
+    message = fault["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+    if message.startswith("Input should be "):
+        expected = message.removeprefix("Input should be ").replace("greater than or equal to", "at least")
+        expected = expected.replace("less than or equal to", "at most").replace("a valid tuple", "a list")
+        return f"{key}: found {value!r}, wanted {expected}"
+    return f"{key}: found {value!r}; {message}" if key_path else message  # not all of the file
+
+
+def _nested_keys(section: type) -> Iterator[str]:
+    """The keys of the sections within a section: ``limits.max_turns`` in that of the rollout."""
+    hints = get_type_hints(section)
+    for key in keys_of(section):
+        yield from (f"{key}.{name}" for inner in sections_in(hints[key]) for name in keys_of(inner))
+
+
+def sections_in(annotation: object) -> Iterator[type]:
+    """The sections anywhere in an annotation: of ``list[str | Plugin]`` it is ``Plugin``."""
+    if isinstance(annotation, type) and (is_dataclass(annotation) or issubclass(annotation, BaseModel)):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from sections_in(inner)
+
+
+def sections_at(sections: Sequence[type], path: Sequence[object]) -> Sequence[type]:
+    """The sections at a path below others; an index, or the name of a member of a union, leads no deeper."""
+    for part in path:
+        inner = [get_type_hints(section).get(str(part)) for section in sections]
+        sections = [each for annotation in inner for each in sections_in(annotation)] or sections
+    return sections
+
+
+def keys_of(section: type) -> list[str]:
+    """The keys of a section, inherited ones included; of any other class none."""
+    if is_dataclass(section):
+        return [field.name for field in fields(section)]
+    return list(section.model_fields) if issubclass(section, BaseModel) else []
