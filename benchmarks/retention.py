@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal, get_args
@@ -30,15 +30,15 @@ from typing import TYPE_CHECKING, Literal, get_args
 from tables import show
 
 from condensegrpo.assembly.build import build_condenser
-from condensegrpo.assembly.scorers import frozen_scorers
+from condensegrpo.assembly.scorers import NEEDED, check_frozen, check_models, frozen_model, frozen_scorer, split_layers
 from condensegrpo.cli.evaluate import parsed_condensers
 from condensegrpo.config.use import CondenserUse
-from condensegrpo.core.condenser import Budget, Condenser, Count, with_tokens
+from condensegrpo.core.condenser import Budget, Condenser, Count, UnitScorer, with_tokens
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import History, Message, Unit, flatten
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.evaluation.figures import Contender
-from condensegrpo.learner.model_folder import end_ids, load_tokenizer
+from condensegrpo.learner.model_folder import end_ids, load_tokenizer, max_positions
 from condensegrpo.metrics.intervals import Interval, paired_difference, success_interval
 from condensegrpo.rewards.matches import contains_answer
 from condensegrpo.studies.tasks.bfcl_memory import MemoryQuestion, MemoryQuestions, read_memory_questions
@@ -116,6 +116,31 @@ def methods(condensers: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[Met
             raise ConfigError(f"measuring the retention of {name}: it is named twice.")
         built.append(Method(name=name, condenser=plugin, sees_question=bool(plugin.scorers)))
     return (*controls, *built)
+
+
+def frozen_scorers(names: Sequence[str]) -> dict[str, UnitScorer]:
+    """Scorers without a policy: each is a frozen model, which reads as many tokens at once as it has positions."""
+    for name in names:
+        if split_layers(name)[0] in NEEDED:
+            raise ConfigError(
+                f"setting up the scorer {name!r} of the condenser: there is no policy here. Name a frozen model: its "
+                f"folder or Hub id, such as scorer=path/to/model."
+            )
+        check_frozen(name, (Message(role="user", content="?"),), 0)
+    check_models(names, "")
+    model, opened = partial(frozen_model, dtype="float32"), ((name, *split_layers(name)) for name in names)
+    return {
+        name: _WithinPositions(frozen_scorer(path, layers, model), max_positions(path)) for name, path, layers in opened
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _WithinPositions:
+    scorer: UnitScorer
+    most: int | None  # tokens that the model can read at once; None: any number
+
+    async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
+        return await self.scorer.score(histories, tokens if self.most is None else min(tokens, self.most))
 
 
 def token_count(model: str) -> Count:

@@ -483,3 +483,11 @@ def test_an_argument_that_can_be_no_part_is_refused_by_its_name(parts: Parts, fa
 
     with pytest.raises(ConfigError, match=fault):
         built()
+
+
+def test_faults_of_several_parts_are_reported_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(quickstart("reward.name=corect", "algorithm={loss: {name: cliped}}", "sampler.options={max_bach: 2}"))
+    assert "Did you mean 'correct'" in str(caught.value)
+    assert "Did you mean 'clipped'" in str(caught.value)
+    assert "no option 'max_bach'" in str(caught.value)

@@ -9,6 +9,7 @@ import yaml
 
 from condensegrpo.algorithms.objective import Objective, PerToken
 from condensegrpo.assembly.learning_signal import objective
+from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import (
     dump_config,
     dump_with_origins,
@@ -321,3 +322,15 @@ def test_a_step_had_the_configuration_of_its_time(small: Path, tmp_path: Path) -
 def test_a_folder_that_is_no_run_is_called_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"it is a folder without config\.yaml, so not that of a run"):
         find_config(str(tmp_path))
+
+
+def test_faults_between_keys_are_reported_at_once(small: Path) -> None:
+    faulty = ["learner.tokens_per_micro_batch=64", "rollout.condense.jitter=0.5", "sampler.options.top_k=9"]
+    with pytest.raises(ConfigError) as caught:
+        check_values(load_config(small, faulty))
+    keys = [line.partition(":")[0] for line in str(caught.value).splitlines()]
+    assert keys == [
+        "checking learner.tokens_per_micro_batch",
+        "checking rollout.condense.jitter=0.5",
+        "checking sampler.options.top_k",
+    ]

@@ -8,9 +8,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from condensegrpo.assembly import runtime
+from condensegrpo.assembly import learning_signal, runtime
 from condensegrpo.assembly.components import Components, problems
-from condensegrpo.assembly.learning_signal import advantage_estimator, objective
 from condensegrpo.assembly.objects import check_objects
 from condensegrpo.assembly.scorers import check_scorers
 from condensegrpo.config.checks import check_values
@@ -35,20 +34,21 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
     Args:
         base, objects: see ``build_components``.
     """
-    built = build_components(config, base, objects)
+    built, *_ = _together(
+        partial(build_components, config, base, objects),
+        partial(runtime.check_sampler, config, objects),
+        *(tracker.check for tracker in config.trackers),
+    )
     for split in ("train", "eval"):
         built.problems(split)
     named = {name: build_components(varied, built, objects) for name, varied in evaluations(config).items()}
     for name, each in named.items():
         _check_ids(name, each)
-    runtime.check_sampler(config, objects)
     check_objects(config, objects)
     sampler = type(objects[name]) if (name := config.sampler.name) in objects else load_plugin("samplers", name)
     check_scorers(built.condenser.scorers, sampler, name)
     for each in (built, *named.values()):
         _check_workers(each, sampler)
-    for tracker in config.trackers:
-        tracker.check()
     return replace(built, evaluations=named)
 
 
@@ -97,21 +97,30 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
         return getattr(base, name) if same else make()
 
     sandbox = part("sandbox", lambda of: of.sandbox, lambda: _sandbox(config))
-    task = part(
-        "task",
-        lambda of: (of.task, of.shared_options),
-        lambda: config.task.build_with(objects, config.shared_options),
+    task, reward, condenser, estimator, objective = _together(
+        lambda: part(
+            "task",
+            lambda of: (of.task, of.shared_options),
+            lambda: config.task.build_with(objects, config.shared_options),
+        ),
+        lambda: part(
+            "reward", lambda of: (of.reward, of.sandbox), lambda: config.reward.build(objects, sandbox=sandbox)
+        ),
+        lambda: build_condenser(config.condenser, objects),
+        lambda: part(
+            "estimator",
+            lambda of: (of.estimator, of.algorithm.advantage, of.rollout.limits.max_context_tokens),
+            lambda: learning_signal.advantage_estimator(config),
+        ),
+        lambda: part("objective", lambda of: of.algorithm, lambda: learning_signal.objective(config.algorithm)),
     )
-    condenser = build_condenser(config.condenser, objects)
     if base is not None and condenser is base.condenser and type(condenser).counts is not Condenser.counts:
         condenser = deepcopy(condenser)  # of one object that counts, every evaluation has a copy with its own counts
     return Components(
         config=config,
         task=task,
         data=base.data if base is not None and base.task is task else cache(partial(problems, task)),
-        reward=part(
-            "reward", lambda of: (of.reward, of.sandbox), lambda: config.reward.build(objects, sandbox=sandbox)
-        ),
+        reward=reward,
         condenser=condenser,
         toolbox=part(
             "toolbox",
@@ -120,13 +129,24 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
         ),
         sandbox=sandbox,
         objects=objects,
-        estimator=part(
-            "estimator",
-            lambda of: (of.estimator, of.algorithm.advantage, of.rollout.limits.max_context_tokens),
-            lambda: advantage_estimator(config),
-        ),
-        objective=part("objective", lambda of: of.algorithm, lambda: objective(config.algorithm)),
+        estimator=estimator,
+        objective=objective,
     )
+
+
+def _together(*makes: Callable[[], Any]) -> list[Any]:
+    """What some functions return; of those that fail, all faults are reported at once."""
+    made, faults = [], list[ConfigError]()
+    for make in makes:
+        try:
+            made.append(make())
+        except ConfigError as error:
+            faults.append(error)
+    if len(faults) > 1:
+        raise ConfigError("\n".join(map(str, faults))) from faults[0]
+    if faults:
+        raise faults[0]
+    return made
 
 
 def build_condenser(use: CondenserUse, objects: Objects = NO_OBJECTS) -> Condenser:

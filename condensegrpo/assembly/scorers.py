@@ -5,15 +5,14 @@ A name may select the layers whose attention is captured, counted from 0: ``poli
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from condensegrpo.attention.scorer import AttentionScorer, LeaveOneOut
 from condensegrpo.core.condenser import UnitScorer
 from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError, RolloutError
-from condensegrpo.core.messages import History, Message
+from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.model_folder import check_vocabulary, configuration, end_ids, load_tokenizer, max_positions
@@ -117,10 +116,11 @@ def _opened(name: str, sampler: Sampler, renderer: Renderer, frozen: Callable[[s
         return AttentionScorer(sampler, renderer, layers=layers)
     if model == ORACLE and overrides(sampler, Sampler.measure):
         return LeaveOneOut(sampler, renderer)
-    return _frozen(model, layers, frozen)
+    return frozen_scorer(model, layers, frozen)
 
 
-def _frozen(path: str, layers: tuple[int, ...], model: Callable[[str], Sampler]) -> AttentionScorer:
+def frozen_scorer(path: str, layers: tuple[int, ...], model: Callable[[str], Sampler]) -> AttentionScorer:
+    """A scorer by the attention of a frozen model."""
     renderer = Renderer(load_tokenizer(path), stop_ids=end_ids(path))
     return AttentionScorer(model(path), renderer, layers=layers)
 
@@ -131,26 +131,3 @@ def frozen_model(path: str, dtype: Literal["float32", "bfloat16"]) -> "Transform
     from condensegrpo.samplers.transformers import TransformersSampler
 
     return TransformersSampler(path, dtype=dtype)
-
-
-def frozen_scorers(names: Sequence[str]) -> dict[str, UnitScorer]:
-    """Scorers without a policy: each is a frozen model, which reads as many tokens at once as it has positions."""
-    for name in names:
-        if split_layers(name)[0] in NEEDED:
-            raise ConfigError(
-                f"setting up the scorer {name!r} of the condenser: there is no policy here. Name a frozen model: its "
-                f"folder or Hub id, such as scorer=path/to/model."
-            )
-        check_frozen(name, (Message(role="user", content="?"),), 0)
-    check_models(names, "")
-    model, opened = partial(frozen_model, dtype="float32"), ((name, *split_layers(name)) for name in names)
-    return {name: _WithinPositions(_frozen(path, layers, model), max_positions(path)) for name, path, layers in opened}
-
-
-@dataclass(frozen=True, slots=True)
-class _WithinPositions:
-    scorer: UnitScorer
-    most: int | None  # tokens that the model can read at once; None: any number
-
-    async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
-        return await self.scorer.score(histories, tokens if self.most is None else min(tokens, self.most))
