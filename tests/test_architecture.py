@@ -264,6 +264,25 @@ def test_the_core_loads_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=240, cwd="/").returncode == 0
 
 
+def test_preparing_a_run_and_planning_it_import_no_deepspeed() -> None:
+    """It takes seconds. Imports inside of functions are those of a run that trains."""
+    reached, waiting = set[str](), ["condensegrpo.training.run_setup", "condensegrpo.cli.plan"]
+    waiting += in_folder("planning", "assembly")
+    waiting.remove("condensegrpo.assembly.open_learner")
+    while waiting:
+        reached.add(module := waiting.pop())
+        statements = ast.parse(files()[module].read_text(encoding="utf-8")).body
+        names = (
+            f"{node.module}.{alias.name}"
+            for node in statements
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        )
+        waiting += {target for name in names if (target := resolved(name)) is not None} - reached
+    assert "condensegrpo.learner.model_folder" in reached
+    assert "condensegrpo.learner.deepspeed_import" not in reached
+
+
 def test_a_vllm_server_watches_for_the_end_of_its_run_before_torch_is_imported() -> None:
     program = (
         "import sys, condensegrpo.samplers.vllm_server.server; sys.exit(len({'torch', 'vllm'} & set(sys.modules)))"
