@@ -13,7 +13,7 @@ from condensegrpo.core.wording import did_you_mean
 from condensegrpo.episodes.settings import ToolLimits
 
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-TYPES = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false", "object": "mapping"}
+TYPES = {"string": "text", "integer": "integer", "number": "number", "boolean": "boolean", "object": "mapping"}
 OTHERS = {  # of GRPOConfig in TRL, and of verl; see docs/reference/glossary.md
     "num_generations": "train.samples_per_problem",
     "generation_batch_size": "train.problems_per_step",
@@ -170,5 +170,5 @@ def _type(entry: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
     if entry.get("type") == "array":
         items = [_type(each, sections) for each in entry.get("prefixItems", [entry.get("items", {})])]
         return f"[{', '.join(items)}]" if "prefixItems" in entry else f"list of {items[0]}"
-    bounds = " and ".join(f"{sign} {entry[bound]:g}" for bound, sign in BOUNDS.items() if bound in entry)
+    bounds = ", ".join(f"{sign} {entry[bound]:g}" for bound, sign in BOUNDS.items() if bound in entry)
     return f"{TYPES.get(entry.get('type', ''), entry.get('type', 'anything'))} {bounds}".rstrip()

@@ -111,7 +111,7 @@ class NewModel:
     max_positions: Annotated[int, Ge(64)] = 4096
     """Longest context in tokens."""
     pictures: NewPictures | None = None
-    """How it sees, as a SmolVLM with this text model; null: it sees nothing."""
+    """A SmolVLM with this text model; null: it sees nothing."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.heads:

@@ -89,9 +89,9 @@ class LabStudy(Study):
     """Arms × seeds of ordinary runs of one configuration, with predictions."""
 
     predictions: list[Prediction] = []
-    """Claims, written before the first run; the results say which of them hold."""
+    """The results say which of them hold."""
     pilots: Pilots | None = None
-    """Runs that settings are chosen with; null: none."""
+    """null: none."""
     report: StudyReport = StudyReport()
 
     @model_validator(mode="after")
