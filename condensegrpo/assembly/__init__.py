@@ -1,4 +1,4 @@
-"""Builds what a configuration names; the only folder that loads plug-ins.
+"""Builds what a configuration names, and checks and rehearses it before a run.
 
 It imports floors 1 to 4. Start with ``build.py``.
 """
