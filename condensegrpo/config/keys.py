@@ -156,7 +156,8 @@ def _line(text: str) -> str:
 
 def _followed(entry: Mapping[str, Any], sections: Mapping[str, Any]) -> Mapping[str, Any]:
     """An entry, or the one that it refers to."""
-    return sections[entry["$ref"].rpartition("/")[2]] if "$ref" in entry else entry
+    followed: Mapping[str, Any] = sections[entry["$ref"].rpartition("/")[2]] if "$ref" in entry else entry
+    return followed
 
 
 def _type(entry: Mapping[str, Any], sections: Mapping[str, Any]) -> str:

@@ -78,7 +78,7 @@ def _named(value: object) -> object:
 class CondenserUse(Use):
     """What rewrites the history before a turn."""
 
-    kind = "condensers"
+    kind: ClassVar[str] = "condensers"
     name: str = "full"
     """A condenser."""
 
@@ -112,7 +112,7 @@ class StageUse(CondenserUse):
 class RewardUse(Use):
     """What a trajectory is worth."""
 
-    kind = "rewards"
+    kind: ClassVar[str] = "rewards"
     name: str = "correct"
     """A reward."""
 
@@ -169,7 +169,7 @@ class WeightedUse(RewardUse):
 class SamplerUse(Use):
     """What samples replies."""
 
-    kind = "samplers"
+    kind: ClassVar[str] = "samplers"
     name: str = "transformers"
     """A sampler."""
 
@@ -177,7 +177,7 @@ class SamplerUse(Use):
 class TaskUse(Use):
     """Where the problems come from."""
 
-    kind = "tasks"
+    kind: ClassVar[str] = "tasks"
     data: str | None = None
     """Training problems: a JSONL or Parquet file, a folder or a Hub id."""
     eval_data: str | None = None
@@ -211,7 +211,7 @@ class TaskUse(Use):
 class ToolUse(Use):
     """A tool of the policy."""
 
-    kind = "tools"
+    kind: ClassVar[str] = "tools"
 
     def build(self, objects: Objects = NO_OBJECTS, /, **supplied: object) -> Tool:
         """A function is the tool; a class is built with its options, and its ``__call__`` is the tool."""
@@ -232,7 +232,7 @@ class ToolUse(Use):
 class FormatUse(Use):
     """How the policy calls tools."""
 
-    kind = "tool_formats"
+    kind: ClassVar[str] = "tool_formats"
 
     def build(self, objects: Objects = NO_OBJECTS, /, **supplied: object) -> ToolFormat:
         """The format, tried on made-up values."""
@@ -246,7 +246,7 @@ class FormatUse(Use):
 class TrackerUse(Use):
     """Where metrics are sent."""
 
-    kind = "trackers"
+    kind: ClassVar[str] = "trackers"
 
     def check(self) -> None:
         """Check the options, and that a class has the method of a tracker; it is opened when the run starts."""
