@@ -61,7 +61,8 @@ def failure_of(source: str, error: BaseException, *, plugin: object = None) -> P
 def message_of(error: BaseException, plugin: object = None) -> str:
     """The message of a plug-in's error with its location, without a full stop; a ``ValueError`` needs no type."""
     failure = failure_of("", error, plugin=plugin)
-    return str(replace(failure, error="", message=str(error)) if isinstance(error, ValueError) else failure)
+    untyped = isinstance(error, ValueError) and plugin is None  # a check of its arguments
+    return str(replace(failure, error="", message=str(error)) if untyped else failure)
 
 
 @contextmanager
