@@ -34,11 +34,12 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
     Args:
         base, objects: see ``build_components``.
     """
-    built, *_ = _together(
+    made = _together(
         partial(build_components, config, base, objects),
         partial(runtime.check_sampler, config, objects),
         *(tracker.check for tracker in config.trackers),
     )
+    built: Components = made[0]
     for split in ("train", "eval"):
         built.problems(split)
     named = {name: build_components(varied, built, objects) for name, varied in evaluations(config).items()}
