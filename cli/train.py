@@ -66,7 +66,7 @@ def train_command(
         typer.Option("--continue", help="Continue the run of this name if there is one, else start it: for scripts."),
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete a run of the same name, once the new one has learned something.")
+        bool, typer.Option("--overwrite", help="Delete a run of the same name before this one begins.")
     ] = False,
     allow_changes: Annotated[
         bool,

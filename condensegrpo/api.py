@@ -144,7 +144,7 @@ def train(
 
     Args:
         resume: continue the run in the folder ``config``, from its newest checkpoint. Objects must be given again.
-        overwrite: replace the run of the same name; it is deleted once the new one has learned something.
+        overwrite: replace the run of the same name, which is deleted before this one begins.
         observer: receives progress; by default it is printed, and written to ``log.txt``.
 
     Raises:

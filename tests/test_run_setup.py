@@ -48,7 +48,7 @@ def test_the_name_of_a_run_is_taken_unless_it_is_overwritten_or_nothing_is_writt
     assert prepare_run(config(tmp_path), dry_run=True).continued is None
     with prepare_run(config(tmp_path), overwrite=True).folder() as folder:
         assert not folder.has_results
-    assert trained.has_results  # the new one learned nothing: the old one is back
+    assert not trained.path.exists()  # the old one is deleted, and the new one learned nothing
 
 
 def test_a_continued_run_notes_what_changed_and_refuses_what_must_not(trained: RunFolder, tmp_path: Path) -> None:
