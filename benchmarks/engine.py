@@ -119,7 +119,7 @@ class Instant:
         reply = self._replies[params.seed % len(self._replies)]
         return Generation(token_ids=reply, logprobs=(-0.5,) * len(reply), finish=FinishReason.STOP)
 
-    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+    def update(self, named_tensors: NamedTensors, version: int) -> None:
         """Has none."""
 
     def close(self) -> None:

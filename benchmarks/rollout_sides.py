@@ -74,7 +74,7 @@ def through_engine(sampler_name: str, setting: Setting) -> Run:
 
     def run(record: object) -> list[Wave] | None:
         trajectories = play(parts, setting.world)
-        sampler.update_weights(weights, 0)  # and with it every cached key and value goes
+        sampler.update(weights, 0)  # and with it every cached key and value goes
         return waves(trajectories) if record else None
 
     return run
@@ -130,7 +130,7 @@ def syncs(sampler_name: str, setting: Setting) -> Run:
     weights = weights_of(setting.folder)
 
     def run(version: object) -> int:
-        sampler.update_weights(weights, int(str(version)))
+        sampler.update(weights, int(str(version)))
         return sum(tensor.numel() for _, tensor in weights)
 
     return run

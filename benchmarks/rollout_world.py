@@ -146,9 +146,9 @@ class SetLengths:
         )
         return replace(generation, finish=FinishReason.STOP)
 
-    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+    def update(self, named_tensors: NamedTensors, version: int) -> None:
         """As the sampler inside."""
-        self._sampler.update_weights(named_tensors, version)
+        self._sampler.update(named_tensors, version)
 
     @property
     def version(self) -> int:

@@ -21,5 +21,5 @@ class CallingSampler(TransformersSampler):
         self._played[params.trajectory] += 1
         if self._played[params.trajectory] > self._turns:
             return await super().sample(prompt_ids, replace(params, max_tokens=6))
-        logprobs = tuple(await self.measure(prompt_ids, self._reply))
+        logprobs = tuple(await self.score(prompt_ids, self._reply))
         return Generation(token_ids=self._reply, logprobs=logprobs, finish=FinishReason.STOP)

@@ -93,7 +93,7 @@ def main(folder: Path) -> None:
         for weight in policy.parameters():
             weight += 0.2 * torch.randn(weight.shape, generator=noise)
     distributed.barrier()
-    sampler.update_weights(policy.named_parameters(), 1)
+    sampler.update(policy.named_parameters(), 1)
     if ranks.rank() == sharing - 1:  # the others have no request: their share of the model is needed all the same
         gaps += [gap(policy, mine[0], asyncio.run(sampled(sampler, mine))[0])]
     distributed.barrier()

@@ -28,10 +28,10 @@ class SharingSampler(TransformersSampler):
         self.note("sample")
         return await super().sample(prompt_ids, params)
 
-    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+    def update(self, named_tensors: NamedTensors, version: int) -> None:
         """As the default."""
         self.note("update")
-        super().update_weights(named_tensors, version)
+        super().update(named_tensors, version)
 
     def sleep(self, *, keep_weights: bool) -> None:
         """Frees nothing."""

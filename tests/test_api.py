@@ -321,7 +321,7 @@ class Broken:
         ({"task": Sums()}, ("rollout.workers.processes=2",), "found 2 processes, .* python:Sums is an object"),
         ({"task": Broken()}, (), r"making the train problems of the task: KeyError: 'column' \(.*test_api.py:\d+\)"),
         ({"task": Sums(), "reward": 3}, (), "int has no method of a reward"),
-        ({"task": Sums(), "sampler": 3}, (), "python:int: it has no sample and no update_weights"),
+        ({"task": Sums(), "sampler": 3}, (), "python:int: it has no sample and no update"),
         ({"task": Sums(), "observer": 3}, (), "the observer: int has no phase, advance, step, evaluated"),
     ],
 )

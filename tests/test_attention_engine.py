@@ -124,7 +124,7 @@ def test_the_policys_attention_is_that_of_the_weights_in_use(folder: str, sample
     (before,) = asyncio.run(scorer.score([past], 500))
     model = AutoModelForCausalLM.from_pretrained(folder)
     torch.manual_seed(1)
-    own.update_weights(((name, tensor + torch.randn_like(tensor) / 4) for name, tensor in model.named_parameters()), 1)
+    own.update(((name, tensor + torch.randn_like(tensor) / 4) for name, tensor in model.named_parameters()), 1)
     (after,) = asyncio.run(scorer.score([past], 500))
     own.close()
     assert list(after) != pytest.approx(list(before), abs=1e-3)
@@ -142,7 +142,7 @@ def test_the_oracle_scores_what_the_output_loses_without_a_unit(sampler: Transfo
 
     async def logprob(*units: Unit) -> float:
         messages = [*past.pinned, *(message for unit in units for message in unit.messages)]
-        return sum(await sampler.measure(renderer.prompt(messages), output))
+        return sum(await sampler.score(renderer.prompt(messages), output))
 
     whole, without_0, without_1 = (
         asyncio.run(logprob(*units)) for units in (past.units, past.units[1:], past.units[:1])
@@ -160,9 +160,9 @@ def test_the_oracle_measures_a_history_once_for_each_version_of_the_weights(samp
     class Oracle:
         version, measured = 0, 0
 
-        async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
+        async def score(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
             self.measured += 1
-            return await sampler.measure(prompt_ids, output_ids)
+            return await sampler.score(prompt_ids, output_ids)
 
     model, past = Oracle(), History(pinned=(Message(role="user", content="which?"),))
     for turn in range(3):

@@ -267,7 +267,7 @@ def test_readings_and_measures_are_served_while_replies_are_under_way(folder: st
 
     async def both() -> tuple[bool, Sequence[float]]:
         reply = asyncio.create_task(sampler.sample([5, 6], SamplingParams(max_tokens=1000)))
-        measured = await sampler.measure([5, 6], [7, 8])
+        measured = await sampler.score([5, 6], [7, 8])
         unfinished = not reply.done()
         reply.cancel()
         return unfinished, measured
@@ -283,7 +283,7 @@ def test_new_weights_drop_keys_and_values(folder: str, tmp_path: Path) -> None:
     sampler, other = TransformersSampler(folder), qwen3(seed=1)
     asked = ([5, 6, 7], SamplingParams(max_tokens=8, trajectory="g/0"))
     before = asyncio.run(sampler.sample(*asked))
-    sampler.update_weights([(name, tensor.detach().clone()) for name, tensor in other.named_parameters()], 1)
+    sampler.update([(name, tensor.detach().clone()) for name, tensor in other.named_parameters()], 1)
     after = asyncio.run(sampler.sample(*asked))
     assert after.logprobs != before.logprobs
     sampler.sleep(keep_weights=True)
@@ -301,10 +301,10 @@ def test_after_logits_that_are_not_numbers_good_weights_work_again(folder: str) 
     asked = ([5, 6, 7], SamplingParams(max_tokens=8, trajectory="g/0"))
     before = asyncio.run(sampler.sample(*asked))
     good = [(name, tensor.detach().clone()) for name, tensor in qwen3().named_parameters()]
-    sampler.update_weights([(name, tensor * math.nan) for name, tensor in good], 1)
+    sampler.update([(name, tensor * math.nan) for name, tensor in good], 1)
     with pytest.raises(SamplerError, match="not numbers"):
         asyncio.run(sampler.sample(*asked))
-    sampler.update_weights(good, 2)
+    sampler.update(good, 2)
     assert asyncio.run(sampler.sample(*asked)) == before
     sampler.close()
 

@@ -301,7 +301,7 @@ class FaultySampler:
         found: Generation = await self.act()
         return found
 
-    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+    def update(self, named_tensors: NamedTensors, version: int) -> None:
         raise NotImplementedError
 
     @property

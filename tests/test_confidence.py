@@ -61,7 +61,7 @@ class Deciding:
             finish=FinishReason.LENGTH if cut_off else FinishReason.STOP,
         )
 
-    def update_weights(self, named_tensors: object, version: int) -> None:
+    def update(self, named_tensors: object, version: int) -> None:
         """No weights."""
 
     def close(self) -> None:

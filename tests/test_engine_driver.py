@@ -168,7 +168,7 @@ def test_the_thread_of_the_transformers_sampler_has_the_device_of_its_rank_and_a
     assert sampler._worker.submit(gpu.current_device).result() == 2
     assert sampler._worker.submit(gpu.current_stream).result() == "a new stream"
     gpu.pending = True
-    sampler.update_weights(qwen3().named_parameters(), 1)
+    sampler.update(qwen3().named_parameters(), 1)
     assert (gpu.current_stream(), gpu.pending) == ("default", False)
     sampler.sleep(keep_weights=True)
     assert gpu.cached == 0

@@ -83,7 +83,7 @@ def rows(trajectory: Trajectory) -> tuple[segments.Segment, ...]:
 
 def test_an_episode_is_recorded_turn_by_turn() -> None:
     sampler = agent(lambda prompt: "answer 7" if "seen 1" in prompt else "hello")
-    sampler.update_weights((), 3)
+    sampler.update((), 3)
     trajectory = play(engine(sampler))
     first, second = trajectory.turns
     assert (trajectory.id, trajectory.group_id, trajectory.sample) == ("g/0", "g", 0)
@@ -639,7 +639,7 @@ class Asked:
         self.version += 1  # as if weights came while it was busy
         return Generation(token_ids=tuple(said("hello")), logprobs=(-1.0, -1.0), finish=self.finish)
 
-    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+    def update(self, named_tensors: NamedTensors, version: int) -> None:
         raise NotImplementedError
 
     def close(self) -> None:

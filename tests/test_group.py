@@ -71,7 +71,7 @@ class Seeded:
         ids = tuple(said("answer 1" if draw == 0 else f"hello {draw}"))
         return Generation(token_ids=ids, logprobs=(-1.0,) * len(ids), finish=FinishReason.STOP)
 
-    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+    def update(self, named_tensors: NamedTensors, version: int) -> None:
         raise NotImplementedError
 
     def close(self) -> None:

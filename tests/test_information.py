@@ -46,7 +46,7 @@ class Certain:
     def __init__(self) -> None:
         self.asked: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
-    async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
+    async def score(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
         self.asked.append((tuple(prompt_ids), tuple(output_ids)))
         return [-1.0] * len(output_ids)
 

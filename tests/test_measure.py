@@ -41,7 +41,7 @@ def test_logprobs_are_those_of_a_plain_pass_in_any_batch(make: type) -> None:
 def test_a_sampled_reply_measures_as_its_own_logprobs(sampler: TransformersSampler) -> None:
     async def both() -> tuple[tuple[float, ...], tuple[float, ...]]:
         reply = await sampler.sample((3, 4, 5), SamplingParams(max_tokens=6, seed=1))
-        return reply.logprobs, tuple(await sampler.measure((3, 4, 5), reply.token_ids))
+        return reply.logprobs, tuple(await sampler.score((3, 4, 5), reply.token_ids))
 
     sampled, measured = asyncio.run(both())
     assert measured == pytest.approx(sampled, abs=1e-5)
@@ -50,7 +50,7 @@ def test_a_sampled_reply_measures_as_its_own_logprobs(sampler: TransformersSampl
 def test_concurrent_requests_of_all_kinds_are_served(sampler: TransformersSampler) -> None:
     async def everything() -> list[object]:
         return await asyncio.gather(
-            *(sampler.measure(*pair) for pair in PAIRS),
+            *(sampler.score(*pair) for pair in PAIRS),
             *(sampler.sample((3, 4), SamplingParams(max_tokens=3, seed=seed)) for seed in range(3)),
         )
 
@@ -62,7 +62,7 @@ def test_an_empty_prompt_or_reply_cannot_be_measured(
     sampler: TransformersSampler, pair: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> None:
     with pytest.raises(SamplerError, match="wanted at least one token of each"):
-        asyncio.run(sampler.measure(*pair))
+        asyncio.run(sampler.score(*pair))
 
 
 @pytest.mark.parametrize(

@@ -77,10 +77,10 @@ def test_after_an_optimiser_step_logprobs_are_the_learners_cached_prompts_includ
     """Without adapters, with the first ones (B = 0), and after every step, sampled and measured."""
     assert worst_gap(sampler, learner) < 1e-4
     for version in range(3):
-        sampler.update_weights(sampled_weights(sampler, learner), version)
+        sampler.update(sampled_weights(sampler, learner), version)
         before = replies(sampler)[-1]  # whose prompt fills two blocks of the prefix cache
         assert worst_gap(sampler, learner) < 1e-4
-        measured = asyncio.run(sampler.measure(LONG, before.token_ids))
+        measured = asyncio.run(sampler.score(LONG, before.token_ids))
         assert list(measured) == pytest.approx(before.logprobs, abs=1e-4)
         optimizer_step(learner, micro_batches(rows(4), 2), loss)
         assert gap(learner.module.policy, LONG, before) > 0.01  # what a cache of old keys and values would show
@@ -92,7 +92,7 @@ def test_after_an_optimiser_step_logprobs_are_the_learners_cached_prompts_includ
 def test_only_adapters_are_sent_and_incomplete_ones_are_refused(
     sampler: "VllmSampler", learner: DeepSpeedEngine
 ) -> None:
-    sampler.update_weights(sampled_weights(sampler, learner), 3)
+    sampler.update(sampled_weights(sampler, learner), 3)
     sent = {name: tensor.clone() for name, tensor in sampled_weights(sampler, learner)}
     assert len(sent) == 2 * 7 * 2  # A and B of seven layers in two blocks
     for broken, fault in (
@@ -101,7 +101,7 @@ def test_only_adapters_are_sent_and_incomplete_ones_are_refused(
         (dict(gathered_weights(learner)), "is no weight of its model"),
     ):
         with pytest.raises(SamplerError, match=fault):
-            sampler.update_weights(iter(broken.items()), 4)
+            sampler.update(iter(broken.items()), 4)
     assert sampler.version == 3
     assert worst_gap(sampler, learner) < 1e-4
 
@@ -116,7 +116,7 @@ def test_asleep_the_base_is_kept_since_an_update_brings_the_adapters_alone(
     monkeypatch.setattr(vllm, "wake_up", lambda tags: calls.append(("wake_up", tags)))
     monkeypatch.setattr(sampler, "_can_sleep", True)
     sampler.sleep(keep_weights=False)
-    sampler.update_weights(sampled_weights(sampler, learner), 5)
+    sampler.update(sampled_weights(sampler, learner), 5)
     assert calls == [("sleep", {"level": 1}), ("wake_up", ["weights"]), ("wake_up", ["kv_cache"])]
 
 

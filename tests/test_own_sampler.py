@@ -34,14 +34,14 @@ SAMPLERS = """
         async def sample(self, prompt_ids, params):
             return Generation(token_ids=self.ids, logprobs=(-1.0,) * 3, finish=FinishReason.STOP)
 
-        def update_weights(self, named_tensors, version):
+        def update(self, named_tensors, version):
             self.version = version
 
         def close(self):
             pass
 
     class Unreachable(Right):
-        def update_weights(self, named_tensors, version):
+        def update(self, named_tensors, version):
             raise OSError("no route")
 
     class Sleepless(Right):
@@ -62,7 +62,7 @@ SAMPLERS = """
 
     class Unclosed:
         async def sample(self, prompt_ids, params): ...
-        def update_weights(self, named_tensors, version): ...
+        def update(self, named_tensors, version): ...
 
     class Helper(Right):
         def reply(self, messages, params): ...
@@ -189,7 +189,7 @@ def test_what_a_sampler_raises_outside_of_episodes_is_said_in_one_line(
 class Sleepless(Gives):
     closed = False
 
-    def update_weights(self, named_tensors: object, version: int) -> None: ...
+    def update(self, named_tensors: object, version: int) -> None: ...
 
     def sleep(self, *, keep_weights: bool) -> None:
         raise RuntimeError("not now")

@@ -22,9 +22,9 @@ from condensegrpo.core.trajectory import Generation
 class Stale(TransformersSampler):
     '''Takes the first weights and no others: rollouts of the base model for ever.'''
 
-    def update_weights(self, named_tensors, version):
+    def update(self, named_tensors, version):
         if version == 0:
-            super().update_weights(named_tensors, version)
+            super().update(named_tensors, version)
 
 
 class Forgetful(TransformersSampler):
@@ -35,9 +35,9 @@ class Forgetful(TransformersSampler):
     def sleep(self, *, keep_weights):
         self.asleep = True
 
-    def update_weights(self, named_tensors, version):
+    def update(self, named_tensors, version):
         if not self.asleep:
-            super().update_weights(named_tensors, version)
+            super().update(named_tensors, version)
 
 
 class Raw(TransformersSampler):

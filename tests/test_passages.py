@@ -132,7 +132,7 @@ def test_frozen_notes_are_of_the_initial_policy_and_the_answer_is_of_the_trained
     frozen = build_plugin("samplers", f"{FILE}:FrozenNotes", {}, {"model_path": str(tmp_path), "dtype": "float32"})
     initial = TransformersSampler(str(tmp_path))
     weights = load_file(tmp_path / "model.safetensors")
-    frozen.update_weights([(name, tensor.flip(0)) for name, tensor in weights.items()], 1)
+    frozen.update([(name, tensor.flip(0)) for name, tensor in weights.items()], 1)
 
     async def logprobs(sampler: Sampler, text: str) -> tuple[float, ...]:
         chat = [{"role": "user", "content": text}]

@@ -184,7 +184,7 @@ def test_weights_that_a_sampler_does_not_read_are_gathered_all_the_same(parts: P
     """As a sampler of one's own that sends them from one rank: the others made no gather, and it waited for them."""
 
     class Careless(ScriptedSampler):
-        def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+        def update(self, named_tensors: NamedTensors, version: int) -> None:
             self.version = version
 
     taken = list[str]()

@@ -177,7 +177,7 @@ def test_workers_sample_from_the_servers_under_the_weights_of_their_batch(
         with closing(open_sampler(varied, str(model))) as sampler, RolloutPlayers(sampler, str(model)) as players:
             player = players.player(build_components(varied), temperature=1.0)
             before = play(player, "a", "b", "c", "d")
-            sampler.update_weights(AutoModelForCausalLM.from_pretrained(model).state_dict().items(), 4)
+            sampler.update(AutoModelForCausalLM.from_pretrained(model).state_dict().items(), 4)
             after = play(player, "a", "b")
     assert {turn.policy_version for each in before for turn in each.trajectory.turns} == {0}
     assert {turn.policy_version for each in after for turn in each.trajectory.turns} == {4}

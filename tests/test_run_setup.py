@@ -94,7 +94,7 @@ def test_another_rank_gets_the_path_and_writes_nothing(tmp_path: Path, monkeypat
 class Full(ScriptedSampler):
     """A sampler for whose new weights the device has no memory."""
 
-    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+    def update(self, named_tensors: NamedTensors, version: int) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB.")
 
 

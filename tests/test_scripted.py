@@ -95,7 +95,7 @@ def test_update_weights_takes_the_version_and_reads_every_tensor() -> None:
             yield name, 0.0
 
     assert sampler.version == 0
-    sampler.update_weights(tensors(), 7)  # type: ignore[arg-type]  # any values will do
+    sampler.update(tensors(), 7)  # type: ignore[arg-type]  # any values will do
     assert (sampler.version, read) == (7, ["a", "b"])
     sampler.close()
     sampler.close()

@@ -80,7 +80,7 @@ def test_a_run_of_the_same_model_samples_from_the_command_with_its_token_and_ctr
         sampler = VllmServerSampler(str(tmp_path / "model"), urls=(url,))
         try:
             change(policy, seed=1)
-            sampler.update_weights(policy.named_parameters(), 1)
+            sampler.update(policy.named_parameters(), 1)
             (reply,) = together(sampler, [((5, 6, 7), SamplingParams(max_tokens=8, seed=1))])
             assert gap(policy, (5, 6, 7), reply) < 1e-4
         finally:

@@ -329,7 +329,7 @@ def test_every_text_has_a_random_stream_of_its_own(template: str) -> None:
             seeds.append(params.seed)
             return await inner.sample(prompt_ids, params)
 
-        def update_weights(self, named_tensors: Any, version: int) -> None:
+        def update(self, named_tensors: Any, version: int) -> None:
             raise NotImplementedError
 
         def close(self) -> None:

@@ -222,7 +222,7 @@ def test_the_initial_policy_writes_the_summaries_and_they_train_nothing(
     try:
         error = {True: 0.0, False: 0.0}
         for turn in late:
-            logprobs = asyncio.run(initial.measure(turn.prompt_ids, turn.output_ids))
+            logprobs = asyncio.run(initial.score(turn.prompt_ids, turn.output_ids))
             worst = max(abs(ours - theirs) for ours, theirs in zip(logprobs, turn.logprobs, strict=True))
             error[turn.frozen] = max(error[turn.frozen], worst)
     finally:

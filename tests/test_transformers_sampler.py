@@ -171,7 +171,7 @@ def test_a_token_of_probability_zero_is_never_drawn(folders: dict[str, str]) -> 
     weights["lm_head.weight"] = (
         weights["lm_head.weight"] * 1e6
     )  # one token has all the probability, the others exactly 0
-    sampler.update_weights(weights.items(), 1)
+    sampler.update(weights.items(), 1)
     sampled = together(sampler, [(prompt, params(seed=seed)) for seed in range(20) for prompt in MIXED])
     greedy = together(sampler, [(prompt, params(temperature=0.0)) for _ in range(20) for prompt in MIXED])
     assert [reply.token_ids for reply in sampled] == [reply.token_ids for reply in greedy]
@@ -292,7 +292,7 @@ def test_an_update_changes_logits_and_version(folders: dict[str, str]) -> None:
     changed = {name: tensor + 0.2 * torch.randn_like(tensor) for name, tensor in weights.items()}
     changed["lm_head.weight"] = changed["model.embed_tokens.weight"]  # tied
     assert sampler.version == 0
-    sampler.update_weights(iter(changed.items()), 5)
+    sampler.update(iter(changed.items()), 5)
     after = alone(sampler, MIXED[0], params(temperature=0.0))
     assert sampler.version == 5
     assert after.logprobs != before.logprobs
@@ -308,7 +308,7 @@ def test_tied_weights_may_be_missing(folders: dict[str, str]) -> None:
     sampler = TransformersSampler(folders["qwen3"])
     weights = weights_of(folders["qwen3"])
     del weights["lm_head.weight"]
-    sampler.update_weights(weights.items(), 2)
+    sampler.update(weights.items(), 2)
     assert sampler.version == 2
 
 
@@ -316,14 +316,14 @@ def test_weights_that_do_not_fit_are_named(folders: dict[str, str]) -> None:
     sampler = TransformersSampler(folders["llama"])
     weights = weights_of(folders["llama"])
     with pytest.raises(SamplerError, match=r"'model\.extra\.weight' is no weight of its model"):
-        sampler.update_weights([("model.extra.weight", torch.zeros(3))], 1)
+        sampler.update([("model.extra.weight", torch.zeros(3))], 1)
     with pytest.raises(
         SamplerError, match=r"'model.norm.weight' has the shape \(33,\), the sampler's model wants \(32,\)"
     ):
-        sampler.update_weights({**weights, "model.norm.weight": torch.zeros(33)}.items(), 1)
+        sampler.update({**weights, "model.norm.weight": torch.zeros(33)}.items(), 1)
     del weights["lm_head.weight"]  # not tied here
     with pytest.raises(SamplerError, match=r"1 of \d+ were not given, the first is 'lm_head.weight'"):
-        sampler.update_weights(weights.items(), 1)
+        sampler.update(weights.items(), 1)
     assert sampler.version == 0
 
 

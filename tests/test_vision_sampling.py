@@ -93,7 +93,7 @@ def test_logprobs_are_those_of_the_plain_model_and_no_reply_depends_on_its_compa
         expected = world.plain(ids, media, generation.token_ids, 0.8)
         assert generation.logprobs == pytest.approx(expected, abs=2e-5)
     for request, generation in zip(requests, together, strict=True):
-        sampler.update_weights(world.model.state_dict().items(), 1)  # forgets keys, values and features
+        sampler.update(world.model.state_dict().items(), 1)  # forgets keys, values and features
         assert sampled(sampler, request) == [generation]
     sampler.close()
 
@@ -107,7 +107,7 @@ def test_after_an_update_of_the_tower_a_picture_that_was_seen_before_is_seen_ane
     with torch.no_grad():
         for weight in towers:
             weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
-    sampler.update_weights(changed.state_dict().items(), 1)
+    sampler.update(changed.state_dict().items(), 1)
     (after,) = sampled(sampler, (ids, params(1, media)))
     expected = replace(world, model=changed).plain(ids, media, after.token_ids, 0.8)
     assert after.logprobs == pytest.approx(expected, abs=2e-5)

@@ -63,7 +63,7 @@ def check_replies_to_pictures(name: str, options: dict[str, object], tmp_path: P
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.1)
-        sampler.update_weights(model.state_dict().items(), 1)
+        sampler.update(model.state_dict().items(), 1)
         assert asyncio.run(sampled()) != before  # a server knows the pictures by now
     finally:
         sampler.close()

@@ -146,7 +146,7 @@ def gap(model: PreTrainedModel, prompt: Sequence[int], reply: Generation, temper
 
 
 def send(sampler: "VllmSampler", model: PreTrainedModel, version: int) -> None:
-    sampler.update_weights(((name, tensor) for name, tensor in model.named_parameters()), version)
+    sampler.update(((name, tensor) for name, tensor in model.named_parameters()), version)
 
 
 def shake(model: PreTrainedModel, seed: int) -> None:
@@ -182,7 +182,7 @@ def test_measured_logprobs_are_those_of_a_plain_forward(
 
     async def all_at_once() -> list[Any]:
         sampled = [sampler.sample(prompt, params(temperature=0.7, seed=1)) for prompt in MIXED]
-        return await asyncio.gather(*(sampler.measure(prompt, output) for prompt in MIXED), *sampled)
+        return await asyncio.gather(*(sampler.score(prompt, output) for prompt in MIXED), *sampled)
 
     found = asyncio.run(all_at_once())
     for prompt, measured, reply in zip(MIXED, found, found[len(MIXED) :], strict=False):
@@ -394,9 +394,9 @@ def test_after_an_update_the_same_prompt_is_answered_by_the_new_weights(
             for prompt, reply in zip(MIXED, together(sampler, [(each, one) for each in MIXED]), strict=True):
                 assert gap(policy, prompt, reply, temperature) < 1e-4
         plain = plain_logprobs(policy, MIXED[4], [3], 1.0)[0, 3]
-        assert asyncio.run(sampler.measure(MIXED[4], [3])) == pytest.approx([float(plain)], abs=1e-4)
+        assert asyncio.run(sampler.score(MIXED[4], [3])) == pytest.approx([float(plain)], abs=1e-4)
     assert alone(sampler, MIXED[4], params(temperature=0.0)).logprobs != before.logprobs
-    assert overrides(sampler, Sampler.measure)
+    assert overrides(sampler, Sampler.score)
 
 
 def test_an_update_while_requests_are_under_way_is_refused(sampler: "VllmSampler", policy: PreTrainedModel) -> None:
@@ -422,7 +422,7 @@ def test_tensors_are_copied_before_the_next_is_taken(sampler: "VllmSampler", pol
             yield name, shown
             shown.fill_(math.nan)
 
-    sampler.update_weights(fleeting(), 8)
+    sampler.update(fleeting(), 8)
     assert gap(policy, MIXED[0], alone(sampler, MIXED[0], params()), 1.0) < 1e-4
 
 
@@ -432,14 +432,14 @@ def test_weights_that_do_not_fit_are_named_and_the_sampler_stays_usable(
     weights = dict(policy.named_parameters())
     version = sampler.version
     with pytest.raises(SamplerError, match=r"'model\.extra\.weight' is no weight of its model"):
-        sampler.update_weights({**weights, "model.extra.weight": torch.zeros(3)}.items(), 9)
+        sampler.update({**weights, "model.extra.weight": torch.zeros(3)}.items(), 9)
     with pytest.raises(
         SamplerError, match=r"'model.norm.weight' has the shape \(33,\), the sampler's model wants \(64,\)"
     ):
-        sampler.update_weights({**weights, "model.norm.weight": torch.zeros(33)}.items(), 9)
+        sampler.update({**weights, "model.norm.weight": torch.zeros(33)}.items(), 9)
     del weights["model.norm.weight"]
     with pytest.raises(SamplerError, match=r"1 of \d+ were not given, the first is 'model.norm.weight'"):
-        sampler.update_weights(weights.items(), 9)
+        sampler.update(weights.items(), 9)
     assert sampler.version == version
     send(sampler, policy, 9)
     assert gap(policy, MIXED[0], alone(sampler, MIXED[0], params()), 1.0) < 1e-4
@@ -480,7 +480,7 @@ def test_vllm_sleeps_at_the_level_of_what_is_kept_and_wakes_weights_load_cache(
 
 
 def test_weights_that_are_not_numbers_are_an_error_not_a_reply(sampler: "VllmSampler", policy: PreTrainedModel) -> None:
-    sampler.update_weights([(name, tensor * math.nan) for name, tensor in policy.named_parameters()], 10)
+    sampler.update([(name, tensor * math.nan) for name, tensor in policy.named_parameters()], 10)
     with pytest.raises(SamplerError, match="logits are not numbers"):
         alone(sampler, MIXED[0], params())
 

@@ -147,7 +147,7 @@ def test_after_an_update_every_logit_is_new_cached_prompts_included(
 ) -> None:
     (before,) = together(sampler, [(LONG, params(temperature=0.0))])
     change(policy, seed=1)
-    sampler.update_weights(policy.named_parameters(), 1)
+    sampler.update(policy.named_parameters(), 1)
     (after,) = together(sampler, [(LONG, params(temperature=0.0))])
     assert after.logprobs[0] != before.logprobs[0]
     assert worst_gap(sampler, policy) < 1e-4  # the tied head included, which vLLM holds packed on a CPU
@@ -201,7 +201,7 @@ def test_adapters_alone_reach_a_running_server_whose_base_is_loaded_first(served
                 tensor += 0.2 * torch.randn(tensor.shape, generator=draw)
         (before,) = together(second, [(LONG, params())])
         sent = {name.replace(".default", ""): tensor for name, tensor in trained_weights(policy).items()}
-        second.update_weights([(f"base_model.model.{name}", tensor) for name, tensor in sent.items()], version)
+        second.update([(f"base_model.model.{name}", tensor) for name, tensor in sent.items()], version)
         assert gap(policy, LONG, before) > 0.01
         assert worst_gap(second, policy) < 1e-4
     second.close()
@@ -230,7 +230,7 @@ def test_after_its_server_was_killed_a_run_ends_with_the_way_to_resume_it(
     with pytest.raises(SamplerError, match=rf"4 attempts failed; the last: {ended}"):
         together(sampler, [(LONG, params())])
     with pytest.raises(SamplerError, match=ended):
-        sampler.update_weights(policy.named_parameters(), 2)
+        sampler.update(policy.named_parameters(), 2)
     assert members(server) == []
 
 

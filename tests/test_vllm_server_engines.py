@@ -70,13 +70,13 @@ def test_every_engine_gets_every_update_and_an_address_joins_and_leaves_meanwhil
         assert worst_gap(sampler, policy) < 1e-4
         file.write_text(f"{process.url}\n{other}\n")
         change(policy, seed=1)
-        sampler.update_weights(policy.named_parameters(), 1)
+        sampler.update(policy.named_parameters(), 1)
         before = computed(process)
         assert worst_gap(sampler, policy) < 1e-4
         after = computed(process)
         file.write_text(other)
         change(policy, seed=2)
-        sampler.update_weights(policy.named_parameters(), 2)
+        sampler.update(policy.named_parameters(), 2)
         assert worst_gap(sampler, policy) < 1e-4
     finally:
         sampler.close()

@@ -210,7 +210,7 @@ def test_a_restarted_server_gets_the_weights_before_it_serves(folder: str, shape
         first.__enter__()
         port = int(server.url.rpartition(":")[2])
         sampler = stack.enter_context(sampling(folder, server))
-        sampler.update_weights(MODEL.named_parameters(), 1)
+        sampler.update(MODEL.named_parameters(), 1)
         first.__exit__(None, None, None)
         new = StandIn(shape)  # the same place, and what it was started with
         stack.enter_context(serving(new, port=port))
@@ -255,17 +255,17 @@ def test_servers_join_and_leave_a_run_with_the_file_of_their_urls(
         ask_all(sampler, 16)
         assert len(first.prompts) == 16
         file.write_text(f"{first.url}/\n{second.url}\n{other.url}\n")
-        sampler.update_weights(MODEL.named_parameters(), 1)
+        sampler.update(MODEL.named_parameters(), 1)
         # a trajectory that began before the server joined stays where it is: each look begins others
         assert eventually(lambda: bool((ask_all(sampler, 16, of=f"{len(first.prompts)}/"), second.prompts)[1]))
         assert (second.label, second.loaded[-1]) == (first.label, first.loaded[-1])
         assert eventually(lambda: f"{other.url} did not join the run: checking the model" in caplog.text)
         file.write_text("half a ur")
-        sampler.update_weights(MODEL.named_parameters(), 2)
+        sampler.update(MODEL.named_parameters(), 2)
         assert "the run keeps its servers" in caplog.text
         assert first.label == second.label
         file.write_text(f"{third.url}\n")  # all others leave
-        sampler.update_weights(MODEL.named_parameters(), 3)
+        sampler.update(MODEL.named_parameters(), 3)
         seen = len(first.prompts), len(second.prompts)
         ask_all(sampler, 16)
         assert (len(first.prompts), len(second.prompts), len(third.prompts)) == (*seen, 16)
@@ -383,7 +383,7 @@ def test_a_server_that_is_gone_for_good_is_an_error_in_a_bounded_time(folder: st
         with pytest.raises(SamplerError, match=r"attempts failed; the last: waiting for .*: no sign of life"):
             ask(sampler)
         with pytest.raises(SamplerError, match="no sign of life"):
-            sampler.update_weights(MODEL.named_parameters(), 1)
+            sampler.update(MODEL.named_parameters(), 1)
     assert sampler.version == 0
 
 
@@ -399,21 +399,21 @@ def test_an_unreachable_server_is_an_error_at_the_start(folder: str, shape: dict
 def test_every_server_gets_every_update_and_drops_its_prefix_cache(folder: str, shape: dict[str, str]) -> None:
     with two(shape) as servers, sampling(folder, *servers) as sampler:
         before = [server.resets for server in servers]
-        sampler.update_weights(MODEL.named_parameters(), 7)
+        sampler.update(MODEL.named_parameters(), 7)
         assert sampler.version == 7
         assert servers[0].label == servers[1].label
         assert servers[0].label.endswith(":7")
         assert [server.resets for server in servers] == [count + 1 for count in before]
         last = Path(servers[0].loaded[-1])
         assert list(last.glob("*.safetensors"))
-        sampler.update_weights(MODEL.named_parameters(), 8)
+        sampler.update(MODEL.named_parameters(), 8)
         assert not last.exists()  # of the past nothing is kept
 
 
 def test_a_server_that_is_named_twice_is_one(folder: str, shape: dict[str, str]) -> None:
     with serving(StandIn(shape)) as server, sampling(folder, server, server) as sampler:
         before = server.resets
-        sampler.update_weights(MODEL.named_parameters(), 7)
+        sampler.update(MODEL.named_parameters(), 7)
         assert server.resets == before + 1
 
 
@@ -423,8 +423,8 @@ def test_a_model_in_the_folder_of_the_updates_stays_and_they_go(
     """As with server.weights=/shared and model.path=/shared/model: it was removed with the first update."""
     model = shutil.copytree(folder, tmp_path / "model")
     with serving(StandIn(shape)) as server, sampling(str(model), server, weights=str(tmp_path)) as sampler:
-        sampler.update_weights(MODEL.named_parameters(), 1)
-        sampler.update_weights(MODEL.named_parameters(), 2)
+        sampler.update(MODEL.named_parameters(), 1)
+        sampler.update(MODEL.named_parameters(), 2)
         (update,) = (path for path in tmp_path.glob("*/*") if path.parent != model)
         assert str(update) == server.loaded[-1]
     assert {path.name for path in tmp_path.iterdir()} == {"model"}  # a run that goes on writes its own
@@ -438,7 +438,7 @@ def test_a_server_with_another_runs_weights_gets_this_model_first(folder: str, s
 
 def test_a_reply_from_other_weights_is_never_returned(folder: str, shape: dict[str, str]) -> None:
     with serving(StandIn(shape)) as server, sampling(folder, server) as sampler:
-        sampler.update_weights(MODEL.named_parameters(), 1)
+        sampler.update(MODEL.named_parameters(), 1)
         ours, server.label = server.label, "somebody else's"
         ask(sampler)
         assert server.label == ours
@@ -461,7 +461,7 @@ def test_an_update_during_a_request_is_an_error(folder: str, shape: dict[str, st
             asked = asyncio.create_task(sampler.sample((3, 4), SamplingParams(max_tokens=4)))
             await asyncio.to_thread(begun.wait, 60)
             with pytest.raises(SamplerError, match="to version 1: 1 requests are under way"):
-                sampler.update_weights(MODEL.named_parameters(), 1)
+                sampler.update(MODEL.named_parameters(), 1)
             go_on.set()
             return await asked
 
@@ -477,7 +477,7 @@ def test_a_cancelled_request_does_not_block_an_update(folder: str, shape: dict[s
 
         with pytest.raises(TimeoutError):
             asyncio.run(give_up())
-        sampler.update_weights(MODEL.named_parameters(), 1)
+        sampler.update(MODEL.named_parameters(), 1)
         assert sampler.version == 1
 
 
@@ -489,7 +489,7 @@ def test_adapters_are_sent_alone_and_requests_name_them(folder: str, shape: dict
         assert sampler.takes_adapters
         assert server.loaded == [folder]
         ask(sampler)
-        sampler.update_weights(adapters.items(), 1)
+        sampler.update(adapters.items(), 1)
         ask(sampler)
         assert server.models == [None, "adapters"]
         assert load_file(Path(server.adapters[-1]) / "adapter_model.safetensors").keys() == adapters.keys()
@@ -501,10 +501,10 @@ def test_adapters_are_sent_alone_and_requests_name_them(folder: str, shape: dict
         assert (len(server.adapters), server.loaded) == (3, [folder, folder])
         assert server.label == ours
         first = Path(server.adapters[-1])
-        sampler.update_weights(adapters.items(), 2)
+        sampler.update(adapters.items(), 2)
         assert not first.exists()
         with pytest.raises(SamplerError, match="is no weight of its model"):
-            sampler.update_weights(MODEL.named_parameters(), 3)
+            sampler.update(MODEL.named_parameters(), 3)
 
 
 def test_a_server_that_was_restarted_between_requests_gets_its_base_with_the_next_adapters(
@@ -513,9 +513,9 @@ def test_a_server_that_was_restarted_between_requests_gets_its_base_with_the_nex
     """The adapters alone were loaded beside the base that it had started with."""
     server = StandIn(shape, lora_rank=8)
     with serving(server), sampling(folder, server, lora=LORA) as sampler:
-        sampler.update_weights(adapter_tensors().items(), 1)
+        sampler.update(adapter_tensors().items(), 1)
         server.label = "default"
-        sampler.update_weights(adapter_tensors().items(), 2)
+        sampler.update(adapter_tensors().items(), 2)
         assert (server.loaded, server.label[-2:]) == ([folder, folder], ":2")
 
 
@@ -537,7 +537,7 @@ def test_wrong_weights_are_refused_before_a_server_loads_them(folder: str, shape
             ({key: value for key, value in named.items() if key != name}, "were not given, the first is"),
         ):
             with pytest.raises(SamplerError, match=fault):
-                sampler.update_weights(iter(given.items()), 1)
+                sampler.update(iter(given.items()), 1)
         assert server.loaded == loaded
         assert sampler.version == 0
         ask(sampler)
@@ -553,7 +553,7 @@ def test_weights_that_cannot_be_written_are_an_error_with_the_folder(
         sampling(folder, server, weights=place) as sampler,
         pytest.raises(SamplerError, match=r"writing weights for the servers into .*in it.*server\.weights"),
     ):
-        sampler.update_weights(MODEL.named_parameters(), 1)
+        sampler.update(MODEL.named_parameters(), 1)
 
 
 def test_a_folder_that_fails_while_weights_are_written_is_an_error_that_all_ranks_can_raise(tmp_path: Path) -> None:

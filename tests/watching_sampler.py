@@ -32,14 +32,14 @@ class WatchingSampler(TransformersSampler):
         finally:
             self.under_way -= 1
 
-    def stage_weights(self, named_tensors: NamedTensors, version: int) -> Callable[[], None]:
+    def stage(self, named_tensors: NamedTensors, version: int) -> Callable[[], None]:
         """Copy the weights."""
         copies = [(name, tensor.clone()) for name, tensor in named_tensors]
         self.staged.set()
-        return partial(self.update_weights, copies, version)
+        return partial(self.update, copies, version)
 
-    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+    def update(self, named_tensors: NamedTensors, version: int) -> None:
         """As the default, between batches alone."""
         if self.under_way:
             raise SamplerError(f"updating the sampler's weights: {self.under_way} requests are under way.")
-        super().update_weights(named_tensors, version)
+        super().update(named_tensors, version)

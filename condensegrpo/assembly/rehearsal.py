@@ -71,7 +71,7 @@ class ScriptReader(Sampler):
         ids = ids[: params.max_tokens]
         return Generation(token_ids=ids, logprobs=(-0.5,) * len(ids), finish=finish)
 
-    async def measure(self, prompt_ids: Ids, output_ids: Ids) -> Sequence[float]:
+    async def score(self, prompt_ids: Ids, output_ids: Ids) -> Sequence[float]:
         """The same of every token."""
         del prompt_ids
         return (-0.5,) * len(output_ids)

@@ -1,6 +1,6 @@
 """Opens what a run needs besides its components: sampler, trackers, renderer and trajectory engine."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, cast
 
@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 
 
 COPYING = "transformers"  # the sampler that holds a copy of the initial policy
+RENAMED: Mapping[str, Callable[..., object]] = {  # methods by the names that they had
+    "update_weights": Sampler.update,
+    "stage_weights": Sampler.stage,
+    "measure": Sampler.score,
+}
 
 
 def use_threads(config: RunConfig) -> None:
@@ -224,12 +229,17 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
         sampler = load_plugin("samplers", name)
         if not isinstance(sampler, type):  # a function that makes one
             return
-    if missing := missing_methods(sampler, "sample", "update_weights", "close"):
+    for old, method in RENAMED.items():
+        if callable(getattr(sampler, old, None)) and not overrides(sampler, method):
+            raise ConfigError(
+                f"setting up the sampler {name}: its method {old} is called {method.__name__}{at_definition(sampler)}."
+            )
+    if missing := missing_methods(sampler, "sample", "update", "close"):
         raise ConfigError(
             f"setting up the sampler {name}: it has no {' and no '.join(missing)}{at_definition(sampler)}; see "
             f"docs/reference/protocols.md."
         )
-    if config.rollout.answer_form is not None and not overrides(sampler, Sampler.measure):
+    if config.rollout.answer_form is not None and not overrides(sampler, Sampler.score):
         raise ConfigError(
             f"setting up rollout.answer_form: the sampler {name} cannot measure the probability of a reply. Use "
             f"sampler.name=transformers or vllm, or set rollout.answer_form=null."

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 POLICY, ORACLE = "policy", "leave_one_out"  # any other name is the folder or Hub id of a frozen model
 LAYERS = re.compile(r"(?P<model>.+)@(?P<layers>\d+(,\d+)*)")
-NEEDED: Mapping[str, Callable[..., object]] = {POLICY: Sampler.attend, ORACLE: Sampler.measure}  # of the sampler
+NEEDED: Mapping[str, Callable[..., object]] = {POLICY: Sampler.attend, ORACLE: Sampler.score}  # of the sampler
 
 
 def check_scorers(names: Sequence[str], sampler: object, sampler_name: str) -> None:
@@ -114,7 +114,7 @@ def _opened(name: str, sampler: Sampler, renderer: Renderer, frozen: Callable[[s
     model, layers = split_layers(name)
     if model == POLICY and overrides(sampler, Sampler.attend):
         return AttentionScorer(sampler, renderer, layers=layers)
-    if model == ORACLE and overrides(sampler, Sampler.measure):
+    if model == ORACLE and overrides(sampler, Sampler.score):
         return LeaveOneOut(sampler, renderer)
     return frozen_scorer(model, layers, frozen)
 

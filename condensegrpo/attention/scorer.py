@@ -309,7 +309,7 @@ async def losses(model: Sampler, renderer: Renderer, history: History, output_id
 
     async def logprob(units: Sequence[int]) -> float:
         shown = flatten(history.pinned, [history.units[index] for index in units])
-        return sum(await model.measure(renderer.prompt(shown), output_ids))
+        return sum(await model.score(renderer.prompt(shown), output_ids))
 
     every = range(len(history.units))
     with_all, *without = await asyncio.gather(

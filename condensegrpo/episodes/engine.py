@@ -45,7 +45,7 @@ class AnswerProbe:
         before, _, after = self.form.partition(PLACE)
         opening = self.renderer.text_ids(before)
         written = self.renderer.text_ids(problem.answer + after)
-        return math.fsum(await self.model.measure((*prompt_ids, *opening), written))
+        return math.fsum(await self.model.score((*prompt_ids, *opening), written))
 
 
 class Stopwatch:

@@ -83,7 +83,7 @@ class _ServedModel:
         options = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
         return partial(type(self), **options)
 
-    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+    def update(self, named_tensors: NamedTensors, version: int) -> None:
         """Refuse: see ``check_training``."""
         self.check_training()
 

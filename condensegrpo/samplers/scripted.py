@@ -66,7 +66,7 @@ class ScriptedSampler(Sampler):
         await asyncio.sleep(self._seconds(prompt) if callable(self._seconds) else self._seconds)
         return self._ended(tuple(reply), params)
 
-    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+    def update(self, named_tensors: NamedTensors, version: int) -> None:
         """Iterate over all tensors, as a real sampler would, and record the version."""
         for _ in named_tensors:
             pass

@@ -122,7 +122,7 @@ class TransformersSampler(Sampler):
         ids = tuple(prompt_ids)
         return await self._replies.submit((ids, params, await self._seen(ids, params.media)))
 
-    async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
+    async def score(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
         """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1."""
         self._check(prompt_ids, SamplingParams(max_tokens=len(output_ids)))
         return await self._measured.submit((tuple(prompt_ids), tuple(output_ids)))
@@ -134,7 +134,7 @@ class TransformersSampler(Sampler):
         )
         return await self._attention.submit((query, await self._seen(query.prompt_ids, query.media)))
 
-    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+    def update(self, named_tensors: NamedTensors, version: int) -> None:
         """Copy the learner's weights by name, in place, one tensor at a time, and drop all keys and values.
 
         Waits until no request is under way.

@@ -134,7 +134,7 @@ def resume(
         to_main_memory(learner)
     doing = f"giving the sampler the weights after step {done}"
     with all_gathered(sampled_weights(sampler, learner)) as tensors, plugin_code(doing, SamplerError):
-        sampler.update_weights(tensors, done)
+        sampler.update(tensors, done)
     return done, batches
 
 

@@ -136,7 +136,7 @@ def parity_trial(config: RunConfig, folder: RunFolder) -> ParityTrial:
         draw, lengths = random.Random(0), [1 + (LONGEST - 1) * index // (PROMPTS - 1) for index in range(PROMPTS)]
         prompts = [tuple(draw.randrange(vocabulary) for _ in range(length)) for length in lengths]
         with all_gathered(sampled_weights(sampler, learner)) as tensors:
-            sampler.update_weights(tensors, 0)
+            sampler.update(tensors, 0)
         before = _compared(learner, sampler, prompts)
         rows = _samples(sampler, prompts, temperature=1.0)
         batches = pack_rows(rows, max_tokens=MICRO_BATCH, share=learner.module.computes_trees)
@@ -145,7 +145,7 @@ def parity_trial(config: RunConfig, folder: RunFolder) -> ParityTrial:
         optimizer_step(learner, batches, PerToken(supervised))
         new_T = torch.cat(measure_logprobs(learner, batches))
         with all_gathered(sampled_weights(sampler, learner)) as tensors:
-            sampler.update_weights(tensors, 1)
+            sampler.update(tensors, 1)
         return ParityTrial(
             bounds=BOUNDS[config.model.dtype, learner.device.type],
             before=before,

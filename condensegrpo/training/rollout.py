@@ -304,10 +304,10 @@ class RolloutPrefetcher:
         """
         doing = f"giving the sampler the weights after step {version}"
         with all_gathered(named_tensors) as tensors:
-            update: Callable[[], None] = partial(sampler.update_weights, tensors, version)
+            update: Callable[[], None] = partial(sampler.update, tensors, version)
             with plugin_code(doing, SamplerError):
-                if overrides(sampler, Sampler.stage_weights):  # while the next batch is still being sampled
-                    update = sampler.stage_weights(tensors, version)
+                if overrides(sampler, Sampler.stage):  # while the next batch is still being sampled
+                    update = sampler.stage(tensors, version)
             staged = time.monotonic()
             self.finish()
             waited = time.monotonic() - staged

@@ -51,7 +51,7 @@ class Sampler:
     """Samples replies. Token ids in, token ids out."""
 
     version: int = 0  # the optimiser step whose weights are in use
-    takes_adapters: bool = False  # LoRA adapters alone in ``update_weights``, under PEFT's names; else merged weights
+    takes_adapters: bool = False  # LoRA adapters alone in ``update``, under PEFT's names; else merged weights
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """One reply to one prompt. Log-probabilities are those of the distribution sampled from.
@@ -60,26 +60,26 @@ class Sampler:
         """
         raise NotImplementedError
 
-    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+    def update(self, named_tensors: NamedTensors, version: int) -> None:
         """Take the learner's weights after optimiser step ``version``. No request may be under way."""
         raise NotImplementedError
 
-    def stage_weights(self, named_tensors: NamedTensors, version: int) -> Callable[[], None]:
+    def stage(self, named_tensors: NamedTensors, version: int) -> Callable[[], None]:
         """Prepare an update while it samples with the old weights; no request may be under way when the call that this
-        returns makes it. ``update_weights`` does both. The learner's weights do not change in between.
+        returns makes it. ``update`` does both. The learner's weights do not change in between.
         """
         raise NotImplementedError
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """Free memory until the next ``update_weights`` or ``sample``, which wakes the sampler by itself.
+        """Free memory until the next ``update`` or ``sample``, which wakes the sampler by itself.
 
-        Without ``keep_weights`` it may drop its weights, and can sample again only after ``update_weights``.
+        Without ``keep_weights`` it may drop its weights, and can sample again only after ``update``.
         """
 
     def close(self) -> None:
         """Free memory, processes and connections. May be called twice."""
 
-    async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
+    async def score(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
         """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1."""
         raise NotImplementedError
 

@@ -243,14 +243,14 @@ class VllmSampler(Sampler):
         check_request(prompt_ids, params, room=self._room)
         return await self._driver.submit(prompt_ids, params)
 
-    async def measure(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
+    async def score(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
         """log π(output_ids[i] | prompt_ids, output_ids[:i]) for every i, (A,) nats at temperature 1."""
         check_request(prompt_ids, SamplingParams(max_tokens=len(output_ids)), room=self._room)
         tokens = (*prompt_ids, *output_ids)
         check_request(tokens, SamplingParams(max_tokens=1), room=self._room)  # the token that vLLM samples behind them
         return (await self._driver.submit(tokens, None)).logprobs[-len(output_ids) :]
 
-    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+    def update(self, named_tensors: NamedTensors, version: int) -> None:
         """Load the learner's weights by name, or its adapters alone, and drop all cached keys and values."""
         self._driver.load(named_tensors, version)
         self.version = version

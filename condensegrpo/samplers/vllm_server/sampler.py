@@ -158,7 +158,7 @@ class VllmServerSampler(Sampler):
         urls = [replica.url for replica in self._pool.replicas]
         return partial(self._client, urls=urls, weights=self._pool.weights, version=self.version)
 
-    def update_weights(self, named_tensors: NamedTensors, version: int) -> None:
+    def update(self, named_tensors: NamedTensors, version: int) -> None:
         """Give the learner's weights or adapters to every server; each drops its prefix cache.
 
         Every rank must call it. The first rank of a machine, or of all ranks that share servers, writes a folder that
@@ -166,9 +166,9 @@ class VllmServerSampler(Sampler):
         they go from GPU to GPU instead, and a server that is gone gets the next ones.
         """
         self._check_idle(version)
-        self.stage_weights(named_tensors, version)()
+        self.stage(named_tensors, version)()
 
-    def stage_weights(self, named_tensors: NamedTensors, version: int) -> Callable[[], None]:
+    def stage(self, named_tensors: NamedTensors, version: int) -> Callable[[], None]:
         """Write the weights for an update while the servers sample; the call that it returns makes the update.
 
         Over NCCL nothing is staged: the call sends the tensors, which must not change before.
