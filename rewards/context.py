@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from condensegrpo.core.protocols.reward import RewardResult
+from condensegrpo.core.protocols.reward import GroupReward, RewardResult
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.rewards.matches import Match
@@ -118,7 +118,7 @@ class Multiplicative(TaxedReward):
         return verdict.pays("multiplicative", verdict.correct * (1 - self.tax(trajectory)))
 
 
-class LinearPassRate(TaxedReward):
+class LinearPassRate(TaxedReward, GroupReward):
     """r·(1 − λ·p·u), with p the fraction of the group that is right: a group reward.
 
     r is 1 for a right answer in a well-formed trajectory, else 0; u is the logarithm of the context between two anchors

@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt
 from condensegrpo.condensers.decisions import decisions
 from condensegrpo.condensers.fold import BRANCH, folded_branches
 from condensegrpo.core.messages import Message, Unit, bare
+from condensegrpo.core.protocols.reward import TurnReward
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory, Turn
 from condensegrpo.rewards.matches import folded_aliases
@@ -17,7 +18,7 @@ from condensegrpo.rewards.matches import folded_aliases
 _FAULT = re.compile(r"Error:|Traceback|timed out|did not finish within|the code was ended")
 
 
-class ToolExecution:
+class ToolExecution(TurnReward):
     """(tool calls of this turn that worked) / (tool calls of the whole trajectory): a turn reward.
 
     Summed over the turns that is successes/attempts, what the reward ``tool_calls`` pays the outcome. All 0 where no
@@ -34,7 +35,7 @@ class ToolExecution:
 
 
 @dataclass(kw_only=True, eq=False)
-class CodeExecution:
+class CodeExecution(TurnReward):
     """share·(good calls of this turn)/(valid calls of the trajectory) + each·(good calls of this turn): a turn reward.
 
     A call is valid if it could be read, and good if its result is not blank and holds none of ``Error:``, ``Traceback``
@@ -53,7 +54,7 @@ class CodeExecution:
         return tuple(self.share * good / valid + self.each * good if valid else 0.0 for good in good_K)
 
 
-class AnswerInResults:
+class AnswerInResults(TurnReward):
     """1 for the turn with the first tool result if it contains any alias of the answer, case ignored: a turn reward.
 
     results "Error: …" in turn 0, "… Paris …" in turn 2; answer Paris   ─▶   0, 0, 0
@@ -76,7 +77,7 @@ class AnswerInResults:
 
 
 @dataclass(kw_only=True, eq=False)
-class AnswerInformation:
+class AnswerInformation(TurnReward):
     """The gain of information about the ground truth from a turn's context to the next one's, bounded.
 
         r_t = min(max(I_(t+1) − I_t, −bound), bound),   I_t = log π(ground truth | c_t) in nats
@@ -106,7 +107,7 @@ class AnswerInformation:
         return paid
 
 
-class FailedCalls:
+class FailedCalls(TurnReward):
     """−1 for every turn with a tool call that failed, else 0: a turn reward.
 
     One of the process rewards of FoldGRPO (https://arxiv.org/abs/2510.11967). A call failed if it could not be read, or
@@ -121,7 +122,7 @@ class FailedCalls:
 
 
 @dataclass(kw_only=True, eq=False)
-class MainLine:
+class MainLine(TurnReward):
     """−1 for every turn of the main line whose context and reply exceed share·budget tokens, else 0: a turn reward.
 
     One of the process rewards of FoldGRPO (https://arxiv.org/abs/2510.11967), for the condenser ``fold``: heavy work
@@ -148,7 +149,7 @@ class MainLine:
         return tuple(-float(index in long - exempt) for index in range(last))
 
 
-class OffBranch:
+class OffBranch(TurnReward):
     """−1 for every turn of a branch whose calls have no word of the branch's description, else 0: a turn reward.
 
     One of the process rewards of FoldGRPO (https://arxiv.org/abs/2510.11967), for the condenser ``fold``: a branch

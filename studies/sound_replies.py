@@ -3,12 +3,13 @@
 {name: studies/sound_replies.py:SoundReplies} among the parts of a weighted sum
 """
 
+from condensegrpo.core.protocols.reward import TurnReward
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.studies.tasks.stories import Stories
 
 
-class SoundReplies:
+class SoundReplies(TurnReward):
     """1 for a reply that says what its own context does, else 0: a turn reward.
 
     A note after a wrong one is sound if it says the same; a note that says nothing of people is not. Under the

@@ -20,9 +20,10 @@ from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.config.load import evaluations, find_config, load_config, shipped, vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import CondenseError, ConfigError, DataError
-from condensegrpo.core.protocols.reward import RewardResult, SumsParts
+from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.trajectory import Trajectory
+from condensegrpo.rewards.weighted_sum import WeightedSum
 from condensegrpo.tasks.answers import AnswerEnvironment
 
 
@@ -458,7 +459,7 @@ def test_objects_may_be_parts_of_a_sum_and_stages_of_a_pipeline() -> None:
     )
     assert config.reward.options["parts"] == ["correct", {"name": "python:Brief", "weight": 0.5}]
     built = build(config, objects=objects)
-    assert isinstance(built.reward, SumsParts)
+    assert isinstance(built.reward, WeightedSum)
     assert isinstance(built.condenser, Pipeline)
     assert [(part.name, part.weight) for part in built.reward.parts] == [("correct", 1.0), ("Brief", 0.5)]
     assert built.reward.parts[1].reward is brief

@@ -17,7 +17,7 @@ from condensegrpo.rewards.outcome import Correct
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 
-class Siblings:
+class Siblings(GroupReward):
     """A group reward that gives everybody the size of the group, and remembers who was in it."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Siblings:
         return [{"size": float(len(trajectories))} for _ in trajectories]
 
 
-class Broken:
+class Broken(GroupReward):
     """A group reward that raises."""
 
     def score_group(self, trajectories: Sequence[Trajectory], problem: Problem) -> list[dict[str, float]]:

@@ -297,7 +297,7 @@ GROUP = (
 )
 
 
-class Listed:
+class Listed(GroupReward):
     """A group reward that always gives this."""
 
     def __init__(self, given: Sequence[Mapping[str, float] | RewardResult]) -> None:
@@ -309,7 +309,7 @@ class Listed:
         return self._given
 
 
-class Ranked:
+class Ranked(GroupReward):
     """1 for the shortest context of the group, 0 for all others."""
 
     def score_group(self, trajectories: Sequence[Trajectory], problem: Problem) -> list[dict[str, float]]:

@@ -40,7 +40,7 @@ def part(name: str, reward: Reward | TurnReward, weight: float = 1.0) -> RewardP
     return RewardPart(name=name, weight=weight, reward=reward)
 
 
-class Paying:
+class Paying(TurnReward):
     """A turn reward that always gives these."""
 
     def __init__(self, *values: float) -> None:
@@ -202,7 +202,7 @@ def test_a_turn_reward_that_is_not_one_a_turn_names_its_part(values: tuple[float
     assert wanted in str(score(answered("7", contexts=(3, 3)), SEVEN, reward))
 
 
-class Listless:
+class Listless(TurnReward):
     """A turn reward that forgets to return anything."""
 
     def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> Sequence[float]:

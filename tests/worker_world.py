@@ -11,6 +11,7 @@ from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.core.condenser import Budget, Condensed, Condenser
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.reward import GroupReward
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.trajectory import Trajectory
 
@@ -86,7 +87,7 @@ class Turns:
         return {"turns": float(len(trajectory.turns))}
 
 
-class Siblings:
+class Siblings(GroupReward):
     """A group reward: how many trajectories it sees at once."""
 
     def score_group(self, trajectories: Sequence[Trajectory], problem: Problem) -> list[Mapping[str, float]]:

@@ -9,7 +9,6 @@ from condensegrpo.assembly.components import Components, indices
 from condensegrpo.assembly.demonstrations import made_turns
 from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.protocols.reward import ChecksProblems, SumsParts
 from condensegrpo.core.protocols.task import Problem, Task
 from condensegrpo.core.wording import plural
 
@@ -51,8 +50,8 @@ def check_truths(components: Components) -> Iterator[str]:
     faults, checked, deadline = list[str](), 0, time.monotonic() + TRUTHS_SECONDS
     left = 0
     for source, part, problems in (trained, *parts):
-        rewards = [each.reward for each in part.reward.parts] if isinstance(part.reward, SumsParts) else [part.reward]
-        checks = [reward.check_problem for reward in rewards if isinstance(reward, ChecksProblems)]
+        rewards = [each.reward for each in getattr(part.reward, "parts", ())] or [part.reward]
+        checks = [check for reward in rewards if (check := getattr(reward, "check_problem", None))]
         for problem in problems if checks else ():
             if time.monotonic() > deadline:
                 left += 1

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -19,7 +19,7 @@ from condensegrpo.core.defaults import overrides, with_defaults
 from condensegrpo.core.errors import ConfigError, ModelMissing
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.plugins import load_plugin
-from condensegrpo.core.protocols.reward import SumsParts, TurnReward
+from condensegrpo.core.protocols.reward import RewardPart, TurnReward
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Task
 from condensegrpo.core.trajectory import StopReason
@@ -212,7 +212,7 @@ def _check_folder(config: RunConfig) -> None:
 def _check_learning(components: Components) -> None:
     """Check that the estimator can learn from all parts of a weighted sum, and that a step has something to train."""
     config, reward = components.config, components.reward
-    parts = reward.parts if isinstance(reward, SumsParts) else ()
+    parts: Sequence[RewardPart] = getattr(reward, "parts", ())
     paying_turns = [part.name for part in parts if isinstance(part.reward, TurnReward)]
     if paying_turns and config.algorithm.advantage.estimator is None:
         raise ConfigError(

@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field
 from condensegrpo.config.options import build_plugin, check_plugin
 from condensegrpo.config.section import Section, parse
 from condensegrpo.core.condenser import Condenser, Stage
+from condensegrpo.core.defaults import with_defaults
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.failures import at_definition, plugin_code
 from condensegrpo.core.plugins import load_plugin, missing_methods
@@ -141,7 +142,9 @@ class RewardUse(Use):
                 f"{' and '.join(present) or 'no method of a reward'}, wanted exactly one of "
                 f"{', '.join(KINDS_OF_REWARD)}{at_definition(reward)}; see docs/how-to/write-a-reward.md."
             )
-        return cast(Reward, with_methods(reward, self.name, present[0]))
+        base = {"score_group": GroupReward, "turn_rewards": TurnReward}.get(present[0])
+        made: Any = with_methods(reward, self.name, present[0])
+        return cast(Reward, made if base is None else with_defaults(made, base))
 
 
 class WeightedUse(RewardUse):

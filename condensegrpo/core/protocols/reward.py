@@ -3,7 +3,7 @@
 import math
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, SupportsFloat, runtime_checkable
+from typing import Protocol, SupportsFloat
 
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
@@ -62,36 +62,38 @@ def _number(name: object, value: object) -> float:
 
 
 class Reward(Protocol):
-    """What the outcome of a finished trajectory is worth: R^O. Several threads may call it at once."""
+    """What the outcome of a finished trajectory is worth: R^O. Several threads may call it at once. A function is one.
+
+    A reward of any kind may have a method ``check_problem(problem)``, called before a run: it raises ValueError if no
+    answer to a problem could be right.
+    """
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> float | Mapping[str, float] | RewardResult:
         """The reward, or its parts by name (their sum is then the reward)."""
 
 
-@runtime_checkable
-class GroupReward(Protocol):
+class GroupReward:
     """What finished trajectories are worth beside their siblings. The engine waits for the last one of a group."""
 
     def score_group(
         self, trajectories: Sequence[Trajectory], problem: Problem
     ) -> Sequence[float | Mapping[str, float] | RewardResult]:
         """The reward of every trajectory of one group, failed ones included, in the order given: by sample number."""
+        raise NotImplementedError
+
+    def check_problem(self, problem: Problem) -> None:
+        """See ``Reward``."""
 
 
-@runtime_checkable
-class TurnReward(Protocol):
+class TurnReward:
     """What the single turns of a finished trajectory are worth: its part of R^T. It says nothing of the outcome."""
 
     def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> Sequence[float]:
         """One number a turn."""
-
-
-@runtime_checkable
-class ChecksProblems(Protocol):
-    """A reward that can say before a run which problems it cannot judge."""
+        raise NotImplementedError
 
     def check_problem(self, problem: Problem) -> None:
-        """Raise ValueError if no answer to a problem could be right."""
+        """See ``Reward``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +109,3 @@ class RewardPart:
             raise ValueError(
                 f"the weight of {self.name!r} is {self.weight}: wanted a finite number that is not negative"
             )
-
-
-@runtime_checkable
-class SumsParts(Protocol):
-    """A reward whose total is the weighted sum of those of its parts."""
-
-    @property
-    def parts(self) -> Sequence[RewardPart]:
-        """Its parts, turn rewards included."""
