@@ -15,6 +15,7 @@ log turns (or log trajectories): 1 is flat per turn.
 """
 
 import argparse
+import gc
 import math
 import multiprocessing
 import random
@@ -197,6 +198,7 @@ def _child(cell: Cell, sender: "Connection[Cost, None]", limit: float) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         played(replace(cell, turns=2, trajectories=SAMPLES), Path(folder) / "first.parquet")  # what loads on first use
+        gc.freeze()  # as a command does, once its libraries are loaded
         memory, before = Meter(), resource.getrusage(resource.RUSAGE_SELF)  # a meter begins with a collection
         used = int(before.ru_utime + before.ru_stime)
         resource.setrlimit(resource.RLIMIT_CPU, (used + int(limit) + 1, used + int(limit) + 5))

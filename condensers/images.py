@@ -211,12 +211,10 @@ def _texts(history: History) -> Mapping[int, str]:
 def _described(unit: Unit, texts: Mapping[int, str]) -> Unit:
     """A unit with lines in the place of its pictures, followed by its caption."""
     line = without_pictures(unit)
-    return _captioned(line, texts[unit.turn]) if unit.turn in texts else line
-
-
-def _captioned(unit: Unit, text: str) -> Unit:
-    *before, last = unit.results
-    return unit.with_results((*before, last.followed_by(f" {text}")))
+    if unit.turn not in texts:
+        return line
+    *before, last = line.results
+    return line.with_results((*before, last.followed_by(f" {texts[unit.turn]}")))
 
 
 def _usable(written: WrittenSummary, unit: Unit) -> str:

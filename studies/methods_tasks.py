@@ -27,7 +27,7 @@ from condensegrpo.core.condenser import Request
 from condensegrpo.core.messages import OMITTED, Message, ToolCall
 from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.episodes.toolformats import Malformed, parsed_calls
+from condensegrpo.episodes.toolformats import Malformed, ToolFormat, parsed_calls
 from condensegrpo.integrations.gym import action_in
 from condensegrpo.integrations.textworld import TextWorld
 from condensegrpo.studies.tasks.facts import KEYS, REPORT, FactsTask
@@ -45,11 +45,10 @@ _PRUNED = re.compile(r"up to (\d+) omitted, replaced")
 _CALLED = re.compile(r"<call> (\w+)")
 
 
-class Short:
+class Short(ToolFormat):
     """A call of single words: a name, numbers of turns, and behind a colon a text."""
 
     opening = "<call>"
-    stop_strings: tuple[str, ...] = ()
 
     def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
         """All calls of a reply."""

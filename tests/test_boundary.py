@@ -15,12 +15,12 @@ from talk import Counting, agent, counting, engine, ignore, problem, said, simul
 
 from condensegrpo.core.condenser import Budget, Condensed, Condenser
 from condensegrpo.core.errors import ContextOverflow
-from condensegrpo.core.messages import History, MediaPart, Message, TextPart
+from condensegrpo.core.messages import History, MediaPart, Message, TextPart, checked_messages
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, StopReason, Trajectory
-from condensegrpo.episodes.boundary import Boundary, EndEpisode, called, checked_messages
+from condensegrpo.episodes.boundary import Boundary, EndEpisode, called
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups, rollout_group
 from condensegrpo.storage import codec
@@ -184,8 +184,8 @@ FAULTS: Mapping[str, tuple[Callable[[], Awaitable[Step]], str]] = {
     "none": (lambda: _gives(None), "TypeError: step() returned None, wanted a Step"),
     "text": (lambda: _gives(Step(observations="seen")), "step() returned 'seen', wanted a tuple of messages"),  # type: ignore[arg-type]  # wrong on purpose
     "number": (lambda: _gives(Step(done=True, answer=5)), "the answer 5, wanted text or None"),  # type: ignore[arg-type]  # wrong on purpose
-    "answer": (lambda: _gives(Step(answer="4")), "step() returned the answer '4' without done=True"),
-    "outcome": (lambda: _gives(Step(outcome=1.0)), "step() returned the outcome 1.0 without done=True"),
+    "answer": (lambda: _gives(Step(answer="4")), "a Step has the answer '4' without done=True"),
+    "outcome": (lambda: _gives(Step(outcome=1.0)), "a Step has the outcome 1.0 without done=True"),
     "nan": (lambda: _gives(Step(turn_rewards={"r": math.nan})), "wanted finite numbers"),
     "large": (lambda: _gives(Step(turn_rewards={"r": 1e308})), "magnitude 1e+100 at most"),
     "no rewards": (lambda: _gives(Step(turn_rewards=None)), "wanted numbers by name"),  # type: ignore[arg-type]  # wrong on purpose

@@ -123,7 +123,7 @@ def test_a_tool_of_an_environment_need_not_be_asynchronous() -> None:
 def test_a_result_with_an_outcome_that_ends_nothing_is_an_error() -> None:
     failed, _ = play("forgets done", [call("up", by=1)], [])
     assert failed.stop is StopReason.ENVIRONMENT_ERROR
-    assert "a tool returned the outcome 1.0 without done=True" in failed.detail
+    assert "a Step has the outcome 1.0 without done=True" in failed.detail
 
 
 def test_an_environment_reads_the_turns_that_its_tools_answered_also_those_that_were_condensed() -> None:

@@ -39,9 +39,10 @@ from condensegrpo.condensers.whole_units import Full, LastK
 from condensegrpo.config.load import load_config
 from condensegrpo.core.condenser import Budget, Condensed, Condenser, Request
 from condensegrpo.core.errors import ConfigError, ContextOverflow
-from condensegrpo.core.messages import Caption, History, Message, ToolCall, Unit
+from condensegrpo.core.messages import Caption, History, Message, ToolCall, Unit, flatten
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.sampler import NamedTensors
+from condensegrpo.core.shared_sequence import SharedSequence
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, SpanStatus, StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
@@ -328,9 +329,9 @@ def test_the_rendering_of_a_turn_does_not_grow_with_the_history() -> None:
     rendered: list[int] = []  # messages each time
 
     class Listening(Renderer):
-        def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-            rendered.append(len(messages))
-            return super().prompt(messages)
+        def prompt(self, messages: Sequence[Message], units: Sequence[Unit] = ()) -> SharedSequence[int]:
+            rendered.append(len(flatten(messages, units)))
+            return super().prompt(messages, units)
 
         def count(self, messages: Sequence[Message]) -> int:
             rendered.append(len(messages))

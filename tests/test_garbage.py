@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from condensegrpo.core.process import postpone_collections, resume_collections
-from condensegrpo.episodes.group import GARBAGE_THRESHOLDS, rare_collections
+from condensegrpo.core.process import GARBAGE_THRESHOLDS, postpone_collections, rare_collections, resume_collections
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from condensegrpo.core.errors import ConfigError, RolloutError
-from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.core.messages import Message, ToolCall, Unit, flatten
 from condensegrpo.episodes import encoding
 from condensegrpo.episodes.render import Renderer
 
@@ -404,6 +404,20 @@ def test_non_canonical_splits_of_a_reply_survive_byte_identical(said: str, data:
     assert shown(renderer, continued) == shown(renderer, renderer.prompt([QUESTION, reply(said), result("4")]))
 
 
+def test_siblings_that_say_the_same_keep_the_ids_that_each_of_them_sampled() -> None:
+    """A cache by equal messages showed one sibling's ids in the rewritten prompt of another."""
+    renderer = chatml()
+    said = "<think>\nthe sum of two numbers\n</think>\n\nanswer 4"
+    alphabet = dict(zip(range(256), byte_characters(), strict=True))
+    spelled = tuple(ids(renderer, *(alphabet[byte] for byte in said.encode())))
+    samples = [renderer.text_ids(said), spelled]
+    messages = [renderer.parse(sampled, renderer.prompt([QUESTION])).message for sampled in samples]
+    assert messages[0] == messages[1]
+    for sampled, message in zip(samples, messages, strict=True):
+        prompt = tuple(renderer.prompt([QUESTION], [Unit(turn=0, reply=message, results=(GO_ON,))]))
+        assert any(prompt[at : at + len(sampled)] == sampled for at in range(len(prompt)))
+
+
 def byte_characters() -> list[str]:
     """How byte-level BPE spells each byte: printable Latin-1 as itself, the others from 256 on, in order."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
@@ -559,11 +573,32 @@ def test_a_template_that_numbers_messages_is_rendered_whole() -> None:
     number = "{{ ' %d' % loop.index if m.role == 'user' else '' }}"
     numbered = QWEN3.replace("<|im_start|>{{ m.role }}", "<|im_start|>{{ m.role }}" + number)
     words = tokenizer("bpe", numbered, "<|im_end|>")
-    renderer, messages = Renderer(words), [Message(role="user", content="go")]
-    for _ in range(4):
-        prompt = renderer.prompt(messages)
+    go = Message(role="user", content="go")
+    renderer, units = Renderer(words), list[Unit]()
+    for turn in range(4):
+        prompt, messages = renderer.prompt([go], units), flatten([go], units)
         assert words.decode(list(prompt)) == words.apply_chat_template(
             [{"role": each.role, "content": each.text} for each in messages], tokenize=False, add_generation_prompt=True
         )
         reply = renderer.parse(renderer.reply_ids("on"), prompt).message
-        messages += [reply, Message(role="user", content="go")]
+        units.append(Unit(turn=turn, reply=reply, results=(go,)))
+
+
+@pytest.mark.parametrize("shown", ["m.content", "m.content | tojson", "m.content | trim", "m.content | upper"])
+def test_a_result_is_shown_as_the_template_writes_it(shown: str) -> None:
+    """What a template writes around a result is rendered once: not where it changes the text of results."""
+    template = CHATML.replace("{{ m.content }}", "{{ (" + shown + ") if m.role == 'user' else m.content }}")
+    words = tokenizer("bpe", template, "<|im_end|>")
+    renderer, start = Renderer(words), [Message(role="user", content="go")]
+    output = renderer.reply_ids("on")
+    reply = renderer.parse(output, renderer.prompt(start)).message
+    for content in ("4", 'say "hi"\n<b> é', " 5 "):
+        result = Message(role="user", content=content)
+        wanted = words.apply_chat_template(
+            [{"role": each.role, "content": each.text} for each in (*start, reply, result)],
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        prompt = renderer.prompt(start, [Unit(turn=0, reply=reply, results=(result,))])
+        continued = (*renderer.prompt(start), *output, *renderer.continuation(start, reply, (result,), output))
+        assert [words.decode(list(ids)) for ids in (prompt, continued)] == [wanted, wanted]

@@ -24,7 +24,7 @@ from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.episodes.boundary import checked_tools
 from condensegrpo.episodes.toolcalls import Toolbox
-from condensegrpo.episodes.toolformats import CallsOneTool, ToolFormat
+from condensegrpo.episodes.toolformats import ToolFormat
 from condensegrpo.sandbox.sandbox import Sandbox
 
 
@@ -184,7 +184,7 @@ def _toolbox(config: RunConfig, sandbox: Sandbox, condenser: Condenser, objects:
         raise ConfigError(
             f"checking rollout.tools.use: two tools have one name in {[use.name for use in settings.tools]}."
         )
-    if isinstance(form, CallsOneTool) and set(tools) != {form.only_tool}:
+    if form.only_tool and set(tools) != {form.only_tool}:
         raise ConfigError(
             f"checking rollout.tools.use: found {', '.join(tools) or 'none'}, and rollout.tools.format="
             f"{settings.call_format.name} runs the tool {form.only_tool} and no other. Set "
@@ -206,7 +206,7 @@ def _toolbox(config: RunConfig, sandbox: Sandbox, condenser: Condenser, objects:
 def _check_offered(config: RunConfig, form: ToolFormat, offered: Sequence[EnvironmentTool]) -> None:
     """Check that the policy can call the tools of the condenser, and that they take effect at once."""
     names = ", ".join(tool.name for tool in offered)
-    if isinstance(form, CallsOneTool):
+    if form.only_tool:
         raise ConfigError(
             f"checking condenser.name: {config.condenser.name} offers {names}, and rollout.tools.format="
             f"{config.rollout.tools.call_format.name} runs the tool {form.only_tool} and no other. Set "

@@ -239,9 +239,9 @@ class FormatUse(Use):
 
     def build(self, objects: Objects = NO_OBJECTS, /, **supplied: object) -> ToolFormat:
         """The format, tried on made-up values."""
-        made = super().build(objects, **supplied)
-        form: ToolFormat = with_methods(made, self.name, "parse", "result", "instructions")
-        with plugin_code(f"trying the tool format {self.name}{at_definition(form)}", ConfigError):
+        made: Any = with_methods(super().build(objects, **supplied), self.name, "parse", "result")
+        form = with_defaults(made, ToolFormat)
+        with plugin_code(f"trying the tool format {self.name}{at_definition(made)}", ConfigError):
             check_format(form)
         return form
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from operator import attrgetter
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 Role = Literal["system", "user", "assistant", "tool"]
+ROLES: tuple[str, ...] = get_args(Role)
 
 
 def encodable(text: str) -> str:
@@ -167,6 +168,23 @@ class Message:
     def __hash__(self) -> int:
         """Of the text, whose hash Python remembers: messages are keys of caches."""
         return hash((self.role, self.content))
+
+
+def checked_messages(value: object, source: str) -> tuple[Message, ...]:
+    """The messages that a plug-in made; TypeError if they are none. ``source`` names them: ``start()``."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise TypeError(
+            f"{source} returned {value!r:.80}, wanted a tuple of messages, as in "
+            f'return (Message(role="user", content=problem.question),)'
+        )
+    for message in value:
+        if not isinstance(message, Message) or not isinstance(message.content, str | tuple):
+            raise TypeError(
+                f"{source} returned {message!r:.80} among its messages, wanted a Message whose content is text"
+            )
+        if message.role not in ROLES:
+            raise TypeError(f"{source} returned a message of role {message.role!r}, known roles: {', '.join(ROLES)}")
+    return tuple(value)
 
 
 def one_by_user(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -99,8 +99,14 @@ def common_prefix(first: Sequence[T], second: Sequence[T]) -> int:
     continues = second.continues(first) if isinstance(second, SharedSequence) else second[: len(first)] == first
     if continues:
         return len(first)
-    pairs = zip(first, second, strict=False)
-    return next((index for index, (left, right) in enumerate(pairs) if left != right), min(len(first), len(second)))
+    left, right = (each._storage if isinstance(each, SharedSequence) else each for each in (first, second))
+    if type(left) is not type(right):
+        left, right = tuple(left), tuple(right)
+    low, high = 0, min(len(first), len(second))
+    while low < high:  # slices are compared without a step of Python for each item
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle - 1)
+    return low
 
 
 def shared(items: Iterable[T]) -> SharedSequence[T]:

@@ -1,28 +1,23 @@
-"""The boundary between the engine and plug-ins: an exception or a late call of a plug-in ends one episode only.
-
-What a task or an environment returns is checked here: a wrong type would otherwise fail later, when a file is written.
-"""
+"""The boundary between the engine and plug-ins: an exception or a late call of a plug-in ends one episode only."""
 
 import asyncio
 import inspect
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, SupportsFloat, get_args
+from typing import Any, Self
 
 from condensegrpo.core.defaults import overrides, with_defaults
 from condensegrpo.core.errors import ContextOverflow, SamplerError
 from condensegrpo.core.failures import PluginFailure, failure_of, is_cancellation, location_of
-from condensegrpo.core.messages import Message, Role
-from condensegrpo.core.protocols.environment import Environment, RewrittenHistory, Step
+from condensegrpo.core.messages import Message, checked_messages
+from condensegrpo.core.protocols.environment import Environment
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.threads import late, to_thread
-from condensegrpo.core.trajectory import MAX_REWARD, StopReason
-
-ROLES: tuple[str, ...] = get_args(Role)
+from condensegrpo.core.trajectory import StopReason
 
 
 class EndEpisode(Exception):
@@ -116,23 +111,6 @@ async def called(method: Callable[..., Any], *arguments: object) -> Any:  # noqa
     return await returned if isinstance(returned, Awaitable) else returned
 
 
-def checked_messages(value: object, call: str) -> tuple[Message, ...]:
-    """The messages that a plug-in returned."""
-    if not isinstance(value, tuple | list | Sequence) or isinstance(value, str):
-        raise TypeError(
-            f"{call} returned {_short(value)}, wanted a tuple of messages, as in "
-            f'return (Message(role="user", content=problem.question),)'
-        )
-    for message in value:
-        if not isinstance(message, Message) or not isinstance(message.content, str | tuple):
-            raise TypeError(
-                f"{call} returned {_short(message)} among its messages, wanted a Message whose content is text"
-            )
-        if message.role not in ROLES:
-            raise TypeError(f"{call} returned a message of role {message.role!r}, known roles: {', '.join(ROLES)}")
-    return tuple(value)
-
-
 async def first_messages(environment: object, problem: Problem) -> tuple[Message, ...]:
     """How an episode begins, in an environment as ``Task.environment`` returned it."""
     if isinstance(environment, type):
@@ -140,7 +118,7 @@ async def first_messages(environment: object, problem: Problem) -> tuple[Message
         raise TypeError(f"environment() returned the class {name}, wanted an object: {name}(…)")
     if not all(callable(getattr(environment, method, None)) for method in ("start", "step")):
         raise TypeError(
-            f"environment() returned {_short(environment)}, wanted an object with start() and step(), as in "
+            f"environment() returned {environment!r:.80}, wanted an object with start() and step(), as in "
             f"return AnswerEnvironment(question=problem.question)"
         )
     begins = with_defaults(environment, Environment)
@@ -155,61 +133,5 @@ async def first_messages(environment: object, problem: Problem) -> tuple[Message
 def checked_tools(value: object) -> tuple[EnvironmentTool, ...]:
     """The tools that an environment offers."""
     if not isinstance(value, Sequence) or not all(isinstance(tool, EnvironmentTool) for tool in value):
-        raise TypeError(f"tools() returned {_short(value)}, wanted a sequence of EnvironmentTool")
+        raise TypeError(f"tools() returned {value!r:.80}, wanted a sequence of EnvironmentTool")
     return tuple(value)
-
-
-def checked_step(value: object) -> Step:
-    """The response of an environment to a reply, with plain tuples and floats."""
-    if not isinstance(value, Step):
-        raise TypeError(f'step() returned {_short(value)}, wanted a Step, as in return Step(done=True, answer="4")')
-    if not isinstance(value.rewritten, RewrittenHistory | None):
-        raise TypeError(f"step() returned rewritten={_short(value.rewritten)}, wanted a RewrittenHistory or None")
-    answer, outcome = checked_end(value.answer, value.outcome, "step()")
-    check_done(value, "step()")
-    return Step(
-        observations=checked_messages(value.observations, "step()"),
-        done=value.done,
-        answer=answer,
-        outcome=outcome,
-        turn_rewards=checked_rewards(value.turn_rewards, "step()"),
-        new_query=value.new_query,
-        rewritten=value.rewritten,
-    )
-
-
-def check_done(value: Step | ToolResult, call: str) -> None:
-    """Raise ValueError for an answer or an outcome that does not end the episode: it would be lost."""
-    if not value.done and (value.answer is not None or value.outcome is not None):
-        end = f"the outcome {value.outcome}" if value.answer is None else f"the answer {_short(value.answer)}"
-        raise ValueError(f"{call} returned {end} without done=True, and only the end of an episode has one")
-
-
-def checked_rewards(rewards: Mapping[str, float], call: str) -> Mapping[str, float]:
-    """Turn rewards as plain floats; TypeError or ValueError if they are none."""
-    if not isinstance(rewards, Mapping) or not all(isinstance(value, SupportsFloat) for value in rewards.values()):
-        raise TypeError(f'{call} returned turn_rewards={_short(rewards)}, wanted numbers by name, as in {{"hit": 1.0}}')
-    plain = {str(name): float(value) for name, value in rewards.items()}
-    if not all(abs(value) <= MAX_REWARD for value in plain.values()):  # NaN included
-        raise ValueError(
-            f"{call} returned the turn rewards {plain}, wanted finite numbers of magnitude {MAX_REWARD:g} at most"
-        )
-    return plain
-
-
-def checked_end(answer: str | None, outcome: float | None, call: str) -> tuple[str | None, float | None]:
-    """Answer and outcome of an episode; TypeError or ValueError if they are none."""
-    if not isinstance(answer, str | None):
-        raise TypeError(f"{call} returned the answer {_short(answer)}, wanted text or None")
-    if outcome is None:
-        return answer, None
-    if not isinstance(outcome, SupportsFloat) or not abs(float(outcome)) <= MAX_REWARD:
-        raise ValueError(
-            f"{call} returned the outcome {_short(outcome)}, wanted a finite number of magnitude {MAX_REWARD:g} at "
-            f"most, or None"
-        )
-    return answer, float(outcome)
-
-
-def _short(value: object) -> str:
-    return f"{value!r:.80}"

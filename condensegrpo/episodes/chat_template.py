@@ -2,21 +2,18 @@
 
 import json
 import re
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 from jinja2 import TemplateError
 
-from condensegrpo.core.errors import ConfigError, RolloutError
-from condensegrpo.core.failures import PluginFailure
+from condensegrpo.core.errors import RolloutError
 from condensegrpo.core.messages import MediaPart, Message, TextPart, ToolCall, one_by_user
 from condensegrpo.core.protocols.pictures import ExpandsPictures
-from condensegrpo.core.threads import result_in_thread
 from condensegrpo.core.wording import plural
 from condensegrpo.episodes.encoding import TextEncoder, unused_characters
 from condensegrpo.episodes.toolformats import ToolFormat, parsed_arguments, with_instructions
@@ -24,9 +21,6 @@ from condensegrpo.episodes.toolformats import ToolFormat, parsed_arguments, with
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-T = TypeVar("T")
-RENDER_SECONDS = 1.0  # of processor time that a rendering of a few messages may take; templates take some milliseconds
-WAIT = 20  # times as long is waited for it
 _STAND_INS = 0xF0000  # the first of the private-use characters that stand for sampled ids
 _PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
 
@@ -265,31 +259,6 @@ class ChatTemplate:
         if isinstance(value, list):
             return [self._escaped(item, marker) for item in value]
         return value
-
-
-def first_rendering(render: Callable[[], T], *, seconds: float = RENDER_SECONDS) -> T:
-    """What ``render`` returns, which renders a few messages before anything is sampled."""
-
-    def timed() -> tuple[T, float] | RolloutError:
-        try:
-            render()  # compiles the template
-            started = time.thread_time()
-            return render(), time.thread_time() - started
-        except RolloutError as error:
-            return error
-
-    outcome = result_in_thread(timed, name="the chat template", seconds=WAIT * seconds)
-    if isinstance(outcome, RolloutError):
-        raise ConfigError(f"setting up the prompts: {outcome}") from outcome
-    if isinstance(outcome, PluginFailure):
-        raise ConfigError(f"setting up the prompts: {outcome}. Use a chat template that renders within milliseconds.")
-    result, taken = outcome
-    if taken > seconds:
-        raise ConfigError(
-            f"setting up the prompts: the chat template took {taken:.1f} seconds to render a few messages, wanted at "
-            f"most {seconds:g}. Every turn renders its prompt: use a template without long loops."
-        )
-    return result
 
 
 def closed_thought(text: str) -> str:

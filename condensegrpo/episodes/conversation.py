@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols.environment import Environment, RewrittenHistory, Step
-from condensegrpo.core.trajectory import Generation, Rejected, Turn
+from condensegrpo.core.trajectory import FinishReason, Rejected, Turn
 from condensegrpo.episodes.boundary import Boundary, EndEpisode
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.parsing import ParsedReply
@@ -16,10 +16,12 @@ from condensegrpo.episodes.view import AnsweredView, View, answered
 NOTHING = Step()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledReply(Generation):
+class SampledReply(NamedTuple):
     """What the policy sampled, and the reply that it is."""
 
+    token_ids: tuple[int, ...]  # (A,)
+    logprobs: tuple[float, ...]  # (A,) nats, as in ``Generation``
+    finish: FinishReason
     reply: ParsedReply
     version: int  # of the policy at the request
     frozen: bool = False  # by the engine's writer

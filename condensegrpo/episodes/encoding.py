@@ -42,7 +42,7 @@ class TextEncoder:
             or _NOTHING
         )
         texts = "|".join(map(re.escape, longest_first)) or _NOTHING
-        self._text = re.compile(texts)
+        self._text, self._firsts = re.compile(texts), {text[0] for text in longest_first if text}
         self._start = re.compile(rf"(?=(?:{texts}))(.)", re.DOTALL)  # finds overlapping ones too, but slowly
         self._anchor = next((text for text in longest_first if not special[text].rstrip), "")
         self._texts = {token: text for text, token in self._ids.items()}
@@ -54,7 +54,9 @@ class TextEncoder:
 
     def escape(self, text: str, marker: str) -> str:
         """The text with the marker after the first character of every special token's text."""
-        return self._start.sub(rf"\1{marker}", text) if self._text.search(text) else text
+        if not any(first in text for first in self._firsts) or not self._text.search(text):
+            return text
+        return self._start.sub(rf"\1{marker}", text)
 
     def leading_control(self, text: str) -> int | None:
         """The id of the special token that the text starts with, white space aside."""

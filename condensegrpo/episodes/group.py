@@ -1,22 +1,18 @@
 """Many episodes at once: one asyncio task per trajectory, one group per problem, no per-turn barrier."""
 
 import asyncio
-import gc
 import hashlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
 
+from condensegrpo.core.process import rare_collections
 from condensegrpo.core.protocols.environment import Environment
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
-
-GARBAGE_THRESHOLDS = (20_000, 50, 100)  # as in ``gc.set_threshold``
 
 
 def stream_seed(run_seed: int, step: int, problem_id: str, sample: int, turn: int) -> int:
@@ -117,28 +113,3 @@ def problem_groups(problems: Sequence[Problem], step: int) -> tuple[ProblemGroup
             name += "~"
         names[name] = problem
     return tuple(ProblemGroup(f"{step}/{index}", *each) for index, each in enumerate(names.items()))
-
-
-_BLOCKS = list[tuple[int, int, int]]()  # the usual thresholds, once for every block that runs in any thread
-_BLOCKS_CHANGE = Lock()
-
-
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """Look for garbage less often in a block whose objects mostly stay, such as the turns of many trajectories.
-
-    Python looks at all objects again whenever they are a quarter more: with 2,000 trajectories a third of the time of
-    a rollout. A collector that is disabled, or set to be rarer still, stays so.
-    """
-    with _BLOCKS_CHANGE:
-        usual = _BLOCKS[0] if _BLOCKS else gc.get_threshold()
-        if not _BLOCKS and usual[0]:  # 0: it never looks
-            gc.set_threshold(*map(max, GARBAGE_THRESHOLDS, usual))
-        _BLOCKS.append(usual)
-    try:
-        yield
-    finally:
-        with _BLOCKS_CHANGE:
-            _BLOCKS.pop()
-            if not _BLOCKS:
-                gc.set_threshold(*usual)

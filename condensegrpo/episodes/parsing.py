@@ -33,12 +33,12 @@ def split_thought(text: str, *, opened: bool) -> tuple[str, str, bool]:
 
     A closing tag before any opening one ends a thought that the prompt opened.
     """
+    if not opened and not any(tag in text for tag in (*_OPENINGS, *_CLOSINGS)):
+        return text, "", False
     first = _TAG.search(text)
     if opened or (first is not None and first[0] in _CLOSINGS):
         text = f"<think>{text}"
     found = list(_THOUGHT.finditer(text))
-    if not found:
-        return text, "", False
     said = _THOUGHT.sub("", text).strip("\n")
     return said, "\n\n".join(thought for match in found if (thought := match[2].strip())), not found[-1][3]
 

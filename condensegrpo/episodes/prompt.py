@@ -1,19 +1,59 @@
 """The view of the next turn: when a condenser is called, within which budget, and the prompt that its answer makes."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from condensegrpo.core.condenser import Budget, Condensed
+from condensegrpo.core.condenser import Budget, Condensed, Request, WrittenSummary
 from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History, Unit
+from condensegrpo.core.trajectory import StopReason
 from condensegrpo.episodes.boundary import Boundary, EndEpisode
-from condensegrpo.episodes.conversation import EpisodeState
+from condensegrpo.episodes.conversation import EpisodeState, WrittenText
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.view import View, check_pinned, continued, declared, rendered
-from condensegrpo.episodes.writing import SummaryWriter
+from condensegrpo.episodes.sampling import sample
+from condensegrpo.episodes.view import View, check_pinned, continued, declared, rendered, request_view
 
 REPEATS = 3  # calls of a condenser that follow one whose units were over budget as a prompt
+
+
+class SummaryWriter:
+    """Samples condense turns for one call of a condenser: a used text is a turn, a rejected one is not trained.
+
+    turn 4   act        pinned u0 u1 u2 u3              → reply, which becomes u4
+    turn 5   condense   pinned u0 u1 u2 u3 u4 "sum up"  → S      turn 4 continued by ids: same system prefix, same tools
+    turn 6   act        pinned [S] u4                   → reply   declared condensation
+    """
+
+    def __init__(self, conversation: EpisodeState, history: History) -> None:
+        """``history``: that the condenser is given."""
+        self._conversation, self._history = conversation, history
+        self.texts: list[WrittenText] = []
+
+    def check(self, rejected: Sequence[str]) -> None:
+        """Check that at most one of the texts was not rejected."""
+        if len(self.texts) - len(rejected) not in (0, 1):
+            raise EndEpisode(
+                StopReason.ENVIRONMENT_ERROR,
+                f"the condenser {self._conversation.engine.condenser_name!r} asked for {len(self.texts)} texts and "
+                f"rejected {len(rejected)}, wanted all rejected but the last, or all (Condensed.rejected)",
+            )
+
+    async def write(self, request: Request) -> WrittenSummary:
+        """Sample the text of a request."""
+        conversation, room = self._conversation, self._conversation.engine.limits.max_output_tokens
+        if len(self.texts) == conversation.texts:
+            raise RuntimeError(f"it asks for more texts than the {conversation.texts} that its property writes allows")
+        view = request_view(conversation.engine, self._history, conversation.last, request)
+        output = await sample(
+            conversation,
+            view,
+            seed=conversation.next_seed(),
+            max_tokens=room if request.max_tokens is None else min(room, request.max_tokens),
+            request=request,  # and no stop strings of tool calls, which would end a summary that quotes a call
+        )
+        self.texts.append(WrittenText(view, output))
+        return WrittenSummary(text=output.reply.message.text, finish=output.finish, tokens=len(output.token_ids))
 
 
 class Condensing(NamedTuple):

@@ -7,16 +7,8 @@ from dataclasses import replace
 from condensegrpo.core.messages import Message, ToolCall, meter_line
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.trajectory import FinishReason, StopReason
-from condensegrpo.episodes.boundary import (
-    Boundary,
-    EndEpisode,
-    called,
-    check_done,
-    checked_end,
-    checked_rewards,
-    checked_step,
-)
-from condensegrpo.episodes.conversation import EpisodeState, Response, SampledReply
+from condensegrpo.episodes.boundary import Boundary, EndEpisode, called
+from condensegrpo.episodes.conversation import NOTHING, EpisodeState, Response, SampledReply
 from condensegrpo.episodes.toolcalls import NO_CALLS, ToolAnswers, is_success
 from condensegrpo.episodes.toolformats import Malformed
 from condensegrpo.episodes.view import View
@@ -72,8 +64,12 @@ async def _stepped(conversation: EpisodeState, reply: Message, finish: FinishRea
         async with Boundary("the environment", seconds=engine.limits.turn_seconds, plugin=environment):
             environment.read_history(conversation.history)
             environment.read_finish(finish)
-            step = checked_step(await called(environment.step, reply))
-            observations = engine.renderer.store_media(step.observations)
+            step: object = await called(environment.step, reply)
+            if not isinstance(step, Step):
+                raise TypeError(
+                    f'step() returned {step!r:.80}, wanted a Step, as in return Step(done=True, answer="4")'
+                )
+            observations = engine.renderer.store_media(step.checked().observations)
     except EndEpisode as end:
         return Response(reply, end=end)
     return Response(reply, step if observations is step.observations else replace(step, observations=observations))
@@ -83,15 +79,17 @@ def _step_of(tools: ToolAnswers) -> Step:
     """The answers of tools as a step: turn rewards are added, the first tool that is done ends the episode."""
     rewards: dict[str, float] = {}
     with Boundary("the environment"):
-        for result in tools.results:
-            check_done(result, "a tool")
-            for name, value in checked_rewards(result.turn_rewards, "a tool").items():
-                rewards[name] = rewards.get(name, 0.0) + value
-        last = next((result for result in tools.results if result.done), None)
-        if last is None:
-            return Step(observations=tools.messages, turn_rewards=rewards)
-        answer, outcome = checked_end(last.answer, last.outcome, "a tool")
-        return Step(observations=tools.messages, turn_rewards=rewards, done=True, answer=answer, outcome=outcome)
+        steps = [
+            Step(
+                turn_rewards=result.turn_rewards, done=result.done, answer=result.answer, outcome=result.outcome
+            ).checked()
+            for result in tools.results
+        ]
+    for step in steps:
+        for name, value in step.turn_rewards.items():
+            rewards[name] = rewards.get(name, 0.0) + value
+    last = next((step for step in steps if step.done), NOTHING)
+    return replace(last, observations=tools.messages, turn_rewards=rewards)
 
 
 def _end(step: Step) -> EndEpisode | None:

@@ -12,16 +12,16 @@ import itertools
 import json
 import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from condensegrpo.core.errors import ConfigError, RolloutError
-from condensegrpo.core.messages import Message, TextPart, ToolCall
+from condensegrpo.core.messages import Message, TextPart, ToolCall, Unit, flatten
 from condensegrpo.core.protocols.pictures import ExpandsPictures
 from condensegrpo.core.shared_sequence import SharedSequence, common_prefix
-from condensegrpo.episodes.chat_template import RENDER_SECONDS, ChatTemplate, first_rendering, tool_text
+from condensegrpo.episodes.chat_template import ChatTemplate, tool_text
 from condensegrpo.episodes.encoding import TextEncoder, unused_characters
 from condensegrpo.episodes.parsing import ParsedReply, opens_thought, read_text
 from condensegrpo.episodes.toolcalls import BUILT_IN_FORMATS
@@ -30,8 +30,10 @@ from condensegrpo.episodes.toolformats import Malformed, Native, ToolFormat, par
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+KEPT = 16384  # units whose ids are kept
 OPENING = 64  # ids at the end of a prompt, among which what opens a reply is
 THOUGHT = "qzxq thinks"  # a thought that nobody has
+VERBATIM = "qzxq \"'\\\n\t<&> </think> {{ é }} qzxq"  # a result in which a template changes what it changes in any
 Shape = tuple[object, ...]
 TOOL: Mapping[str, Any] = {
     "type": "function",
@@ -74,7 +76,6 @@ class Tail(NamedTuple):
     text: str
     marker: str  # in the text
     ids: "array[int]"
-    shape: Shape  # of the messages
 
 
 class Renderer:
@@ -90,7 +91,6 @@ class Renderer:
         tools: Sequence[Mapping[str, object]] = (),
         template_options: Mapping[str, object] | None = None,
         stop_ids: Sequence[int] = (),
-        render_seconds: float = RENDER_SECONDS,
         tool_format: ToolFormat | None = None,
         pictures: ExpandsPictures | None = None,
         encoder: TextEncoder | None = None,
@@ -102,7 +102,6 @@ class Renderer:
             tools: schemas that the chat template shows; empty for tool formats that the system message explains.
             template_options: further variables of the template, such as ``enable_thinking``.
             stop_ids: that the model ends a reply with beside the tokenizer's, as its ``generation_config`` says.
-            render_seconds: of processor time that the first rendering may take.
             tool_format: in which replies call tools.
             pictures: what stands for a picture in a prompt; None: the model sees none.
             encoder: of the tokenizer, if there is one already.
@@ -119,7 +118,6 @@ class Renderer:
             tokenizer,
             template_options=template_options,
             stop_ids=stop_ids,
-            render_seconds=render_seconds,
             tool_format=tool_format,
             pictures=pictures,
             encoder=self.encoder,
@@ -137,12 +135,17 @@ class Renderer:
             pictures=pictures,
         )
         self.pictures = pictures
-        # a condensed prompt is counted and then rendered, with the counts of other episodes in between
-        self._whole = lru_cache(maxsize=512)(self._rendered)
+        self._pinned = lru_cache(maxsize=512)(self._rendered)  # of messages that nobody sampled
         self._after_reply = lru_cache(maxsize=16384)(self._tail_ids)
         self._opening_text = lru_cache(maxsize=512)(self._decode)
-        self._short = dict[Shape, bool | None]()  # what was found for conversations of a shape; None: nothing holds
-        self._end_of_turn = first_rendering(self._find_end_of_turn, seconds=render_seconds)
+        self._units: dict[int, tuple[Unit, array[int] | None]] = {}  # by identity: equal units may have other ids
+        self._frames = dict[Shape, tuple[str, str] | None]()  # see ``_in_frame``
+        self._alike = dict[Shape, bool]()  # whether a part is rendered by itself as it is in the whole conversation
+        self._kept = dict[Shape, bool]()  # see ``keeps_replies``
+        try:
+            self._end_of_turn = self._find_end_of_turn()
+        except RolloutError as error:
+            raise ConfigError(f"setting up the prompts: {error}") from error
         ends = [stop for stop in (self._end_of_turn, tokenizer.eos_token_id, *stop_ids) if stop is not None]
         self.stop_ids: tuple[int, ...] = tuple(sorted(set(ends)))
         if not ends:
@@ -170,42 +173,54 @@ class Renderer:
 
     # --- whole prompts
 
-    def prompt(self, messages: Sequence[Message]) -> SharedSequence[int]:
-        """The whole prompt (P,), ending in the generation prompt.
+    def prompt(self, messages: Sequence[Message], units: Sequence[Unit] = ()) -> SharedSequence[int]:
+        """The whole prompt (P,) of messages and the units after them, ending in the generation prompt.
 
         It has exactly the special tokens that the template writes (one BOS, if it writes one). The text of a special
         token inside a message is tokenised as the characters that it is made of. Of a sampled reply it has the ids that
         were sampled, or their text where the template leaves out thoughts.
         """
-        return SharedSequence(self._composed(tuple(messages))[:])
+        pinned = tuple(messages)
+        if not units:
+            return SharedSequence(self._whole(pinned)[:])
+        ids = None if self._template.fields else self._composed(pinned, units)
+        return SharedSequence(self._rendered(flatten(pinned, units)) if ids is None else ids)
 
     def count(self, messages: Sequence[Message]) -> int:
         """How many tokens ``prompt(messages)`` has."""
-        return len(self._composed(tuple(messages)))
+        return len(self._whole(tuple(messages)))
 
-    def _composed(self, messages: tuple[Message, ...]) -> "array[int]":
-        """The prompt: its opening, then the ids of each sampled reply and those of what answered it, which are kept.
+    def _whole(self, messages: tuple[Message, ...]) -> "array[int]":
+        return (self._rendered if any(message.written for message in messages) else self._pinned)(messages)
 
-        It is rendered whole if it has other replies or thoughts, the first time for one, two and more units of these
-        shapes, and from then on if that gives other ids: a template may number its messages.
+    def _composed(self, pinned: tuple[Message, ...], units: Sequence[Unit]) -> "array[int] | None":
+        """The ids of the pinned messages, and after them those of each unit, made once; None: render it whole.
+
+        The first time for one, two and more units whose results have these roles it is compared with the whole: a
+        template may number its messages, or move the system message to the last.
         """
-        opening, shapes, tail, units = _opening(messages), set[Shape](), None, 0
-        ids = self._whole(opening)[:] if opening and len(opening) < len(messages) else array("I")
-        for reply, results in _units(messages, len(opening)) if ids and not self._template.fields else ():
-            sampled = reply.ids_in(self.encoder.vocabulary)
-            if not sampled or reply.reasoning:
-                return self._whole(messages)
-            tail = self._after_reply(opening, reply, results)
-            shapes.add(tail.shape)
-            units += 1
-            ids.extend(sampled)
-            ids.extend(tail.ids)
-        if tail is None:
-            return self._whole(messages)
-        key = ("prompt", min(units, 3), frozenset(shapes), tail.shape)
-        if key not in self._short:
-            self._short[key] = self._whole(messages) == ids
-        return ids if self._short[key] else self._whole(messages)
+        ids, roles = self._whole(pinned)[:], set[str]()
+        for unit in units:
+            known = self._units.get(id(unit))
+            if known is None or known[0] is not unit:
+                if len(self._units) >= KEPT:
+                    self._units.clear()
+                known = self._units[id(unit)] = unit, self._unit_ids(_opening(pinned), unit)
+            if known[1] is None:
+                return None
+            ids.extend(known[1])
+            roles.update(message.role for message in unit.results)
+        shape = (len(units[:3]), frozenset(roles), *(message.role for message in units[-1].results))
+        if shape not in self._alike:
+            self._alike[shape] = ids == self._rendered(flatten(pinned, units))
+        return ids if self._alike[shape] else None
+
+    def _unit_ids(self, opening: tuple[Message, ...], unit: Unit) -> "array[int] | None":
+        """What a unit adds to a prompt; None: it depends on the others, as a thought does, or was not sampled."""
+        sampled = unit.reply.ids_in(self.encoder.vocabulary)
+        if not sampled or unit.reply.reasoning:
+            return None
+        return array("I", sampled) + self._after_reply(opening, unit.reply, unit.results).ids
 
     def _rendered(self, messages: tuple[Message, ...]) -> "array[int]":
         """The prompt as an array: four bytes an id, where a tuple of numbers takes nine times as many."""
@@ -273,32 +288,50 @@ class Renderer:
             output_ids: (A,) as sampled.
             prompt_ids: (P,) that they were sampled for; not given: those of ``context``.
         """
-        tail, marker = self._tail(context, reply, observations)
+        tail = self._tail(context, reply, tuple(observations))
         if output_ids and output_ids[-1] in self.stop_ids:
-            ids = self.encoder.encode(tail.lstrip(), marker)
-            if ids[:1] == array("I", output_ids[-1:]) or output_ids[-1] == self._end_of_turn:
+            text = tail.text.lstrip()
+            ids = tail.ids if text == tail.text else self.encoder.encode(text, tail.marker)
+            if output_ids[-1] in (self._end_of_turn, *ids[:1]):
                 return tuple(ids[1:])  # some templates end a last reply otherwise than one that is followed
-        return tuple(self.encoder.encode(tail, marker))
+        return tuple(tail.ids)
 
-    def _tail(self, context: Sequence[Message], reply: Message, observations: Sequence[Message]) -> tuple[str, str]:
-        """The text after a reply, and its marker.
+    def _tail(self, context: Sequence[Message], reply: Message, results: tuple[Message, ...]) -> Tail:
+        """What follows a reply, rendered in a conversation of the opening, the reply and what answered it.
 
-        It is rendered in a conversation of the opening, the reply and what answered it. The first time for messages of
-        a shape it is rendered in the whole conversation too, and from then on if that writes something else.
+        The first time for results of these roles it is rendered in the whole conversation too, and from then on if that
+        writes something else.
         """
         opening = _opening(context)
-        short = self._after_reply(opening, reply, tuple(observations))
-        if len(opening) == len(context) or (known := self._short.get(short.shape)):
-            return short.text, short.marker
-        text, marker = self._tail_in(context, reply, observations)
-        if known is None:
-            self._short[short.shape] = text.replace(marker, "") == short.text.replace(short.marker, "")
-        return text, marker
+        short = self._after_reply(opening, reply, results)
+        shape = ("tail", *(message.role for message in results))
+        if len(opening) == len(context) or self._alike.get(shape):
+            return short
+        text, marker = self._tail_in(context, reply, results)
+        self._alike.setdefault(shape, text.replace(marker, "") == short.text.replace(short.marker, ""))
+        return Tail(text, marker, self.encoder.encode(text, marker))
 
     def _tail_ids(self, opening: tuple[Message, ...], reply: Message, results: tuple[Message, ...]) -> Tail:
-        text, marker = self._tail_in(opening, reply, results)
-        shape = ("tail", *map(_shape, (*opening, reply, *results)))
-        return Tail(text, marker, self.encoder.encode(text, marker), shape)
+        text, marker = self._in_frame(opening, reply, *results) or self._tail_in(opening, reply, results)
+        return Tail(text, marker, self.encoder.encode(text, marker))
+
+    def _in_frame(self, opening: tuple[Message, ...], reply: Message, *results: Message) -> tuple[str, str] | None:
+        """The text after a reply that one plain text answered: the text, in what the template writes around it.
+
+        The template writes the frame once for a role, a tool and a call; a frame that changes texts is not used.
+        """
+        content = results[0].content if len(results) == 1 else ""
+        if self._template.fields or not isinstance(content, str) or not content or content != content.strip():
+            return None
+        (result,), key = results, (results[0].role, results[0].name, results[0].tool_call_id)
+        if key not in self._frames:
+            text, marker = self._tail_in(opening, reply, (replace(result, content=VERBATIM),))
+            before, found, after = text.partition(VERBATIM)
+            self._frames[key] = (before, after) if found and marker not in text else None
+        if (frame := self._frames[key]) is None:
+            return None
+        marker = next(unused_characters((content,)))
+        return f"{frame[0]}{self.encoder.escape(content, marker)}{frame[1]}", marker
 
     def _tail_in(self, context: Sequence[Message], reply: Message, observations: Sequence[Message]) -> tuple[str, str]:
         marker, sentinel = itertools.islice(self._template.unused((*context, reply, *observations)), 2)
@@ -317,20 +350,19 @@ class Renderer:
         What an earlier prompt showed rewritten already does not count again, nor does white space around a reply (some
         templates trim it). True where there is no reply yet.
 
-        It is found in a small conversation: the opening, the latest reply whose thinking is still shown, and the last
-        reply; the first time for messages of a shape in the whole one too, and from then on if that gives another
-        answer.
+        It is found once for messages of a shape, in a small conversation: the opening, the latest reply whose thinking
+        is still shown, and the last reply; in the whole one where the template does not write its parts alike.
         """
         newest = _last_reply(messages, len(messages))
         if newest < 0:
             return True
+        if not self._alike.get(("tail", *(message.role for message in messages[newest + 1 :])), True):
+            return self._keeps(messages)
         small = (*_opening(messages), *_thought_before(messages, newest), *messages[newest:])
-        shape = ("keeps", *map(_shape, small))
-        if shape not in self._short:
-            kept = self._keeps(messages)
-            self._short[shape] = kept if len(small) == len(messages) or kept == self._keeps(small) else None
-        known = self._short[shape]
-        return self._keeps(messages) if known is None else known
+        shape = tuple(map(_shape, small))
+        if shape not in self._kept:
+            self._kept[shape] = self._keeps(small)
+        return self._kept[shape]
 
     def _keeps(self, messages: Sequence[Message]) -> bool:
         newest = _last_reply(messages, len(messages))
@@ -475,13 +507,6 @@ def _shape(message: Message) -> Shape:
 def _opening(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages before the first reply."""
     return tuple(itertools.takewhile(lambda message: message.role != "assistant", messages))
-
-
-def _units(messages: Sequence[Message], start: int) -> Iterator[tuple[Message, tuple[Message, ...]]]:
-    """Each reply from ``start`` on with what answered it."""
-    replies = [index for index in range(start, len(messages)) if messages[index].role == "assistant"]
-    for reply, end in itertools.pairwise((*replies, len(messages))):
-        yield messages[reply], tuple(messages[reply + 1 : end])
 
 
 def _last_reply(messages: Sequence[Message], end: int) -> int:

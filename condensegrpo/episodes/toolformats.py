@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.protocols.tool import EnvironmentTool
@@ -32,34 +32,25 @@ class Malformed:
     reason: str  # one line
 
 
-class ToolFormat(Protocol):
+class ToolFormat:
     """How calls stand in a reply, and how results stand in the conversation."""
 
-    @property
-    def opening(self) -> str:
-        """The markup that opens a call."""
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """What ends a reply in this format beside the stop ids."""
+    opening: str = ""  # the markup that opens a call
+    stop_strings: tuple[str, ...] = ()  # what ends a reply in this format beside the stop ids
+    only_tool: str = ""  # the one tool that is called, of a format whose calls name none
+    none_beside_answer: bool = False  # whether a reply with <answer>…</answer> outside of its calls has none
 
     def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
         """All calls of a reply in order, at most ``MAX_CALLS`` and one fault for the rest. Never raises."""
+        raise NotImplementedError
 
     def result(self, call_id: str, name: str, text: str) -> Message:
         """The message that shows a result; ``name`` is empty when the call could not be read."""
+        raise NotImplementedError
 
     def instructions(self, schemas: Sequence[Mapping[str, object]]) -> str:
         """What the system message must tell the model; empty where the chat template does so itself."""
-
-
-@runtime_checkable
-class CallsOneTool(Protocol):
-    """A format whose calls name no tool: all of them call the same one."""
-
-    @property
-    def only_tool(self) -> str:
-        """The name of that tool."""
+        return ""
 
 
 def check_format(form: ToolFormat) -> None:
@@ -82,13 +73,11 @@ def check_format(form: ToolFormat) -> None:
             raise TypeError(f"{member} is {returned!r:.80}, wanted {wanted}")
 
 
-class _JsonCalls:
+class _JsonCalls(ToolFormat):
     """Calls as JSON between two tags: an object with a name and, under another key, the arguments."""
 
-    opening: str
     closing: str
     arguments: str  # the key of the arguments
-    none_beside_answer: bool = False  # whether a reply with <answer>…</answer> outside of its calls has none
 
     def call(self, name: str, arguments: Mapping[str, object]) -> str:
         """A call as a model is to write it."""
@@ -97,6 +86,8 @@ class _JsonCalls:
 
     def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
         """All calls of a reply in order."""
+        if self.opening not in text:
+            return ()
         return parsed_calls(text, re.escape(self.opening), self._read, none_beside_answer=self.none_beside_answer)
 
     def _read(self, text: str, start: int, opening: str, call_id: str) -> tuple[ToolCall | Malformed, int]:
@@ -127,18 +118,16 @@ class _JsonCalls:
 
 
 class Native(_JsonCalls):
-    """The format of Hermes, Qwen and most chat templates: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``."""
+    """The format of Hermes, Qwen and most chat templates: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``.
+
+    The renderer shows the schemas, by the chat template or else by ``description``.
+    """
 
     opening, closing, arguments = "<tool_call>", "</tool_call>", "arguments"
-    stop_strings: tuple[str, ...] = ()
 
     def result(self, call_id: str, name: str, text: str) -> Message:
         """A message of role ``tool``."""
         return Message(role="tool", content=text, tool_call_id=call_id, name=name or None)
-
-    def instructions(self, schemas: Sequence[Mapping[str, object]]) -> str:
-        """Nothing: the renderer shows the schemas, by the chat template or else by ``description``."""
-        return ""
 
     def description(self, schemas: Sequence[Mapping[str, object]]) -> str:
         """What the system message says where the chat template shows no tools."""
@@ -153,7 +142,7 @@ class Tagged(_JsonCalls):
     """A format for models without a tool template: ``<tool>{"name": …, "args": {…}}</tool>``, results by the user."""
 
     opening, closing, arguments = "<tool>", "</tool>", "args"
-    stop_strings: tuple[str, ...] = ("</tool>", "</answer>")
+    stop_strings = ("</tool>", "</answer>")
     none_beside_answer = True  # an answer ends the episode
 
     def result(self, call_id: str, name: str, text: str) -> Message:
@@ -267,7 +256,7 @@ def one_line_at_most(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
-class Code:
+class Code(ToolFormat):
     """Calls of the tool ``python`` as code, for models that write code and know no tool template.
 
         <code>print(48 / 2)</code>    <python>print(48 / 2)</python>    ```python⏎print(48 / 2)⏎```  ─▶  python(code=…)
@@ -276,9 +265,7 @@ class Code:
     An answer ends the episode: code in a reply that holds ``<answer>…</answer>`` outside of its code is not run.
     """
 
-    opening: str = "<code>"
-    only_tool: str = TOOL
-    stop_strings: tuple[str, ...] = ("</code>", "</python>", "</answer>")
+    opening, only_tool, stop_strings = "<code>", TOOL, ("</code>", "</python>", "</answer>")
 
     def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
         """All pieces of code of a reply in order; none if the reply gives an answer."""

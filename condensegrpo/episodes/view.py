@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from condensegrpo.core.condenser import Request, check_shown, condensation_spans, with_tokens
 from condensegrpo.core.errors import ContextOverflow, SummaryRefused
 from condensegrpo.core.messages import History, Message, Unit, flatten
-from condensegrpo.core.shared_sequence import shared, shared_ids
+from condensegrpo.core.shared_sequence import SharedSequence, shared, shared_ids
 from condensegrpo.core.trajectory import Condensation
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.render import Renderer
@@ -42,6 +42,7 @@ class AnsweredView:
     output_ids: tuple[int, ...]  # (A,) as sampled
     added_ids: tuple[int, ...]  # that lead from the output to the next prompt
     unit: Unit  # with its tokens
+    context: SharedSequence[Message]  # of the view, and the messages of the unit
     whole: bool  # False: the chat template renders earlier replies differently from how they were sampled
 
 
@@ -61,19 +62,19 @@ def answered(
 ) -> AnsweredView:
     """A view with a reply and what answered it; counts the unit."""
     added = engine.renderer.continuation(view.context, unit.reply, unit.results, output_ids, view.ids)
-    whole = engine.renderer.keeps_replies((*view.context, *unit.messages))
+    context = shared(view.context).extended(unit.messages)
+    whole = engine.renderer.keeps_replies(context)
     if whole:
         unit = replace(unit, tokens=len(output_ids) + len(added))
     if not unit.tokens or any(message.media for message in unit.results):
         (unit,) = with_tokens(History(pinned=pinned, units=(unit,)), engine.renderer.count).units
-    return AnsweredView(view=view, output_ids=output_ids, added_ids=added, unit=unit, whole=whole)
+    return AnsweredView(view=view, output_ids=output_ids, added_ids=added, unit=unit, context=context, whole=whole)
 
 
-def rendered(engine: Engine, messages: Sequence[Message], units: Sequence[Unit] = (), *, flat: bool = False) -> View:
-    """A view of pinned messages and units; ``flat``: the messages of the units are among the messages."""
-    context = shared(messages if flat else flatten(messages, units))
-    ids = shared_ids(engine.renderer.prompt(context))
-    return View(ids=ids, context=context, units=units, media=_media(engine, context))
+def rendered(engine: Engine, pinned: Sequence[Message], units: Sequence[Unit] = ()) -> View:
+    """A view of pinned messages and units."""
+    context = shared(flatten(pinned, units))
+    return View(ids=engine.renderer.prompt(pinned, units), context=context, units=units, media=_media(engine, context))
 
 
 def continued(engine: Engine, history: History, last: AnsweredView, *, newest: Unit | None = None) -> View:
@@ -81,18 +82,18 @@ def continued(engine: Engine, history: History, last: AnsweredView, *, newest: U
 
     ``newest``: the last unit with an instruction at its end, for a text that a condenser asks for.
     """
-    unit, added = last.unit, last.added_ids
+    unit, added, context = last.unit, last.added_ids, last.context
     if newest is not None:
         unit = newest
         given = last.view.context, unit.reply, unit.results, last.output_ids, last.view.ids
         added = engine.renderer.continuation(*given)
+        context = shared(last.view.context).extended(unit.messages)
     units = shared(last.view.units).extended((unit,))
-    context = shared(last.view.context).extended(unit.messages)
     if last.whole:
         ids = shared_ids(last.view.ids).extended((*last.output_ids, *added))
         media = (*last.view.media, *_media(engine, unit.messages))
         return View(ids=ids, context=context, units=units, media=media)
-    view = rendered(engine, context, units, flat=True)
+    view = replace(rendered(engine, context), units=units)
     declaration = Condensation(
         condenser=CHAT_TEMPLATE,
         reason="the chat template renders earlier replies differently from how they were sampled (strips reasoning)",

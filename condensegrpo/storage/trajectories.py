@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get
 from condensegrpo.core.errors import TrajectoryFileError
 from condensegrpo.core.failures import PluginFailure
 from condensegrpo.core.messages import MediaPart, Message, TextPart, ToolCall, encodable
+from condensegrpo.core.process import rare_collections
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryStats
 from condensegrpo.core.shared_sequence import SharedSequence, packed_ids, shared_ids
 from condensegrpo.core.trajectory import Rejected, Score, Trajectory, Turn
@@ -97,7 +98,8 @@ def write_trajectories(
     """Write a file whole; it replaces one of this name. Floats read back equal to the last bit."""
     known = {} if provenance is None else _plain(provenance)
     rows = (known | row_of(scored) for scored in trajectories)
-    _write(path, trajectory_schema(), _row_groups(rows))
+    with rare_collections():
+        _write(path, trajectory_schema(), _row_groups(rows))
 
 
 def read_trajectories(path: Path) -> tuple[ScoredTrajectory, ...]:

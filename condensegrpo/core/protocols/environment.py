@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self, SupportsFloat
 
-from condensegrpo.core.messages import History, Message
+from condensegrpo.core.messages import History, Message, checked_messages
 from condensegrpo.core.protocols.tool import EnvironmentTool
-from condensegrpo.core.trajectory import FinishReason
+from condensegrpo.core.trajectory import MAX_REWARD, FinishReason
+
+AT_MOST = f"of magnitude {MAX_REWARD:g} at most"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,34 @@ class Step:
     turn_rewards: Mapping[str, float] = field(default_factory=dict)
     new_query: bool = False  # the observations ask a further question: limits per query count from here
     rewritten: RewrittenHistory | None = None  # None: the history goes on with the reply and the observations
+
+    def __post_init__(self) -> None:
+        """Check types and numbers, and make the numbers plain: anything else would fail later, in a file."""
+        if self.observations:
+            object.__setattr__(self, "observations", checked_messages(self.observations, "step()"))
+        if not isinstance(self.answer, str | None):
+            raise TypeError(f"a Step has the answer {self.answer!r:.80}, wanted text or None")
+        if self.outcome is not None:
+            if not isinstance(self.outcome, SupportsFloat) or not abs(float(self.outcome)) <= MAX_REWARD:
+                raise ValueError(
+                    f"a Step has the outcome {self.outcome!r:.80}, wanted a finite number {AT_MOST}, or None"
+                )
+            object.__setattr__(self, "outcome", float(self.outcome))
+        rewards = self.turn_rewards
+        if not isinstance(rewards, Mapping) or not all(isinstance(value, SupportsFloat) for value in rewards.values()):
+            raise TypeError(f'a Step has turn_rewards={rewards!r:.80}, wanted numbers by name, as in {{"hit": 1.0}}')
+        if rewards:
+            plain = {str(name): float(value) for name, value in rewards.items()}
+            if not all(abs(value) <= MAX_REWARD for value in plain.values()):  # NaN included
+                raise ValueError(f"a Step has the turn rewards {plain}, wanted finite numbers {AT_MOST}")
+            object.__setattr__(self, "turn_rewards", plain)
+
+    def checked(self) -> Self:
+        """This step; ValueError if it has an answer or an outcome and does not end the episode: it would be lost."""
+        if not self.done and (self.answer is not None or self.outcome is not None):
+            end = f"the outcome {self.outcome}" if self.answer is None else f"the answer {self.answer!r:.80}"
+            raise ValueError(f"a Step has {end} without done=True, and only the end of an episode has one")
+        return self
 
 
 class Environment:

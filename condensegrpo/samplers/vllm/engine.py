@@ -24,10 +24,10 @@ from torch import distributed
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, though untyped
 
 from condensegrpo.core.errors import SamplerError
+from condensegrpo.core.process import rare_collections
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.core.wording import plural
-from condensegrpo.episodes.group import rare_collections
 from condensegrpo.learner.devices import use_new_stream
 from condensegrpo.learner.ranks import gather, leave
 from condensegrpo.learner.settings import TIMEOUT_MINUTES, LoraSettings
