@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from condensegrpo.learner import devices
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.samplers.vllm.engine import VllmEngine, check_sharing
 from condensegrpo.samplers.vllm.sampler import EngineDriver, in_new_thread
-from condensegrpo.samplers.vllm.tensor_parallel import Command, LockstepEngine
+from condensegrpo.samplers.vllm.tensor_parallel import Command, Lockstep
 
 REPLY = Generation(token_ids=(7,), logprobs=(-0.5,), finish=FinishReason.LENGTH)
 
@@ -115,13 +114,11 @@ class StubEngine:
         self.called("sleep" if keep_weights else "sleep without weights")
         self.asleep = {"weights", "kv_cache"}
 
-    def wake(self, part: str) -> None:
-        if part in self.asleep:
-            self.called(f"wake {part}")
-            self.asleep.remove(part)
-
-    def exclusive(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def wake(self, parts: Sequence[str] = ("weights", "kv_cache")) -> None:
+        for part in parts:
+            if part in self.asleep:
+                self.called(f"wake {part}")
+                self.asleep.remove(part)
 
     def close(self) -> None:
         self.called("close")
@@ -228,10 +225,11 @@ class Ranks:
 
     def drivers(self, *create: Callable[[], StubEngine]) -> tuple[list[StubEngine], list[EngineDriver]]:
         engines, threads = zip(*map(in_new_thread, create), strict=True)
-        shared = [
-            EngineDriver(LockstepEngine(cast(VllmEngine, engine), partial(self.exchange, index), index, thread), thread)
-            for index, (engine, thread) in enumerate(zip(engines, threads, strict=True))
-        ]
+        shared = []
+        for index, (stub, thread) in enumerate(zip(engines, threads, strict=True)):
+            engine = cast(VllmEngine, stub)
+            rounds = Lockstep(engine, partial(self.exchange, index), index, thread)
+            shared.append(EngineDriver(engine, thread, rounds))
         return list(engines), shared
 
 

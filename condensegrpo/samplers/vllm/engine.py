@@ -12,7 +12,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -214,15 +214,12 @@ class VllmEngine:
         self._engine.sleep(level=1 if keep_weights else 2)
         self.asleep = set(PARTS)
 
-    def wake(self, part: SleepingPart) -> None:
-        """Take memory of the GPU for a part that sleeps; scheduling goes on when both have it."""
-        if part in self.asleep:
-            self._engine.wake_up([part])
-            self.asleep.remove(part)
-
-    def exclusive(self) -> AbstractContextManager[None]:
-        """No other rank steps this engine: it is this rank's alone."""
-        return nullcontext()
+    def wake(self, parts: Sequence[SleepingPart] = PARTS) -> None:
+        """Take memory of the GPU for parts that sleep; scheduling goes on when both have it."""
+        for part in parts:
+            if part in self.asleep:
+                self._engine.wake_up([part])
+                self.asleep.remove(part)
 
     def close(self) -> None:
         """Free the engine: another one that sleeps can start in this process. Warns if vLLM keeps memory."""
@@ -230,8 +227,7 @@ class VllmEngine:
         from vllm.distributed.parallel_state import destroy_model_parallel
 
         with suppress(RuntimeError):  # out of memory: the run ends
-            for part in PARTS:
-                self.wake(part)  # CUDA cannot free what is not mapped, and vLLM's allocator fails from then on
+            self.wake()  # CUDA cannot free what is not mapped, and vLLM's allocator fails from then on
         self._engine.apply_model(_unpin)
         # not engine_core.shutdown(): it would destroy torch's process group, which is the learner's
         self._engine.engine_core._finalizer.detach()

@@ -29,10 +29,10 @@ from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParam
 from condensegrpo.learner.devices import DtypeName, on_this_device, synchronize
 from condensegrpo.learner.model_folder import trained_steps
 from condensegrpo.learner.settings import LoraSettings
-from condensegrpo.samplers.vllm.engine import PARTS, VllmEngine
+from condensegrpo.samplers.vllm.engine import VllmEngine
 from condensegrpo.samplers.vllm.request import INSTALL, check_request, refused
 from condensegrpo.samplers.vllm.settings import EngineSettings
-from condensegrpo.samplers.vllm.tensor_parallel import LockstepEngine, lockstep
+from condensegrpo.samplers.vllm.tensor_parallel import Lockstep, lockstep
 from condensegrpo.storage.media import MediaFolder
 
 STUCK_SECONDS = 600.0  # a step that takes longer hangs: its requests fail
@@ -60,9 +60,10 @@ def in_new_thread(create: Callable[[], E]) -> tuple[E, DaemonThread]:
 class EngineDriver:
     """An engine and the requests that are in it. All calls of the engine are made in its thread."""
 
-    def __init__(self, engine: VllmEngine | LockstepEngine, thread: DaemonThread) -> None:
-        """Take over an engine that was created in the thread."""
-        self._engine, self._thread = engine, thread
+    def __init__(self, engine: VllmEngine, thread: DaemonThread, rounds: Lockstep | None = None) -> None:
+        """Take over an engine that was created in the thread; ``rounds``: of the ranks that share its model."""
+        self._engine, self._thread, self._rounds = engine, thread, rounds
+        self._steps = engine if rounds is None else rounds
         self._dropped = False  # the weights, when it was put to sleep
         self._names = map(str, count())
         self._requests: dict[str, _Request] = {}  # in the engine, by their names there
@@ -110,24 +111,26 @@ class EngineDriver:
         if self._closed:
             return
         self._closed = True
-        closed = self._thread.submit(self._engine.close)
+        closed = self._thread.submit(self._steps.close)
         self._thread.close()
         with suppress(TimeoutError):  # it hangs, or ranks that share the model do: left to the end of the process
             closed.result(timeout=CLOSE_SECONDS)
         self._queue.close()
 
     def _load(self, named_tensors: NamedTensors) -> None:
-        self._engine.abort(list(self._requests))  # of a step that failed
+        self._steps.abort(list(self._requests))  # of a step that failed
         self._requests.clear()
-        with self._engine.exclusive():
-            self._engine.wake("weights")
-            self._engine.load(named_tensors)
-            self._dropped = False
-            # last: so the learner's copies of weights never lie beside keys and values
-            self._engine.wake("kv_cache")
+        if self._rounds is not None:
+            self._rounds.pause()
+        self._engine.wake(["weights"])
+        self._engine.load(named_tensors)
+        self._dropped = False
+        self._engine.wake()  # last: so the learner's copies of weights never lie beside keys and values
 
     def _sleep(self, *, keep_weights: bool) -> None:
         if not self._engine.asleep:
+            if self._rounds is not None:
+                self._rounds.pause()
             self._engine.sleep(keep_weights=keep_weights)
             self._dropped = not keep_weights
 
@@ -135,22 +138,22 @@ class EngineDriver:
         """One step of the engine, which new requests join and abandoned ones leave."""
         if self._dropped:
             raise SamplerError("the weights were dropped when vLLM was put to sleep, and no new ones were sent since")
-        for part in PARTS:
-            self._engine.wake(part)
+        if self._rounds is None:  # else all ranks wake for the first request of any rank
+            self._engine.wake()
         abandoned = [name for name, request in self._requests.items() if request.abandoned()]
-        self._engine.abort(abandoned)
+        self._steps.abort(abandoned)
         for name in abandoned:
             yield self._requests.pop(name), ABANDONED
         for request in new:
             name = next(self._names)
             try:
-                self._engine.add(name, *request.value)
+                self._steps.add(name, *request.value)
             except Exception as error:  # the boundary to vLLM: a refusal ends this request alone
                 yield request, refused(request.value[0], error)
             else:
                 self._requests[name] = request
         if self._requests:
-            for name, outcome in self._engine.step().items():
+            for name, outcome in self._steps.step().items():
                 yield self._requests.pop(name), outcome
 
 
@@ -219,8 +222,8 @@ class VllmSampler(Sampler):
         self.takes_adapters = loaded.adapters is not None  # vLLM computes them beside the base
         self._room = loaded.max_model_len
         self._batches = loaded.batches
-        shared = engine.tensor_parallel_size > 1
-        self._driver = EngineDriver(lockstep(loaded, thread) if shared else loaded, thread)
+        rounds = lockstep(loaded, thread) if engine.tensor_parallel_size > 1 else None
+        self._driver = EngineDriver(loaded, thread, rounds)
 
     @staticmethod
     def check_options(*, sleep: bool | None = None, **_: object) -> None:

@@ -10,17 +10,16 @@ rank takes part in the rounds also while it has no request.
 
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from torch import distributed
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.threads import DaemonThread
 from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.samplers.vllm.engine import PARTS, SleepingPart, VllmEngine
+from condensegrpo.samplers.vllm.engine import VllmEngine
 from condensegrpo.samplers.vllm.request import refused
 
 IDLE_SECONDS = 0.005  # between two rounds without a request on any rank
@@ -50,8 +49,8 @@ class Command:
 ExchangeCommands = Callable[[Command], Sequence[Command]]
 
 
-class LockstepEngine:
-    """``VllmEngine`` for ranks that share its model. All ranks must make its calls but ``step``, ``add`` and ``abort``.
+class Lockstep:
+    """Adds requests to an engine and steps it, as all ranks do that share its model. All of them must pause, and close.
 
     All calls are made in the engine's thread.
     """
@@ -70,13 +69,7 @@ class LockstepEngine:
         self._finished: dict[str, Outcome] = {}  # requests of this rank whose replies ``step`` has not returned yet
         self._replies = 0
         self._failure: SamplerError | None = None
-        self._exclusive = False
         thread.submit(self._take_part)
-
-    @property
-    def asleep(self) -> set[SleepingPart]:
-        """The parts that sleep."""
-        return self._engine.asleep
 
     def add(self, name: str, prompt_ids: Sequence[int], params: SamplingParams | None) -> None:
         """As ``VllmEngine``, in the next round."""
@@ -94,30 +87,10 @@ class LockstepEngine:
         finished, self._finished = self._finished, {}
         return finished
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """No rank steps the engine: all of them have come here."""
+    def pause(self) -> None:
+        """Wait until all ranks have come here: the engine is this rank's alone until the end of the call."""
         while self._round(pausing=True):
             pass
-        self._exclusive = True
-        try:
-            yield
-        finally:
-            self._exclusive = False
-
-    def load(self, named_tensors: NamedTensors) -> None:
-        """As ``VllmEngine``; every rank keeps its part of the weights."""
-        self._engine.load(named_tensors)
-
-    def sleep(self, *, keep_weights: bool) -> None:
-        """As ``VllmEngine``."""
-        with self.exclusive():
-            self._engine.sleep(keep_weights=keep_weights)
-
-    def wake(self, part: SleepingPart) -> None:
-        """As ``VllmEngine`` for an update; all ranks wake for the first request of any rank."""
-        if self._exclusive:
-            self._engine.wake(part)
 
     def close(self) -> None:
         """Free the engine. If other ranks do not close theirs, it is left to the end of the process."""
@@ -169,8 +142,7 @@ class LockstepEngine:
     def _enter(self, index: int, request: _Request) -> None:
         """Put a request of any rank into the engine; every rank does the same."""
         name = f"{index}/{request.name}"
-        for part in PARTS:
-            self._engine.wake(part)
+        self._engine.wake()
         try:
             self._engine.add(name, request.prompt_ids, request.params)
         except Exception as error:  # the boundary to vLLM
@@ -188,8 +160,8 @@ class LockstepEngine:
         self._finished |= {name[len(prefix) :]: reply for name, reply in outcomes.items() if name.startswith(prefix)}
 
 
-def lockstep(engine: VllmEngine, thread: DaemonThread) -> LockstepEngine:
-    """The engine of this rank, created in this thread, in step with the ranks of its tensor-parallel group."""
+def lockstep(engine: VllmEngine, thread: DaemonThread) -> Lockstep:
+    """The rounds of the ranks of this engine's tensor-parallel group; the engine was created in this thread."""
     from vllm.distributed.parallel_state import get_tp_group
 
     group = get_tp_group()
@@ -199,4 +171,4 @@ def lockstep(engine: VllmEngine, thread: DaemonThread) -> LockstepEngine:
         distributed.all_gather_object(commands, command, group=group.cpu_group)
         return commands
 
-    return LockstepEngine(engine, exchange, group.rank_in_group, thread)
+    return Lockstep(engine, exchange, group.rank_in_group, thread)
