@@ -63,7 +63,7 @@ class EngineDriver:
     def __init__(self, engine: VllmEngine, thread: DaemonThread, rounds: Lockstep | None = None) -> None:
         """Take over an engine that was created in the thread; ``rounds``: of the ranks that share its model."""
         self._engine, self._thread, self._rounds = engine, thread, rounds
-        self._steps = engine if rounds is None else rounds
+        self._steps: VllmEngine | Lockstep = engine if rounds is None else rounds
         self._dropped = False  # the weights, when it was put to sleep
         self._names = map(str, count())
         self._requests: dict[str, _Request] = {}  # in the engine, by their names there
