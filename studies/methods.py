@@ -36,7 +36,7 @@ from condensegrpo.storage.evaluations import stored_evaluations
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.studies.lab.study import LabStudy, load_lab_study
-from condensegrpo.training.initial_policy import Probe, base_policy, warm_start
+from condensegrpo.training.initial_policy import Probe, WarmStart, base_policy
 from condensegrpo.training.run_setup import prepare_run
 from condensegrpo.training.sweep import StudyRun, runs_of
 
@@ -80,9 +80,7 @@ def make_warm_start(runs: Sequence[StudyRun]) -> Path:
     source = base_policy(config, parts[0].task, shared)
     renderers = [renderer_for(components, source) for components in parts]
     mixed = Mixed([demonstrations(each, renderer, source) for each, renderer in zip(parts, renderers, strict=True)])
-    warm_start(
-        source,
-        shared.path / "origin" / "warm",
+    WarmStart(
         demonstrations=mixed,
         open_learner=partial(
             open_learner, config, optimizer=config.warm_start.optimiser, lora=None, total_steps=config.warm_start.steps
@@ -101,7 +99,7 @@ def make_warm_start(runs: Sequence[StudyRun]) -> Path:
         ),
         observer=Silent(),
         stopping=lambda: False,
-    )
+    ).run(source, shared.path / "origin" / "warm")
     return shared.path / "origin"
 
 

@@ -47,8 +47,8 @@ OTHER = ["<note> 3 </note>", "<note> 1 </note>", "<answer> 2 </answer>"]
 
 def compared(advantage: float) -> CreditTerm:
     """The term that is behind an advantage, but for 0.05."""
-    numbers = {"R": (float(advantage > 0),), "mean": (0.5,), "deviation": (0.5**0.5,)}
-    return CreditTerm(name="N(R)", values=(advantage + 0.05,), numbers=numbers)
+    numbers = {"R": (float(advantage > 0),) * 3, "mean": (0.5,) * 3, "deviation": (0.5**0.5,) * 3}
+    return CreditTerm(name="N(R)", values=(advantage + 0.05,) * 3, numbers=numbers)
 
 
 def add_step(run: RunFolder, step: int, *, evaluation: str | None = None, solved: tuple[int, ...] = (0, 1)) -> None:

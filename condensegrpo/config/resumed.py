@@ -136,8 +136,7 @@ def _records(folder: RunFolder) -> list[tuple[int, Any]]:
     """The recorded configurations as they stand in the file."""
     if not folder.configurations.is_file():
         return []
-    lines: list[tuple[int, Any]] = read_lines(folder.configurations)[0]
-    return [(line["first_step"], line["config"]) for _, line in lines]
+    return [(line["first_step"], line["config"]) for line in read_lines(folder.configurations)]
 
 
 def changes_between(before: RunConfig, after: RunConfig, *, first_step: int = 0) -> tuple[Change, ...]:

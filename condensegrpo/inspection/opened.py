@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Trajectory
@@ -26,7 +26,6 @@ from condensegrpo.storage.trajectories import Credit
 if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
 
-Number = TypeVar("Number", float, float | None)
 NOT_TRAINED = {"mask": "masked: its stop trains nothing", "drop": "dropped: no member of its group has an advantage"}
 EXACT = 1e-3  # difference of the terms from the advantage that rounding explains
 
@@ -90,9 +89,9 @@ class CreditFormulas:
         credit = self._credit.get(record.id)
         names, values = [], []
         for term in credit.terms if credit is not None else ():
-            value = _at(term.values, turn.turn)
+            value = term.values[turn.turn]
             if value is not None:
-                numbers = "   ".join(f"{name} {_at(each, turn.turn):.4g}" for name, each in term.numbers.items())
+                numbers = "   ".join(f"{name} {each[turn.turn]:.4g}" for name, each in term.numbers.items())
                 yield CreditLine(term.name, numbers, f"{value:+.4g}")
                 names.append(term.name)
                 values.append(value)
@@ -107,11 +106,6 @@ class CreditFormulas:
         total = math.fsum(values)
         exact = not values or math.isclose(total, advantage, rel_tol=EXACT, abs_tol=EXACT)
         return "" if exact else f"; these give {total:+.4g}"
-
-
-def _at(values: tuple[Number, ...], turn: int) -> Number:
-    """The entry of a turn, of one for all turns or one a turn."""
-    return values[0] if len(values) == 1 else values[turn]
 
 
 def _reward(record: IndexedTrajectory, turn: TurnView) -> Iterator[CreditLine]:

@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -37,6 +37,7 @@ from condensegrpo.learner.weights import fingerprint
 from condensegrpo.storage.files import TEMPORARY, is_locked
 from condensegrpo.storage.run_folder import MANIFEST
 
+T = TypeVar("T")
 FORMAT = 1  # of the files; a checkpoint of another format is refused
 _RNG, _TRAIN, _STATE = "rng_rank_{}.pt", "train_rank_{}.pt", "state.json"
 _STEP = re.compile(r"step_\d{6,}")
@@ -118,39 +119,41 @@ def save_shards(
         extra(temporary)
         return {name: (file.stat().st_size, sha256_of(file)) for name, file in _files_of_rank(temporary)}
 
-    def publish_all(files: Mapping[str, tuple[int, str]]) -> None:
+    def publish_all(parts: list[dict[str, tuple[int, str]]]) -> None:
+        files = {name: file for part in parts for name, file in sorted(part.items())}
         manifest = Manifest(
             format=FORMAT,
             step=step,
             world_size=world_size(),
             zero_stage=stage,
             policy=policy,
-            sizes={name: files[name][0] for name in sorted(files)},
-            hashes={name: files[name][1] for name in sorted(files)},
+            sizes={name: size for name, (size, _) in files.items()},
+            hashes={name: digest for name, (_, digest) in files.items()},
         )
         (temporary / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1), encoding="utf-8")
         publish(temporary, target)
 
     def write() -> Path:
-        """In two rounds: every rank writes its part, and then the first one publishes all of them."""
-        parts, error = [dict[str, tuple[int, str]]()], None
-        for number in range(2):
-            try:
-                with write_errors(temporary):
-                    if number == 0:
-                        parts = [write_part()]
-                    elif rank() == 0:
-                        publish_all({name: file for part in parts for name, file in part.items()})
-            except CondenseError as caught:
-                error = caught
-            outcomes = gather((error, parts[0]), "saving")
-            parts, error = [part for _, part in outcomes], next((failed for failed, _ in outcomes if failed), None)
-            if error is not None:
-                shutil.rmtree(temporary, ignore_errors=True)
-                raise error
+        parts = _on_every_rank(write_part, temporary)
+        _on_every_rank(lambda: publish_all(parts) if rank() == 0 else None, temporary)
         return target
 
     return write
+
+
+def _on_every_rank(call: Callable[[], T], temporary: Path) -> list[T]:
+    """What a call returns on every rank; if it fails on one, every rank raises that after the folder was removed."""
+    try:
+        with write_errors(temporary):
+            outcome: tuple[CondenseError | None, T | None] = (None, call())
+    except CondenseError as caught:
+        outcome = (caught, None)
+    outcomes = gather(outcome, "saving")
+    error = next((failed for failed, _ in outcomes if failed), None)
+    if error is not None:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise error
+    return [cast(T, result) for _, result in outcomes]
 
 
 def _files_of_rank(folder: Path) -> Iterator[tuple[str, Path]]:

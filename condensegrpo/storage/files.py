@@ -1,6 +1,6 @@
 """Files that stay readable whatever interrupts the writer: whole lines appended, whole files replaced.
 
-A process killed while it appends leaves at most a cut-off last line: readers report it, and the next append removes it.
+A process killed while it appends leaves at most a cut-off last line: readers skip it, and the next append removes it.
 Standard library only.
 """
 
@@ -81,27 +81,21 @@ def replace_file(path: Path, content: str | bytes | memoryview) -> None:
         raise
 
 
-def read_lines(path: Path) -> tuple[list[tuple[int, object]], tuple[str, ...]]:
-    """The JSON values of a file with their line numbers, and what is wrong with a last line that has no newline."""
+def read_lines(path: Path) -> list[Any]:
+    """The JSON values of the lines of a file, without a last line that is cut off."""
     try:
         *complete, tail = path.read_bytes().split(b"\n")
     except OSError as error:
         raise DataError(f"reading {path}: {error.strerror}.") from error
-    values: list[tuple[int, object]] = []
+    values = []
     for number, line in enumerate(complete, 1):
         try:
-            values.append((number, json.loads(line)))
+            values.append(json.loads(line))
         except ValueError as error:  # also bytes that are not text
             raise DataError(f"reading {path}, line {number}: not a line of JSON ({error}). Remove the line.") from error
-    if not tail:
-        return values, ()
-    try:
-        return [*values, (len(complete) + 1, json.loads(tail))], ()
-    except ValueError:
-        return values, (
-            f"line {len(complete) + 1} is cut off after {len(tail)} bytes, as if the run was interrupted while writing "
-            f"it; {len(values)} lines before it were read",
-        )
+    with suppress(ValueError):
+        values.append(json.loads(tail))
+    return values
 
 
 def read_object(path: Path, kind: type = object) -> dict[str, Any]:

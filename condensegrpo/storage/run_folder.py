@@ -228,7 +228,7 @@ def read_metrics(path: Path) -> tuple[dict[str, float], ...]:
     if not path.is_file():
         return ()
     metrics = []
-    for number, line in read_lines(path)[0]:
+    for number, line in enumerate(read_lines(path), 1):
         if not isinstance(line, dict) or not all(type(value) in (int, float) for value in line.values()):
             raise DataError(f"reading {path}, line {number}: wanted numbers by name, found {line!r:.60}. Remove it.")
         metrics.append({name: float(value) for name, value in line.items()})

@@ -58,11 +58,11 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditTerm:
-    """What an advantage is the sum of: one value for all turns, or one a turn; null where a turn does not have it."""
+    """What an advantage is the sum of; null where a turn does not have it."""
 
     name: str  # as in the estimator's formula
-    values: tuple[float | None, ...]  # (1,) or (K,)
-    numbers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # that it comes from, by name; (1,) or (K,)
+    values: tuple[float | None, ...]  # (K,)
+    numbers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # (K,) that it comes from, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

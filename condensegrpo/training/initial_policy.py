@@ -84,9 +84,7 @@ def first_policy(
         store_configuration(folder, config, first_step=0)
     renderer = renderer_for(components, source, folder.media)
     shown = demonstrations(components, renderer, source)
-    warm_start(
-        source,
-        warm,
+    WarmStart(
         demonstrations=shown,
         open_learner=partial(
             open_learner,
@@ -110,7 +108,7 @@ def first_policy(
         ),
         observer=observer,
         stopping=stopping,
-    )
+    ).run(source, warm)
     return str(warm)
 
 
@@ -165,81 +163,80 @@ class Probe:
         return await asyncio.gather(*(reply(number, turn) for number, turn in enumerate(turns)))
 
 
-def warm_start(
-    source: str,
-    target: Path,
-    *,
-    demonstrations: Demonstrations,
-    open_learner: Callable[[str], DeepSpeedEngine],
-    settings: WarmStartSettings,
-    max_tokens: int,
-    probe: Probe,
-    observer: Observer,
-    stopping: Callable[[], bool],
-) -> None:
-    """Train the model of folder ``source`` on demonstrations and publish the result as folder ``target``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStart:
+    """Supervised steps on demonstrations, in rounds of ``settings.steps`` steps under one schedule.
 
-    A round is ``settings.steps`` steps under one schedule. Another round follows while the probe is short of
-    ``settings.probe_target``, up to ``settings.max_rounds``. It continues from its newest checkpoint and then equals an
-    uninterrupted one; checkpoints take at most a twentieth of the time. Every rank must call it.
-
-    Args:
-        max_tokens: of a micro-batch.
+    Another round follows while the probe is short of ``settings.probe_target``, up to ``settings.max_rounds``. A round
+    continues from its newest checkpoint and then equals an uninterrupted one; checkpoints take at most a twentieth of
+    the time.
     """
-    tokenizer, stop_ids, beside = load_tokenizer(source), end_ids(source), processor_files(source)
 
-    def train_round(number: int, trained: Path) -> None:
-        learner, first = open_learner(source), (number - 1) * settings.steps  # steps of the rounds before
+    demonstrations: Demonstrations
+    open_learner: Callable[[str], DeepSpeedEngine]  # for a model folder
+    settings: WarmStartSettings
+    max_tokens: int  # of a micro-batch
+    probe: Probe
+    observer: Observer
+    stopping: Callable[[], bool]
+
+    def run(self, source: str, target: Path) -> None:
+        """Train the model of folder ``source``, and publish it as folder ``target``. Every rank must call it."""
+        settings, trained = self.settings, source
+        for number in range(1, settings.max_rounds + 1):
+            after = target.with_name(f".round-{number}")
+            if not ranks.from_first(after.is_dir()):
+                self._round(number, trained, after, _checkpoints(target))
+            trained = str(after)
+            if settings.probe_target is None:
+                break
+            result = ranks.from_first(self.probe.run(trained, self.observer))
+            self.observer.notice(
+                f"warm start: {result.sound:.1%} of {result.judged} single turns are sound "
+                f"(target: {settings.probe_target:.0%})"
+            )
+            if result.sound >= settings.probe_target:
+                break
+        else:
+            self.observer.notice(
+                f"the warm start ends after {settings.max_rounds} rounds (warm_start.max_rounds); training starts"
+            )
+        if ranks.rank() == 0:
+            Path(trained).rename(target)
+        discard_progress(target)
+
+    def _round(self, number: int, source: str, target: Path, checkpoints: Path) -> None:
+        """Train a model folder for one round, and write it to another."""
+        settings, learner = self.settings, self.open_learner(source)
+        first = done = (number - 1) * settings.steps  # steps of the rounds before
         try:
-            newest = checkpoint.latest(_checkpoints(target))
-            done = first
+            newest = checkpoint.latest(checkpoints)
             if newest is not None and checkpoint.step_of(newest) > first:
                 checkpoint.load_checkpoint(learner, newest)
                 done = checkpoint.step_of(newest)
-                observer.notice(f"warm start: continued after step {done - first} of round {number}")
-            turns = demonstrations.turns(probe.seed, skipped=done * settings.turns_per_step)
-            observer.phase(f"warm start, round {number}", first + settings.steps - done)
+                self.observer.notice(f"warm start: continued after step {done - first} of round {number}")
+            turns = self.demonstrations.turns(self.probe.seed, skipped=done * settings.turns_per_step)
+            self.observer.phase(f"warm start, round {number}", first + settings.steps - done)
             due = time.monotonic() + SAVE_SECONDS
             for step in range(done, first + settings.steps):
-                stop = ranks.any_rank(stopping())
+                stop = ranks.any_rank(self.stopping())
                 if stop or ranks.from_first(time.monotonic() >= due):
                     began = time.monotonic()
-                    checkpoint.save(learner, _checkpoints(target), step=step, state={})
-                    checkpoint.prune(_checkpoints(target), keep=1)
+                    checkpoint.save(learner, checkpoints, step=step, state={})
+                    checkpoint.prune(checkpoints, keep=1)
                     due = time.monotonic() + max(SAVE_SECONDS, SAVE_EVERY * (time.monotonic() - began))
                 if stop:
                     raise Interrupted(f"stopped after step {step - first} of round {number} of the warm start")
-                batches = _micro_batches(list(islice(turns, settings.turns_per_step)), learner, max_tokens)
+                batches = _micro_batches(list(islice(turns, settings.turns_per_step)), learner, self.max_tokens)
                 statistics = optimizer_step(learner, batches, PerToken(supervised))
-                observer.advance(f"loss {statistics['loss']:.3f}")
+                self.observer.advance(f"loss {statistics['loss']:.3f}")
             weights, config = in_main_memory(gathered_weights(learner)), learner.module.policy.config
             if ranks.rank() == 0:
-                write_policy(trained, config, weights, tokenizer=tokenizer, stop_ids=stop_ids, beside=beside)
+                tokenizer, stop_ids, beside = load_tokenizer(source), end_ids(source), processor_files(source)
+                write_policy(target, config, weights, tokenizer=tokenizer, stop_ids=stop_ids, beside=beside)
             ranks.barrier()  # so that every rank finds the folder
         finally:
             close_deepspeed(learner)
-
-    for number in range(1, settings.max_rounds + 1):
-        trained = target.with_name(f".round-{number}")
-        if not ranks.from_first(trained.is_dir()):
-            train_round(number, trained)
-        source = str(trained)
-        if settings.probe_target is None:
-            break
-        result = ranks.from_first(probe.run(source, observer))
-        observer.notice(
-            f"warm start: {result.sound:.1%} of {result.judged} single turns are sound "
-            f"(target: {settings.probe_target:.0%})"
-        )
-        if result.sound >= settings.probe_target:
-            break
-    else:
-        observer.notice(
-            f"the warm start ends after {settings.max_rounds} rounds (warm_start.max_rounds); training starts"
-        )
-    if ranks.rank() == 0:
-        Path(source).rename(target)
-    discard_progress(target)
 
 
 def discard_progress(target: Path) -> None:

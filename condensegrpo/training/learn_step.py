@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from condensegrpo.algorithms.advantages import Estimate, Moments, Term, moments, whiten
@@ -117,38 +118,36 @@ def record_credit(path: Path, batch: StepBatch, credit: StepCredit, *, stops: St
 
 def _terms(kept: Sequence[ScoredTrajectory], credit: StepCredit) -> Iterator[tuple[CreditTerm, ...]]:
     """The terms of every trajectory that it has at any of its turns."""
+    every = torch.ones_like(credit.advantage_NK)
+
+    def listed(value: Tensor) -> list[list[float]]:
+        """A tensor (N,) or (N, K) as a number for each turn."""
+        rows: list[list[float]] = ((value[:, None] if value.dim() == 1 else value).double() * every).tolist()
+        return rows
+
     columns = [
         (
             term.name,
-            _listed(term.value_NK),
-            None if term.applies_NK is None else _listed(term.applies_NK),
-            {name: _listed(number) for name, number in term.numbers.items()},
+            listed(term.value_NK),
+            listed(every if term.applies_NK is None else term.applies_NK),
+            {name: listed(number) for name, number in term.numbers.items()},
         )
         for term in credit.terms
     ]
     for index, scored in enumerate(kept):
-        turns = len(scored.trajectory.turns)
-        terms = []
-        for name, value, applies, numbers in columns:
-            values = value[index][:turns]
-            has = (applies[index] if applies is not None else [1.0])[:turns]  # none where the first prompt overflowed
-            width = max(len(values), len(has))
-            if any(has):
-                pairs = zip(_wide(values, width), _wide(has, width), strict=True)
-                shown = tuple(each if yes else None for each, yes in pairs)
-                listed = {key: tuple(number[index][:turns]) for key, number in numbers.items()}
-                terms.append(CreditTerm(name=name, values=shown, numbers=listed))
-        yield tuple(terms)
-
-
-def _listed(value: Tensor) -> list[list[float]]:
-    """A tensor (N,) or (N, K) as a list a trajectory, of one number or of one a turn."""
-    rows: list[list[float]] = (value[:, None] if value.dim() == 1 else value).double().tolist()
-    return rows
-
-
-def _wide(values: Sequence[float], width: int) -> Sequence[float]:
-    return list(values) * width if len(values) == 1 else values
+        turns = slice(len(scored.trajectory.turns))
+        yield tuple(
+            CreditTerm(
+                name=name,
+                values=tuple(
+                    value if has else None
+                    for value, has in zip(values[index][turns], applies[index][turns], strict=True)
+                ),
+                numbers={key: tuple(number[index][turns]) for key, number in numbers.items()},
+            )
+            for name, values, applies, numbers in columns
+            if any(applies[index][turns])  # none where the first prompt overflowed
+        )
 
 
 def _no_credit(scored: ScoredTrajectory, handling: Literal["mask", "drop"]) -> Credit:
