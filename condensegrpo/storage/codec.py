@@ -32,7 +32,7 @@ def decode(kind: type[T], value: object) -> T:
 
     The types of numbers and texts are those of the file's schema: they are not looked at.
     """
-    return cast(T, _decoder(kind)(value))
+    return cast(T, _decoder(cast(Any, kind))(value))
 
 
 def _plain(value: object) -> dict[str, object] | list[object] | str:
@@ -73,7 +73,7 @@ def _decoder(kind: Any) -> Callable[[Any], object]:  # noqa: ANN401  a type or a
         return lambda value: {each["name"]: part(each["value"]) for each in value}
     if is_dataclass(kind):
         made, hints = cast(type, kind), get_type_hints(kind)
-        of_field = {name: _decoder(hints[name]) for name in _fields(kind)[0]}
+        of_field = {name: _decoder(hints[name]) for name in _fields(cast(Any, kind))[0]}
         return lambda value: (
             value if isinstance(value, made) else made(**{name: of_field[name](each) for name, each in value.items()})
         )
