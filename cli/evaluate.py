@@ -50,6 +50,7 @@ SHOWN = (  # of the metrics
     ("tokens read, all calls", "prompt_tokens"),
     ("tokens read with a prefix cache", "prompt_tokens_uncached"),
     ("output, tokens", "output_tokens"),
+    ("price, in tokens read", "price"),
     ("turns", "turns"),
     ("tool calls", "tool_calls"),
     ("successful tool calls", "tool_calls_valid"),
@@ -79,6 +80,7 @@ TOKENS: tuple[Column, ...] = (
     ("tokens\nread", lambda each: f"{each.prompt_tokens:.0f}"),
     ("with a\nprefix cache", lambda each: f"{each.prompt_tokens_uncached:.0f}"),
     ("tokens\nwritten", lambda each: f"{each.output_tokens:.0f}"),
+    ("price", lambda each: f"{each.price:.0f}"),
 )
 # no evaluation, warm start, other model or measure of replies; a person may take a day
 PLAYED = ("evaluate.variants={}", "warm_start.steps=0", "rollout.answer_form=null", "rollout.limits.turn_seconds=86400")

@@ -30,6 +30,7 @@ CURVES = (  # metric, title, format of a value
     ("reward", "reward", "{:.3f}"),
     ("context_tokens", "largest context, tokens", "{:.1f}"),
     ("output_tokens", "output, tokens", "{:.0f}"),
+    ("price", "price, in tokens read", "{:.0f}"),
     ("groups_of_equal_reward", "groups without signal", "{:.0%}"),
     ("grad_norm", "gradient norm", "{:.2g}"),
 )

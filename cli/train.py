@@ -38,6 +38,7 @@ MEASURES = (
     ("largest context, tokens", "context_tokens", "{:.1f}"),
     ("tokens read, all calls", "prompt_tokens", "{:.1f}"),
     ("output, tokens", "output_tokens", "{:.1f}"),
+    ("price, in tokens read", "price", "{:.1f}"),
     ("valid format", "format_valid", "{:.3f}"),
     ("successful tool calls", "tool_calls_valid", "{:.3f}"),
 )

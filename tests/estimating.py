@@ -48,6 +48,7 @@ def estimate(
         contexts = options.pop("contexts", [500] * count)
         options = {
             "context_N": torch.tensor(contexts, dtype=torch.float64),
+            **{name: torch.zeros(count) for name in ("uncached_N", "cached_N", "output_N")},
             "truncated_N": torch.zeros(count, dtype=torch.bool),
             "context_low": 100,
             "context_high": 1000,

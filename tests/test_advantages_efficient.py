@@ -24,7 +24,9 @@ def run_efficient(
     """One column of ``efficient``, anchors 100 and 1000 tokens, accuracy unscaled unless asked for."""
     outcome_N = torch.tensor(outcomes, dtype=torch.float64)
     one_N = torch.ones(len(outcomes), dtype=torch.int64)
-    settings_used = {"context_low": 100, "context_high": 1000, "accuracy": "none", "truncated_N": one_N < 0, **options}
+    nothing_N = torch.zeros_like(outcome_N)
+    settings_used = {"context_low": 100, "context_high": 1000, "accuracy": "none", "truncated_N": one_N < 0}
+    settings_used |= {"uncached_N": nothing_N, "cached_N": nothing_N, "output_N": nothing_N} | options
     group_N = torch.tensor(groups) if groups else one_N
     context_N = torch.tensor(contexts, dtype=torch.float64)
     batch = Batch(outcome_N, torch.zeros_like(outcome_N), group_N, one_N, -one_N)
@@ -35,6 +37,17 @@ def test_efficient_rewards_the_shorter_of_two_correct_contexts() -> None:
     # u = 0 and 1, mean ½, std √½, so E = ±√½; p = ½, λ = 0.2
     found = run_efficient([1, 1, 0, 0], [100, 1000, 100, 100])
     assert same(found, [0.5 + 0.1 * ROOT_HALF, 0.5 - 0.1 * ROOT_HALF, -0.5, -0.5])
+
+
+def test_efficient_by_price_counts_what_all_calls_read_and_write() -> None:
+    # first: 60 uncached + 0.1 · 200 cached + 4 · 5 written = 100; second: 600 + 0.1 · 0 + 4 · 100 = 1000; u = 0 and 1
+    columns = {"uncached_N": [60.0, 600.0], "cached_N": [200.0, 0.0], "output_N": [5.0, 100.0]}
+    tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in columns.items()}
+    assert same(run_efficient([1, 1], [500, 100], cost="price", **tensors), [0.2 * ROOT_HALF, -0.2 * ROOT_HALF])
+    # the weights are settable: 60 + 1 · 200 + 8 · 5 = 300 and 600 + 8 · 100 = 1400, cut to 1000
+    found = run_efficient([1, 1], [500, 100], cost="price", cached=1.0, written=8.0, **tensors)
+    u = math.log10(3)
+    assert same(found, [0.2 * min(1, (1 - u) / 2 / ((1 - u) * ROOT_HALF)), -0.2 * ROOT_HALF])
 
 
 def test_efficient_measures_context_by_its_logarithm() -> None:

@@ -118,6 +118,7 @@ def test_figures_count_contexts_condensations_and_refetches() -> None:
         prompt_tokens=19,
         prompt_tokens_uncached=4 + 5 + 0,  # the third prompt begins the second one
         output_tokens=3,
+        price=9 + 0.1 * 10 + 4 * 3,  # uncached, from the cache, sampled
         condensations=1,
         refetches=1,
         refetch_rate=1 / 3,

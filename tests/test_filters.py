@@ -26,6 +26,7 @@ def fields(**changed: Value) -> Fields:
         "read": 100,
         "uncached": 60,
         "output": 20,
+        "price": 144.0,
         "condensations": 2,
         "tool_errors": 0,
         "truncated": False,

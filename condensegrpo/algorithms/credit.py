@@ -31,6 +31,9 @@ class Scores(NamedTuple):
     score_N: Tensor  # float, Score.total, 0 for a penalised stop
     correct_N: Tensor  # float in [0, 1], 0 for a penalised stop
     context_N: Tensor  # float, tokens of the largest context
+    uncached_N: Tensor  # float, prompt tokens of all turns that a prefix cache does not answer
+    cached_N: Tensor  # float, prompt tokens of all turns that it answers
+    output_N: Tensor  # float, sampled tokens of all turns
     turn_N: Tensor  # float, R^T: the sum of the turn rewards
     group_N: Tensor  # int, labels of the groups
     turns_N: Tensor  # int, number of act turns; estimators see no other turns
@@ -103,6 +106,9 @@ def scores_of(scored: Sequence[ScoredTrajectory], stops: StopSettings = DEFAULT_
         score_N=torch.tensor(score, dtype=torch.float64),
         correct_N=torch.tensor(correct, dtype=torch.float64),
         context_N=torch.tensor([each.figures.context_tokens for each in scored], dtype=torch.float64),
+        uncached_N=torch.tensor([each.figures.prompt_tokens_uncached for each in scored], dtype=torch.float64),
+        cached_N=torch.tensor([each.figures.cached_tokens for each in scored], dtype=torch.float64),
+        output_N=torch.tensor([each.figures.output_tokens for each in scored], dtype=torch.float64),
         turn_N=torch.tensor([each.figures.turn_reward for each in scored], dtype=torch.float64),
         group_N=torch.tensor([group_labels[each.trajectory.group_id] for each in scored], dtype=torch.int64),
         turns_N=torch.tensor([each.figures.replies for each in scored], dtype=torch.int64),

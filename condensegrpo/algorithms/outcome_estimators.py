@@ -4,7 +4,7 @@
 ``condensegrpo.algorithms.advantages``.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le
@@ -29,7 +29,9 @@ from condensegrpo.algorithms.advantages import (
     total,
 )
 from condensegrpo.core.errors import ScoreError
+from condensegrpo.core.scored_trajectory import CACHED, WRITTEN
 
+Cost = Literal["peak", "price"]  # the largest context of any turn, or what all calls cost
 Share = Annotated[float, Ge(0), Le(1)]
 
 ROUNDING = 1e-9  # weights such as 0.7, 0.2 and 0.1 sum to 1 up to rounding
@@ -174,9 +176,15 @@ def efficient(
     batch: Batch,
     *,
     context_N: Tensor,
+    uncached_N: Tensor,
+    cached_N: Tensor,
+    output_N: Tensor,
     truncated_N: Tensor,
     context_low: float,
     context_high: float,
+    cost: Cost = "peak",
+    cached: Annotated[float, Ge(0)] = CACHED,
+    written: Annotated[float, Ge(0)] = WRITTEN,
     coefficient: Annotated[float, Ge(0)] = 0.2,
     min_pass_rate: Share = 0.0,
     guard: Share = 0.25,
@@ -190,12 +198,15 @@ def efficient(
         A_i = A_acc + λ·g(p)·E_i,   g(p) = p if p ≥ p_min else 0          p: the group's share of r = 1
         r_i < 1 ⇒ A_i = A_acc;      A_acc > 0 ⇒ A_i ≥ κ·A_acc             the guard
 
-    with A_acc = N(r), or r − mean for ``accuracy="none"``. E is 0 in a group with fewer than two correct trajectories,
-    and for a trajectory that was truncated in an emergency. In an all-correct group A_acc = 0 and the guard has no
-    effect: shorter contexts win. Introduced here; the accuracy part is that of ``grpo``. It promises:
+    with A_acc = N(r), or r − mean for ``accuracy="none"``. C is the largest context of any turn, or with
+    ``cost="price"`` what all calls cost: C = tokens read uncached + ``cached``·(tokens read from a prefix cache) +
+    ``written``·(tokens sampled): a condensation that breaks the cache counts, and its summary too. E is 0 in a group
+    with fewer than two correct trajectories, and for a trajectory that was truncated in an emergency. In an all-correct
+    group A_acc = 0 and the guard has no effect: smaller C wins. Introduced here; the accuracy part is that of ``grpo``.
+    It promises:
 
-      * A longer context never raises a trajectory's own advantage.
-      * Of two correct siblings, neither truncated, the longer context never has the larger advantage.
+      * A larger C never raises a trajectory's own advantage.
+      * Of two correct siblings, neither truncated, that of larger C never has the larger advantage.
       * In a mixed group no correct trajectory is negative, and where r is 0 or 1 none stands below a wrong one.
         Partial credit is outside the second half: beside [1, 1, 0.99, 0] a long correct trajectory may fall below the
         0.99, by λ·p at most.
@@ -212,8 +223,10 @@ def efficient(
         outcome_N: r in [0, 1], the total reward; only r = 1 counts as correct.
         guard: κ in [0, 1].
         accuracy: the ``scale`` of A_acc.
-        context_N: C, the largest context of any turn, in tokens.
+        context_N, uncached_N, cached_N, output_N: tokens of the largest context, and of all calls by kind.
         context_low, context_high: C_lo and C_hi in tokens, with no cost and full cost; never taken from the group.
+        cost: C, ``peak`` or ``price``.
+        cached, written: price of a token read from a prefix cache and of a sampled one, ≥ 0; 1 is one read uncached.
         coefficient: λ ≥ 0.
         min_pass_rate: p_min in [0, 1].
         truncated_N: bool, trajectories that earn no E but count in its mean and std.
@@ -221,7 +234,9 @@ def efficient(
     Returns:
         float (N, K), constant over the turns of a trajectory.
     """
-    _check_scored_contexts(batch.outcome_N, context_N)
+    price_N = uncached_N + cached * cached_N + written * output_N
+    spent_N = (context_N if cost == "peak" else price_N).double()  # C
+    _check_scored_contexts(batch.outcome_N, spent_N)
     if not 0 < context_low < context_high:
         raise ValueError(
             f"the context anchors must satisfy 0 < context_low < context_high, found {context_low} and {context_high}"
@@ -229,11 +244,11 @@ def efficient(
     correct_N = batch.outcome_N >= 1 - ROUNDING
     accurate = against_group("R", batch.outcome_N, batch.group_N, scale=accuracy, eps=eps)
     width = torch.tensor(context_high / context_low, dtype=torch.float64).log()
-    cost_N = (context_N.double().clamp(context_low, context_high) / context_low).log() / width  # u
+    cost_N = (spent_N.clamp(context_low, context_high) / context_low).log() / width  # u
     pass_rate_N = mean(correct_N.double(), batch.group_N)
     trust_N = torch.where(pass_rate_N >= min_pass_rate, pass_rate_N, 0.0)  # g(p)
     saving_N = _saving(cost_N, correct_N, batch.group_N, truncated_N)
-    numbers = {"C": context_N, "u": cost_N, "g(p)": trust_N, "E": saving_N}
+    numbers = {"C": spent_N, "u": cost_N, "g(p)": trust_N, "E": saving_N}
     efficient = Term("λ·g(p)·E", coefficient * trust_N * saving_N, numbers, correct_N)
     unguarded_N = accurate.value_NK + efficient.value_NK
     floor_N = guard * accurate.value_NK

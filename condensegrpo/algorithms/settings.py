@@ -43,7 +43,8 @@ class AdvantageSettings:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the estimator."""
     context_anchors: tuple[float, float] | None = None
-    """Context tokens with no cost and with full cost, for efficient; null: 1/16 and all of the context budget."""
+    """Context tokens with no cost and with full cost, for efficient; null: 1/16 and all of the context budget, or
+    with cost=price 1/16 of a turn's largest price and max_turns times that price."""
     sources: SourceCredit | None = None
     """Factors of a positive advantage for turns whose units the last reply was sampled without; null: 1."""
     whiten: bool = False

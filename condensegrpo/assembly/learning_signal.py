@@ -22,16 +22,17 @@ from condensegrpo.config.schema import AlgorithmSettings, RunConfig
 from condensegrpo.core.errors import ConfigError, PluginError, ScoreError
 from condensegrpo.core.failures import at_definition, is_ctrl_c, message_of
 from condensegrpo.core.plugins import installed, load_plugin
+from condensegrpo.core.scored_trajectory import WRITTEN
 from condensegrpo.core.wording import did_you_mean
+from condensegrpo.episodes.settings import Limits
 
 Plugin = TypeVar("Plugin", EstimatorPlugin, LossPlugin)
 
 
 def advantage_estimator(config: RunConfig) -> Estimator:
     """The estimator of advantages that the configuration names, or the default for its reward, with its options."""
-    settings, budget = config.algorithm.advantage, config.rollout.limits.max_context_tokens
-    low, high = settings.context_anchors or (budget / 16, float(budget))
-    plugin = _loaded("estimators", config.estimator, EstimatorPlugin)
+    settings, plugin = config.algorithm.advantage, _loaded("estimators", config.estimator, EstimatorPlugin)
+    low, high = settings.context_anchors or _anchors(config.rollout.limits, settings.options)
     anchors = {name: value for name, value in (("context_low", low), ("context_high", high)) if name in plugin.options}
     where = f"setting up the estimator {config.estimator!r}"
     _check_arguments(plugin.function, where, ("batch",), "all others are keywords: def mine(batch, *, correct_N)")
@@ -46,6 +47,16 @@ def advantage_estimator(config: RunConfig) -> Estimator:
     estimator = Estimator(plugin, options)
     _try_out(where + at_definition(plugin.function), partial(check_estimator, estimator))
     return estimator
+
+
+def _anchors(limits: Limits, options: Mapping[str, object]) -> tuple[float, float]:
+    """1/16 and all of the context budget; by price 1/16 of a full turn and ``max_turns`` full turns, uncached."""
+    if options.get("cost") != "price":
+        return limits.max_context_tokens / 16, float(limits.max_context_tokens)
+    weight = options.get("written", WRITTEN)
+    weight = weight if isinstance(weight, int | float) else WRITTEN  # another one is refused with the other options
+    turn = limits.max_context_tokens + weight * limits.max_output_tokens
+    return turn / 16, turn * limits.max_turns
 
 
 def objective(algorithm: AlgorithmSettings) -> ObjectiveFunction:

@@ -81,6 +81,7 @@ def description(change: InformationChange) -> str:
     return f"information about the answer {course} when {cause}".replace("-", "−")
 
 
+CACHED, WRITTEN = 0.1, 4.0  # price of a token read from a prefix cache, and of a sampled one; 1: read uncached
 TRUNCATED = frozenset(
     {StopReason.OUTPUT_LENGTH, StopReason.CONTEXT_OVERFLOW}
 )  # stops because a token budget was used up
@@ -125,6 +126,20 @@ class TrajectoryStats:
     picture_tokens: int = 0  # of context_tokens, those that stand for pictures; of the first of equally large prompts
     text_turns: int = 0  # turns whose sampler returned a text, see Turn.is_text
     judged: bool = True  # False: no reward saw it, as in runs of the proxy; ``total`` and ``correct`` say nothing
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that a prefix cache answers."""
+        return self.prompt_tokens - self.prompt_tokens_uncached
+
+    @property
+    def price(self) -> float:
+        """The cost of all calls, in tokens read uncached: one from a prefix cache costs 0.1, a sampled one 4.
+
+        Prompts of 100 and 150 tokens, the second continuing the first, 20 tokens sampled in each:
+        150 + 0.1 · 100 + 4 · 40 = 320.
+        """
+        return self.prompt_tokens_uncached + CACHED * self.cached_tokens + WRITTEN * self.output_tokens
 
 
 def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryStats:

@@ -56,7 +56,7 @@ def heading(sibling: IndexedTrajectory, detail: str, *, credit: str, full: bool)
     turns, context = plural(figures.turns, "turn"), plural(figures.context_tokens, "token")
     output = plural(figures.output_tokens, "output token")
     text.append(f"stop {figures.stop} · {turns} · largest context {context} · {output} · ", theme.DIM)
-    text.append(f"{figures.seconds:.1f} s", theme.DIM)
+    text.append(f"price {figures.price:.0f} · {figures.seconds:.1f} s", theme.DIM)
     if handled := _handled(sibling):
         text.append(f"\n{handled}", theme.WARN)
     if detail:

@@ -109,6 +109,7 @@ class ContenderFigures:
     prompt_tokens: float  # the prompts of all its turns
     prompt_tokens_uncached: float  # of these, tokens that the prompt of the turn before does not begin with
     output_tokens: float  # sampled in all its turns
+    price: float  # of all its calls, in tokens read uncached
     condensations: float  # declared ones
     refetches: float  # calls that repeat a call whose result is no longer in the context
     refetch_rate: float  # share of all calls that got a tool result
@@ -167,6 +168,7 @@ def contender_result(
         prompt_tokens=fmean(each.figures.prompt_tokens for each in scored),
         prompt_tokens_uncached=fmean(each.figures.prompt_tokens_uncached for each in scored),
         output_tokens=fmean(each.figures.output_tokens for each in scored),
+        price=fmean(each.figures.price for each in scored),
         condensations=fmean(each.figures.condensations for each in scored),
         refetches=total.refetches / len(trajectories),
         refetch_rate=total.rate,

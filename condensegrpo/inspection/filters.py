@@ -38,6 +38,7 @@ FIELDS = {  # the names in a condition, and the attributes of records.IndexedTra
     "read": "figures.prompt_tokens",
     "uncached": "figures.prompt_tokens_uncached",
     "output": "figures.output_tokens",
+    "price": "figures.price",
     "condensations": "figures.condensations",
     "tool_errors": "figures.tool_errors",
     "truncated": "figures.truncated",

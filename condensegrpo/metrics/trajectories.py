@@ -34,6 +34,7 @@ def summarise(figures: Sequence[TrajectoryStats]) -> dict[str, float]:
     metrics |= {
         "prompt_tokens": fmean(each.prompt_tokens for each in figures),
         "prompt_tokens_uncached": fmean(each.prompt_tokens_uncached for each in figures),
+        "price": fmean(each.price for each in figures),
         "calls": fmean(each.turns for each in figures),
         "turns": fmean(each.replies for each in figures),
         "output_tokens": fmean(each.output_tokens for each in figures),

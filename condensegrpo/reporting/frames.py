@@ -54,7 +54,7 @@ FIGURES = {  # columns, and the fields of conditions that they show
     "prompt_tokens": "read",
     "prompt_tokens_uncached": "uncached",
     "output_tokens": "output",
-    **dict.fromkeys(("condensations", "tool_errors", "lost_fact", "seconds", "advantage")),
+    **dict.fromkeys(("price", "condensations", "tool_errors", "lost_fact", "seconds", "advantage")),
 }
 
 

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-SHOWN = {"success": "success", "context_tokens": "largest context, tokens", "turns": "turns"}  # metric → column
+SHOWN = {
+    "success": "success",
+    "context_tokens": "largest context, tokens",
+    "price": "price, in tokens read",
+    "turns": "turns",
+}  # metric → column
 CARD = """\
 # {name}
 

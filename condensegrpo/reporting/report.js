@@ -282,7 +282,7 @@ function show(step, evaluation, scroll) {
 function sample(trajectory, open) {
   const { figures } = trajectory;
   const verdict = figures.correct >= 1 ? h("b", { class: "good" }, "✓ correct") : figures.correct > 0 ? h("b", { class: "warn" }, `◐ ${digits(figures.correct)} correct`) : h("b", { class: "bad" }, "✗ wrong");
-  const parts = [figures.id, `score ${digits(figures.total)}`, counted(figures.replies, "turn", "turns"), `largest context ${counted(figures.context_tokens, "token", "tokens")}, ${digits(figures.prompt_tokens)} read in all`, figures.stop.replaceAll("_", " ")];
+  const parts = [figures.id, `score ${digits(figures.total)}`, counted(figures.replies, "turn", "turns"), `largest context ${counted(figures.context_tokens, "token", "tokens")}, ${digits(figures.prompt_tokens)} read in all, price ${digits(figures.price)}`, figures.stop.replaceAll("_", " ")];
   const texts = [["question", trajectory.question], ["ground truth", trajectory.ground_truth], ["answer", trajectory.answer]].filter(([, text]) => text !== null);
   const node = h("details", { class: "sample", open, ontoggle: fillTurns },
     h("summary", {}, verdict, h("span", { class: "dim" }, trajectory.chosen), parts.map((text) => h("span", {}, text)), h("span", { class: "asked" }, withPictures(texts.map(([name, text]) => `${name}: ${text}`).join(" · "), data.pictures))));
@@ -309,7 +309,7 @@ function turn(each) {
 
 function figures() {
   const cards = [];
-  for (const [key, label] of [...(data.metrics.success ?? []).slice(1), ["eval/context_tokens", "largest context, held-out"], ["eval/prompt_tokens", "tokens read, held-out"], ["eval/prompt_tokens_uncached", "tokens read with a prefix cache, held-out"], ["success", "training"]]) {
+  for (const [key, label] of [...(data.metrics.success ?? []).slice(1), ["eval/context_tokens", "largest context, held-out"], ["eval/prompt_tokens", "tokens read, held-out"], ["eval/prompt_tokens_uncached", "tokens read with a prefix cache, held-out"], ["eval/price", "price of all calls, in tokens read, held-out"], ["success", "training"]]) {
     const line = curve(key);
     if (!line || cards.length >= 8) continue;
     const name = key.endsWith("success") ? `success, ${label}` : label;

@@ -17,7 +17,7 @@ from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.wording import did_you_mean
 from condensegrpo.storage.files import make_folder, write_atomically
 
-FIGURES = ("success", "context_tokens", "calls", "prompt_tokens", "prompt_tokens_uncached", "output_tokens")
+FIGURES = ("success", "context_tokens", "calls", "prompt_tokens", "prompt_tokens_uncached", "output_tokens", "price")
 
 
 class Prediction(Section):
