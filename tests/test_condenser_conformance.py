@@ -28,10 +28,13 @@ from conformance import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from talk import tokenizer
+from talk import Counting, agent, last_count, play_all, problem, tokenizer
+from talk import engine as talking
 
+from condensegrpo.attention.scorer import ScriptedScorer
 from condensegrpo.core.condenser import with_tokens
-from condensegrpo.core.messages import History, flatten
+from condensegrpo.core.messages import History, Message, flatten
+from condensegrpo.core.protocols.environment import Step
 from condensegrpo.episodes.render import Renderer
 
 EVERY = [pytest.param(case, id=str(case)) for case in cases()]
@@ -160,6 +163,43 @@ def test_a_condenser_is_asked_once_a_turn_and_ends(case: Case) -> None:
     twice = condense(case.build(), History(pinned=PINNED, units=once.units), 300)
     thrice = condense(case.build(), History(pinned=PINNED, units=twice.units), 300)
     assert thrice.units == twice.units
+
+
+class Instructing(Counting):
+    """Says ``do n`` with the observations 1, 3 and 5, and something of the same length with the others."""
+
+    async def step(self, reply: Message) -> Step:
+        step = await super().step(reply)
+        number = len(self.replies)
+        asks = number in (1, 3, 5)
+        text = f"seen {number}<{'do' if asks else 'ok'} {number} {'x' * 40}"
+        return replace(step, observations=(Message(role="user", content=text),), new_query=asks)
+
+
+def instructed(case: Case, most: int) -> list[list[int]]:
+    """The instructions that each of eight prompts shows, in an episode of units of about 110 tokens."""
+    condenser = case.build()
+    replies = agent(lambda prompt: f"hello {last_count(prompt)}" if "hello" in prompt else "hello")
+    made = talking(replies, condenser=condenser, max_turns=8, max_context_tokens=most)
+    made = replace(made, scorers={name: ScriptedScorer(lambda unit: unit.turn) for name in condenser.scorers})
+    (one,) = play_all(made, [problem()], Instructing)
+    acts = [turn.context for turn in one.turns if turn.kind == "act"]
+    return [[n for n in (1, 3, 5) if any(f"do {n} " in message.text for message in context)] for context in acts]
+
+
+@pytest.mark.parametrize("case", ONE_EACH)
+def test_messages_of_the_user_are_shown_whatever_a_condenser_drops(case: Case) -> None:
+    shown = instructed(case, 800)
+    assert shown == [[], [1], [1], [1, 3], [1, 3], *[[1, 3, 5]] * 3]
+
+
+@pytest.mark.parametrize("case", CUTTING)
+def test_where_there_is_no_room_the_oldest_messages_of_the_user_go_first(case: Case) -> None:
+    shown = instructed(case, 290)
+    assert shown[-1] in ([5], [3, 5]), "the newest waits for its answer"
+    for said, context in zip([[], [1], [1], [1, 3], [1, 3], *[[1, 3, 5]] * 3], shown, strict=True):
+        assert context == said[len(said) - len(context) :], "the oldest go first"
+        assert context or not said, "the newest stays"
 
 
 # --- those of others --------------------------------------------------------------------------------------------------

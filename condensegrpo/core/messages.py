@@ -217,7 +217,7 @@ class Unit:
     tokens: int = field(default=0, compare=False)  # counted when the reply was answered; estimated of rewritten units
     media_tokens: int = field(default=0, compare=False)  # of these, those of pictures
     is_note: bool = False  # a text that stands for units up to its turn, see ``note``
-    pinned: bool = False  # it ends in a further question: shown until the next question, whatever a condenser says
+    pinned: bool = False  # it ends in a message of the user: shown until the next one, and after it if there is room
 
     def __hash__(self) -> int:
         """Of the turn and of the text that condensers rewrite most, see ``Message``."""
@@ -318,13 +318,12 @@ class History:
     units: tuple[Unit, ...] = ()
     note: Unit | None = None  # the last one that a condenser returned as ``Condensed.note``
     captions: tuple[Caption, ...] = ()  # of omitted pictures, in the order of their turns
-    question: Unit | None = field(default=None, compare=False)  # the newest unit that is ``pinned``
     raw: tuple[Unit, ...] | None = field(default=None, compare=False, repr=False)  # where ``units`` are a view of them
     shown: Sequence[Unit] | None = field(default=None, compare=False, repr=False)  # in the prompt of a calling reply
 
     def add(self, unit: Unit) -> Self:
         """This history with one more unit at its end."""
-        return replace(self, units=(*self.units, unit), question=unit if unit.pinned else self.question)
+        return replace(self, units=(*self.units, unit))
 
     def with_captions(self, captions: tuple[Caption, ...]) -> Self:
         """This history with more captions."""

@@ -15,6 +15,7 @@ from condensegrpo.episodes.sampling import sample
 from condensegrpo.episodes.view import View, check_pinned, continued, declared, rendered, request_view
 
 REPEATS = 3  # calls of a condenser that follow one whose units were over budget as a prompt
+ASKED = 0.5  # share of the units' budget that earlier messages of the user may take beside what a condenser shows
 
 
 class SummaryWriter:
@@ -103,7 +104,7 @@ async def _next_view(conversation: EpisodeState, writer: SummaryWriter) -> tuple
         if units and (every_turn or engine.renderer.count(start.messages) > threshold):
             made = await _condensing(conversation, start, units, None, writer)
         else:
-            shown = _with_question(start, units)
+            shown = with_messages_of_user(start, units, room=0)
             view = replace(rendered(engine, start.pinned, shown), units=shown)
             made = Condensing(view, start, Condensed(units=shown))
         by, reason = rewritten.by, rewritten.reason
@@ -139,16 +140,20 @@ async def _condensing(
     """
     engine, last, history, view = conversation.engine, conversation.last, start, None
     pinned = engine.renderer.count(start.pinned)
-    budget = _budget(conversation, start, pinned, writer)
+    first = budget = _budget(conversation, start, pinned, writer)
     condensed: Condensed | None = None
     shown: tuple[Unit, ...] | None = None  # units of ``view``
-    for _ in range(1 + REPEATS):
+    for call in range(1 + REPEATS):
         past, answer = history, await _condense(engine, history, budget)
-        condensed = answer if condensed is None else _joined(condensed, answer)
+        if condensed is None:
+            condensed = answer
+        else:
+            condensed = _joined(condensed, answer, wrote=len(writer.texts) > len(condensed.rejected))
         note = answer.note or (start.note if condensed.note is None else history.note)
         history = history.with_captions(answer.captions)
         history = history if note is history.note else replace(history, note=note)
-        units = _with_question(history, condensed.units)
+        room = 0 if call == REPEATS else int(ASKED * first.tokens)  # the last call fits by what the condenser shows
+        units = with_messages_of_user(history, condensed.units, room=room)
         wrote = condensed.note is not None or len(writer.texts) > len(condensed.rejected)
         if last is not None and units == unchanged and not wrote:  # a used text is a turn: what follows is declared
             continuing = continuing or continued(engine, start, last)
@@ -205,14 +210,25 @@ async def _condense(engine: Engine, history: History, budget: Budget) -> Condens
     return condensed
 
 
-def _with_question(history: History, shown: tuple[Unit, ...]) -> tuple[Unit, ...]:
-    """The shown units and the newest question, whatever the condenser made of the unit that ends in it."""
-    question = history.question
-    if question is None or question in shown:
-        return shown
-    rest = [unit for unit in shown if unit.turn != question.turn or unit.is_note]
-    place = next((i for i, unit in enumerate(rest) if unit.turn > question.turn and not unit.is_note), len(rest))
-    return (*rest[:place], question, *rest[place:])
+def with_messages_of_user(history: History, shown: tuple[Unit, ...], *, room: int) -> tuple[Unit, ...]:
+    """The shown units, and those that end in messages of the user, whatever the condenser made of them.
+
+    The newest is always shown, since it is not answered yet; of the earlier ones as many as ``room`` tokens hold, the
+    oldest are left out first. A unit is shown with its reply, in order.
+
+        pinned 1, 4 and 7 of units 0 to 9; shown 8 9     ─▶  7 8 9, with room 4 7 8 9, with more room 1 4 7 8 9
+    """
+    for number, unit in enumerate(unit for unit in reversed(history.units) if unit.pinned):
+        if unit in shown:
+            continue
+        rest = [each for each in shown if each.turn != unit.turn or each.is_note]
+        if number:
+            room -= unit.tokens - sum(each.tokens for each in shown) + sum(each.tokens for each in rest)
+            if room < 0:
+                break
+        place = next((i for i, each in enumerate(rest) if each.turn > unit.turn and not each.is_note), len(rest))
+        shown = (*rest[:place], unit, *rest[place:])
+    return shown
 
 
 def _measured(history: History, units: tuple[Unit, ...], tokens: int) -> tuple[tuple[Unit, ...], History]:
@@ -225,11 +241,11 @@ def _measured(history: History, units: tuple[Unit, ...], tokens: int) -> tuple[t
     return tuple(measured if unit is note else unit for unit in units), replace(history, note=measured)
 
 
-def _joined(earlier: Condensed, later: Condensed) -> Condensed:
-    """The answer of a repeated call, with what the call before wrote."""
+def _joined(earlier: Condensed, later: Condensed, *, wrote: bool) -> Condensed:
+    """The answer of a repeated call, with what the call before wrote; ``wrote``: by the policy, and not rejected."""
     rejected, note = (*earlier.rejected, *later.rejected), later.note
     if note is None and earlier.note is not None:
         note = earlier.note if earlier.note in later.units else None
-        rejected += () if note is not None else ("with it the prompt is over budget",)
+        rejected += () if note is not None or not wrote else ("with it the prompt is over budget",)
     reason = "; ".join(dict.fromkeys(each for each in (earlier.reason, later.reason) if each))
     return replace(later, reason=reason, note=note, captions=(*earlier.captions, *later.captions), rejected=rejected)

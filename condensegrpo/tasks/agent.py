@@ -189,7 +189,8 @@ class AgentEpisode(Environment):
         if self._request is None:
             assert self._running is not None
             return self._running.result()
-        return self._conversation.step(self._request.messages, same_tools=self._request.tools == request.tools)
+        tools = self._request.tools
+        return self._conversation.step(self._request.messages, tools=bool(tools), same_tools=tools == request.tools)
 
     async def close(self) -> None:
         """End the agent with all its processes, and refuse what it still asks for."""

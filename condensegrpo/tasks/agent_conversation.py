@@ -5,7 +5,9 @@ An agent sends its whole history with every request, so each request says which 
     system, user, reply 0, tool, reply 1, tool     ─▶  pinned: system, user; units: (reply 0, tool), (reply 1, tool)
 
 A reply is recognised by the messages that it was sampled for, by the ids of its calls, or by its text. One that comes
-back as it was stays the sampled one. What the agent added after it is a user message of its unit. Whatever else
+back as it was stays the sampled one. What the agent added after it is a user message of its unit. Where the agent
+declares tools, a user message after a reply without calls is one of the user and survives condensers; without tools
+it may be any observation. Whatever else
 differs from the last request and what followed it, such as a reply that was edited or left out, or another
 conversation in between, is a rewritten history, which is declared.
 """
@@ -41,7 +43,7 @@ class Conversation:
 
     def begin(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The pinned messages, from the first request."""
-        self._history = self._read(messages)
+        self._history = self._read(messages, tools=False)
         return self._history.pinned
 
     def send(self, messages: Sequence[Message], reply: Message, *, stops: Sequence[str], calls: bool) -> Message:
@@ -66,20 +68,24 @@ class Conversation:
         self._by_request[_digests(messages)[-1]].append(number)
         return sent
 
-    def step(self, messages: Sequence[Message], *, same_tools: bool) -> Step:
-        """What follows the last reply, by the next request and whether it declares the tools of the last one."""
+    def step(self, messages: Sequence[Message], *, tools: bool, same_tools: bool) -> Step:
+        """What follows the last reply, by the next request and whether it declares tools, those of the last one."""
         number, before = len(self._replies) - 1, self._history
-        self._history = after = self._read(messages)
+        self._history = after = self._read(messages, tools=tools)
         newest = after.units[-1] if after.units and after.units[-1].turn == number else None
         observed = () if newest is None else newest.results
         continues = (after.pinned, after.units[:-1]) == (before.pinned, before.units)
         plain = newest is not None and newest.reply is self._replies[number].sampled
         if same_tools and continues and plain and all(message.role != "assistant" for message in observed):
-            return Step(observations=observed)
+            return Step(observations=observed, new_query=newest.pinned)
         reason = _reason(before, number, after, same_tools=same_tools)
-        return Step(observations=observed, rewritten=RewrittenHistory(history=after, by=AGENT, reason=reason))
+        return Step(
+            observations=observed,
+            new_query=newest is not None and newest.pinned,
+            rewritten=RewrittenHistory(history=after, by=AGENT, reason=reason),
+        )
 
-    def _read(self, messages: Sequence[Message]) -> History:
+    def _read(self, messages: Sequence[Message], *, tools: bool) -> History:
         pinned, units, last = list[Message](), list[Unit](), -1
         for message, before in zip(messages, _digests(messages), strict=False):
             number = self._number(message, before, last) if message.role == "assistant" else None
@@ -90,7 +96,16 @@ class Conversation:
                 units[-1] = replace(units[-1], results=self._with_result(units[-1], message))
             else:
                 pinned.append(self._shown(message))
-        return History(pinned=tuple(pinned), units=tuple(units))
+        asking = (tools and self._asks(unit) for unit in units)
+        return History(
+            pinned=tuple(pinned),
+            units=tuple(replace(unit, pinned=asks) for unit, asks in zip(units, asking, strict=True)),
+        )
+
+    def _asks(self, unit: Unit) -> bool:
+        """Whether the user said something after a reply."""
+        called = self._replies[unit.turn].sampled.tool_calls
+        return not called and any(message.role == "user" for message in unit.results)
 
     def _number(self, message: Message, before: int, last: int) -> int | None:
         """Which reply a message is, of those after ``last``; None: none of them."""
