@@ -75,13 +75,14 @@ class Conversation:
         newest = after.units[-1] if after.units and after.units[-1].turn == number else None
         observed = () if newest is None else newest.results
         continues = (after.pinned, after.units[:-1]) == (before.pinned, before.units)
+        asks = newest is not None and newest.pinned
         plain = newest is not None and newest.reply is self._replies[number].sampled
         if same_tools and continues and plain and all(message.role != "assistant" for message in observed):
-            return Step(observations=observed, new_query=newest.pinned)
+            return Step(observations=observed, new_query=asks)
         reason = _reason(before, number, after, same_tools=same_tools)
         return Step(
             observations=observed,
-            new_query=newest is not None and newest.pinned,
+            new_query=asks,
             rewritten=RewrittenHistory(history=after, by=AGENT, reason=reason),
         )
 
