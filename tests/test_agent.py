@@ -436,6 +436,18 @@ def test_an_agent_may_ask_the_same_again_and_is_given_another_reply(tmp_path: Pa
     assert [turn.condensation is None for turn in trajectory.turns] == [True, False, True]
 
 
+def test_later_messages_of_the_user_survive_where_an_agent_declares_tools(tmp_path: Path) -> None:
+    async def asks(problem: Problem, url: str, key: str) -> None:
+        messages = [user("go")]
+        for number in range(3):
+            messages = [*messages, assistant(await said(url, key, messages, tools=[UP])), user(f"do {number}")]
+        await said(url, key, messages, tools=[UP])
+
+    trajectory = play(function(rows(tmp_path), asks), numbered(), condenser=LastK(keep_last=1))
+    shown = [message.text for message in trajectory.turns[3].context]
+    assert [text for text in shown if text.startswith("do ")] == ["do 0", "do 1", "do 2"]
+
+
 def test_the_condenser_of_the_run_condenses_an_agent_and_what_it_rewrote(tmp_path: Path) -> None:
     async def talks(problem: Problem, url: str, key: str) -> None:
         messages = [user("go")]
