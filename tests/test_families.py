@@ -359,7 +359,7 @@ def test_an_agent_whose_client_keeps_thoughts_aside_is_one_row() -> None:
     conversation.begin(asked)
     sent = conversation.send(asked, read_text("<think>hm</think>okay").message, stops=(), calls=True)
     assert sent.text == "okay"
-    step = conversation.step((*asked, Message(role="assistant", content="okay"), GO_ON), same_tools=True)
+    step = conversation.step((*asked, Message(role="assistant", content="okay"), GO_ON), tools=True, same_tools=True)
     assert (step.rewritten, step.observations) == (None, (GO_ON,))
 
 

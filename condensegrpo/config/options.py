@@ -145,7 +145,7 @@ def _checked(
     supplied: Mapping[str, object] = NOTHING,
     hint: str = "",
 ) -> dict[str, object]:
-    """Options, each validated by its parameter's annotation, and what is supplied for parameters that they do not set.
+    """Options, and what is supplied for parameters that they do not set, each validated by its parameter's annotation.
 
     Args:
         hint: ends the message where one is missing.
@@ -168,11 +168,10 @@ def _checked(
     for name, each in visible.items():
         if each.default is each.empty and name not in options:
             raise PluginError(f"{where}: the option {name} is missing. Its options are: {', '.join(visible)}.{hint}")
-    read = {
+    return {
         name: _validated(value, named[name].annotation, f"{where}: the option {name}") if name in named else value
-        for name, value in options.items()
+        for name, value in {**offered, **options}.items()
     }
-    return {**offered, **read}
 
 
 def _validated(value: object, annotation: object, where: str) -> object:

@@ -66,7 +66,10 @@ class Use(Section):
         listed = self.options[option]
         if not isinstance(listed, list):
             raise ConfigError(f"checking {where}: found {listed!r}, wanted a list of {self.kind}.")
-        return [parse(kind, _named(each), source=f"{where}[{index}]") for index, each in enumerate(listed)]
+        return [
+            parse(kind, _named(each), source=where.replace(option, f"{option}[{index}]", 1))
+            for index, each in enumerate(listed)
+        ]
 
     def _with(self: U, option: str, value: object) -> U:
         return self.model_copy(update={"options": {**self.options, option: value}})

@@ -139,7 +139,12 @@ class TrajectoryStats:
         Prompts of 100 and 150 tokens, the second continuing the first, 20 tokens sampled in each:
         150 + 0.1 · 100 + 4 · 40 = 320.
         """
-        return self.prompt_tokens_uncached + CACHED * self.cached_tokens + WRITTEN * self.output_tokens
+        return price(self.prompt_tokens, self.prompt_tokens_uncached, self.output_tokens)
+
+
+def price(read: int, uncached: int, output: int) -> float:
+    """See ``TrajectoryStats.price``."""
+    return uncached + CACHED * (read - uncached) + WRITTEN * output
 
 
 def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryStats:

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, price
 from condensegrpo.inspection.batches import TrajectoryBatch, credit_file, is_training, run_of, trajectory_files
 from condensegrpo.inspection.filters import FIELDS, Value
 from condensegrpo.inspection.records import Group, IndexedTrajectory, groups, mean, natural
@@ -41,12 +41,13 @@ from condensegrpo.storage.trajectories import (
 if TYPE_CHECKING:
     import pyarrow
 
-COLUMNS = {  # of ``filters.FIELDS`` of one trajectory; the others are those of its batch, or its mean advantage
+COLUMNS = {  # of ``filters.FIELDS`` of one trajectory; the others are those of its batch, or computed of columns
     name: attribute.removeprefix("figures.").replace("turns", "turn_count")
     for name, attribute in FIELDS.items()
-    if name not in ("step", "evaluation", "advantage")
+    if name not in ("step", "evaluation", "advantage", "price")
 }
 CREDIT = ("advantages", "weights", "handling")  # columns
+PRICED = ("read", "uncached", "output")  # arguments of ``price``
 
 
 class RecordKey(NamedTuple):
@@ -230,6 +231,8 @@ class _BatchFigures:
         columns = {name: self.table[column].to_pylist() for name, column in COLUMNS.items() if name in names}
         if "advantage" in names:
             columns["advantage"] = [mean(values) for values in self.table["advantages"].to_pylist()]
+        if "price" in names:
+            columns["price"] = [*map(price, *(self.table[COLUMNS[name]].to_pylist() for name in PRICED))]
         parts = [name for name in names if name not in FIELDS]
         components = map(named, self.table["components"].to_pylist()) if parts else repeat({}, len(self.table))
         rows = zip(*columns.values(), strict=True) if columns else repeat((), len(self.table))
