@@ -120,7 +120,7 @@ class SweepProgress:
     def __init__(self, sweep: Sweep, console: Console) -> None:
         self._sweep, self._console = sweep, console
         self._states = dict(sweep.states)
-        self._began, self._steps = time.monotonic(), sweep.steps_left
+        self._began, self._steps = time.monotonic(), sweep.steps_taken
         self._next_status = time.monotonic() + STATUS_SECONDS
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
@@ -149,9 +149,10 @@ class SweepProgress:
     def _summary(self) -> str:
         finished = sum(state is RunState.FINISHED for state in self._states.values())
         text, left = f"{finished} of {plural(len(self._states), 'run')} finished", self._sweep.steps_left
-        if self._steps <= left:
+        taken = self._sweep.steps_taken - self._steps
+        if not (taken and left):
             return text
-        seconds = (time.monotonic() - self._began) * left / (self._steps - left)
+        seconds = (time.monotonic() - self._began) * left / taken
         return f"{text}; about {timedelta(seconds=round(seconds))} left"
 
     def _table(self) -> Table:

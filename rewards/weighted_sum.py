@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import SupportsFloat
 
+from condensegrpo.core.defaults import with_defaults
 from condensegrpo.core.failures import at_definition
 from condensegrpo.core.protocols.reward import RewardPart, RewardResult, TurnReward
 from condensegrpo.core.protocols.task import Problem
@@ -27,7 +28,12 @@ class WeightedSum:
     """
 
     def __init__(self, *, parts: Sequence[RewardPart]) -> None:
-        self.parts = tuple(parts)
+        self.parts = tuple(
+            replace(part, reward=with_defaults(part.reward, TurnReward))
+            if hasattr(part.reward, "turn_rewards")
+            else part
+            for part in parts
+        )
         names = [part.name for part in self.parts]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a weighted sum of {names or 'nothing'}: wanted at least one part, each name once")

@@ -89,6 +89,26 @@ def test_of_several_files_the_later_one_wins(folder: Path) -> None:
     assert (config.seed, config.name, config.task.name) == (2, "first", "ledger")
 
 
+def test_a_file_of_several_lies_on_its_own_bases(folder: Path) -> None:
+    """Its condenser is that of ``other`` with other words for it; the options of the first file's stay."""
+    write(folder, "other", "condenser: {name: full}")
+    write(folder, "second", "extends: other.yaml\ncondenser: {name: last_k}")
+    assert load_config(write(folder, "both", "extends: [base.yaml, second.yaml]")).condenser.options == {"keep_last": 2}
+
+
+def test_an_override_of_an_entry_of_a_list_is_a_path_as_the_list_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "libs").mkdir()
+    (folder / "new.py").write_text("")
+    task = "task: {name: agent, options: {protected: [old.py]}}"
+    write(folder, "agent", f"extends: base.yaml\n{task}\nsandbox: {{packages: [none]}}")
+    found = load_config(folder / "agent.yaml", ["sandbox.packages.0=libs", "task.options.protected.0=new.py"])
+    assert found.sandbox.packages == [str(folder / "libs")]
+    assert found.task.options["protected"] == ["new.py"]
+
+
 @pytest.mark.parametrize("name", ["search_base", "search_base.yaml"])
 def test_a_shipped_configuration_is_extended_by_name(tmp_path: Path, name: str) -> None:
     child = write(

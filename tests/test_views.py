@@ -1,6 +1,6 @@
 """Views: units add up to the prompt, a condenser is called again if it is over budget, and a question survives."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from talk import Counting, agent, counting, engine, play_all, problem
@@ -121,6 +121,28 @@ def test_a_note_stands_for_units_and_is_the_historys_from_then_on() -> None:
         ("rewritten", 2),
         ("kept", 1),
     ]
+
+
+class Forgetful(Condenser):
+    """A note of all units but the newest, which it does not give back as the history's."""
+
+    async def condense(self, history: History, budget: Budget) -> Condensed:
+        *dropped, newest = history.units
+        return Condensed(units=(note(history, dropped, "x"), newest) if dropped else (newest,))
+
+
+def test_messages_of_the_user_stay_under_a_note_that_is_not_the_historys() -> None:
+    """It ended the episode: the units of the messages stood out of order."""
+
+    class Asking(Counting):
+        async def step(self, reply: Message) -> Step:
+            step = await super().step(reply)
+            return replace(step, new_query=len(self.replies) in (1, 3))
+
+    made = engine(agent(lambda _: "hello"), condenser=Forgetful(), max_turns=6, condense_when="every_turn")
+    (one,) = play_all(made, [problem()], Asking)
+    assert (one.stop, len(one.turns)) == (StopReason.TURN_LIMIT, 6), one.detail
+    assert all("seen 3" in "".join(message.text for message in turn.context) for turn in one.turns[3:])
 
 
 def test_rewritten_units_have_estimated_tokens() -> None:

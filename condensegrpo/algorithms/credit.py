@@ -108,7 +108,7 @@ def scores_of(scored: Sequence[ScoredTrajectory], stops: StopSettings = DEFAULT_
         context_N=torch.tensor([each.figures.context_tokens for each in scored], dtype=torch.float64),
         uncached_N=torch.tensor([each.figures.prompt_tokens_uncached for each in scored], dtype=torch.float64),
         cached_N=torch.tensor([each.figures.cached_tokens for each in scored], dtype=torch.float64),
-        output_N=torch.tensor([each.figures.output_tokens for each in scored], dtype=torch.float64),
+        output_N=torch.tensor([each.figures.sampled_tokens for each in scored], dtype=torch.float64),
         turn_N=torch.tensor([each.figures.turn_reward for each in scored], dtype=torch.float64),
         group_N=torch.tensor([group_labels[each.trajectory.group_id] for each in scored], dtype=torch.int64),
         turns_N=torch.tensor([each.figures.replies for each in scored], dtype=torch.int64),

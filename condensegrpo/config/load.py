@@ -68,12 +68,26 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def resolved(path: Path, overrides: Sequence[str], *, locate: bool = True) -> Tree:
     """The tree of a file, the files that it extends, and overrides; ``locate``: paths are made absolute."""
-    trees = [located(tree, file) if locate else tree for file, tree in layers(path)]
-    return overridden(reduce(merged, trees, Tree()), overrides, locate=locate)
+    return overridden(_with_bases(path, locate=locate), overrides, locate=locate)
+
+
+def _with_bases(path: Path, extended_by: tuple[Path, ...] = (), *, locate: bool) -> Tree:
+    """The tree of a file on top of those that it extends, each of which lies on its own."""
+    tree, bases = _read(path, extended_by)
+    trees = [_with_bases(base, (*extended_by, path), locate=locate) for base in bases]
+    return merged(reduce(merged, trees, Tree()), located(tree, path) if locate else tree)
 
 
 def layers(path: Path, extended_by: tuple[Path, ...] = ()) -> Iterator[tuple[Path, Tree]]:
     """A file and the files that it extends with their trees, the lowest first."""
+    tree, bases = _read(path, extended_by)
+    for base in bases:
+        yield from layers(base, (*extended_by, path))
+    yield path, tree
+
+
+def _read(path: Path, extended_by: tuple[Path, ...]) -> tuple[Tree, list[Path]]:
+    """The tree of a file, and the files that it extends."""
     chain = (*extended_by, path)
     if path.resolve() in [each.resolve() for each in extended_by]:
         raise ConfigError(
@@ -87,9 +101,7 @@ def layers(path: Path, extended_by: tuple[Path, ...] = ()) -> Iterator[tuple[Pat
         raise ConfigError(
             f"reading the configuration {path}: {EXTENDS} is {names!r}, wanted the name of a file or a list of names."
         )
-    for name in names:
-        yield from layers(_base(path, name), chain)
-    yield path, tree
+    return tree, [_base(path, name) for name in names]
 
 
 def _base(path: Path, name: str) -> Path:

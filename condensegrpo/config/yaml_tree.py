@@ -164,7 +164,8 @@ def apply_overrides(
             )
         try:
             path = tuple(key.split("."))
-            put(result, path, changed(parse_yaml(text), change, path))
+            section = tuple(part for part in path if not part.isdigit())  # the path of an entry is that of its list
+            put(result, path, changed(parse_yaml(text), change, section))
         except yaml.YAMLError as error:
             raise ConfigError(f"reading the override {shown!r:.80}: the value is not YAML: {error}") from error
         except TypeError as error:  # such as rollout.tools.use.0.options.x where use is [search]

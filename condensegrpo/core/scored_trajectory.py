@@ -133,18 +133,25 @@ class TrajectoryStats:
         return self.prompt_tokens - self.prompt_tokens_uncached
 
     @property
+    def sampled_tokens(self) -> int:
+        """Sampled in all turns, in rejected texts and in drafts that were not taken."""
+        return self.output_tokens + self.rejected_tokens + self.draft_tokens
+
+    @property
     def price(self) -> float:
-        """The cost of all calls, in tokens read uncached: one from a prefix cache costs 0.1, a sampled one 4.
+        """The cost of the calls, in tokens read uncached: one from a prefix cache costs 0.1, a sampled one 4.
+
+        Rejected texts and drafts cost what was sampled, without their prompts.
 
         Prompts of 100 and 150 tokens, the second continuing the first, 20 tokens sampled in each:
         150 + 0.1 · 100 + 4 · 40 = 320.
         """
-        return price(self.prompt_tokens, self.prompt_tokens_uncached, self.output_tokens)
+        return price(self.prompt_tokens, self.prompt_tokens_uncached, self.sampled_tokens)
 
 
-def price(read: int, uncached: int, output: int) -> float:
+def price(read: int, uncached: int, *sampled: int) -> float:
     """See ``TrajectoryStats.price``."""
-    return uncached + CACHED * (read - uncached) + WRITTEN * output
+    return uncached + CACHED * (read - uncached) + WRITTEN * sum(sampled)
 
 
 def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryStats:

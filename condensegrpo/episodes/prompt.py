@@ -163,7 +163,8 @@ async def _condensing(
             view = rendered(engine, history.pinned, units)
         if condensed.note is not None and history.note is condensed.note:
             units, history = _measured(history, units, len(view.ids) - pinned)
-            now, before = (sum(unit.tokens for unit in each) for each in (units, past.current_units))
+            shown_before = with_messages_of_user(past, past.current_units, room=room)
+            now, before = (sum(unit.tokens for unit in each) for each in (units, shown_before))
             if now >= before and budget.write is not None:
                 longer = f"it is not shorter than what it replaces: {now} tokens after, {before} before"
                 condensed = replace(condensed, note=None, rejected=(*condensed.rejected, longer))

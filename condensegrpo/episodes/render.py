@@ -318,13 +318,16 @@ class Renderer:
     def _in_frame(self, opening: tuple[Message, ...], reply: Message, *results: Message) -> tuple[str, str] | None:
         """The text after a reply that one plain text answered: the text, in what the template writes around it.
 
-        The template writes the frame once for a role, a tool and a call; a frame that changes texts is not used.
+        The template writes the frame once for an opening, a role, a tool and a call, since it may repeat the opening in
+        it; a frame that changes texts is not used.
         """
         content = results[0].content if len(results) == 1 else ""
         if self._template.fields or not isinstance(content, str) or not content or content != content.strip():
             return None
-        (result,), key = results, (results[0].role, results[0].name, results[0].tool_call_id)
+        (result,), key = results, (opening, results[0].role, results[0].name, results[0].tool_call_id)
         if key not in self._frames:
+            if len(self._frames) >= KEPT:
+                self._frames.clear()
             text, marker = self._tail_in(opening, reply, (replace(result, content=VERBATIM),))
             before, found, after = text.partition(VERBATIM)
             self._frames[key] = (before, after) if found and marker not in text else None

@@ -106,12 +106,12 @@ def continued(engine: Engine, history: History, last: AnsweredView, *, newest: U
 
 def declared(engine: Engine, history: History, view: View, reason: str, *, by: str = "") -> View:
     """A view with the declaration that the units of a history were rewritten; ``by``: not by the condenser."""
-    note, shown = history.note, view.units
-    covered = -1 if note is None or note not in shown[:1] else note.turn
-    spans = condensation_spans(
-        history,
-        [unit for unit in shown if unit.is_note or unit.turn > covered],  # a question under the note stays
-    )
+    shown, counted, covered = view.units, list[Unit](), -1
+    for unit in shown:
+        if unit.is_note or unit.turn > covered:  # messages of the user stay under a note that covers their units
+            counted.append(unit)
+        covered = max(covered, unit.turn if unit.is_note else -1)
+    spans = condensation_spans(history, counted)
     declaration = Condensation(
         condenser=by or engine.condenser_name,
         reason=reason,

@@ -47,7 +47,7 @@ COLUMNS = {  # of ``filters.FIELDS`` of one trajectory; the others are those of 
     if name not in ("step", "evaluation", "advantage", "price")
 }
 CREDIT = ("advantages", "weights", "handling")  # columns
-PRICED = ("read", "uncached", "output")  # arguments of ``price``
+PRICED = ("prompt_tokens", "prompt_tokens_uncached", "output_tokens", "rejected_tokens", "draft_tokens")  # of ``price``
 
 
 class RecordKey(NamedTuple):
@@ -232,7 +232,7 @@ class _BatchFigures:
         if "advantage" in names:
             columns["advantage"] = [mean(values) for values in self.table["advantages"].to_pylist()]
         if "price" in names:
-            columns["price"] = [*map(price, *(self.table[COLUMNS[name]].to_pylist() for name in PRICED))]
+            columns["price"] = [*map(price, *(self.table[name].to_pylist() for name in PRICED))]
         parts = [name for name in names if name not in FIELDS]
         components = map(named, self.table["components"].to_pylist()) if parts else repeat({}, len(self.table))
         rows = zip(*columns.values(), strict=True) if columns else repeat((), len(self.table))

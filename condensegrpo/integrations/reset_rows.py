@@ -3,6 +3,7 @@
 Their prompts are texts or chat messages, as data sets and tasks of other libraries hold them.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -22,7 +23,28 @@ def first_messages(given: object, where: str) -> tuple[Message, ...]:
     """The messages of a prompt, in which calls are texts; a text by itself is a message of the user."""
     if isinstance(given, str) or not given:
         return (Message(role="user", content=given if isinstance(given, str) else ""),)
-    return tuple(map(_with_written_calls, each(given, where, chat_message)))
+    return tuple(map(_with_written_calls, each(given, where, _row_message)))
+
+
+def _row_message(given: object, where: str) -> Message:
+    """A message as data sets hold it: calls may be texts or lack an id, and a thought may stand beside the text."""
+    if not isinstance(given, dict):
+        return chat_message(given, where)
+    calls = [_row_call(made) for made in given.get("tool_calls") or ()]
+    role = "tool" if given.get("role") == "function" else given.get("role")
+    message = chat_message({**given, "role": role, "tool_calls": [made for made in calls if made is not None]}, where)
+    thought = given.get("reasoning_content")
+    return replace(message, content=f"<think>{thought}</think>\n{message.text}") if thought else message
+
+
+def _row_call(made: object) -> object:
+    try:
+        call = json.loads(made) if isinstance(made, str) else made
+    except ValueError:
+        return made  # refused with its place
+    if not isinstance(call, dict):
+        return call
+    return {**{name: value for name, value in call.items() if name != "function" or value}, "id": call.get("id") or ""}
 
 
 def _with_written_calls(message: Message) -> Message:

@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args
 from condensegrpo.algorithms.segments import segments
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import Segment
+from condensegrpo.core.trajectory import Segment, Trajectory
 from condensegrpo.core.wording import ranges
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import Credit, provenance_of, read_credit, read_figures, read_trajectories
@@ -96,6 +96,8 @@ def exported(
         temperature: that they were sampled with.
     """
     if to == "openenv":
+        if seeing := [each for each in scored if each.figures.picture_tokens]:
+            raise _has_pictures(seeing[0].trajectory)
         yield from (_openenv(each, None if credit is None else credit[each.trajectory.id]) for each in scored)
         return
     rows = [row for each in scored for row in token_rows(each, None if credit is None else credit[each.trajectory.id])]
@@ -108,6 +110,13 @@ def exported(
     yield from map(shapes[to], rows)
 
 
+def _has_pictures(trajectory: Trajectory) -> DataError:
+    return DataError(
+        f"exporting rows: the trajectory {trajectory.id} has pictures, and rows hold token ids alone. Export a run "
+        f"without pictures, or train it here."
+    )
+
+
 def token_rows(scored: ScoredTrajectory, credit: Credit | None) -> Iterator[TokenRow]:
     """The rows of one trajectory in which a token trains."""
     trajectory = scored.trajectory
@@ -116,10 +125,7 @@ def token_rows(scored: ScoredTrajectory, credit: Credit | None) -> Iterator[Toke
     made = segments(trajectory, advantage_K=advantages, weight_K=weights)
     for number, segment in enumerate(made):
         if segment.media:
-            raise DataError(
-                f"exporting rows: the trajectory {trajectory.id} has pictures, and rows hold token ids alone. Export a "
-                f"run without pictures, or train it here."
-            )
+            raise _has_pictures(trajectory)
         if any(turn.weight for turn in segment.turns):
             last = trajectory.turns[segment.turns[-1].turn]
             columns = {

@@ -157,12 +157,13 @@ def _on_every_rank(call: Callable[[], T], temporary: Path) -> list[T]:
 
 
 def _files_of_rank(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The files in a folder that this rank wrote, with their paths in it."""
-    for file in folder.rglob("*"):
-        name = file.relative_to(folder).as_posix()
-        owner = _OF_RANK.search(name)
-        if (int(owner[1]) if owner else 0) == rank() and file.is_file():
-            yield name, file
+    """The files in a folder that this rank wrote, with their paths in it; other ranks rename folders meanwhile."""
+    for path, _, files in os.walk(folder):  # passes over folders that are gone
+        for file in (Path(path, name) for name in files):
+            name = file.relative_to(folder).as_posix()
+            owner = _OF_RANK.search(name)
+            if (int(owner[1]) if owner else 0) == rank():
+                yield name, file
 
 
 def load_checkpoint(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]:

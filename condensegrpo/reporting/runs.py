@@ -18,6 +18,7 @@ from condensegrpo.core.errors import CondenseError
 from condensegrpo.evaluation.figures import evaluations_in, metrics_of
 from condensegrpo.metrics.intervals import Interval, paired_difference
 from condensegrpo.storage.evaluations import correctness, stored_evaluations
+from condensegrpo.storage.files import TEMPORARY
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import provenance_of, read_figures
 
@@ -105,7 +106,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
                 inside.clear()  # a link may lead here from above
             else:
                 seen.add(real)
-            inside[:] = sorted(name for name in inside if not name.startswith("."))
+            inside[:] = sorted(name for name in inside if not name.startswith(".") and TEMPORARY not in name)
             roots += [link for name in inside if (link := Path(path, name)).is_symlink()]
 
 

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import subprocess
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -37,11 +36,40 @@ def remove_leftovers() -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a file, or a folder of any depth and any permissions below it, that no other process changes."""
-    with suppress(OSError):  # most calls leave an empty folder
-        os.rmdir(path)
+    """Remove a file, or a folder of any depth and any permissions below it, that no other process changes.
+
+    Folders are moved up before they are entered: two file descriptors suffice, and no path grows too long.
+    """
+    if not os.path.isdir(path) or os.path.islink(path):
+        os.unlink(path)
         return
-    for command in (("chmod", "-R", "u+rwx"), ("rm", "-rf")):  # shutil.rmtree recurses, and enters no locked folder
-        done = subprocess.run([*command, "--", path], stdin=subprocess.DEVNULL, capture_output=True, check=False)
-        if done.returncode:
-            raise OSError(f"removing {path}: {done.stderr.decode(errors='replace').strip()}")
+    top, moved = _open(path), 0
+    unused = os.urandom(8).hex()  # the beginning of names that no code could know
+    try:
+        while folders := _without_files(top):
+            for name in folders:
+                inner = _open(name, top)
+                for deeper in _without_files(inner):
+                    os.chmod(deeper, 0o700, dir_fd=inner)  # only then it can be moved
+                    moved += 1
+                    os.rename(deeper, f"{unused}{moved}", src_dir_fd=inner, dst_dir_fd=top)
+                os.close(inner)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    os.rmdir(path)
+
+
+def _open(name: str, inside: int | None = None) -> int:
+    os.chmod(name, 0o700, dir_fd=inside)
+    return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=inside)
+
+
+def _without_files(folder: int) -> list[str]:
+    """Remove the files of a folder; the names of the folders in it."""
+    with os.scandir(folder) as content:
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in content]
+    for name, is_folder in entries:
+        if not is_folder:
+            os.unlink(name, dir_fd=folder)
+    return [name for name, is_folder in entries if is_folder]

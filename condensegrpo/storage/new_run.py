@@ -19,10 +19,15 @@ def new_run(path: Path, configuration: str, *, overwrite: bool) -> Iterator[RunF
         overwrite: delete a run of this name first.
     """
     check_run_name(path, overwrite=overwrite)
+    run, aside = RunFolder(path), path.with_name(f".{path.name}{TEMPORARY}replaced")
     with writing(path):
-        if path.is_dir() and any(path.iterdir()):  # else it is a run whose process was killed before it learned
-            with RunFolder(path).locked():
-                shutil.rmtree(path)
+        shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed while it deleted
+        if path.is_dir() and any(path.iterdir()):  # a run, or what is left of a start that was killed
+            with run.locked():
+                if run.has_results and not overwrite:  # its process ended meanwhile
+                    raise _taken(run)
+                path.rename(aside)  # whole or not at all
+            shutil.rmtree(aside)
     run = RunFolder.create(path)
     try:
         with run.locked():
@@ -43,11 +48,15 @@ def check_run_name(path: Path, *, overwrite: bool) -> None:
             f"run. Give this run another name (name=…) or another runs_dir."
         )
     if run.has_results and not overwrite and not run.in_use:  # of one in use, the lock names the process
-        steps = int(max((line["step"] for line in read_metrics(run.metrics)), default=0))
-        raise RunError(
-            f"creating the run folder {path}: the name is taken by a run after step {steps}. Give this run another "
-            f"name (name={free_name(path)}), continue that run (--resume {path}), or delete it (--overwrite)."
-        )
+        raise _taken(run)
+
+
+def _taken(run: RunFolder) -> RunError:
+    steps = int(max((line["step"] for line in read_metrics(run.metrics)), default=0))
+    return RunError(
+        f"creating the run folder {run.path}: the name is taken by a run after step {steps}. Give this run another "
+        f"name (name={free_name(run.path)}), continue that run (--resume {run.path}), or delete it (--overwrite)."
+    )
 
 
 def free_name(path: Path) -> str:

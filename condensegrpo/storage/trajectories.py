@@ -105,7 +105,7 @@ def write_trajectories(
 def read_trajectories(path: Path) -> tuple[ScoredTrajectory, ...]:
     """The trajectories of a file and its parts, in the order in which they were written."""
     parts = [(part, group) for part in parts_of(path) or [path] for group in range(opened(part).num_row_groups)]
-    return tuple(_scored(row, path) for part, group in parts for row in _rows(read_table(part, group=group)))
+    return tuple(_scored(row, path) for part, group in parts for row in _rows(read_table(part, group=group), part))
 
 
 def sample_trajectories(path: Path, count: int) -> list[ScoredTrajectory]:
@@ -126,7 +126,9 @@ def read_row(stored: StoredTrajectory) -> Row:
     for group in range(metadata.num_row_groups):
         size = metadata.row_group(group).num_rows
         if row < size:
-            return next(_rows(_row_group(stored.file, stored.file.stat().st_mtime_ns, group).slice(row, 1)))
+            return next(
+                _rows(_row_group(stored.file, stored.file.stat().st_mtime_ns, group).slice(row, 1), stored.file)
+            )
         row -= size
     raise TrajectoryFileError(f"reading {stored.file}: it has no row {stored.row}. It was replaced: open it again.")
 
@@ -221,7 +223,7 @@ def _reading(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError, TypeError, OverflowError) as error:
         raise TrajectoryFileError(f"reading {path}: it is not a whole Parquet file: {error} Remove it.") from error
     except OSError as error:
         raise TrajectoryFileError(f"reading {path}: {error.strerror or error}.") from error
@@ -432,8 +434,13 @@ def _ids(ids: Sequence[int]) -> Any:  # noqa: ANN401  an array of numpy
     return numpy.frombuffer(packed_ids(ids), dtype=numpy.int32)
 
 
-def _rows(table: "pyarrow.Table") -> Iterator[Row]:
-    """The rows of a table of trajectories; the prompts of turns are arrays."""
+def _rows(table: "pyarrow.Table", path: Path) -> Iterator[Row]:
+    """The rows of a table of trajectories from a file; the prompts of turns are arrays."""
+    with _reading(path):
+        yield from _unpacked(table)
+
+
+def _unpacked(table: "pyarrow.Table") -> Iterator[Row]:
     import numpy
     import pyarrow
     from pyarrow import compute
@@ -471,7 +478,7 @@ def _scored(row: Row, path: Path) -> ScoredTrajectory:
         trajectory = decode(Trajectory, named)
         score = {each.name: row[each.name] for each in fields(Score)}
         return ScoredTrajectory(trajectory=trajectory, score=decode(Score, score), figures=figures)
-    except (ValueError, IndexError) as error:
+    except (ValueError, IndexError, TypeError, OverflowError) as error:
         raise TrajectoryFileError(
             f"reading {path}, trajectory {row['id']}: {error}. The file was edited; sample the step again."
         ) from error

@@ -210,7 +210,7 @@ class WarmStart:
         settings, learner = self.settings, self.open_learner(source)
         first = done = (number - 1) * settings.steps  # steps of the rounds before
         try:
-            newest = checkpoint.latest(checkpoints)
+            newest = ranks.from_first(checkpoint.latest(checkpoints))  # other nodes' caches may know removed ones
             if newest is not None and checkpoint.step_of(newest) > first:
                 checkpoint.load_checkpoint(learner, newest)
                 done = checkpoint.step_of(newest)

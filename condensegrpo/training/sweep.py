@@ -21,6 +21,7 @@ from condensegrpo.config.study import Study, run_name, same_warm_start
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.evaluation.figures import evaluations_in
 from condensegrpo.metrics.intervals import Interval
+from condensegrpo.storage.files import TEMPORARY
 from condensegrpo.storage.new_run import check_run_name
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 
@@ -57,8 +58,10 @@ class StudyRun:
 
     @property
     def finished(self) -> bool:
-        """Whether its last evaluation is recorded."""
-        return any(line["step"] == self.config.train.steps for line in self.evaluated)
+        """Whether its last evaluation is recorded, and its last checkpoint there."""
+        steps = self.config.train.steps
+        saved = (self.folder.checkpoints / f"step_{steps:06d}").is_dir()
+        return saved and any(line["step"] == steps for line in self.evaluated)
 
     @property
     def evaluated(self) -> tuple[dict[str, float], ...]:
@@ -159,12 +162,17 @@ class Sweep:
 
     def _start(self, run: StudyRun) -> None:
         self._waiting.remove(run)
-        if not run.folder.config.is_file():
-            if run.folder.path.is_dir():  # killed before it had a configuration
-                shutil.rmtree(run.folder.path)
+        if not run.folder.config.is_file():  # of a start that was killed before it had one, folders may be left
+            for left in (run.folder.path, *run.folder.path.parent.glob(f"{run.folder.path.name}{TEMPORARY}*")):
+                shutil.rmtree(left, ignore_errors=True)
             adopt_warm_start(run.folder, run.config, ((other.folder, other.config) for other in self.runs))
         self._active[run.name] = (run, self._launch(run))
         self.states[run.name] = RunState.RUNNING
+
+    @property
+    def steps_taken(self) -> int:
+        """Optimiser steps of all runs so far."""
+        return sum(run.step for run in self.runs)
 
     @property
     def steps_left(self) -> int:

@@ -37,7 +37,9 @@ class Step:
 
     def __post_init__(self) -> None:
         """Check types and numbers, and make the numbers plain: anything else would fail later, in a file."""
-        if self.observations:
+        if not isinstance(self.rewritten, RewrittenHistory | None):
+            raise TypeError(f"a Step has rewritten={self.rewritten!r:.80}, wanted a RewrittenHistory or None")
+        if self.observations != ():
             object.__setattr__(self, "observations", checked_messages(self.observations, "step()"))
         if not isinstance(self.answer, str | None):
             raise TypeError(f"a Step has the answer {self.answer!r:.80}, wanted text or None")

@@ -224,12 +224,14 @@ class VllmServerSampler(Sampler):
         if server.weights == NCCL:
             return NcclPublisher(self._loop, seconds=server.start_seconds, dtype=kind, sends=loads)
         machines = gather(socket.gethostname())
+        writer = 0 if self._shared else machines.index(machines[rank()])
+        weights = self._home if server.weights == TEMPORARY else Path(server.weights)
         publisher = FolderPublisher(
             loop=self._loop,
-            folder=(self._home if server.weights == TEMPORARY else Path(server.weights)) / f"condensegrpo-{self._run}",
+            folder=weights / f"condensegrpo-{self._run}-{writer}",  # machines may share the folder around it
             dtype=kind,
             nbytes=self._expected.check(self._lora).nbytes(kind),
-            writer=0 if self._shared else machines.index(machines[rank()]),
+            writer=writer,
             loads=loads,
             lora=self._lora,
             base=base,
