@@ -216,7 +216,7 @@ async def run_all(isolation: str) -> Run:
         before = descriptors()
         calls = (sandbox.run_python(case.code, seconds=case.seconds) for case in INPUTS.values())
         results = await asyncio.gather(*calls)
-        after = await sandbox.run_python("print(1)")
+        after = await sandbox.run_python("print(1)", seconds=30)
         left = await _left(sandbox.running().folder)
         more = descriptors() - before
         left += [f"{more} descriptors"] if more else []
@@ -230,13 +230,17 @@ def descriptors() -> int:
 
 
 async def _left(folder: str) -> list[str]:
-    """What the calls left behind; their processes get a moment to end."""
-    end = time.monotonic() + 5
-    while (processes := _processes(folder)) and time.monotonic() < end:
+    """What the calls left behind; their processes get a moment to end, and their folders to be removed."""
+    end = time.monotonic() + 30
+    while (_processes(folder) or _folders(folder)) and time.monotonic() < end:
         await asyncio.sleep(0.02)
     shared = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock", "/")
     files = [f"{place}/{MARK}" for place in shared if Path(place, MARK).exists()]
-    return processes + files + [str(path) for path in (Path(folder).iterdir() if Path(folder).exists() else ())]
+    return _processes(folder) + files + _folders(folder)
+
+
+def _folders(folder: str) -> list[str]:
+    return [str(path) for path in (Path(folder).iterdir() if Path(folder).exists() else ())]
 
 
 def _processes(folder: str) -> list[str]:

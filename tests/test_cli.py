@@ -52,13 +52,18 @@ def test_control_sequences_in_an_error_do_not_reach_the_terminal() -> None:
         assert not {"\x1b", "\x07"} & set(done.stderr)
 
 
-def test_values_with_credentials_are_shown_as_stars() -> None:
+def test_values_with_credentials_are_shown_as_stars(tmp_path: Path) -> None:
     url = "http://ana:hunt@er2@host/v1"
     said = (
         refused("train", "quickstart", f"train.steps={url}")
         + refused("train", "quickstart", f"sampler.name={{url: '{url}'}}")
         + refused("train", "quickstart", "algorithm.api_key=[hunt")
-        + refused("train", "quickstart", f"trackers=[{{name: mlflow, options: {{tracking_uri: '{url}'}}}}]")
+        + refused(
+            "train",
+            "quickstart",
+            f"runs_dir={tmp_path}",  # a run of this name would be refused first
+            f"trackers=[{{name: mlflow, options: {{tracking_uri: '{url}'}}}}]",
+        )
     )
     assert "er2" not in said
     assert "hunt" not in said

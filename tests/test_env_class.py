@@ -16,6 +16,7 @@ from condensegrpo.core.errors import DataError, PluginError
 from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.integrations.env_class import EnvClass
+from condensegrpo.integrations.reset_rows import first_messages
 
 PAGE = (ROOT / "docs" / "how-to" / "connect-env-class.md").read_text(encoding="utf-8")
 
@@ -120,6 +121,17 @@ def test_faults_are_named_before_a_run(tmp_path: Path) -> None:
         EnvClass(factory="nowhere:Vault", data=data)
     with pytest.raises(DataError, match="row 1 has the prompt 3, wanted a text or chat messages"):
         EnvClass(factory=Counter, data=data)
+
+
+def test_a_prompt_may_have_calls_as_data_sets_write_them() -> None:
+    """Without an id, as a text of JSON, beside a null; a thought beside the text; the role of old functions."""
+    plain = {"type": "function", "function": {"name": "add", "arguments": {"by": 1}}}
+    written = json.dumps({"name": "add", "arguments": '{"by": 1}', "function": None})
+    said = {"role": "assistant", "content": "so", "reasoning_content": "hm", "tool_calls": [plain, None, written]}
+    call = '<tool_call>{"name": "add", "arguments": {"by": 1}}</tool_call>'
+    first, last = first_messages([said, {"role": "function", "content": "1"}], "prompt")
+    assert first.text == f"<think>hm</think>\nso\n{call}\n{call}"
+    assert (last.role, last.text) == ("tool", "1")
 
 
 def test_the_example_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:

@@ -41,6 +41,18 @@ def test_a_start_that_fails_leaves_no_folder(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+def test_a_run_whose_process_ends_meanwhile_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In use when its name is looked at, and free when its lock is taken."""
+    run = trained(tmp_path / "mine")
+    monkeypatch.setattr("condensegrpo.storage.new_run.check_run_name", lambda *_, **__: None)
+    with (
+        pytest.raises(RunError, match="the name is taken by a run after step 1"),
+        new_run(run.path, "", overwrite=False),
+    ):
+        pass
+    assert run.metrics.is_file()
+
+
 def test_an_overwritten_run_is_deleted(tmp_path: Path) -> None:
     trained(tmp_path / "mine")
     with new_run(tmp_path / "mine", "seed: 1\n", overwrite=True) as run:

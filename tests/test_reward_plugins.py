@@ -1,6 +1,7 @@
 """Which rewards a configuration may name, alone and as parts; the others are refused before a model is loaded."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -10,10 +11,20 @@ from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import ConfigError, PluginError
-from condensegrpo.core.protocols.reward import GroupReward, RewardResult
+from condensegrpo.core.protocols.reward import GroupReward, RewardPart, RewardResult
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.scoring import score_group
+from condensegrpo.rewards.outcome import Correct
+from condensegrpo.rewards.weighted_sum import WeightedSum
+
+
+class Short:
+    """A turn reward that inherits nothing."""
+
+    def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> list[float]:
+        return [0.5 for _ in trajectory.turns]
+
 
 SEVEN = Problem(id="p0", question="3 + 4?", answer="7")
 MINE = '''
@@ -169,3 +180,12 @@ def test_a_weight_that_is_negative_or_no_number_is_refused(tmp_path: Path, name:
 def test_options_that_make_no_sense_are_named(tmp_path: Path, reward: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         components(tmp_path, reward)
+
+
+def test_a_sum_made_in_python_takes_turn_rewards_that_inherit_nothing() -> None:
+    parts = [
+        RewardPart(name="correct", weight=1, reward=Correct()),
+        RewardPart(name="short", weight=1, reward=cast(Any, Short())),
+    ]
+    result = WeightedSum(parts=parts)(trajectory(turn([1], [2])), SEVEN)
+    assert list(result.turn_rewards) == [0.5]

@@ -14,6 +14,7 @@ from confined import BACKENDS, gone, late, processes, why_not
 
 from condensegrpo.sandbox import process
 from condensegrpo.sandbox.calls import CallOutcome, SandboxLimits
+from condensegrpo.sandbox.folders import remove
 from condensegrpo.sandbox.sandbox import Sandbox
 
 HEAD = "import os, signal, sys, threading, time\nfrom condensegrpo.sandbox.sandbox import Sandbox\n"
@@ -90,6 +91,21 @@ def test_a_program_that_ends_or_stops_itself_is_said_to_have_done_so(isolation: 
             assert (result.outcome, result.detail, result.stdout) == (CallOutcome.KILLED, said, "begun\n"), result
             assert result.status is None
             assert said.endswith(signal.Signals(result.signal or 0).name)
+
+
+def test_removing_a_folder_changes_nothing_outside_of_it(tmp_path: Path) -> None:
+    """A hard link and a link to a folder in it: chmod of the whole followed both."""
+    kept, away = tmp_path / "kept", tmp_path / "away"
+    kept.mkdir()
+    away.mkdir()
+    (kept / "file").write_text("mine")
+    (kept / "file").chmod(0o444)
+    os.link(kept / "file", away / "hard")
+    (away / "link").symlink_to(kept)
+    (away / "locked").mkdir(mode=0o000)
+    remove(str(away))
+    assert not away.exists()
+    assert ((kept / "file").stat().st_mode & 0o777, kept.is_dir()) == (0o444, True)
 
 
 def test_deep_folders_do_not_hold_up_a_result() -> None:

@@ -75,7 +75,7 @@ def open_sampler(
             f"optimiser step whose weights it has, at first 0{at_definition(type(sampler))}; see "
             f"docs/reference/protocols.md."
         )
-    _check_methods(sampler, config.sampler.name)  # a function made it, so that no class was checked
+    _check_names(sampler, config.sampler.name)  # a function may have made it: no class was checked
     return cast(Sampler, sampler)
 
 
@@ -211,18 +211,13 @@ def trajectory_engine(
     )
 
 
-def _check_methods(sampler: object, name: str) -> None:
-    """Check that a sampler, or the class of one, has the methods that have no default, by their names of today."""
+def _check_names(sampler: object, name: str) -> None:
+    """Check that a sampler, or the class of one, has its methods by their names of today."""
     for old, method in RENAMED.items():
         if callable(getattr(sampler, old, None)) and not overrides(sampler, method):
             raise ConfigError(
                 f"setting up the sampler {name}: its method {old} is called {method.__name__}{at_definition(sampler)}."
             )
-    if missing := missing_methods(sampler, "sample", "update", "close"):
-        raise ConfigError(
-            f"setting up the sampler {name}: it has no {' and no '.join(missing)}{at_definition(sampler)}; see "
-            f"docs/reference/protocols.md."
-        )
 
 
 def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
@@ -244,7 +239,12 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
         sampler = load_plugin("samplers", name)
         if not isinstance(sampler, type):  # a function that makes one
             return
-    _check_methods(sampler, name)
+    _check_names(sampler, name)
+    if missing := missing_methods(sampler, "sample", "update", "close"):
+        raise ConfigError(
+            f"setting up the sampler {name}: it has no {' and no '.join(missing)}{at_definition(sampler)}; see "
+            f"docs/reference/protocols.md."
+        )
     if config.rollout.answer_form is not None and not overrides(sampler, Sampler.score):
         raise ConfigError(
             f"setting up rollout.answer_form: the sampler {name} cannot measure the probability of a reply. Use "
