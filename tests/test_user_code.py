@@ -258,6 +258,7 @@ class Spawns(Counting):
 
         task = asyncio.create_task(leave())
         await asyncio.wait({task})
+        assert isinstance(task.exception(), SystemExit)
         return await super().step(reply)
 
 
