@@ -386,6 +386,8 @@ def test_servers_that_were_lost_together_are_opened_once(monkeypatch: pytest.Mon
 
 def test_an_error_that_comes_too_late_is_not_reported_at_the_exit(caplog: pytest.LogCaptureFixture) -> None:
     """A server reads no longer and then ends: the request fails, and its answer would be that the server was lost."""
+    gc.collect()
+    caplog.clear()  # of what earlier tests left
 
     async def scenario() -> None:
         command = ("sh", "-c", "exec <&-; sleep 1; exit 1")

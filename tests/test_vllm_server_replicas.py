@@ -244,6 +244,8 @@ def test_the_engines_of_a_server_are_those_of_its_command_line(line: list[str], 
 def test_servers_join_and_leave_a_run_with_the_file_of_their_urls(
     folder: str, shape: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    gc.collect()
+    caplog.clear()  # of what earlier tests left
     file = tmp_path / "servers"
     with ExitStack() as stack:
         first, second, third = (stack.enter_context(serving(StandIn(shape))) for _ in range(3))
