@@ -46,8 +46,8 @@ class ModelSize:
     ffn: int
     vocabulary: int
 
-    def build(self, *, seed: int, dtype: torch.dtype) -> PreTrainedModel:
-        """The model on the CPU, in evaluation mode."""
+    def build(self, *, seed: int, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
+        """The model in evaluation mode; its weights are drawn on the device, which takes a GPU no time."""
         torch.manual_seed(seed)
         config = Qwen3Config(
             vocab_size=self.vocabulary,
@@ -61,7 +61,8 @@ class ModelSize:
             tie_word_embeddings=True,
             attn_implementation="sdpa",
         )
-        return Qwen3ForCausalLM(config).to(dtype=dtype).eval()
+        with torch.device(device):
+            return Qwen3ForCausalLM(config).to(dtype=dtype).eval()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The sides that the rollout benchmark compares; they report the time of each run, by the clock and in CPU seconds."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +35,7 @@ class Setting:
     dtype: str = "float32"
     threads: int = 1
     longest: int = 4096  # tokens of a prompt and its reply
+    options: Mapping[str, object] = field(default_factory=dict)  # of the sampler
 
 
 def timed_side(start: Callable[[Setting], Run], setting: Setting) -> Side:
@@ -62,6 +63,7 @@ def opened_sampler(setting: Setting, name: str) -> Sampler:
             "max_model_len": setting.longest,
             "engine": {"kv_cache_gib": None if torch.cuda.is_available() else KV_GIB},
         }
+    options |= setting.options
     sampler: Sampler = build_plugin("samplers", name, options)
     return sampler
 
@@ -80,11 +82,17 @@ def through_engine(sampler_name: str, setting: Setting) -> Run:
     return run
 
 
-def bare(setting: Setting) -> Run:
-    """``LLM.generate`` of vLLM, wave after wave: the same prompts, lengths and settings, and nothing around it."""
+def bare(setting: Setting, *, eager: bool | None = None, own_process: bool = False) -> Run:
+    """``LLM.generate`` of vLLM, wave after wave: the same prompts, lengths and settings, and nothing around it.
+
+    Args:
+        eager: without compilation and CUDA graphs; None: only on a CPU.
+        own_process: the engine computes in a process beside that of the requests.
+    """
     import os
 
-    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(own_process))
     import vllm
 
     on_gpu = torch.cuda.is_available()
@@ -94,7 +102,7 @@ def bare(setting: Setting) -> Run:
         max_model_len=setting.longest,
         kv_cache_memory_bytes=None if on_gpu else int(KV_GIB * 2**30),
         gpu_memory_utilization=0.4,
-        enforce_eager=not on_gpu,
+        enforce_eager=not on_gpu if eager is None else eager,
         enable_prefix_caching=True,
         enable_chunked_prefill=None if on_gpu else False,
         max_num_seqs=None if on_gpu else 256,
@@ -104,14 +112,14 @@ def bare(setting: Setting) -> Run:
     )
     torch.set_num_threads(setting.threads)
 
-    def run(recorded: Sequence[Wave]) -> None:
+    def run(recorded: Sequence[Wave], *, seeded: bool = True, logprobs: int | None = 0) -> None:
         for number, wave in enumerate(recorded):
             params = [
                 vllm.SamplingParams(
                     max_tokens=length,
-                    seed=number * len(wave) + place,
+                    seed=number * len(wave) + place if seeded else None,
                     ignore_eos=True,
-                    logprobs=0,
+                    logprobs=logprobs,
                     flat_logprobs=True,
                     detokenize=False,
                 )

@@ -1,0 +1,1 @@
+"""Measurements for a GPU that is there for minutes: see README.md."""
