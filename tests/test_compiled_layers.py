@@ -1,7 +1,11 @@
 """Compiled decoder layers: lengths compile nothing, gradients stay, and a trial decides on a GPU."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import two_ranks
+from command import succeed_on_two_ranks
 from packed import computed
 from tiny import forking_rows, qwen3
 from torch._dynamo.utils import counters
@@ -11,9 +15,18 @@ from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import named_config, vary
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.learner.layers import checkpoint_layers, compile_layers, try_compiling
+from condensegrpo.learner import ranks
+from condensegrpo.learner.layers import (
+    CompileTrial,
+    agreed_trial,
+    checkpoint_layers,
+    compile_layers,
+    trial_file,
+    try_compiling,
+)
 from condensegrpo.learner.logprobs import CPU, TrainedLogprobs
 from condensegrpo.learner.tree_attention import paths
+from condensegrpo.storage.files import keep_compiled
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -63,6 +76,39 @@ def test_a_trial_compares_one_layer_and_says_why_layers_are_not_compiled(monkeyp
     assert ("are compiled:" in found.describe()) == (found.fault is None)
     broken = try_compiling(qwen3().config, torch.float32, CPU, kernel="auto", backend="no such compiler")
     assert "are not compiled: a trial failed: " in broken.describe()
+
+
+def test_ranks_agree_on_a_trial_and_make_it_only_where_one_of_them_has_none(tmp_path: Path) -> None:
+    succeed_on_two_ranks("trials", str(tmp_path), program=two_ranks.main)
+    for rank in range(2):
+        assert torch.load(tmp_path / f"trials_rank{rank}.pt") == (["it is slower"] * 2, 1)
+
+
+def test_a_trial_is_kept_for_the_model_and_device_that_it_is_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = qwen3().config
+    files = {trial_file(config, dtype, CPU, kernel="auto") for dtype in (torch.float32, torch.bfloat16) for _ in "ab"}
+    assert len(files) == 2
+    file = files.pop()
+    assert file.is_relative_to(tmp_path / "condensegrpo")
+    ranks.join()
+    failed, ran = CompileTrial(0.0, None, None, "a trial failed"), CompileTrial(2e-3, 1e-3, 0.0, None)
+    assert [agreed_trial(file, lambda made=made: made) for made in (failed, ran, failed)] == [failed, ran, ran]
+    file.write_text("{")  # damaged: made again
+    assert agreed_trial(file, lambda: ran) == ran
+
+
+def test_compiled_code_is_kept_in_the_user_s_cache_unless_a_folder_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    unset, chosen = dict[str, str](), {"TORCHINDUCTOR_CACHE_DIR": "/mine"}
+    for environment in (unset, chosen):
+        keep_compiled(environment)
+    assert unset == {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "condensegrpo" / "inductor")}
+    assert chosen == {"TORCHINDUCTOR_CACHE_DIR": "/mine"}
 
 
 def test_layers_whose_weights_are_gathered_inside_are_not_compiled() -> None:

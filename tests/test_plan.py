@@ -316,6 +316,21 @@ def test_as_few_layers_are_computed_again_as_the_memory_allows() -> None:
     assert planned(*wide, alone, memory=sizes[9] // 2).checkpointed == planned(*wide).checkpointed == 9
 
 
+def test_vllm_prepares_for_the_requests_that_a_run_can_have() -> None:
+    """32 problems with 8 samples on 2 ranks, one batch ahead; a number in the configuration stays."""
+    run = ("sampler.name=vllm", "train.problems_per_step=32", "train.samples_per_problem=8", "evaluate.problems=8")
+
+    def requests(*overrides: str, memory: int | None = 80 << 30) -> object:
+        config = config_on_devices(vary(CONFIG, (*run, *overrides)), ranks=2, memory=memory)
+        return config.sampler.options.get("engine", {}).get("max_num_seqs")
+
+    assert requests() == 128
+    assert requests("rollout.staleness=1") == 256
+    assert requests("evaluate.problems=400", "evaluate.samples=2") == 400
+    assert requests("sampler.options.engine.max_num_seqs=7") == 7
+    assert requests(memory=None) is None
+
+
 def test_offloads_leave_the_gpu_by_hand() -> None:
     """6832 parameters in float32: masters, moments and sums are elsewhere, always or while the sampler samples."""
     on_gpu, kl = 4 * 6832, "algorithm.kl.coefficient=0.1"
@@ -379,7 +394,7 @@ def test_keys_and_values_of_vllm_are_those_that_are_set_or_that_all_requests_use
 
 def test_a_share_that_holds_no_request_is_refused_and_raised() -> None:
     small = ("sampler.options.engine.gpu_memory_utilization=0.01", "sampler.options.engine.max_num_batched_tokens=100")
-    small = (*small, "sampler.options.engine.enforce_eager=true")
+    small = (*small, "sampler.options.engine.enforce_eager=true", "sampler.options.engine.max_num_seqs=256")
     config = vary(CONFIG, [VLLM, *small])
     memory = 32 << 20
     found = Plan(config, architecture(config.model), ranks=1, device="gpu", memory=memory)

@@ -193,7 +193,8 @@ def test_layers_that_are_computed_again_give_the_same_gradients(some: World) -> 
     assert_same(module, [lay_out([tuple(module.named(rows))])], wanted)
 
 
-def test_a_trial_of_compiled_layers_makes_one_layer_of_text(homes: Path) -> None:
+def test_a_trial_of_compiled_layers_makes_a_model_of_few_layers(homes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("condensegrpo.learner.layers.ROW", 16)
     config = opened_world(homes / "qwen3_vl").policy().config
     trial = try_compiling(config, torch.float32, torch.device("cpu"), kernel="sdpa", backend="eager")
     assert trial.difference is not None, trial.fault

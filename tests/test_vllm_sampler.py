@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import json
 import math
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from needs_vllm import needs_vllm
 from test_vision_vllm import check_replies_to_pictures
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+from torch._inductor import config as inductor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.config.options import build_plugin, check_plugin
@@ -24,7 +26,7 @@ from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import PluginError, SamplerError
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
-from condensegrpo.samplers.vllm.engine import usage_context
+from condensegrpo.samplers.vllm.engine import COMPILER, usage_context
 
 if TYPE_CHECKING:
     from condensegrpo.samplers.vllm.sampler import VllmSampler
@@ -72,8 +74,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+def compilation() -> dict[str, object]:
+    """How torch compiles in this process."""
+    return {**{name: os.environ.get(name) for name in COMPILER}, "threads": inductor.compile_threads}
+
+
 @pytest.fixture(scope="module")
-def sampler(folder: str) -> Iterator["VllmSampler"]:
+def unopened() -> dict[str, object]:
+    return compilation()
+
+
+@pytest.fixture(scope="module")
+def sampler(folder: str, unopened: dict[str, object]) -> Iterator["VllmSampler"]:
     """One engine for all tests; the keys and values of barely three full prompts fit at once.
 
     llvmlite is loaded before, as it is in a run whose tool is a search by BM25.
@@ -492,6 +504,12 @@ def test_vllm_compiles_no_function_of_its_own_and_the_learner_may() -> None:
 
     functions = batched_count_greater_than, torch.compile(torch.sqrt, backend="eager")
     assert [hasattr(function, "_torchdynamo_orig_callable") for function in functions] == [False, True]
+
+
+@pytest.mark.usefixtures("sampler")
+def test_vllm_leaves_the_learner_s_compiler_alone(unopened: dict[str, object]) -> None:
+    """vLLM lets torch compile in one thread, and on a GPU into a folder of its own."""
+    assert compilation() == unopened
 
 
 def test_a_closed_sampler_says_so_leaves_torch_alone_and_closes_twice(

@@ -4,6 +4,7 @@ Every scenario writes what it found as ``FOLDER/<name>.pt``; the tests compare t
 """
 
 import errno
+import json
 import os
 import signal
 import sys
@@ -41,7 +42,7 @@ from condensegrpo.learner.engine import (
     open_deepspeed,
     optimizer_step,
 )
-from condensegrpo.learner.layers import checkpoint_layers
+from condensegrpo.learner.layers import CompileTrial, agreed_trial, checkpoint_layers
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.settings import OptimizerSettings
@@ -354,6 +355,23 @@ def one_rank_fails(folder: Path) -> None:
         (folder / f"failed_rank{ranks.rank()}.txt").write_text(str(error))
 
 
+def trials(folder: Path) -> None:
+    """One of two machines knows a trial, the other does not; then both do. The second machine's own says no."""
+    rank, made = ranks.rank(), list[int]()
+    file = folder / f"cache{rank}" / "trial.json"
+    fast, slow = CompileTrial(4e-3, 2e-3, 0.0, None), CompileTrial(4e-3, 5e-3, 0.0, "it is slower")
+    if rank == 0:
+        file.parent.mkdir()
+        file.write_text(json.dumps(fast._asdict()))
+
+    def attempt() -> CompileTrial:
+        made.append(rank)
+        return (fast, slow)[rank]
+
+    found = [agreed_trial(file, attempt).fault for _ in range(2)]
+    torch.save((found, len(made)), folder / f"trials_rank{rank}.pt")
+
+
 SCENARIOS: dict[str, Callable[[Path], None]] = {
     scenario.__name__: scenario
     for scenario in (
@@ -371,6 +389,7 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
         dies_while_saving,
         runs_out_of_disk,
         one_rank_fails,
+        trials,
     )
 }
 

@@ -1,26 +1,30 @@
 """Opens the learner of a configuration. Apart from ``runtime``, since a dry run does not import DeepSpeed."""
 
 import random
+from collections.abc import Callable
 
 import torch
 from transformers import PreTrainedModel
 
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.pictures import MediaStore
 from condensegrpo.core.wording import plural
 from condensegrpo.learner.attention_kernels import kernels_on
 from condensegrpo.learner.engine import DeepSpeedEngine, open_deepspeed
 from condensegrpo.learner.layers import (
     CompileTrial,
+    agreed_trial,
     checkpoint_layers,
     checkpointed_layers,
     compile_layers,
+    trial_file,
     try_compiling,
 )
 from condensegrpo.learner.logprobs import heads_of, why_no_trees
 from condensegrpo.learner.lora import add_adapters
 from condensegrpo.learner.model_folder import load_policy
-from condensegrpo.learner.ranks import gather, join, rank
+from condensegrpo.learner.ranks import join, rank
 from condensegrpo.learner.settings import TREE_KERNELS, LoraSettings, OptimizerSettings
 from condensegrpo.learner.vision_tower import BatchPictures, freeze_tower
 from condensegrpo.vision.processor import load_picture_processor
@@ -34,6 +38,7 @@ def open_learner(
     lora: LoraSettings | None,
     total_steps: int,
     media: MediaStore | None = None,
+    observer: Observer | None = None,
 ) -> DeepSpeedEngine:
     """The policy of a model folder under DeepSpeed, with an optimiser of these settings.
 
@@ -43,13 +48,17 @@ def open_learner(
 
     Args:
         media: where the pictures of rows are; None: there are none.
+        observer: is told what is waited for.
     """
+    phase = (observer or Observer()).phase
+    phase("loading the policy", None)
     policy = load_policy(source, dtype=config.model.dtype, attention=config.model.attention)
     if config.model.vision == "frozen":
         freeze_tower(policy)
     if lora is not None:
         policy = add_adapters(policy, lora, base=source, seed=config.seed, vision=config.model.vision)
-    trial = _compile_trial(config, policy)
+    trial = _compile_trial(config, policy, phase)
+    phase("opening the learner", None)
     engine = open_deepspeed(
         policy,
         zero_stage=config.learner.zero_stage,
@@ -92,7 +101,9 @@ def choices(config: RunConfig, learner: DeepSpeedEngine) -> list[str]:
     return notes
 
 
-def _compile_trial(config: RunConfig, policy: PreTrainedModel) -> CompileTrial | None:
+def _compile_trial(
+    config: RunConfig, policy: PreTrainedModel, phase: Callable[[str, None], None]
+) -> CompileTrial | None:
     """Whether compiled layers are faster on every rank's device; None: that is not tried. Every rank must call it."""
     settled = config.learner.compile_layers != "auto" or config.learner.zero_stage == 3
     if settled or not torch.cuda.is_available() or config.model.attention not in TREE_KERNELS:
@@ -102,9 +113,15 @@ def _compile_trial(config: RunConfig, policy: PreTrainedModel) -> CompileTrial |
     text = policy.config.get_text_config()
     settings = text.to_dict()
     if why_no_trees(settings, config.model.attention) is None:  # a trial that fails on one rank does not compare them
+        phase("compiling and comparing attention kernels", None)
         kernels_on(config.model.attention, heads_of(text, settings), policy.dtype, device)
-    trials = gather(try_compiling(policy.config, policy.dtype, device, kernel=config.model.attention))
-    return next((trial for trial in trials if trial.fault is not None), trials[0])
+    file = trial_file(policy.config, policy.dtype, device, kernel=config.model.attention)
+
+    def attempt() -> CompileTrial:
+        phase("trying compiled layers", None)
+        return try_compiling(policy.config, policy.dtype, device, kernel=config.model.attention)
+
+    return agreed_trial(file, attempt)
 
 
 def _checkpointed(config: RunConfig, policy: PreTrainedModel) -> int:

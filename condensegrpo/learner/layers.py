@@ -31,26 +31,35 @@ Legend: S tokens, H hidden size.
 
 import copy
 import gc
+import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from condensegrpo import __version__
 from condensegrpo.algorithms.objective import PerToken, supervised
 from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.algorithms.segments import reply_row
-from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.errors import ConfigError, DataError, RunError
 from condensegrpo.learner.devices import empty_cache, synchronize
 from condensegrpo.learner.logprobs import TrainedLogprobs
+from condensegrpo.learner.micro_batches import DeviceBatch
 from condensegrpo.learner.model_folder import auto_class, composite
+from condensegrpo.learner.ranks import gather, world_size
 from condensegrpo.learner.settings import Checkpointing
+from condensegrpo.storage.files import make_folder, read_object, user_cache, write_atomically
 
 
 def checkpointed_layers(setting: Checkpointing, layers: int, *, gpu: bool) -> int:
@@ -89,15 +98,16 @@ def _layers(module: nn.Module) -> list[nn.Module]:
 
 
 ROW, ROWS, ROUNDS = 1024, 8, 5  # tokens and rows of the trial's micro-batch; how often it is timed
+TRIED = 4  # layers of the trial's model: their computation overlaps with launching it, as in a step
 GAIN = 1.05  # times as fast as uncompiled, at least, for layers to be compiled
 SMALL_VOCABULARY = 64  # the LM head is not tried
 
 
 class CompileTrial(NamedTuple):
-    """Forward and backward of one layer, compiled and not."""
+    """Forward and backward of some layers, compiled and not."""
 
-    seconds: float  # uncompiled
-    compiled: float | None  # seconds; None: it did not run
+    seconds: float  # of a layer, uncompiled
+    compiled: float | None  # seconds of a layer; None: it did not run
     difference: float | None  # norm of that of the gradients over theirs
     fault: str | None  # why layers are not compiled; None: it pays
 
@@ -124,22 +134,55 @@ def compile_layers(policy: PreTrainedModel, *, backend: str = "inductor") -> Non
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 
 
+def trial_file(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, *, kernel: str) -> Path:
+    """Where the trial of a model on such a device is kept, for the versions that made it."""
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    versions = [__version__, torch.__version__, transformers.__version__]
+    tried = [where, *versions, str(dtype), kernel, config.to_json_string(use_diff=False)]
+    return user_cache() / "compile_trials" / f"{sha256(json.dumps(tried).encode()).hexdigest()[:32]}.json"
+
+
+def agreed_trial(file: Path, attempt: Callable[[], CompileTrial]) -> CompileTrial:
+    """The trial that was kept on every rank, or one that all of them make now; every rank must call it.
+
+    A rank on which layers are not compiled decides for all. A trial that did not run is not kept.
+    """
+    known = None
+    with suppress(DataError):
+        known = read_object(file)
+    trials = [CompileTrial(**found) for found in gather(known) if found]
+    if len(trials) < world_size():
+        trial = attempt()
+        if trial.compiled is not None:
+            with suppress(RunError):  # the cache cannot be written
+                make_folder(file.parent)
+                write_atomically(file, json.dumps(trial._asdict()))
+        trials = gather(trial)
+    return next((trial for trial in trials if trial.fault is not None), trials[0])
+
+
 def try_compiling(
     config: PretrainedConfig, dtype: torch.dtype, device: torch.device, *, kernel: str, backend: str = "inductor"
 ) -> CompileTrial:
-    """Compare a compiled layer of a model with an uncompiled one, on the device that will train.
+    """Compare compiled layers of a model with uncompiled ones, on the device that will train.
 
     Args:
         config: of the model.
         kernel: ``model.attention``.
     """
     try:
-        plain, compiled = (_one_layer(config, dtype, device, kernel) for _ in range(2))
+        plain, compiled = (_few_layers(config, dtype, device, kernel) for _ in range(2))
         compiled.load_state_dict(plain.state_dict())
         compile_layers(compiled.policy, backend=backend)
-        expected, gradient = (_step(module, device) for module in (plain, compiled))
+        row = reply_row(tuple(index % SMALL_VOCABULARY for index in range(ROW - 1)), (0,), weight=1.0)
+        batch = plain.place(lay_out([(row,)] * ROWS), device)
+        steps = [partial(_step, module, batch) for module in (plain, compiled)]
+        for step in steps:
+            step()
+        expected, gradient = map(_gradient, (plain, compiled))
         difference = float((gradient - expected).norm() / expected.norm())
-        seconds, fused = _timed([lambda: _step(plain, device), lambda: _step(compiled, device)])
+        layers = len(_layers(plain.policy.get_decoder()))
+        seconds, fused = (each / layers for each in _timed(steps))
     except Exception as error:  # the boundary to the compiler, which has exceptions of all kinds
         first_line = next(iter(str(error).splitlines()), "")
         return CompileTrial(0.0, None, None, f"a trial failed: {type(error).__name__}: {first_line}")
@@ -154,31 +197,33 @@ def try_compiling(
     return CompileTrial(seconds, fused, difference, fault)
 
 
-def _one_layer(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, kernel: str) -> TrainedLogprobs:
-    single = copy.deepcopy(config)
-    text = single.get_text_config()
-    text.num_hidden_layers, text.vocab_size = 1, SMALL_VOCABULARY
+def _few_layers(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, kernel: str) -> TrainedLogprobs:
+    few = copy.deepcopy(config)
+    text = few.get_text_config()
+    text.num_hidden_layers, text.vocab_size = min(TRIED, text.num_hidden_layers), SMALL_VOCABULARY
     text.pad_token_id = text.bos_token_id = text.eos_token_id = None
     if text.to_dict().get("layer_types"):
-        text.layer_types = text.layer_types[:1]
-    if hasattr(single, "vision_config"):
-        single.vision_config.depth = single.vision_config.num_hidden_layers = 1  # of families with either name
-    module = TrainedLogprobs(auto_class(single).from_config(single, dtype=dtype).eval().to(device))
+        text.layer_types = text.layer_types[:TRIED]
+    if hasattr(few, "vision_config"):
+        few.vision_config.depth = few.vision_config.num_hidden_layers = 1  # of families with either name
+    module = TrainedLogprobs(auto_class(few).from_config(few, dtype=dtype).eval().to(device))
     module.kernel = kernel
     return module
 
 
-def _step(module: TrainedLogprobs, device: torch.device) -> Tensor:
-    """The gradient of the layer, of rows whose last token is trained."""
-    row = reply_row(tuple(index % SMALL_VOCABULARY for index in range(ROW - 1)), (0,), weight=1.0)
+def _step(module: TrainedLogprobs, batch: DeviceBatch) -> None:
+    """Forward and backward of rows whose last token is trained."""
     module.zero_grad()
-    objective = PerToken(supervised)
-    module(module.place(lay_out([(row,)] * ROWS), device), 1.0, objective=objective).loss.backward()
-    (layer,) = (part for part in module.decoder[0].modules() if isinstance(part, GradientCheckpointingLayer))
-    return torch.cat([tensor.grad.flatten().float() for tensor in layer.parameters() if tensor.grad is not None])
+    module(batch, 1.0, objective=PerToken(supervised)).loss.backward()
 
 
-def _timed(steps: list[Callable[[], object]]) -> list[float]:
+def _gradient(module: TrainedLogprobs) -> Tensor:
+    """That of the layers."""
+    weights = [weight for layer in _layers(module.policy.get_decoder()) for weight in layer.parameters()]
+    return torch.cat([weight.grad.flatten().float() for weight in weights if weight.grad is not None])
+
+
+def _timed(steps: Sequence[Callable[[], object]]) -> list[float]:
     """The median seconds of each, taken in turns."""
     taken: list[list[float]] = [[] for _ in steps]
     for _ in range(ROUNDS):

@@ -34,6 +34,7 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch._dynamo import config as dynamo_config
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBACK, lazy_import_flash_attention
@@ -188,7 +189,5 @@ def compiled_flex(backend: str = "inductor") -> Flex:
 
     With ``fullgraph`` one variant too many is an error. Without, torch would go on uncompiled and make all S² pairs.
     """
-    compiled = torch.compile(  # type: ignore[call-overload]  # torch's stubs lack recompile_limit
-        flex_attention, dynamic=True, fullgraph=True, recompile_limit=COMPILED, backend=backend
-    )
-    return cast(Flex, compiled)
+    dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, COMPILED)  # torch 2.11 has no limit of one call
+    return cast(Flex, torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend))

@@ -193,11 +193,19 @@ class Plan:
 
 
 def config_on_devices(config: RunConfig, *, ranks: int, memory: int | None) -> RunConfig:
-    """The configuration with as many checkpointed layers as GPUs of ``memory`` bytes require, if that is open."""
-    if config.learner.checkpoint_activations != "auto" or memory is None:
+    """The configuration with what GPUs of ``memory`` bytes determine, where it is open.
+
+    As many layers are checkpointed as they require; vLLM prepares for the requests that the run can have, by which it
+    captures CUDA graphs.
+    """
+    layers = config.learner.checkpoint_activations == "auto"
+    if memory is None or not (layers or config.sampler.name == VLLM):
         return config
     planned = Plan(config, architecture(config.model), ranks=ranks, device="gpu", memory=memory)
-    return vary(config, (f"learner.checkpoint_activations={planned.checkpointed}",))
+    found = [f"learner.checkpoint_activations={planned.checkpointed}"] if layers else []
+    if config.sampler.name == VLLM and planned.engine.max_num_seqs is None:
+        found.append(f"sampler.options.engine.max_num_seqs={planned.requests}")
+    return vary(config, found) if found else config
 
 
 def _states(plan: Plan) -> tuple[Bytes, Bytes, Bytes]:
@@ -287,9 +295,9 @@ def _pairs(plan: Plan) -> int:
 
 
 def _requests(plan: Plan) -> int:
-    """Requests sampled at the same time, of a step or an evaluation: one of each trajectory at most."""
+    """Requests sampled at the same time, of steps or an evaluation: one of each trajectory at most."""
     train, evaluate, sampler = plan.config.train, plan.config.evaluate, plan.config.sampler
-    trained = train.problems_per_step // plan.ranks * train.samples_per_problem
+    trained = train.problems_per_step // plan.ranks * train.samples_per_problem * (1 + plan.config.rollout.staleness)
     trajectories = max(trained, ceil(evaluate.problems / plan.ranks) * evaluate.samples)
     most: object = trajectories
     if sampler.name == COLOCATED:
@@ -333,7 +341,7 @@ def _vllm(plan: Plan, element: int, longest: int) -> tuple[Bytes, Bytes, str | N
     large = (plan.memory or 0) >= 70 * GIB  # by which vLLM chooses what is not set
     tokens = settings.max_num_batched_tokens or (16384 if large else 8192)
     step = element * tokens * (2 * decoder.hidden + 3 * ceil(decoder.ffn / sharing))
-    step += (settings.max_num_seqs or (1024 if large else 256)) * decoder.vocabulary * (element + 2 * FLOAT)
+    step += (settings.max_num_seqs or plan.requests) * decoder.vocabulary * (element + 2 * FLOAT)
     graphs = {"sampler: CUDA graphs": GRAPHS if plan.on_gpu and not settings.enforce_eager else 0}
     weights = ceil(decoder.parameters * element / sharing)
     # ranks that share a copy have a part of its keys and values each; fewer key heads than ranks are repeated

@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +25,14 @@ HEAD = 64  # bytes that tell
 def user_cache() -> Path:
     """The folder of this package in the user's cache; it may not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "condensegrpo"
+
+
+def keep_compiled(environment: MutableMapping[str, str]) -> None:
+    """Let torch keep what it compiles in the user's cache; /tmp, its default, may be empty at the next start.
+
+    Call it before ``torch._dynamo`` is imported, which sets the default.
+    """
+    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "inductor"))
 
 
 def append_line(path: Path, line: str) -> None:

@@ -122,6 +122,7 @@ def resume(
     newest = checkpoint.latest(folder.checkpoints)
     done, batches = 0, dict[int, StepBatch]()
     if newest is not None:
+        observer.phase("loading the checkpoint", None)
         state = checkpoint.load_checkpoint(learner, newest)
         done = int(state["step"])
         observer.notice(f"resumed after step {done} from {newest}")
@@ -133,6 +134,7 @@ def resume(
     if config.learner.offload.rollouts:
         to_main_memory(learner)
     doing = f"giving the sampler the weights after step {done}"
+    observer.phase(doing, None)
     with all_gathered(sampled_weights(sampler, learner)) as tensors, plugin_code(doing, SamplerError):
         sampler.update(tensors, done)
     return done, batches

@@ -23,7 +23,7 @@ from condensegrpo.core.errors import CondenseError, Interrupted, LearnerError, R
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.process import resume_collections
 from condensegrpo.learner.launchers import launched_rank
-from condensegrpo.storage.files import TEMPORARY
+from condensegrpo.storage.files import TEMPORARY, keep_compiled
 from condensegrpo.storage.new_run import check_run_name, new_run
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 
@@ -75,6 +75,7 @@ class PreparedRun:
             raise
 
     def _train(self, folder: RunFolder, observer: Observer, stopping: Callable[[], bool]) -> bool:
+        keep_compiled(os.environ)
         import torch
 
         from condensegrpo.learner import ranks  # DeepSpeed takes seconds to import

@@ -160,15 +160,17 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     """
     config = components.config
     write = batch_writer(config, folder, source)
-    observer.phase("loading the policy", None)
     if ranks.rank() == 0:
         save_tokenizer(source, folder.path)
-    with ExitStack() as opened:  # closes what is open where the next cannot be opened
+    # One after another: both set torch's default type, and vLLM measures the free memory of the device.
+    # The stack closes what is open where the next cannot be opened.
+    with ExitStack() as opened:
         lora = config.model.sampled_lora
-        sampler = open_sampler(config, source, lora=lora, objects=components.objects, media=folder.media)
+        fitted = config_on_devices(config, ranks=ranks.world_size(), memory=ranks.least_device_memory())
+        observer.phase(f"opening the sampler {config.sampler.name}", None)
+        sampler = open_sampler(fitted, source, lora=lora, objects=components.objects, media=folder.media)
         opened.callback(close_sampler, sampler, observer)
         _let_sleep(sampler, config.sampler.name, observer)
-        fitted = config_on_devices(config, ranks=ranks.world_size(), memory=ranks.least_device_memory())
         learner = open_learner(
             fitted,
             source,
@@ -176,6 +178,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
             lora=config.model.lora,
             total_steps=config.train.steps * config.algorithm.updates_per_batch,
             media=folder.media,
+            observer=observer,
         )
         opened.callback(close_deepspeed, learner)
         for note in choices(fitted, learner):

@@ -53,6 +53,10 @@ SETTINGS = {  # environment variables, unless the user set them
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_NO_USAGE_STATS": "1",  # no telemetry
 }
+COMPILER = (  # variables of torch's compiler that vLLM sets for the whole process
+    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+    *("TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS"),
+)
 READ_PROMPT = {  # vLLM's parameters for the log-probabilities of the given tokens alone
     "max_tokens": 1,
     "temperature": 0.0,
@@ -356,9 +360,12 @@ def _remove_shared_memory(sharing: int) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Restore what vLLM changes when it starts: random states and torch's number of threads."""
+    """Restore what vLLM changes when it starts: random states, torch's threads, where and how torch compiles."""
+    from torch._inductor import config as inductor  # before vLLM, by whose variables it would be set up
+
     states = random.getstate(), np.random.get_state()
     threads, setter = torch.get_num_threads(), torch.set_num_threads
+    variables, compilers = {name: os.environ.get(name) for name in COMPILER}, inductor.compile_threads
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with _quiet(), torch.random.fork_rng(devices=devices):
         try:
@@ -368,6 +375,10 @@ def _undisturbed() -> Iterator[None]:
             np.random.set_state(states[1])
             torch.set_num_threads = setter  # on a CPU vLLM replaces it by a function that only warns
             torch.set_num_threads(threads)
+            inductor.compile_threads = compilers
+            for name, value in variables.items():
+                os.environ.pop(name, None)
+                os.environ.update({} if value is None else {name: value})
 
 
 @contextmanager

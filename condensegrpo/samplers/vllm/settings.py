@@ -24,7 +24,7 @@ class EngineSettings:
     gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.4
     """Share of the GPU's memory for weights, keys and values of the sampler, in (0, 1]; the learner has the rest."""
     max_num_seqs: Annotated[int, Ge(1)] | None = None
-    """Requests in one step, the others wait; None: 256 on a CPU, and on a GPU what vLLM chooses for it."""
+    """Requests in one step, the others wait; None: 256 on a CPU; on a GPU those that a run can have."""
     max_num_batched_tokens: Annotated[int, Ge(1)] | None = None
     """Tokens that one step computes; None: what vLLM chooses for the device."""
     enforce_eager: bool | None = None
