@@ -463,6 +463,7 @@ def test_connections_without_a_request_are_limited_and_closed(
 def test_connections_that_cannot_be_accepted_are_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     gc.collect()
     caplog.clear()  # of what earlier tests left
+
     async def scenario() -> None:
         async with proxied(agent(numbered())):
             for _ in range(1000):
