@@ -1,4 +1,4 @@
-"""Multi-turn GRPO for language-model agents whose context is condensed before every turn.
+"""Multi-turn GRPO for language-model agents under context compaction.
 
 ``docs/explanation/architecture.md`` lists the floors of the package. Importing this package imports nothing else: the
 names of ``api.py`` are loaded when they are first used.

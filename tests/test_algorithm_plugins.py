@@ -358,15 +358,6 @@ def test_the_example_of_the_guide_is_what_it_says(tmp_path: Path) -> None:
     assert advantage == pytest.approx(expected, abs=1e-4)
 
 
-def test_the_estimator_of_the_readme_is_one(tmp_path: Path) -> None:
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    mine = tmp_path / "mine.py"
-    mine.write_text(block, encoding="utf-8")
-    config = small(f"algorithm.advantage.estimator={mine}:against_half")
-    assert advantage_estimator(config)(invariance.SCORES).advantage_NK[:2, 0].tolist() == [0.5, -0.5]
-
-
 def token_loss(function: Callable[..., Tensor], *, turns: bool) -> LossPlugin:
     """A loss of a function of the log-probabilities, the advantages and the turns."""
 
