@@ -28,7 +28,9 @@ from test_openai_sampler import exact
 
 from condensegrpo.algorithms.segments import check
 from condensegrpo.cli.serve import _recorded
+from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.config.load import find_config, load_config
+from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import Generation, SamplingParams, StopReason, Trajectory
@@ -220,10 +222,12 @@ Proxied = tuple[str, list[Trajectory]]  # the URL of a proxy in this process, an
 
 
 @asynccontextmanager
-async def proxied(sampler: Sampler, *, budget: int = 600, **options: Any) -> AsyncIterator[Proxied]:
+async def proxied(
+    sampler: Sampler, *, budget: int = 600, condenser: Condenser | None = None, **options: Any
+) -> AsyncIterator[Proxied]:
     written: list[Trajectory] = []
     limits = {"max_context_tokens": budget, "turn_seconds": 120.0, "max_turns": 100, "ends_at_cut": False}
-    played = engine(sampler, condense_when="over_budget", **limits)  # type: ignore[arg-type]  # settings of several types
+    played = engine(sampler, condenser=condenser, condense_when="over_budget", **limits)  # type: ignore[arg-type]  # settings of several types
     served = Proxy(engine=played, tool_format="tagged", token=TOKEN, finished=written.append, **options)
     async with served.serving("127.0.0.1", 0) as port:
         yield f"http://127.0.0.1:{port}/v1", written
@@ -238,6 +242,77 @@ async def named(url: str, session: str, text: str) -> Any:
     body = {"messages": [user(text)]}
     async with ClientSession(headers=headers) as client, client.post(f"{url}/chat/completions", json=body) as answer:
         return answer.status, await answer.json()
+
+
+def test_later_messages_of_the_user_survive_through_the_proxy() -> None:
+    """Each is answered after a call whose long result the condenser drops."""
+
+    def works(prompt: str) -> str:
+        return "ok" if prompt.rfind("page") > prompt.rfind("do ") else call(1)
+
+    async def scenario() -> list[Trajectory]:
+        async with proxied(agent(works), budget=900, condenser=LastK(keep_last=1)) as (url, written):
+            messages: list[Any] = [user("do 0")]
+            for number in range(1, 5):
+                messages.append(await replied(url, TOKEN, messages))
+                (each,) = messages[-1]["tool_calls"]
+                messages.append({"role": "tool", "tool_call_id": each["id"], "content": "page " * 30})
+                messages += [await replied(url, TOKEN, messages), user(f"do {number}")]
+            await replied(url, TOKEN, messages)
+        return written
+
+    (trajectory,) = asyncio.run(scenario())
+    assert any(turn.condensation for turn in trajectory.turns)
+    shown = [message.text for message in trajectory.turns[-1].context]
+    assert [text for text in shown if text.startswith("do ")] == ["do 0", "do 1", "do 2", "do 3", "do 4"]
+    assert sum("page" in text for text in shown) < 4
+
+
+PICTURES = {"chat/completions": "image_url", "messages": "image", "responses": "input_image"}
+REFUSED: dict[str, list[dict[str, Any]]] = {  # beside pictures and unknown roles
+    "chat/completions": [{"n": 2}, {"logprobs": True}],
+    "messages": [{"tool_choice": {"type": "tool", "name": "up"}}],
+    "responses": [{"top_logprobs": 5}],
+}
+
+
+@pytest.mark.parametrize("path", PICTURES)
+def test_bad_requests_and_a_stream_that_is_cut_cost_a_session_nothing(path: str) -> None:
+    name = "input" if path == "responses" else "messages"
+    contents = ({"role": "user", "content": [{"type": PICTURES[path]}]}, {"role": "critic", "content": "x"})
+    refused = [*({name: [each]} for each in contents), *REFUSED[path], {name: [user("x" * (10 << 20))]}, {}]
+
+    async def scenario() -> tuple[list[tuple[int, Any]], list[Trajectory]]:
+        async def post(*messages: Any, key: str = TOKEN, cut: bool = False, **fields: Any) -> tuple[int, Any]:
+            headers = {"Authorization": f"Bearer {key}", "X-Session-Id": "s", "Content-Type": "application/json"}
+            body = {"model": "policy", name: messages, "stream": cut, **fields}
+            if path == "messages":
+                body["max_tokens"] = 64
+            data = io.BytesIO(json.dumps(body).encode())
+            async with ClientSession(headers=headers) as client, client.post(f"{url}/{path}", data=data) as answer:
+                if not cut:
+                    return answer.status, await answer.json()
+                while b"reply" not in (line := await answer.content.readline()):
+                    assert line, "the stream ended before its text"
+                answer.close()
+                return answer.status, None
+
+        async with proxied(agent(numbered()), budget=4000) as (url, written):
+            assert (await post(user("go")))[0] == 200
+            answers = [await post(user("go"), key=TOKEN if each else "wrong", **each) for each in refused]
+            history = (user("go"), assistant("reply 0"), user("on"))
+            assert await post(*history, cut=True) == (200, None)
+            assert (await post(*history, assistant("reply 1"), user("further")))[0] == 200
+        return answers, written
+
+    answers, (trajectory,) = asyncio.run(scenario())
+    assert [status for status, _ in answers] == [400] * (len(refused) - 2) + [413, 401]
+    for _, body in answers:
+        assert body["error"]["message"]
+        assert body.get("type") == ("error" if path == "messages" else None)
+    assert [turn.reply.text for turn in trajectory.turns] == ["reply 0", "reply 1", "reply 2"]
+    assert [turn.condensation for turn in trajectory.turns] == [None] * 3
+    assert check(trajectory) == ()
 
 
 def test_a_request_belongs_to_the_conversation_that_it_continues() -> None:

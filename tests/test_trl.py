@@ -4,6 +4,7 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,7 @@ from builders import condensation, scored, trajectory, turn
 from datasets import Dataset
 from estimating import LOSSES
 from packed import collate, trained_logprobs
+from peft import LoraConfig, get_peft_model
 from talk import save_model, tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 
@@ -35,7 +37,7 @@ TRL = Path(__file__).parent.parent / ".venv" / "others" / "trl"  # of `make othe
 
 @pytest.fixture(scope="module")
 def trl() -> Iterator[ModuleType]:
-    if not (TRL / "trl").is_dir():
+    if not (TRL / "trl").is_dir() and find_spec("trl") is None:
         pytest.skip("`make others` installs trl")
     sys.path.append(str(TRL))
     with warnings.catch_warnings():
@@ -222,3 +224,12 @@ def test_trl_samples_with_our_engine_and_condenser(
     assert any("page" in text for text in texts), "a row begins behind a condensation"
     with pytest.raises(ConfigError, match=r"'None' is no problem of the task\. Train on dataset"):
         rollouts([[{"role": "user", "content": "read"}]], trainer)
+    first = [rollouts.dataset()[0]["prompt"]]
+    weight = next(trainer.model.parameters())
+    weight.ds_id = 0  # as DeepSpeed marks the weights that ZeRO 3 divides
+    with pytest.raises(ConfigError, match=r"divided over the ranks \(ZeRO 3\).* Set zero_optimization\.stage to 2"):
+        rollouts(first, trainer)
+    del weight.ds_id
+    trainer.model = get_peft_model(trainer.model, LoraConfig(target_modules="all-linear"))
+    with pytest.raises(ConfigError, match=r"has PEFT adapters.* Leave peft_config out"):
+        rollouts(first, trainer)

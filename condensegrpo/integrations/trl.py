@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from condensegrpo.assembly.build import build
@@ -107,7 +107,7 @@ class RolloutFunction:
                 f"playing the prompts of TRL: {min(unknown)!r} is no problem of the task. Train on dataset() of the "
                 f"rollout function."
             )
-        model = trainer.accelerator.unwrap_model(trainer.model)
+        model = _whole(trainer.accelerator.unwrap_model(trainer.model))
         self._sampler.update(iter(model.named_parameters()), int(trainer.state.global_step))
         config, counts = self._components.config, Counter(names)
         player = self._players.player(self._components, temperature=float(trainer.temperature))
@@ -133,6 +133,21 @@ class RolloutFunction:
         """Free the sampler's weights."""
         self._players.close()
         self._sampler.close()
+
+
+def _whole(model: nn.Module) -> nn.Module:
+    """The trainer's model, if the sampler can be given its weights: whole, and by the names that they have alone."""
+    if hasattr(model, "peft_config"):
+        raise ConfigError(
+            "sampling for TRL: the trainer's model has PEFT adapters, whose weights have other names than the "
+            "sampler's. Leave peft_config out, or train adapters with condensegrpo train model.lora={}."
+        )
+    if any(hasattr(each, "ds_id") for each in model.parameters()):  # DeepSpeed's number of a divided weight
+        raise ConfigError(
+            "sampling for TRL: the trainer's weights are divided over the ranks (ZeRO 3), and the sampler takes whole "
+            "ones. Set zero_optimization.stage to 2 or less."
+        )
+    return model
 
 
 def _drawn(scored: ScoredTrajectory, seed: int, *, pad: int) -> Exported:
