@@ -93,7 +93,7 @@ def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
     for heading in ("question", "ground truth")[: 2 * with_texts]:
         table.add_column(heading, overflow="fold")
     narrow = width < NARROW
-    sizes = ("context",) if narrow else ("turns", "context", "output")
+    sizes = ("context",) if narrow else ("turns", "context", "output", "price")[: 3 + wide]
     for heading in ("n", "correct", "score", *(["advantage"] if credited else []), *sizes):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -112,6 +112,7 @@ def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
             *([] if narrow else [_span([each.turns for each in figures], "d", dots)]),
             _span([each.context_tokens for each in figures], "d", dots),
             *([] if narrow else [_span([each.output_tokens for each in figures], "d", dots)]),
+            *([_span([each.price for each in figures], ".0f", dots)] if wide else []),
             Text(f"○ {group.exclusion}"[: None if wide else 1] if group.exclusion else "", theme.WARN),
             style="bold" if group.id == chosen else "",
         )
@@ -131,7 +132,7 @@ def sibling_table(title: str, members: Sequence[IndexedTrajectory], chosen: str,
     table.add_column("", no_wrap=True)
     shown = ("score", *(one_line(name, 14) for name in names), *(["advantage"] if credited else []))
     narrow = width < NARROW
-    for heading in (*shown, *(("context",) if narrow else ("turns", "context", "output"))):
+    for heading in (*shown, *(("context",) if narrow else ("turns", "context", "output", "price")[: 3 + wide])):
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for heading in ("stop", "answer")[: 1 + wide]:
         table.add_column(heading, overflow="fold")
@@ -149,6 +150,7 @@ def sibling_table(title: str, members: Sequence[IndexedTrajectory], chosen: str,
             *([] if narrow else [str(figures.turns)]),
             str(figures.context_tokens),
             *([] if narrow else [str(figures.output_tokens)]),
+            *([f"{figures.price:.0f}"] if wide else []),
             Text(
                 f"{figures.stop}{HANDLED.get(sibling.handling or '', '')}",
                 "" if figures.stop.gives_answer else theme.WARN,
