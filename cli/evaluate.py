@@ -17,7 +17,7 @@ import typer
 from rich.rule import Rule
 from rich.table import Table
 
-from condensegrpo.cli.options import AnyConfig, AsJson, Debug, Overrides, names_and_overrides
+from condensegrpo.cli.options import AnyConfig, AsJson, Debug, Overrides, names_and_overrides, program
 from condensegrpo.config.load import named_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import apply_overrides
@@ -150,7 +150,7 @@ def evaluate_command(
         return
     _print(result, model, step)
     if save is not None:
-        typer.echo(f"next: condensegrpo inspect {shlex.quote(str(save))} --tokens")
+        typer.echo(f"next: {program()} inspect {shlex.quote(str(save))} --tokens")
     elif run is not None and step is not None:
         typer.echo(f"stored as {result.name}: condensegrpo inspect {shlex.quote(str(run))} --evaluation {result.name}")
 
@@ -319,9 +319,9 @@ def play(
     """
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # half a character may be deleted at a terminal
-    with loading("torch and transformers") as display:
+    with loading("transformers") as display:
         from condensegrpo.api import sample_rollouts
-        from condensegrpo.assembly.build import build
+        from condensegrpo.assembly.build import build, build_components
         from condensegrpo.assembly.objects import configured
         from condensegrpo.episodes.failures import check_failures
         from condensegrpo.learner.model_folder import load_tokenizer
@@ -329,7 +329,7 @@ def play(
 
         settings = named_config(config, [*(overrides or ()), *PLAYED])
         display.phase(f"reading the problems of {settings.task.name}", None)
-        components = build(settings)
+        components = build_components(settings)
         problems = components.problems(split)
     if problem >= len(problems):
         raise ConfigError(

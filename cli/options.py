@@ -2,10 +2,12 @@
 
 import ast
 import os
+import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Annotated
 
 import typer
@@ -20,6 +22,12 @@ Debug = Annotated[bool, typer.Option(DEBUG, help="Show the tracebacks of errors 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of its keys.")]
 AnyConfig = Annotated[str, typer.Argument(help="A YAML file, the name of a shipped one, or a run folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def program() -> str:
+    """The command as a shell finds it here: by its name, or by the path that it was started with."""
+    named = which("condensegrpo") or os.path.basename(sys.argv[0]) != "condensegrpo"
+    return "condensegrpo" if named else os.path.relpath(sys.argv[0])
 
 
 def check_plot(file: Path | None, *endings: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from condensegrpo.cli.options import Debug, config_names, names_and_overrides
+from condensegrpo.cli.options import Debug, config_names, names_and_overrides, program
 from condensegrpo.cli.process import StopRequest, outlived_streams
 from condensegrpo.config.load import dump_with_origins, find_config, load_config
 from condensegrpo.config.resumed import recorded_changes
@@ -213,8 +213,8 @@ def print_summary(folder: RunFolder) -> None:
     path = folder.path
     console.print(f"policy      {path}/checkpoints (newest: a Hugging Face folder in model/)")
     console.print(f"curves      {path}/report.html  {path}/metrics.jsonl")
-    console.print(f"next        condensegrpo inspect {path}")
-    console.print(f"            condensegrpo eval {path} --samples 4")
+    console.print(f"next        {program()} inspect {path}")
+    console.print(f"            {program()} eval {path} --samples 4")
 
 
 def _table(before: dict[str, float] | None, after: dict[str, float]) -> Table:

@@ -27,8 +27,8 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem, Split, Task
 from condensegrpo.core.trajectory import Generation, SamplingParams, Trajectory
-from condensegrpo.learner.devices import DtypeName
 from condensegrpo.learner.model_folder import load_tokenizer
+from condensegrpo.learner.settings import DtypeName
 from condensegrpo.rewards.matches import contains_answer
 from condensegrpo.rewards.outcome import Correct
 from condensegrpo.samplers.transformers import TransformersSampler

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from forked import ForkedCommand, forked_ranks, main
 
+from condensegrpo.core.packages import TRAIN
+
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT: Mapping[str, str] = {
     **os.environ,
@@ -73,6 +75,17 @@ def on_a_full_disk(size: int) -> None:
     """The command where a file may have ``size`` bytes at most: the system answers with the same kind of error."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     main()
+
+
+def without_the_extra() -> None:
+    """The command where the packages of the extra cannot be imported, nor ours that had imported them."""
+    for name in list(sys.modules):
+        if name.startswith("condensegrpo."):
+            del sys.modules[name]
+    sys.modules.update(dict.fromkeys(TRAIN))
+    from condensegrpo.cli.app import main as imported_again
+
+    imported_again()
 
 
 def at_terminal(terminal: Connection) -> None:

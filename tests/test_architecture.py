@@ -11,6 +11,10 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
+from condensegrpo.core.packages import TRAIN
+
 ROOT = Path(__file__).resolve().parent.parent
 TOP = ("condensers", "rewards", "cli", "configs", "studies")  # folders at the top that are packages of condensegrpo
 LOOSE = {"__init__", "__main__", "api"}  # the only files beside the folders of condensegrpo
@@ -90,10 +94,15 @@ def in_folder(*folders: str) -> list[str]:
 
 
 @cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(files()[module].read_text(encoding="utf-8"))
+
+
+@cache
 def imports(module: str) -> tuple[str, ...]:
     """What a file imports anywhere in it, within functions and for type checking too, as ``package.module.name``."""
     names: list[str] = []
-    for node in ast.walk(ast.parse(files()[module].read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             names += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -264,23 +273,68 @@ def test_the_core_loads_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=240, cwd="/").returncode == 0
 
 
+def at_once(module: str) -> set[str]:
+    """What a file imports when it is imported: not within functions, nor for type checking."""
+    names = set[str]()
+    for node in tree(module).body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def reached_from(starts: list[str]) -> set[str]:
+    """The files of ours that are imported with some of them."""
+    reached, waiting = set[str](), set(starts)
+    while waiting:
+        reached |= waiting
+        names = {name for module in waiting for name in at_once(module)}
+        waiting = {target for name in names if (target := resolved(name)) is not None} - reached
+    return reached
+
+
 def test_preparing_a_run_and_planning_it_import_no_deepspeed() -> None:
     """It takes seconds. Imports inside of functions are those of a run that trains."""
-    reached, waiting = set[str](), ["condensegrpo.training.run_setup", "condensegrpo.cli.plan"]
-    waiting += in_folder("planning", "assembly")
-    waiting.remove("condensegrpo.assembly.open_learner")
-    while waiting:
-        reached.add(module := waiting.pop())
-        statements = ast.parse(files()[module].read_text(encoding="utf-8")).body
-        names = (
-            f"{node.module}.{alias.name}"
-            for node in statements
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        )
-        waiting += {target for name in names if (target := resolved(name)) is not None} - reached
+    starts = ["condensegrpo.training.run_setup", "condensegrpo.cli.plan", *in_folder("planning", "assembly")]
+    starts.remove("condensegrpo.assembly.open_learner")
+    reached = reached_from(starts)
     assert "condensegrpo.learner.model_folder" in reached
     assert "condensegrpo.learner.deepspeed_import" not in reached
+
+
+WITHOUT_TORCH = {  # functions of commands that need no extra, and what they call; "": all functions of a file
+    "condensegrpo.cli.app": "",
+    "condensegrpo.cli.explain": "",
+    "condensegrpo.cli.export_rows": "",
+    "condensegrpo.cli.init": "init plugins describe_plugin",
+    "condensegrpo.cli.inspect": "",
+    "condensegrpo.cli.evaluate": "play typed _tokenizer_of",
+    "condensegrpo.cli.serve": "proxy _proxy _recorded",
+    "condensegrpo.api": "sample_rollouts",
+}
+
+
+def test_commands_that_need_no_extra_import_no_torch() -> None:
+    starts = in_folder("inspection", "condensers", "rewards", "tasks", "tools", "trackers", "storage")
+    starts += ["condensegrpo.samplers.openai", "condensegrpo.samplers.writers"]  # as plug-ins are, by name
+    for module, functions in WITHOUT_TORCH.items():
+        starts.append(module)
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.FunctionDef) and (not functions or node.name in functions.split()):
+                found = (each for each in ast.walk(node) if isinstance(each, ast.ImportFrom))
+                names = (f"{each.module}.{alias.name}" for each in found for alias in each.names)
+                starts += [target for name in names if (target := resolved(name)) is not None]
+    reached = reached_from(starts)
+    assert {"condensegrpo.evaluation.evaluate", "condensegrpo.assembly.preflight"} <= reached
+    importing = {module: {name.partition(".")[0] for name in at_once(module)} & TRAIN for module in reached}
+    assert {module: names for module, names in importing.items() if names} == {}
+
+
+def test_the_extra_that_trains_has_the_packages_that_errors_name() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extra = {Requirement(line).name.replace("-", "_") for line in project["optional-dependencies"]["train"]}
+    assert extra - {"ninja", "antlr4_python3_runtime"} == TRAIN  # nothing here imports these two
 
 
 def test_a_vllm_server_watches_for_the_end_of_its_run_before_torch_is_imported() -> None:
@@ -302,7 +356,7 @@ def test_no_module_becomes_another_object_when_it_is_imported() -> None:
     tricks = {
         f"{module}:{node.lineno}: {ast.unparse(node)}"
         for module in files()
-        for node in ast.walk(ast.parse(files()[module].read_text(encoding="utf-8")))
+        for node in ast.walk(tree(module))
         if isinstance(node, ast.Assign)
         and any(_of_a_module(target) and module not in FILE_LOADERS for target in node.targets)
     }

@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from condensegrpo.assembly import learning_signal, runtime
+from condensegrpo.assembly import runtime
 from condensegrpo.assembly.components import Components, problems
 from condensegrpo.assembly.objects import check_objects
 from condensegrpo.assembly.scorers import check_scorers
@@ -111,9 +113,9 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
         lambda: part(
             "estimator",
             lambda of: (of.estimator, of.algorithm.advantage, of.rollout.limits.max_context_tokens),
-            lambda: learning_signal.advantage_estimator(config),
+            lambda: _signal(lambda of: of.advantage_estimator(config)),
         ),
-        lambda: part("objective", lambda of: of.algorithm, lambda: learning_signal.objective(config.algorithm)),
+        lambda: part("objective", lambda of: of.algorithm, lambda: _signal(lambda of: of.objective(config.algorithm))),
     )
     if base is not None and condenser is base.condenser and type(condenser).counts is not Condenser.counts:
         condenser = deepcopy(condenser)  # of one object that counts, every evaluation has a copy with its own counts
@@ -133,6 +135,15 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
         estimator=estimator,
         objective=objective,
     )
+
+
+def _signal(make: Callable[[ModuleType], Any]) -> Any:  # noqa: ANN401  a part of ``learning_signal``
+    """A part that only training uses; None without torch, where nothing trains."""
+    if find_spec("torch") is None:
+        return None
+    from condensegrpo.assembly import learning_signal
+
+    return make(learning_signal)
 
 
 def _together(*makes: Callable[[], Any]) -> list[Any]:

@@ -4,9 +4,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from condensegrpo.algorithms.credit import Estimator
-from condensegrpo.algorithms.objective import ObjectiveFunction
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.use import Objects
 from condensegrpo.core.condenser import Condenser
@@ -16,6 +15,10 @@ from condensegrpo.core.protocols.reward import GroupReward, Reward
 from condensegrpo.core.protocols.task import Problem, Split, Task
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.sandbox.sandbox import Sandbox
+
+if TYPE_CHECKING:  # they import torch
+    from condensegrpo.algorithms.credit import Estimator
+    from condensegrpo.algorithms.objective import ObjectiveFunction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +32,8 @@ class Components:
     condenser: Condenser
     toolbox: Toolbox
     sandbox: Sandbox  # given to the reward and the tools that run code; its process starts when one of them opens it
-    estimator: Estimator  # of the advantage of every turn, (N, K)
-    objective: ObjectiveFunction
+    estimator: "Estimator"  # of the advantage of every turn, (N, K)
+    objective: "ObjectiveFunction"
     objects: Objects = field(default_factory=dict)  # by the names that the configuration has for them
     evaluations: Mapping[str, "Components"] = field(default_factory=dict)  # by name, the held-out problems first
 

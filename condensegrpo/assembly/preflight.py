@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import check_task, corpus_of
 from condensegrpo.assembly.held_out import check_disjoint, check_truths
-from condensegrpo.assembly.learning_signal import turn_reward_estimators
 from condensegrpo.assembly.rehearsal import rehearse
 from condensegrpo.assembly.runtime import renderer_for, renderer_with
 from condensegrpo.assembly.scorers import check_models
@@ -37,7 +36,6 @@ from condensegrpo.learner.model_folder import (
 )
 from condensegrpo.learner.new_tokenizer import tiny_tokenizer
 from condensegrpo.learner.settings import NewModel
-from condensegrpo.learner.targets import check_targets_of
 from condensegrpo.storage.hub import model_fault
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import evaluation_file
@@ -119,7 +117,10 @@ def check_model(components: Components, source: str, *, trains: bool = False) ->
     Returns:
         What came of the rehearsal.
     """
-    check_architecture(components, source)
+    if trains or components.config.sampler.name not in components.objects:
+        check_architecture(components, source)
+    else:  # the sampler has its own model, if any
+        check_vocabulary(source)
     with TemporaryDirectory(prefix="condensegrpo-media-") as folder:
         media = MediaFolder(Path(folder))
         return rehearse(
@@ -147,6 +148,8 @@ def check_architecture(components: Components, source: str) -> None:
         )
     check_models(components.condenser.scorers, source)
     if config.model.lora is not None:
+        from condensegrpo.learner.targets import check_targets_of
+
         check_targets_of(source, config.model.lora.targets, config.model.vision)
     check_heads(source, config.learner.sequence_parallel)
     attention_of(configuration(source), config.model.attention)
@@ -211,6 +214,8 @@ def _check_folder(config: RunConfig) -> None:
 
 def _check_learning(components: Components) -> None:
     """Check that the estimator can learn from all parts of a weighted sum, and that a step has something to train."""
+    from condensegrpo.assembly.learning_signal import turn_reward_estimators
+
     config, reward = components.config, components.reward
     parts: Sequence[RewardPart] = getattr(reward, "parts", ())
     paying_turns = [part.name for part in parts if isinstance(part.reward, TurnReward)]

@@ -12,13 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-import torch
-
-from condensegrpo.algorithms.credit import rows_of, scores_of
-from condensegrpo.algorithms.packing import blocks, micro_batches
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import made_turns
-from condensegrpo.assembly.learning_signal import turn_reward_estimators
 from condensegrpo.assembly.scorers import check_frozen
 from condensegrpo.config.load import HELD_OUT, longest_request
 from condensegrpo.config.schema import RunConfig
@@ -136,6 +131,8 @@ def rehearse(
         notes.append(f"prompts and replies: {renderer.chosen}")
     pays_turns = any(each.figures.turn_reward for each in scored)
     if trains and pays_turns and not components.estimator.plugin.sees_turn_rewards:
+        from condensegrpo.assembly.learning_signal import turn_reward_estimators
+
         notes.append(
             f"turn rewards are only logged: the estimator {config.estimator} does not use them; "
             f"{turn_reward_estimators()} do"
@@ -228,6 +225,11 @@ def _faults(components: Components, problem: Problem, scored: Sequence[ScoredTra
 
 def _packed(components: Components, scored: Sequence[ScoredTrajectory]) -> str:
     """The training rows that the episodes make, and their micro-batches."""
+    import torch
+
+    from condensegrpo.algorithms.credit import rows_of, scores_of
+    from condensegrpo.algorithms.packing import blocks, micro_batches
+
     config = components.config
     try:
         with plugin_code("computing the advantages of the rehearsed episodes", PluginError):

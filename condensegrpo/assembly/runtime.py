@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, cast
 
-import torch
-
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.scorers import frozen_model, open_scorers
 from condensegrpo.config.load import longest_request
@@ -45,12 +43,16 @@ RENAMED: Mapping[str, Callable[..., object]] = {  # methods by the names that th
 
 def use_threads(config: RunConfig) -> None:
     """Give torch as many CPU threads as the configuration says; null: as many as it had at first."""
+    import torch
+
     at_first = _threads_at_first()
     torch.set_num_threads(config.learner.threads or at_first)
 
 
 @cache
 def _threads_at_first() -> int:
+    import torch
+
     return torch.get_num_threads()
 
 

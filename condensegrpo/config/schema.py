@@ -7,6 +7,7 @@ states its unit and range. Options of plug-ins are checked when they are built (
 import re
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -69,6 +70,8 @@ class ModelSettings(Section):
     def _of_this_machine(cls, dtype: object) -> object:
         if dtype != "auto":
             return dtype
+        if find_spec("torch") is None:  # nothing computes here
+            return "float32"
         from condensegrpo.learner.devices import default_dtype, gpu_bfloat16  # imports torch
 
         return default_dtype(gpu_bfloat16())

@@ -31,6 +31,8 @@ from functools import cached_property, wraps
 from types import FunctionType
 from typing import ParamSpec, Self, TypeVar
 
+from condensegrpo.core.packages import missing_package
+
 
 class CondenseError(Exception):
     """Base of every error that condensegrpo raises on purpose."""
@@ -172,6 +174,10 @@ def concise(function: Callable[P, T]) -> Callable[P, T]:
             return function(*arguments, **options)
         except CondenseError as error:
             raise error.with_traceback(None) from None
+        except ModuleNotFoundError as error:
+            if (text := missing_package(error)) is None:
+                raise
+            raise ConfigError(f"{text}.") from None
 
     return called
 

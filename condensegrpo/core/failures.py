@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType, FunctionType, MethodType
 
 from condensegrpo.core.errors import CondenseError
+from condensegrpo.core.packages import missing_package
 from condensegrpo.core.process import working_directory
 
 PACKAGE = __name__.partition(".")[0]
@@ -49,10 +50,11 @@ def failure_of(source: str, error: BaseException, *, plugin: object = None) -> P
             lines raised, such as a check of what it returned.
     """
     walked = list(traceback.walk_tb(error.__traceback__))
+    message = missing_package(error) or str(error) or _UNSAID.get(type(error), "")
     return PluginFailure(
         source=source,
         error=type(error).__name__,
-        message=" ".join((str(error) or _UNSAID.get(type(error), "")).split())[:MESSAGE_CHARACTERS],
+        message=" ".join(message.split())[:MESSAGE_CHARACTERS],
         location=location_of(reversed(walked)) or _definition(plugin),
         traceback="".join(traceback.format_exception(error)),
     )

@@ -34,8 +34,6 @@ from condensegrpo.evaluation.figures import (
     evaluation_of,
 )
 from condensegrpo.evaluation.policy import in_use, initial_of
-from condensegrpo.learner import ranks
-from condensegrpo.learner.checkpoint import verify_model
 from condensegrpo.learner.model_folder import max_positions, save_tokenizer, trained_steps
 from condensegrpo.storage.evaluations import destination_of, kept_if_begun, new_name, store_evaluation
 from condensegrpo.storage.media import MediaFolder
@@ -64,6 +62,8 @@ def evaluate_variant(
         step: optimiser steps that the policy has taken; None: not known. It begins the ids of trajectories.
         file: for the trajectories, which replace those of an earlier evaluation; each rank writes a part.
     """
+    from condensegrpo.learner import ranks  # imports torch
+
     began, config = time.monotonic(), components.config
     batch = problem_groups(components.held_out(), step=step or 0)
     groups = batch[ranks.rank() :: ranks.world_size()]
@@ -107,10 +107,13 @@ def opened_policy(
     Pictures are stored in ``media``, by default in a folder that is removed at the end. A checkpoint's files are
     compared with their hashes, and its run does not remove it meanwhile.
     """
-    use_threads(config)
     with ExitStack() as opened:
         opened.enter_context(in_use(source))
-        verify_model(Path(source))
+        if config.sampler.name not in objects:
+            from condensegrpo.learner.checkpoint import verify_model  # imports torch and DeepSpeed
+
+            use_threads(config)
+            verify_model(Path(source))
         if media is None:
             media = MediaFolder(Path(opened.enter_context(TemporaryDirectory(prefix="condensegrpo-media-"))))
         sampler = open_sampler(config, source, objects=objects, media=media)

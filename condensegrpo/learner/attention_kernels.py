@@ -19,13 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch._dynamo import config as dynamo_config
-from transformers import AttentionInterface
-from transformers.utils import (
-    is_flash_attn_2_available,
-    is_flash_attn_3_available,
-    is_flash_attn_4_available,
-    is_kernels_available,
-)
+from transformers import AttentionInterface, utils
 
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.learner.ranks import gather
@@ -46,7 +40,6 @@ LISTED = (*TREE_KERNELS, "eager", "flash_attention_2", "flash_attention_3", "fla
 # Most keys that flash gathers a token. It computes the same pairs as flex, and faster; what it costs is the memory of
 # the keys. Twice as many are 3 % more of what a layer of Qwen3-8B keeps of a token, 10 % where every head has its own.
 MOST_KEYS = 2.0
-PACKAGES = {"flash_attention_3": is_flash_attn_3_available, "flash_attention_4": is_flash_attn_4_available}
 INSTALL = "pip install -e '.[kernels]'"
 SMALLEST_HEAD = 16  # channels, of Triton's matrix products
 # Two trees of 392 tokens and 64, and 56 trees of one. The first has branches at depths 150 and 37.
@@ -108,7 +101,11 @@ def why_not(attention: str, dtype: str) -> str | None:
         return None if find_spec("triton") else "it is compiled by triton, which is not installed"
     if dtype != "bfloat16":
         return f"it computes bfloat16, and model.dtype is {dtype}"
-    if not (PACKAGES.get(attention, is_flash_attn_2_available)() or is_kernels_available()):
+    version = attention[-1] if attention.startswith("flash_attention_") else "2"
+    known = getattr(
+        utils, f"is_flash_attn_{version}_available", utils.is_kernels_available
+    )  # transformers 5.0 has no 4
+    if not (known() or utils.is_kernels_available()):
         return f"neither flash-attn nor kernels is installed ({INSTALL})"
     return None
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from condensegrpo.learner.settings import Dtype
 ALIGNMENT = 16  # bytes: a part of a buffer begins where any type may
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 gpu: Any = torch.cuda  # tests replace it
-set_allocator: Any = torch._C._accelerator_setAllocatorSettings  # likewise
+set_allocator: Any = getattr(  # likewise; torch 2.9 has the second one
+    torch._C, "_accelerator_setAllocatorSettings", torch.cuda.memory._set_allocator_settings
+)
 
 
 def on_this_device() -> Callable[[], None]:
@@ -80,7 +82,6 @@ def _part(memory: Tensor, like: Tensor) -> Tensor:
     return memory[: like.nbytes].view(like.dtype).view(like.shape)
 
 
-DtypeName = Literal["float32", "bfloat16", "float16"]  # float16 is of samplers only: see settings.Dtype
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,

@@ -1,4 +1,7 @@
-"""The policy as a Hugging Face folder: load its tokenizer, model and configuration, and write it."""
+"""The policy as a Hugging Face folder: load its tokenizer, model and configuration, and write it.
+
+Torch is imported with the weights: an episode that a person plays, or a proxy, needs the tokenizer alone.
+"""
 
 import copy
 import json
@@ -8,22 +11,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from condensegrpo.core.errors import ConfigError, ModelMissing
 from condensegrpo.learner.atomic_folder import published_folder
-from condensegrpo.learner.devices import DTYPES
-from condensegrpo.learner.ranks import rank
 from condensegrpo.learner.settings import TREE_KERNELS, Dtype
 from condensegrpo.storage.files import placeholder_in, write_atomically
 from condensegrpo.storage.hub import hub_fault
 from condensegrpo.vision.processor import family_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 GENERATION_CONFIG = "generation_config.json"
@@ -153,6 +152,8 @@ def load_policy(path: str, *, dtype: Dtype, attention: str = "auto") -> "PreTrai
     """
     from transformers import AutoConfig
 
+    from condensegrpo.learner.devices import DTYPES
+
     source = _source(path, "model")
     try:
         config = AutoConfig.from_pretrained(source)
@@ -194,7 +195,11 @@ def check_weights(folder: Path) -> None:
             raise _damaged(str(folder), error) from error
 
 
-def _check_finite(path: str, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+def _check_finite(path: str, named_tensors: "Iterable[tuple[str, Tensor]]") -> None:
+    import torch
+
+    from condensegrpo.learner.devices import DTYPES
+
     for name, tensor in named_tensors:
         known = tensor.dtype in DTYPES.values() and tensor.numel()  # not a packed one
         if known and not all(map(torch.isfinite, tensor.aminmax())):  # a sum in float32 would copy bf16
@@ -290,8 +295,10 @@ def check_divided(model: str, heads: int, keys: int, ranks: int) -> None:
         )
 
 
-def in_main_memory(named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+def in_main_memory(named_tensors: "Iterable[tuple[str, Tensor]]") -> "dict[str, Tensor]":
     """Copies of weights on the first rank, none on others. Every rank must call it: they may be gathered from all."""
+    from condensegrpo.learner.ranks import rank
+
     tensors = {}
     for name, tensor in named_tensors:
         if rank() == 0:
@@ -302,7 +309,7 @@ def in_main_memory(named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Ten
 def write_policy(
     folder: Path,
     model_config: "PretrainedConfig",
-    tensors: Mapping[str, Tensor],
+    tensors: "Mapping[str, Tensor]",
     *,
     tokenizer: "PreTrainedTokenizerBase",
     stop_ids: Sequence[int] = (),
@@ -320,6 +327,7 @@ def write_policy(
         steps: of GRPO that the weights have taken; ``trained_steps`` finds them again. None: not known.
         beside: files to copy there, see ``processor_files``.
     """
+    from safetensors.torch import save_file
     from transformers import GenerationConfig
 
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "config.json").is_file():

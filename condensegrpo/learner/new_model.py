@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import torch
-
 from condensegrpo.learner.model_folder import auto_class, sees
 from condensegrpo.learner.new_tokenizer import BEGIN, END, PAD, UNKNOWN, tiny_tokenizer
 from condensegrpo.learner.settings import NewModel, NewPictures
@@ -70,6 +68,8 @@ def initialise_patches(model: "PreTrainedModel") -> None:
 
     A position begins as the sum of a vector of its row and one of its column, so that both can be read from it.
     """
+    import torch
+
     embeddings = model.model.vision_model.embeddings
     side = embeddings.num_patches_per_side
     with torch.no_grad():
@@ -116,6 +116,8 @@ def new_model(tokenizer: "PreTrainedTokenizerFast", new: NewModel, *, seed: int)
 
     Its vocabulary is the tokenizer's. The random state of torch is left as it was found.
     """
+    import torch
+
     config = new_config(new, vocab_size=len(tokenizer))
     for part in {id(part): part for part in (config, config.get_text_config())}.values():
         part.eos_token_id, part.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -144,7 +146,7 @@ def new_config(new: NewModel, *, vocab_size: int) -> "PretrainedConfig":
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=None,
-        dtype=torch.float32,
+        dtype="float32",
     )
     return text if new.pictures is None else seeing_config(text, new.pictures)
 

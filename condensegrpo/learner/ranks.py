@@ -10,6 +10,7 @@ Importing this file imports no DeepSpeed.
 import atexit
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal, TypeVar
@@ -22,6 +23,8 @@ from condensegrpo.learner.devices import device_memory
 from condensegrpo.learner.launchers import device_index
 from condensegrpo.learner.settings import TIMEOUT_MINUTES
 
+# of a group, by default of all ranks; torch from 2.14 warns where the other one is used
+set_timeout = getattr(distributed, "set_timeout", distributed_c10d._set_pg_timeout)
 T = TypeVar("T")
 Thread = Literal["main", "saving"]  # that exchanges: each has a group, since the order of a group's calls is fixed
 
@@ -42,7 +45,7 @@ def join(timeout_minutes: float = TIMEOUT_MINUTES) -> None:
         return
     timeout, excepthook = timedelta(minutes=timeout_minutes), sys.excepthook
     # Without this entry DeepSpeed compiles a shared-memory all-reduce with g++ and ninja, which only inference uses.
-    deepspeed.ops.__compatible_ops__ = {}
+    deepspeed.ops.__compatible_ops__ = defaultdict(bool)
     if "RANK" not in os.environ:
         os.environ.setdefault("LOCAL_RANK", "0")  # required by DeepSpeed
         if not distributed.is_initialized():
@@ -57,7 +60,7 @@ def join(timeout_minutes: float = TIMEOUT_MINUTES) -> None:
     else:
         threads: tuple[Thread, ...] = ("main", "saving")
         _gloo.update({thread: distributed.new_group(backend="gloo", timeout=timeout) for thread in threads})
-    distributed_c10d._set_pg_timeout(timeout)
+    set_timeout(timeout)
 
 
 def limit_waits() -> None:
@@ -67,7 +70,7 @@ def limit_waits() -> None:
     """
     limit = time_limit(distributed_c10d._get_default_group())
     for group in distributed_c10d._world.pg_map:
-        distributed_c10d._set_pg_timeout(limit, group)
+        set_timeout(limit, group)
 
 
 def time_limit(group: distributed.ProcessGroup) -> timedelta:

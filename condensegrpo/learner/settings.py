@@ -16,6 +16,7 @@ LINEAR = tuple(f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "do
 TREE_KERNELS = ("auto", "sdpa", "flex", "flash")  # values of model.attention that compute prefix trees
 
 Dtype = Literal["float32", "bfloat16"]
+DtypeName = Literal["float32", "bfloat16", "float16"]  # float16 is of samplers only
 Offload = Literal["none", "optimiser", "optimiser_and_weights"]
 Switch = bool | Literal["auto"]
 Checkpointing = bool | Literal["auto"] | Annotated[int, Ge(0)]  # YAML reads on and off as bool

@@ -37,7 +37,7 @@ from torch import Tensor
 from torch._dynamo import config as dynamo_config
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBACK, lazy_import_flash_attention
+from transformers import modeling_flash_attention_utils
 from transformers.utils import is_flash_attn_2_available
 
 from condensegrpo.learner.tree_attention import HostPattern, branch_starts
@@ -106,8 +106,9 @@ def branch_pattern(depths: Sequence[int], varlen: Varlen) -> HostPattern:
 @cache
 def flash_varlen() -> Varlen:
     """flash-attention 2, of the package flash-attn, or else of the package kernels, which downloads it once."""
-    name = FLASH_2 if is_flash_attn_2_available() else FLASH_ATTN_KERNEL_FALLBACK[FLASH_2]
-    (_, varlen, *_), _ = lazy_import_flash_attention(name)
+    library = modeling_flash_attention_utils
+    name = FLASH_2 if is_flash_attn_2_available() else library.FLASH_ATTN_KERNEL_FALLBACK[FLASH_2]  # not in 5.0
+    (_, varlen, *_), _ = library.lazy_import_flash_attention(name)
     return cast(Varlen, varlen)
 
 

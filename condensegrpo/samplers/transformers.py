@@ -20,8 +20,9 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import AttentionQuery, NamedTensors, Sampler, TokenAttention
 from condensegrpo.core.request_queue import Driver, Outcomes, QueuedRequest, RequestQueue
 from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.learner.devices import DTYPES, DtypeName, empty_cache, on_this_device, synchronize, use_new_stream
+from condensegrpo.learner.devices import DTYPES, empty_cache, on_this_device, synchronize, use_new_stream
 from condensegrpo.learner.model_folder import auto_class, tokenizer_of, trained_steps
+from condensegrpo.learner.settings import DtypeName
 from condensegrpo.samplers.update_check import UpdateCheck
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.vision.processor import load_picture_processor

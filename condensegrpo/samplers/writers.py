@@ -11,8 +11,8 @@ from jinja2 import TemplateError
 from condensegrpo.core.condenser import TextWriter, WrittenSummary
 from condensegrpo.core.errors import CondenseError, ConfigError, SamplerError, SummaryRefused
 from condensegrpo.core.trajectory import FinishReason, SamplingParams
-from condensegrpo.learner.devices import DtypeName
 from condensegrpo.learner.model_folder import check_vocabulary, configuration, end_ids, load_tokenizer
+from condensegrpo.learner.settings import DtypeName
 from condensegrpo.samplers.openai import ChatModel
 from condensegrpo.samplers.vllm.settings import RequestSettings
 

@@ -26,9 +26,9 @@ from condensegrpo.core.protocols.sampler import NamedTensors, Sampler
 from condensegrpo.core.request_queue import Outcomes, QueuedRequest, RequestQueue
 from condensegrpo.core.threads import DaemonThread
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
-from condensegrpo.learner.devices import DtypeName, on_this_device, synchronize
+from condensegrpo.learner.devices import on_this_device, synchronize
 from condensegrpo.learner.model_folder import trained_steps
-from condensegrpo.learner.settings import LoraSettings
+from condensegrpo.learner.settings import DtypeName, LoraSettings
 from condensegrpo.samplers.vllm.engine import VllmEngine
 from condensegrpo.samplers.vllm.request import INSTALL, check_request, refused
 from condensegrpo.samplers.vllm.settings import EngineSettings

@@ -12,6 +12,7 @@ from condensegrpo.learner.settings import LoraSettings
 # torch reads it where a function is compiled by a decorator. Without it vLLM compiles some on a CPU even if the model
 # runs without compilation: seconds of every start, and it needs a C++ compiler.
 NO_COMPILER = "TORCHDYNAMO_DISABLE"
+ADAPTERS = "adapters"  # the name of the adapters in vLLM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,13 +20,13 @@ from condensegrpo.learner.model_folder import auto_class
 from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings
 from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.samplers.update_check import UpdateCheck
+from condensegrpo.samplers.vllm.settings import ADAPTERS
 from condensegrpo.vision.processor import family_of
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-NAME = "adapters"  # of the adapters in vLLM
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM can be set up for
 
 
@@ -122,12 +122,12 @@ class NativeAdapters:
         try:
             path = Path(folder) / "adapter"
             write_adapters(path, named_tensors, self.lora)
-            engine.add_lora(LoRARequest(NAME, 1, str(path), load_inplace=True))
+            engine.add_lora(LoRARequest(ADAPTERS, 1, str(path), load_inplace=True))
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         self.close()
-        self._folder, self.request = folder, LoRARequest(NAME, 1, str(path))
+        self._folder, self.request = folder, LoRARequest(ADAPTERS, 1, str(path))
 
     def close(self) -> None:
         """Remove the folder."""

@@ -12,7 +12,7 @@ from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.samplers.http_client import Body, HttpClient, Json, reason
 from condensegrpo.samplers.vllm.request import PicturePrompts, mismatch
-from condensegrpo.samplers.vllm.weights import NAME as ADAPTERS
+from condensegrpo.samplers.vllm.settings import ADAPTERS
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 
 ENGINE_HEADER = "X-data-parallel-rank"  # vLLM's: the engine that computes a request

@@ -28,10 +28,10 @@ from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import NamedTensors, Sampler
 from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.learner.devices import DTYPES, DtypeName
+from condensegrpo.learner.devices import DTYPES
 from condensegrpo.learner.model_folder import trained_steps
 from condensegrpo.learner.ranks import from_first, gather, rank
-from condensegrpo.learner.settings import LoraSettings
+from condensegrpo.learner.settings import DtypeName, LoraSettings
 from condensegrpo.samplers.vllm.request import check_request, picture_prompts
 from condensegrpo.samplers.vllm.settings import NCCL, TEMPORARY, RequestSettings, ServedModel, ServerSettings
 from condensegrpo.samplers.vllm.weights import ExpectedWeights, native_rank
