@@ -128,6 +128,7 @@ def test_the_siblings_of_the_first_group_with_signal_are_listed(demo: Path) -> N
         "turns",
         "context",
         "output",
+        "price",
         "stop",
         "answer",
     ]
@@ -144,6 +145,7 @@ def test_the_siblings_of_the_first_group_with_signal_are_listed(demo: Path) -> N
         "4",
         "18",
         "16",
+        "99",
         "answered",
         "6",
     ]
