@@ -128,13 +128,24 @@ class Plan:
     """The memory that a run takes on each of its devices, and the tokens of a step at most."""
 
     def __init__(
-        self, config: RunConfig, model: Architecture, *, ranks: int, device: Device, memory: int | None = None
+        self,
+        config: RunConfig,
+        model: Architecture,
+        *,
+        ranks: int,
+        device: Device,
+        memory: int | None = None,
+        per_token: bool | None = None,
     ) -> None:
-        """Plan a run of ``config.model``, whose sizes are ``model``, on devices of ``memory`` bytes each."""
+        """Plan a run of ``config.model``, whose sizes are ``model``, on devices of ``memory`` bytes each.
+
+        ``per_token`` is known of a plan with the same algorithm: whether its objective is a sum over tokens.
+        """
         check_ranks(config, ranks)
         limits, train, learner, layers = config.rollout.limits, config.train, config.learner, model.layers
         self.config, self.model, self.ranks, self.device, self.on_gpu = config, model, ranks, device, device == "gpu"
         self.memory = memory if self.on_gpu else None  # None: not known, or a CPU
+        self.per_token = isinstance(objective(config.algorithm), PerToken) if per_token is None else per_token
         self.element = DTYPES[config.model.dtype].itemsize  # bytes of a weight
         self.weights = model.parameters + model.adapters  # elements of the learner's
         self.trainable = model.adapters or model.parameters - (0 if config.model.vision == "train" else model.tower)
@@ -250,7 +261,7 @@ def _activations(plan: Plan, checkpointed: int) -> Bytes:
     # of a token: gradients of the MLP's product, of act(gate) and of up less the product, the residual and the layer
     backward = tokens * (2 * decoder.ffn + 2 * decoder.hidden) + (decoder.hidden * decoder.ffn if full else 0)
     size, logit, weight = max(1, CHUNK_LOGITS // decoder.vocabulary), 3 * FLOAT, element  # a chunk: three fp32 tensors
-    if isinstance(objective(plan.config.algorithm), PerToken):
+    if plan.per_token:
         narrow = 0 if element == FLOAT else element  # a tile, in fp32, and below fp32 also narrow twice
         size = tile_tokens(torch.device("cuda" if plan.on_gpu else "cpu"))
         logit, weight = FLOAT + 2 * narrow, FLOAT + narrow

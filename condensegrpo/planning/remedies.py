@@ -74,7 +74,14 @@ def _replanned(planned: Plan, overrides: Overrides, ranks: int) -> Plan | None:
     try:
         varied = vary(planned.config, lines(overrides))
         check_values(varied)
-        return Plan(varied, planned.model, ranks=ranks, device=planned.device, memory=planned.memory)
+        return Plan(
+            varied,
+            planned.model,
+            ranks=ranks,
+            device=planned.device,
+            memory=planned.memory,
+            per_token=planned.per_token,  # no candidate changes the algorithm
+        )
     except ConfigError:
         return None
 
