@@ -3,10 +3,12 @@
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+import ranks_with_vllm
 from command import succeed, succeed_on_two_ranks
 from needs_vllm import needs_vllm
 from typer.testing import CliRunner
@@ -25,11 +27,15 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "faulty_check.py"
 
 
-def tried(name: str, *arguments: str, folder: Path, ranks: int = 1) -> list[Finding]:
+def tried(name: str, *arguments: str, folder: Path, start: Callable[..., object] = succeed) -> list[Finding]:
     """The findings of a trial in forks, where ``run_trial`` starts new interpreters."""
     file = folder / "findings.json"
-    (succeed if ranks == 1 else succeed_on_two_ranks)(name, str(file), *arguments, program=doctor_gpu.main)
+    start(name, str(file), *arguments, program=doctor_gpu.main)
     return [Finding(**{**one, "level": Level(one["level"])}) for one in json.loads(file.read_text())]
+
+
+def with_vllm_on_two_ranks(*arguments: str, program: object) -> None:
+    succeed(*arguments, program=ranks_with_vllm.main)
 
 
 def test_a_machine_without_a_gpu_is_a_problem_with_its_cure() -> None:
@@ -51,7 +57,7 @@ def test_a_check_on_all_devices_is_a_rank_on_each_and_the_first_reports(module: 
 def test_a_step_of_the_learner_on_all_devices(tmp_path: Path) -> None:
     """Two ranks, which share rows."""
     sharing = ("learner.sequence_parallel=2", "learner.zero_stage=3")
-    (finding,) = tried("learner", *TINY, *sharing, folder=tmp_path, ranks=2)
+    (finding,) = tried("learner", *TINY, *sharing, folder=tmp_path, start=succeed_on_two_ranks)
     assert finding.level is Level.OK, finding
     assert "a step on 2 ranks in" in finding.found
 
@@ -70,7 +76,8 @@ def test_the_sampler_is_held_against_the_learner_before_and_after_a_step(
     ranks: int, sampler: str, tmp_path: Path
 ) -> None:
     """On every rank, also where ranks share a copy of the model in vLLM (pitfalls 11, 22 and 24)."""
-    findings = tried("sampler", *TINY, "model.lora.rank=4", sampler, folder=tmp_path, ranks=ranks)
+    start = succeed if ranks == 1 else with_vllm_on_two_ranks
+    findings = tried("sampler", *TINY, "model.lora.rank=4", sampler, folder=tmp_path, start=start)
     assert [finding.level for finding in findings] == [Level.OK] * 4, findings
     assert {finding.area.partition(",")[2] for finding in findings} == {"" if ranks == 1 else " 2 ranks"}
     assert [finding.found.partition(",")[0] for finding in findings] == ["as loaded"] * 2 + [

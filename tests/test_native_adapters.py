@@ -1,129 +1,17 @@
-"""LoRA adapters that vLLM computes itself: exact after an optimiser step, and nothing of the former ones is cached."""
-
-import asyncio
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
+"""When vLLM computes LoRA adapters itself, and what a merge loses; adapters in vLLM: ``test_vllm_sampler.py``."""
 
 import pytest
-import torch
 from adapter_rounding import shares, take_step
 from adapters import adapted_qwen3
 from command import ROOT
-from needs_vllm import needs_vllm
-from served import LONG, ROOM, gap, save_model, together
-from tiny import rows
-from two_ranks import loss, micro_batches
 
 from condensegrpo.assembly.runtime import check_sampler
 from condensegrpo.config.load import find_config, load_config
-from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import ConfigError, SamplerError
-from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, open_deepspeed, optimizer_step
-from condensegrpo.learner.lora import add_adapters
-from condensegrpo.learner.model_folder import load_policy
-from condensegrpo.learner.settings import LoraSettings, OptimizerSettings
-from condensegrpo.learner.weights import gathered_weights
-from condensegrpo.samplers.scripted import ScriptedSampler
+from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.weights import native_rank
-from condensegrpo.training.learn_step import sampled_weights
-
-if TYPE_CHECKING:
-    from condensegrpo.samplers.vllm.sampler import VllmSampler
 
 LORA = LoraSettings(rank=4, alpha=8.0, sampler="native")
-PROMPTS = ((5, 6, 7), (0, 0, 9), LONG)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "qwen3"
-    save_model(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def learner(folder: Path) -> Iterator[DeepSpeedEngine]:
-    policy = add_adapters(load_policy(str(folder), dtype="float32"), LORA, base=str(folder), seed=0)
-    opened = open_deepspeed(policy, zero_stage=0, optimizer=OptimizerSettings(lr=0.05), total_steps=10, dtype="float32")
-    yield opened
-    close_deepspeed(opened)
-
-
-@pytest.fixture(scope="module")
-def sampler(folder: Path, learner: DeepSpeedEngine) -> Iterator["VllmSampler"]:
-    """One engine for all tests, in the learner's process group."""
-    options = {"max_model_len": ROOM, "engine": {"kv_cache_gib": 0.02}}
-    made: VllmSampler = build_plugin("samplers", "vllm", options, {"model_path": str(folder), "lora": LORA})
-    yield made
-    made.close()
-
-
-def replies(sampler: "VllmSampler") -> list[Generation]:
-    return together(sampler, [(prompt, SamplingParams(max_tokens=8, seed=seed)) for seed, prompt in enumerate(PROMPTS)])
-
-
-def worst_gap(sampler: "VllmSampler", learner: DeepSpeedEngine) -> float:
-    return max(
-        gap(learner.module.policy, prompt, reply) for prompt, reply in zip(PROMPTS, replies(sampler), strict=True)
-    )
-
-
-@needs_vllm
-def test_after_an_optimiser_step_logprobs_are_the_learners_cached_prompts_included(
-    sampler: "VllmSampler", learner: DeepSpeedEngine
-) -> None:
-    """Without adapters, with the first ones (B = 0), and after every step, sampled and measured."""
-    assert worst_gap(sampler, learner) < 1e-4
-    for version in range(3):
-        sampler.update(sampled_weights(sampler, learner), version)
-        before = replies(sampler)[-1]  # whose prompt fills two blocks of the prefix cache
-        assert worst_gap(sampler, learner) < 1e-4
-        measured = asyncio.run(sampler.score(LONG, before.token_ids))
-        assert list(measured) == pytest.approx(before.logprobs, abs=1e-4)
-        optimizer_step(learner, micro_batches(rows(4), 2), loss)
-        assert gap(learner.module.policy, LONG, before) > 0.01  # what a cache of old keys and values would show
-    assert sampler.version == 2
-    assert "adapters beside the base" in sampler.describe()
-
-
-@needs_vllm
-def test_only_adapters_are_sent_and_incomplete_ones_are_refused(
-    sampler: "VllmSampler", learner: DeepSpeedEngine
-) -> None:
-    sampler.update(sampled_weights(sampler, learner), 3)
-    sent = {name: tensor.clone() for name, tensor in sampled_weights(sampler, learner)}
-    assert len(sent) == 2 * 7 * 2  # A and B of seven layers in two blocks
-    for broken, fault in (
-        (dict(list(sent.items())[1:]), "1 of 28 were not given"),
-        ({**sent, next(iter(sent)): torch.zeros(2, 2)}, r"has the shape \(2, 2\)"),
-        (dict(gathered_weights(learner)), "is no weight of its model"),
-    ):
-        with pytest.raises(SamplerError, match=fault):
-            sampler.update(iter(broken.items()), 4)
-    assert sampler.version == 3
-    assert worst_gap(sampler, learner) < 1e-4
-
-
-@needs_vllm
-def test_asleep_the_base_is_kept_since_an_update_brings_the_adapters_alone(
-    sampler: "VllmSampler", learner: DeepSpeedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The calls that reach vLLM, which cannot sleep on a CPU."""
-    vllm, calls = sampler._driver._engine._engine, []
-    monkeypatch.setattr(vllm, "sleep", lambda **given: calls.append(("sleep", given)))
-    monkeypatch.setattr(vllm, "wake_up", lambda tags: calls.append(("wake_up", tags)))
-    monkeypatch.setattr(sampler, "_can_sleep", True)
-    sampler.sleep(keep_weights=False)
-    sampler.update(sampled_weights(sampler, learner), 5)
-    assert calls == [("sleep", {"level": 1}), ("wake_up", ["weights"]), ("wake_up", ["kv_cache"])]
-
-
-def test_a_sampler_that_takes_no_adapters_gets_merged_weights(learner: DeepSpeedEngine) -> None:
-    names = [name for name, _ in sampled_weights(ScriptedSampler(lambda prompt, params: (0,)), learner)]
-    assert names == [name for name, _ in gathered_weights(learner)]
-    assert not any("lora" in name for name in names)
 
 
 def test_a_merge_in_bfloat16_loses_a_small_update_and_adapters_lose_none_of_it() -> None:
@@ -169,12 +57,3 @@ def test_native_adapters_that_are_not_possible_are_an_error() -> None:
     config = load_config(find_config("quickstart"), ["model.lora={rank: 4, sampler: native}"])
     with pytest.raises(ConfigError, match="the sampler transformers takes merged weights only"):
         check_sampler(config)
-
-
-@needs_vllm
-def test_vllm_says_which_models_it_computes_adapters_of() -> None:
-    from condensegrpo.samplers.vllm.weights import unsupported_by
-
-    assert unsupported_by(["Qwen3ForCausalLM"]) == ""
-    assert unsupported_by(["LlamaForCausalLM"]) == ""
-    assert "no code of its own for NobodyForCausalLM" in unsupported_by(["NobodyForCausalLM"])

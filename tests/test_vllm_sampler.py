@@ -14,63 +14,56 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from command import ROOT, TINY
+from metrics_page import unexplained
 from needs_vllm import needs_vllm
+from served import LONG, VOCAB, change, gap, save_model, together
 from test_vision_vllm import check_replies_to_pictures
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tiny import rows
 from torch import Tensor
 from torch._inductor import config as inductor
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from two_ranks import loss, micro_batches
 
+from condensegrpo.config.load import load_config
 from condensegrpo.config.options import build_plugin, check_plugin
 from condensegrpo.core.defaults import overrides
-from condensegrpo.core.errors import PluginError, SamplerError
+from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
+from condensegrpo.core.observer import Silent
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
+from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, open_deepspeed, optimizer_step
+from condensegrpo.learner.lora import add_adapters
+from condensegrpo.learner.model_folder import load_policy
+from condensegrpo.learner.settings import LoraSettings, OptimizerSettings
+from condensegrpo.learner.weights import gathered_weights
+from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.samplers.vllm.engine import COMPILER, usage_context
+from condensegrpo.storage.run_folder import RunFolder, read_metrics
+from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.training.learn_step import sampled_weights
+from condensegrpo.training.run_setup import PreparedRun, prepare_run
 
 if TYPE_CHECKING:
     from condensegrpo.samplers.vllm.sampler import VllmSampler
 
 pytestmark = needs_vllm
 
-VOCAB = 40
 ROOM = 400  # tokens of a prompt and its reply
 MIXED = (  # prompts of mixed lengths; the last is longer than the blocks of the prefix cache (128 tokens on a CPU)
     [5, 6, 7],
     [0, 0, 9],
     [2, 11, 12, 13, 14, 15, 16, 17, 18],
     [19],
-    [token % VOCAB for token in range(3, 300)],
+    [*LONG],
 )
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Qwen3 with tied embeddings whose folder would change every distribution."""
+    """A model whose folder would change every distribution."""
     path = tmp_path_factory.mktemp("models") / "qwen3"
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=512,
-        initializer_range=0.2,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=2,
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(path)
-    bent = {"do_sample": True, "top_k": 1, "top_p": 0.5, "repetition_penalty": 1.3, "temperature": 0.1}
-    (path / "generation_config.json").write_text(json.dumps({**bent, "eos_token_id": [5, 6]}))
-    tokenizer = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCAB)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.Fuse()  # "w1w2": so a stop string can span tokens
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
+    save_model(path)
     return str(path)
 
 
@@ -132,13 +125,6 @@ def params(**changes: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 12, **changes})
 
 
-def together(sampler: "VllmSampler", requests: Sequence[tuple[Sequence[int], SamplingParams]]) -> list[Generation]:
-    async def all_at_once() -> list[Generation]:
-        return await asyncio.gather(*(sampler.sample(prompt, one) for prompt, one in requests))
-
-    return asyncio.run(all_at_once())
-
-
 def alone(sampler: "VllmSampler", prompt: Sequence[int], one: SamplingParams) -> Generation:
     return asyncio.run(sampler.sample(prompt, one))
 
@@ -150,23 +136,8 @@ def plain_logprobs(model: PreTrainedModel, prompt: Sequence[int], output: Sequen
     return torch.log_softmax(logits[len(prompt) - 1 : -1] / (temperature or 1.0), dim=-1)
 
 
-def gap(model: PreTrainedModel, prompt: Sequence[int], reply: Generation, temperature: float) -> float:
-    """The largest difference of the log-probabilities of a reply's tokens to those of a plain forward pass."""
-    plain = plain_logprobs(model, prompt, reply.token_ids, temperature)
-    own = plain[range(len(reply.token_ids)), list(reply.token_ids)]
-    return float((own - torch.tensor(reply.logprobs)).abs().max())
-
-
 def send(sampler: "VllmSampler", model: PreTrainedModel, version: int) -> None:
     sampler.update(((name, tensor) for name, tensor in model.named_parameters()), version)
-
-
-def shake(model: PreTrainedModel, seed: int) -> None:
-    """A change of the weights far beyond rounding."""
-    noise = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for tensor in model.parameters():
-            tensor += 0.2 * torch.randn(tensor.shape, generator=noise)
 
 
 # --- exactness --------------------------------------------------------------------------------------------------------
@@ -398,7 +369,7 @@ def test_after_an_update_the_same_prompt_is_answered_by_the_new_weights(
     before = alone(sampler, MIXED[4], params(temperature=0.0))
     assert alone(sampler, MIXED[4], params(temperature=0.0)).token_ids == before.token_ids  # from the cache now
     for version in (5, 6):
-        shake(policy, version)
+        change(policy, seed=version)
         send(sampler, policy, version)
         assert sampler.version == version
         for temperature in (0.0, 0.7, 1.0):
@@ -426,7 +397,7 @@ def test_an_update_while_requests_are_under_way_is_refused(sampler: "VllmSampler
 
 def test_tensors_are_copied_before_the_next_is_taken(sampler: "VllmSampler", policy: PreTrainedModel) -> None:
     """Weights gathered from several ranks are gone as soon as the next layer's are asked for."""
-    shake(policy, 8)
+    change(policy, seed=8)
 
     def fleeting() -> Iterator[tuple[str, Tensor]]:
         for name, tensor in policy.named_parameters():
@@ -545,3 +516,136 @@ def test_too_little_memory_for_one_request_is_refused_with_the_option_to_change(
         build_plugin(
             "samplers", "vllm", {"model_path": folder, "max_model_len": ROOM, "engine": {"kv_cache_gib": 1e-5}}
         )
+
+
+# --- adapters that vLLM computes: one engine in the learner's process group -----------------------------------------
+
+PROMPTS = ((5, 6, 7), (0, 0, 9), LONG)
+LORA = LoraSettings(rank=4, alpha=8.0, sampler="native")
+
+
+@pytest.fixture(scope="module")
+def learner(folder: str) -> Iterator[DeepSpeedEngine]:
+    policy = add_adapters(load_policy(folder, dtype="float32"), LORA, base=folder, seed=0)
+    opened = open_deepspeed(policy, zero_stage=0, optimizer=OptimizerSettings(lr=0.05), total_steps=10, dtype="float32")
+    yield opened
+    close_deepspeed(opened)
+
+
+@pytest.fixture(scope="module")
+def native(folder: str, learner: DeepSpeedEngine) -> Iterator["VllmSampler"]:
+    """One engine for all tests, in the learner's process group."""
+    options = {"max_model_len": ROOM, "engine": {"kv_cache_gib": 0.02}}
+    made: VllmSampler = build_plugin("samplers", "vllm", options, {"model_path": folder, "lora": LORA})
+    yield made
+    made.close()
+
+
+def replies(native: "VllmSampler") -> list[Generation]:
+    return together(native, [(prompt, SamplingParams(max_tokens=8, seed=seed)) for seed, prompt in enumerate(PROMPTS)])
+
+
+def worst_gap(native: "VllmSampler", learner: DeepSpeedEngine) -> float:
+    return max(
+        gap(learner.module.policy, prompt, reply) for prompt, reply in zip(PROMPTS, replies(native), strict=True)
+    )
+
+
+def test_after_an_optimiser_step_logprobs_are_the_learners_cached_prompts_included(
+    native: "VllmSampler", learner: DeepSpeedEngine
+) -> None:
+    """Without adapters, with the first ones (B = 0), and after every step, sampled and measured."""
+    assert worst_gap(native, learner) < 1e-4
+    for version in range(3):
+        native.update(sampled_weights(native, learner), version)
+        before = replies(native)[-1]  # whose prompt fills two blocks of the prefix cache
+        assert worst_gap(native, learner) < 1e-4
+        measured = asyncio.run(native.score(LONG, before.token_ids))
+        assert list(measured) == pytest.approx(before.logprobs, abs=1e-4)
+        optimizer_step(learner, micro_batches(rows(4), 2), loss)
+        assert gap(learner.module.policy, LONG, before) > 0.01  # what a cache of old keys and values would show
+    assert native.version == 2
+    assert "adapters beside the base" in native.describe()
+
+
+def test_only_adapters_are_sent_and_incomplete_ones_are_refused(
+    native: "VllmSampler", learner: DeepSpeedEngine
+) -> None:
+    native.update(sampled_weights(native, learner), 3)
+    sent = {name: tensor.clone() for name, tensor in sampled_weights(native, learner)}
+    assert len(sent) == 2 * 7 * 2  # A and B of seven layers in two blocks
+    for broken, fault in (
+        (dict(list(sent.items())[1:]), "1 of 28 were not given"),
+        ({**sent, next(iter(sent)): torch.zeros(2, 2)}, r"has the shape \(2, 2\)"),
+        (dict(gathered_weights(learner)), "is no weight of its model"),
+    ):
+        with pytest.raises(SamplerError, match=fault):
+            native.update(iter(broken.items()), 4)
+    assert native.version == 3
+    assert worst_gap(native, learner) < 1e-4
+
+
+def test_asleep_the_base_is_kept_since_an_update_brings_the_adapters_alone(
+    native: "VllmSampler", learner: DeepSpeedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The calls that reach vLLM, which cannot sleep on a CPU."""
+    vllm, calls = native._driver._engine._engine, []
+    monkeypatch.setattr(vllm, "sleep", lambda **given: calls.append(("sleep", given)))
+    monkeypatch.setattr(vllm, "wake_up", lambda tags: calls.append(("wake_up", tags)))
+    monkeypatch.setattr(native, "_can_sleep", True)
+    native.sleep(keep_weights=False)
+    native.update(sampled_weights(native, learner), 5)
+    assert calls == [("sleep", {"level": 1}), ("wake_up", ["weights"]), ("wake_up", ["kv_cache"])]
+
+
+def test_a_sampler_that_takes_no_adapters_gets_merged_weights(learner: DeepSpeedEngine) -> None:
+    names = [name for name, _ in sampled_weights(ScriptedSampler(lambda prompt, params: (0,)), learner)]
+    assert names == [name for name, _ in gathered_weights(learner)]
+    assert not any("lora" in name for name in names)
+
+
+def test_vllm_says_which_models_it_computes_adapters_of() -> None:
+    from condensegrpo.samplers.vllm.weights import unsupported_by
+
+    assert unsupported_by(["Qwen3ForCausalLM"]) == ""
+    assert unsupported_by(["LlamaForCausalLM"]) == ""
+    assert "no code of its own for NobodyForCausalLM" in unsupported_by(["NobodyForCausalLM"])
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def prepared(*overrides: str, continued: RunFolder | None = None) -> PreparedRun:
+    config = load_config(ROOT / TINY[0] if continued is None else continued.config, list(overrides))
+    return prepare_run(config, continued=continued, allow_changes=True)
+
+
+def trained(run: PreparedRun) -> RunFolder:
+    with run.folder() as folder:
+        assert run.train(folder, observer=Silent(), stopping=lambda: False)
+    return folder
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_every_step_is_sampled_with_the_learners_weights_also_the_first_after_a_resume(tmp_path: Path) -> None:
+    """Pitfall 25: a sampler that skips the first synchronisation answers with the weights of its model's folder.
+
+    The step before the resume is sampled by transformers.
+    """
+    learns = ("model.new.layers=2", "warm_start={steps: 60, turns_per_step: 64, probe_target: null}")  # in every step
+    settings = ("train.eval_every=0", "learner.optimiser.lr=0.003", f"runs_dir={tmp_path}", "name=run")
+    run = trained(prepared(*TINY[1:], *learns, *settings, "train.steps=1"))
+    trained(prepared("sampler.name=vllm", "train.steps=3", continued=run))
+    lines = [line for line in read_metrics(run.metrics) if "loss" in line]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert all(line["gap_max"] < 1e-4 for line in lines)
+    assert all(line["ratio"] == pytest.approx(1, abs=1e-3) for line in lines)
+    assert unexplained(lines) == set()
+    for step in (1, 2, 3):
+        read = read_trajectories(run.trajectories(step))
+        assert {turn.policy_version for one in read for turn in one.trajectory.turns} == {step - 1}
+
+
+def test_a_configuration_that_vllm_cannot_sample_for_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="every importance ratio is wrong"):
+        prepared(*TINY[1:], f"runs_dir={tmp_path}", "sampler.name=vllm", "sampler.options.top_p=0.9")

@@ -177,7 +177,8 @@ def test_the_page_compares_condensers_on_a_served_model(served: str, folder: Pat
     questions = [{"question": f"70 and {number}?", "answer": "72"} for number in range(60)]
     (tmp_path / "questions.jsonl").write_text("".join(f"{json.dumps(question)}\n" for question in questions))
     words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line.replace(name, str(folder)))]
-    done = run(*words, "evaluate.problems=4", "--json", "--save", "saved", cwd=tmp_path)
+    shorter = ("evaluate.problems=4", "rollout.limits.max_output_tokens=16")
+    done = run(*words, *shorter, "--json", "--save", "saved", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert [each["contender"]["condenser"] for each in result["figures"]] == ["full", "last_k", "truncate"]

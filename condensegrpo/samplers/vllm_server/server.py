@@ -63,8 +63,9 @@ def _serve() -> None:
 
         model = sys.argv[sys.argv.index("--model") + 1]
         try:
-            check_head_size(model)
-            if unused := ExpectedWeights(model).unused_media:
+            unused = ExpectedWeights(model).unused_media
+            check_head_size(model)  # imports vLLM, which takes seconds
+            if unused:
                 sys.argv[1:1] = ["--limit-mm-per-prompt", json.dumps(unused)]
         except SamplerError as error:
             sys.exit(f"error: {error}")
