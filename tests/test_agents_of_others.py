@@ -1,19 +1,20 @@
-"""Agents from PyPI, as they are: trained for a step on the examples of the guide, and recorded exactly."""
+"""Agents from PyPI, as they are: the examples of the guide are played or trained, and recorded exactly."""
 
 import asyncio
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from command import ENVIRONMENT, ROOT
-from forked import ForkedCommand
+from command import ROOT, succeed
 from recipe_world import write
 from talk import agent, engine
 
+from condensegrpo.assembly.build import build
+from condensegrpo.config.load import load_config
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
@@ -62,20 +63,17 @@ def make_policy(folder: Path, replies: Sequence[str], read: str) -> None:
     save_new(folder, tokenizer, model)
 
 
-def trained(folder: Path, config: str, *, samples: int) -> list[Trajectory]:
+def trained(folder: Path, config: str) -> list[Trajectory]:
     """The trajectories of a step on an example, which had a gradient."""
     overrides = (
         f"model.path={folder / 'model'}",
         "rollout.limits={max_turns: 8, max_context_tokens: 3000, max_output_tokens: 60}",
-        f"train={{steps: 1, problems_per_step: 1, samples_per_problem: {samples}, eval_every: 0}}",
+        "train={steps: 1, problems_per_step: 1, samples_per_problem: 4, eval_every: 0}",
         "train.eval_on_start=false",
         "learner={threads: 1, optimiser: {lr: 0.001}}",
         "evaluate.problems=1",
     )
-    path = {"PATH": f"{MINI.parent}{os.pathsep}{os.environ['PATH']}"}
-    command = ForkedCommand(("train", config, *overrides), cwd=folder, environment=ENVIRONMENT, more=path)
-    out, err = command.communicate(timeout=500)
-    assert command.wait() == 0, f"{out[-3000:]}\n{err[-3000:]}"
+    succeed("train", config, *overrides, cwd=folder)
     run = folder / "runs" / config.removesuffix(".yaml")
     lines = [line for line in read_metrics(run / "metrics.jsonl") if "rows" in line]
     assert [line["step"] for line in lines] == [1]
@@ -83,27 +81,39 @@ def trained(folder: Path, config: str, *, samples: int) -> list[Trajectory]:
     return [scored.trajectory for scored in read_trajectories(run / "trajectories" / "step_000001.parquet")]
 
 
-@pytest.mark.skipif(not MINI.exists(), reason="mini-swe-agent is not installed: make install")
-def test_the_program_mini_is_trained(tmp_path: Path) -> None:
-    """Two episodes, each a process of its own; the policy writes numbers until it submits one."""
-    import minisweagent  # here: it prints a greeting
+def play(task: Agent, reply: Callable[[str], str]) -> Trajectory:
+    """An episode of the first problem, with a policy that is a function of the prompt."""
+    return asyncio.run(
+        run_episode(
+            task.problems("train")[0],
+            environment=task.environment,
+            engine=engine(agent(reply), max_context_tokens=40_000, max_output_tokens=200, turn_seconds=60.0),
+            group_id="1/0",
+            sample=0,
+            seed=lambda number: number,
+        )
+    )
 
-    submitted = "; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-    replies = [
-        f'<tool_call> {{"name": "bash", "arguments": {{"command": "echo {number} > number.txt{end}"}}}} </tool_call>'
-        for number in NUMBERS
-        for end in ("", submitted)
-    ]
-    read = minisweagent.package_dir / "config" / "mini.yaml"
-    make_policy(tmp_path / "model", replies, read.read_text(encoding="utf-8"))
+
+@pytest.mark.skipif(not MINI.exists(), reason="mini-swe-agent is not installed: make install")
+def test_the_program_mini_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes a number, then another, which it submits. Programs are trained in ``test_agent.py``."""
     put(tmp_path, "mini.yaml", "project/check.py")
-    for trajectory in trained(tmp_path, "mini.yaml", samples=2):
-        assert trajectory.stop is StopReason.ANSWERED, trajectory.detail
-        *before, last = (turn.reply.text for turn in trajectory.turns)
-        assert [submitted in text for text in (*before, last)] == [False] * len(before) + [True]
-        assert trajectory.answer == last.partition("echo ")[2][:2]
-        assert trajectory.outcome == int(trajectory.answer) / 99
-        assert all(turn.condensation is None for turn in trajectory.turns)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(MINI.parent), prepend=os.pathsep)
+    commands = ["echo 12 > number.txt", "echo 34 > number.txt; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"]
+
+    def reply(prompt: str) -> str:
+        said = prompt.count('<tool>{"name": "bash", "args": {"command": "echo')
+        return f'<tool>{{"name": "bash", "args": {{"command": "{commands[said]}"}}}}</tool>'
+
+    task = build(load_config(tmp_path / "mini.yaml")).task
+    assert isinstance(task, Agent)
+    trajectory = play(task, reply)
+    assert (trajectory.stop, trajectory.answer) == (StopReason.ANSWERED, "34"), trajectory.detail
+    assert trajectory.outcome == 34 / 99
+    assert [commands[number] in turn.reply.text for number, turn in enumerate(trajectory.turns)] == [True, True]
+    assert all(turn.condensation is None for turn in trajectory.turns)
 
 
 def test_a_function_that_runs_an_agent_of_smolagents_is_trained(tmp_path: Path) -> None:
@@ -112,7 +122,7 @@ def test_a_function_that_runs_an_agent_of_smolagents_is_trained(tmp_path: Path) 
     replies = [f"<code> {call}( {number} ) </code>" for call in ("final_answer", "print") for number in NUMBERS]
     make_policy(tmp_path / "model", replies, prompts.read_text(encoding="utf-8"))
     put(tmp_path, "smol.yaml", "smol.py")
-    for trajectory in trained(tmp_path, "smol.yaml", samples=4):
+    for trajectory in trained(tmp_path, "smol.yaml"):
         assert trajectory.stop is StopReason.ANSWERED, trajectory.detail
         *before, last = trajectory.turns
         assert [turn.condensation for turn in before] == [None] * len(before)
@@ -147,16 +157,7 @@ def test_a_managed_agent_of_smolagents_is_a_branch_with_its_own_system_prompt_an
 
     data = write(tmp_path / "rows.jsonl", [{"question": f"{number} lamps?"} for number in range(20)])
     task = Agent(program=buys, data=data, answer=None)
-    trajectory = asyncio.run(
-        run_episode(
-            task.problems("train")[0],
-            environment=task.environment,
-            engine=engine(agent(reply), max_context_tokens=40_000, turn_seconds=20.0),
-            group_id="1/0",
-            sample=0,
-            seed=lambda number: number,
-        )
-    )
+    trajectory = play(task, reply)
     assert (trajectory.stop, trajectory.answer) == (StopReason.ANSWERED, "25 euros"), trajectory.detail
     schemas = [turn.context[0].text.rpartition("the schema of their args:")[2] for turn in trajectory.turns]
     manager, clerk = ["final_answer", "clerk"], ["price", "final_answer"]
