@@ -251,7 +251,7 @@ def test_single_precision_is_computed_in_double(name: str) -> None:
 REWARDS = st.floats(-1e100, 1e100).map(lambda reward: reward if abs(reward) > 1e-100 else 0.0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.sampled_from(ALL),
     st.lists(
@@ -276,7 +276,7 @@ def test_nothing_ever_gives_nan(name: str, rows: list[Row], eps: float) -> None:
 # Invariances
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.sampled_from((*WITH_SINGLETON, "gigpo")), batches(), st.integers(-20, 20), st.integers(-20, 20))
 def test_a_shift_of_all_rewards_changes_nothing(name: str, rows: list[Row], outcome_by: int, turn_by: int) -> None:
     # a discounted return is no difference of rewards: gigpo with γ = 1
@@ -285,7 +285,7 @@ def test_a_shift_of_all_rewards_changes_nothing(name: str, rows: list[Row], outc
     assert same(run(name, shifted, **options), run(name, rows, **options), atol=1e-6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.sampled_from(sorted({*WITH_SINGLETON, "gigpo"} - {"rloo"})), batches(), st.sampled_from([1e-3, 0.5, 3, 1e9]))
 def test_the_unit_of_rewards_does_not_matter_where_they_are_scaled(name: str, rows: list[Row], unit: float) -> None:
     options = {"eps": 0} | ({"clamp": 1e12} if name == "reinforce" else {})
@@ -293,7 +293,7 @@ def test_the_unit_of_rewards_does_not_matter_where_they_are_scaled(name: str, ro
     assert same(run(name, scaled, **options), run(name, rows, **options), atol=1e-6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.sampled_from(sorted({*WITH_SINGLETON, "gigpo"} - {"reinforce"})), batches(), st.sampled_from([0.5, 3, 1e4]))
 def test_where_they_are_not_advantages_are_in_the_unit_of_rewards(name: str, rows: list[Row], unit: float) -> None:
     options = {} if name == "rloo" else {"scale": "none"}
@@ -301,7 +301,7 @@ def test_where_they_are_not_advantages_are_in_the_unit_of_rewards(name: str, row
     assert same(run(name, scaled, **options), unit * run(name, rows, **options), atol=1e-6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.sampled_from(ALL), batches(unit=True), st.data())
 def test_the_order_of_trajectories_does_not_matter(name: str, rows: list[Row], data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(rows))))
@@ -313,7 +313,7 @@ def test_the_order_of_trajectories_does_not_matter(name: str, rows: list[Row], d
     assert same(found, run(name, rows, **straight)[order], atol=1e-6)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.sampled_from(ALL), batches(unit=True))
 def test_the_labels_of_groups_do_not_matter(name: str, rows: list[Row]) -> None:
     # −7, 0, 40 become numbers of another order
@@ -322,7 +322,7 @@ def test_the_labels_of_groups_do_not_matter(name: str, rows: list[Row]) -> None:
     assert torch.equal(run(name, renamed), run(name, rows))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.sampled_from(ALL), batches(unit=True))
 def test_what_another_group_holds_does_not_matter(name: str, rows: list[Row]) -> None:
     whole = run(name, rows)
@@ -331,7 +331,7 @@ def test_what_another_group_holds_does_not_matter(name: str, rows: list[Row]) ->
         assert torch.equal(members(whole, rows, group)[:, : alone.shape[1]], alone)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.sampled_from(SCALAR), batches())
 def test_one_scalar_a_trajectory_sums_to_zero_over_its_group(name: str, rows: list[Row]) -> None:
     found = run(name, rows)
@@ -341,7 +341,7 @@ def test_one_scalar_a_trajectory_sums_to_zero_over_its_group(name: str, rows: li
         assert abs(members(found, rows, group)[:, 0].sum().item()) < 1e-6
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(batches())
 def test_discounted_advantages_sum_to_zero_at_the_last_turns(rows: list[Row]) -> None:
     found = run("turn_discounted", rows)
@@ -350,14 +350,14 @@ def test_discounted_advantages_sum_to_zero_at_the_last_turns(rows: list[Row]) ->
         assert abs(sum(last)) < 1e-6
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(batches(), st.sampled_from(["std", "none"]), st.sampled_from(["zero", "raw"]))
 def test_without_a_discount_turn_discounted_is_grpo(rows: list[Row], scale: str, singleton: str) -> None:
     options = {"scale": scale, "singleton": singleton}
     assert torch.equal(run("turn_discounted", rows, gamma=1, **options), run("grpo", rows, **options))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(batches(least=2))
 def test_leave_one_out_is_n_over_n_less_one_times_centring(rows: list[Row]) -> None:
     centred, found = run("grpo", rows, scale="none"), run("rloo", rows)
@@ -368,7 +368,7 @@ def test_leave_one_out_is_n_over_n_less_one_times_centring(rows: list[Row]) -> N
         assert same(found[place], factor * centred[place], atol=1e-12)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(batches())
 def test_without_turn_rewards_merging_is_grpo(rows: list[Row]) -> None:
     silent = [(outcome, 0.0, *rest) for outcome, _, *rest in rows]
@@ -378,7 +378,7 @@ def test_without_turn_rewards_merging_is_grpo(rows: list[Row]) -> None:
 # Rows are not trajectories
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.sampled_from((*NORMALISED, "efficient")), batches(unit=True), st.data())
 def test_group_statistics_over_rows_and_not_trajectories(name: str, rows: list[Row], data: st.DataObject) -> None:
     """slime#1414 and others: statistics over rows counted a trajectory once for each. More turns change none."""
@@ -388,7 +388,7 @@ def test_group_statistics_over_rows_and_not_trajectories(name: str, rows: list[R
     assert torch.equal(run(name, longer)[:, 0], run(name, rows)[:, 0])
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(batches(), st.data())
 def test_a_longer_trajectory_discounts_nobody_but_itself(rows: list[Row], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(rows) - 1))

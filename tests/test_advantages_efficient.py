@@ -139,7 +139,7 @@ def test_context_anchors_must_rise(low: float, high: float) -> None:
         run_efficient([1, 1], [100, 100], context_low=low, context_high=high)
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(
     st.lists(
         st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 4000), st.integers(0, 2)), min_size=1, max_size=12
@@ -172,7 +172,7 @@ CORRECTNESS = st.lists(
 Rows = list[tuple[float, int, int]]
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(CORRECTNESS, st.sampled_from([0.0, 0.2, 5.0]), st.sampled_from([0.0, 0.25]), st.sampled_from(["std", "none"]))
 def test_no_correct_trajectory_is_negative_in_a_mixed_group_or_below_a_wrong_one(
     rows: Rows, coefficient: float, guard: float, accuracy: str
@@ -197,7 +197,7 @@ def test_beside_partial_credit_a_long_correct_trajectory_may_fall_below_it() -> 
     assert found[1] < found[2]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.integers(1, 8), st.integers(0, 4000), st.sampled_from(["std", "none"]))
 def test_an_all_correct_group_with_equal_contexts_gives_exactly_zero(count: int, context: int, accuracy: str) -> None:
     assert run_efficient([1.0] * count, [context] * count, accuracy=accuracy).tolist() == [0.0] * count
@@ -207,7 +207,7 @@ def test_an_all_correct_group_is_told_apart_by_context_alone() -> None:
     assert same(run_efficient([1, 1], [100, 1000], accuracy="std"), [0.2 * ROOT_HALF, -0.2 * ROOT_HALF])
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(CORRECTNESS, st.data(), st.integers(1, 4000), st.sampled_from([0.2, 2.0]), st.sampled_from(["std", "none"]))
 def test_a_longer_context_never_raises_the_own_advantage(
     rows: Rows, data: st.DataObject, more: int, coefficient: float, accuracy: str
@@ -225,7 +225,7 @@ def test_a_longer_context_never_raises_the_own_advantage(
     assert run_efficient(outcomes, longer, groups, **options)[place] <= before + 1e-12
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(CORRECTNESS, st.sampled_from([0.2, 2.0]))
 def test_of_two_correct_siblings_the_longer_context_never_has_the_larger_advantage(
     rows: Rows, coefficient: float
@@ -237,7 +237,7 @@ def test_of_two_correct_siblings_the_longer_context_never_has_the_larger_advanta
         assert group != other or found[shorter] >= found[longer] - 1e-12
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(CORRECTNESS, st.floats(1e-3, 1e6))
 def test_the_unit_of_contexts_does_not_matter(rows: Rows, unit: float) -> None:
     outcomes, contexts, groups = (list(column) for column in zip(*rows, strict=True))

@@ -115,13 +115,13 @@ def test_a_trajectory_without_turns_counts_for_the_outcome_and_is_in_no_state() 
     assert found.tolist() == [[1.5], [-0.5], [0]]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(batches(), st.sampled_from(["std", "none"]))
 def test_without_the_part_of_the_state_it_is_grpo(rows: list[Row], scale: str) -> None:
     assert run("gigpo", rows, coef=0, scale=scale).tolist() == run("grpo", rows, scale=scale).tolist()
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(batches(), st.sampled_from(["std", "none"]))
 def test_where_no_two_contexts_are_the_same_it_is_grpo(rows: list[Row], scale: str) -> None:
     longest = max(row[3] for row in rows)
@@ -142,7 +142,7 @@ def draw_states(rows: list[Row], data: st.DataObject) -> torch.Tensor:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(batches(), st.data())
 def test_it_is_what_one_would_write_as_loops(rows: list[Row], data: st.DataObject) -> None:
     states, gamma = draw_states(rows, data), 0.5
@@ -161,7 +161,7 @@ def test_it_is_what_one_would_write_as_loops(rows: list[Row], data: st.DataObjec
             assert found[place, turn].item() == pytest.approx(wanted * differ, abs=1e-9)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(batches(), st.data())
 def test_over_first_visits_of_a_state_its_part_sums_to_zero_and_the_clip_is_not_felt(
     rows: list[Row], data: st.DataObject
@@ -177,7 +177,7 @@ def test_over_first_visits_of_a_state_its_part_sums_to_zero_and_the_clip_is_not_
     assert all(abs(total) < 1e-9 for total in sums.values())
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(batches(), st.data())
 def test_the_labels_of_states_do_not_matter(rows: list[Row], data: st.DataObject) -> None:
     states = draw_states(rows, data)

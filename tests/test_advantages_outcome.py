@@ -109,7 +109,7 @@ def test_no_trajectory_and_no_turn_make_empty_tables() -> None:
     assert grpo(Batch(torch.ones(2), torch.ones(2), empty_N, empty_N, empty_N - 1)).advantage_NK.shape == (2, 0)
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(
     st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(0, 3)), min_size=1, max_size=16),
     st.sampled_from(["std", "none"]),

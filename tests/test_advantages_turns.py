@@ -91,14 +91,14 @@ def test_the_result_of_a_sibling_changes_only_its_own_turns(name: str) -> None:
     assert not torch.equal(early[1], late[1])
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(batches(), st.sampled_from(["std", "none"]), st.sampled_from(["zero", "raw"]))
 def test_ms_grpo_without_its_turn_part_is_grpo(rows: list[Row], scale: str, singleton: str) -> None:
     options = {"eps": 1e-4, "scale": scale, "singleton": singleton}
     assert run("ms_grpo", rows, coef=0, **options).tolist() == run("grpo", rows, **options).tolist()
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(batches(), st.sampled_from([-3.0, 0.0, 0.1]), st.sampled_from(["std", "none"]))
 def test_equal_turn_rewards_make_mt_grpo_grpo(rows: list[Row], reward: float, scale: str) -> None:
     """With a result to the bit; without one N(R^O + constant) is the same but for rounding."""
@@ -109,7 +109,7 @@ def test_equal_turn_rewards_make_mt_grpo_grpo(rows: list[Row], reward: float, sc
     assert same(found, wanted, atol=1e-9)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(batches(), st.sampled_from(["std", "none"]))
 def test_ms_po_that_counts_no_outcome_has_turn_rewards_up_to_the_result(rows: list[Row], scale: str) -> None:
     found = run("ms_po", rows, gamma=0, scale=scale)
@@ -121,14 +121,14 @@ def test_ms_po_that_counts_no_outcome_has_turn_rewards_up_to_the_result(rows: li
         assert found[place, last:turns].tolist() == by_outcome[place, last:turns].tolist()
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(batches())
 def test_before_the_result_ms_po_is_the_merged_advantage(rows: list[Row]) -> None:
     before = [(outcome, reward, group, turns, turns - 1) for outcome, reward, group, turns, _ in rows]
     assert run("ms_po", before).tolist() == run("grpo_merged", before).tolist()
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(batches())
 def test_up_to_the_result_of_all_the_parts_sum_to_zero(rows: list[Row]) -> None:
     # every trajectory with its result at its first turn: no sibling is left out of the sum

@@ -36,19 +36,19 @@ pytestmark = [
 BACKEND = "aot_eager"
 
 
-def test_ten_lengths_are_one_graph_of_a_layer_without_a_break() -> None:
+def test_five_lengths_are_one_graph_of_a_layer_without_a_break() -> None:
     """Micro-batches of trees with one to several buckets; the last layer's activations are kept, the first's not."""
     torch._dynamo.reset()
     counters.clear()
     plain, compiled, graphs = TrainedLogprobs(qwen3()), TrainedLogprobs(qwen3()), []
     compile_layers(compiled.policy, backend=BACKEND)
     checkpoint_layers(compiled.policy, 1)
-    for count in (9, 3, 30, 7, 50, 12, 80, 21, 5, 40):
+    for count in (9, 3, 80, 30, 5):
         batch = lay_out([tuple(forking_rows(count, seed=count))])
         for module in (plain, compiled):
             computed(module, batch, 0.9, objective=PerToken(supervised)).loss.backward()
         graphs.append(counters["stats"]["unique_graphs"])
-    assert graphs == [1] * 10
+    assert graphs == [1] * 5
     assert not counters["graph_break"]
     for expected, found in zip(plain.parameters(), compiled.parameters(), strict=True):
         torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-4 * float(expected.grad.abs().max()))
@@ -69,7 +69,7 @@ def test_compiled_attention_along_paths_drops_what_it_is_asked_to_drop() -> None
 def test_a_trial_compares_one_layer_and_says_why_layers_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("condensegrpo.learner.layers.ROW", 16)
     torch._dynamo.reset()
-    found = try_compiling(qwen3().config, torch.float32, CPU, kernel="auto", backend=BACKEND)
+    found = try_compiling(qwen3().config, torch.float32, CPU, kernel="auto", backend="eager")  # Dynamo alone
     assert found.difference is not None
     assert found.difference < 1e-5
     assert found.compiled is not None

@@ -61,14 +61,14 @@ def check_contract(case: Case, past: History, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("case", EVERY)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(past=histories(), tokens=st.integers(0, 2000))
 def test_every_condenser_keeps_the_contract(case: Case, past: History, tokens: int) -> None:
     check_contract(case, past, tokens)
 
 
 @pytest.mark.parametrize("case", ONE_EACH)
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(
     past=histories(most=12, results=st.text(max_size=40) | st.sampled_from(["<|im_end|>", "x " * 300])),
     tokens=st.integers(0, 900),
@@ -287,7 +287,7 @@ def test_old_results_become_placeholders_that_say_how_long_they_were() -> None:
     ]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(lengths=st.lists(st.integers(0, 200), max_size=4))
 def test_placeholders_count_what_they_replace(lengths: list[int]) -> None:
     past = history(unit(0, "look", *("z" * length for length in lengths)), unit(1))

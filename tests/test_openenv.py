@@ -650,8 +650,8 @@ def test_seeds_of_the_splits_are_disjoint() -> None:
 
 
 @pytest.mark.parametrize("style", ["words", "shop"])
-def test_the_examples_of_the_page_train_and_evaluate(tmp_path: Path, script: str, style: str) -> None:
-    """The replies are scripted: right for one of two words, and worth 0.5 in the shop."""
+def test_the_examples_of_the_page_train_and_evaluate(tmp_path: Path, shop: dict[str, Any], style: str) -> None:
+    """The replies are scripted: right for one of two words, and worth 0.5 in the shop, which runs already."""
     blocks = re.findall(r"```\w+\n(.*?)```", PAGE, re.DOTALL)
     names = ("mirror.py", "words.jsonl", "held_out.jsonl", "mirror.yaml")
     for name, block in zip(names, blocks, strict=True):
@@ -659,7 +659,6 @@ def test_the_examples_of_the_page_train_and_evaluate(tmp_path: Path, script: str
     replies, options = ["<action>pmal</action>"] * 3, []  # another word has three tries
     if style == "shop":
         replies = ['<tool>{"name": "pay", "args": {"item": "lamp"}}</tool>']
-        shop = {"command": f"{PYTHON} {script} {{port}} shop 9"}
         options = [f"task.options={json.dumps({'servers': {'shop': shop}})}", "rollout.tools.format=tagged"]
     trained = train_on_replies(tmp_path, "mirror", replies, *options)
     assert [line["reward"] for line in trained] == [0.5] * 2

@@ -4,13 +4,13 @@ import contextlib
 import os
 import pty
 import re
-import subprocess
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from command import ENVIRONMENT, ROOT, at_terminal, command, run, succeed
+from command import ENVIRONMENT, ROOT, at_terminal, run, succeed
 from forked import ForkedCommand
 from typer.testing import CliRunner
 
@@ -28,23 +28,25 @@ LARGE = ("rollout.limits.max_context_tokens=1500", "rollout.limits.max_output_to
 REPLIES = (*["<note> 5 </note>"] * 5, "<answer> 7 </answer>")
 
 
-def test_a_person_plays_at_a_terminal_and_gets_the_reward() -> None:
+def at_a_terminal(*arguments: str, kind: str, replies: Sequence[str] = ()) -> tuple[int, str]:
+    """The exit code of a command at a terminal, and what was shown while the replies were typed."""
     terminal, end = pty.openpty()
     with Connection(end) as other_end:
         program = partial(at_terminal, other_end)
-        process = ForkedCommand(EPISODE, cwd=ROOT, environment=ENVIRONMENT, more={"TERM": "dumb"}, program=program)
-    typed, shown = ["<note> \\\n5 </note>", *REPLIES[1:]], ""
-    while typed:
-        shown += os.read(terminal, 4096).decode()
-        if shown.count("your reply: ") > len(REPLIES) - len(typed):
-            os.write(terminal, f"{typed.pop(0)}\n".encode())
-    try:
+        process = ForkedCommand(arguments, cwd=ROOT, environment=ENVIRONMENT, more={"TERM": kind}, program=program)
+    typed, shown = list(replies), ""
+    with contextlib.suppress(OSError):  # the process has closed the terminal
         while part := os.read(terminal, 4096):
-            shown += part.decode()
-    except OSError:  # the process has closed the terminal
-        pass
+            shown += part.decode(errors="replace")
+            if typed and shown.count("your reply: ") > len(replies) - len(typed):
+                os.write(terminal, f"{typed.pop(0)}\n".encode())
     os.close(terminal)
-    assert process.wait() == 0, shown
+    return process.wait(), shown
+
+
+def test_a_person_plays_at_a_terminal_and_gets_the_reward() -> None:
+    code, shown = at_a_terminal(*EPISODE, kind="dumb", replies=("<note> \\\n5 </note>", *REPLIES[1:]))
+    assert code == 0, shown
     assert "turn 0: the prompt, 10 of 64 tokens, a reply has at most 24" in shown
     assert "<|im_start|> user start 5 keep a note <|im_end|> <|im_start|> assistant" in shown
     assert "turn 5   condensed by last_k" in shown
@@ -52,18 +54,8 @@ def test_a_person_plays_at_a_terminal_and_gets_the_reward() -> None:
 
 
 def test_a_terminal_shows_what_is_loaded_before_the_first_prompt() -> None:
-    terminal, end = pty.openpty()
-    environment = {**ENVIRONMENT, "TERM": "xterm"}
-    process = subprocess.Popen(
-        command("play", "quickstart", "--problem", "999"), cwd=ROOT, env=environment, stdin=end, stdout=end, stderr=end
-    )
-    os.close(end)
-    shown = ""
-    with contextlib.suppress(OSError):  # the process has closed the terminal
-        while part := os.read(terminal, 4096):
-            shown += part.decode(errors="replace")
-    os.close(terminal)
-    assert process.wait() == 2
+    code, shown = at_a_terminal("play", "quickstart", "--problem", "999", kind="xterm")
+    assert code == 2, shown
     texts = ("loading transformers", "reading the problems of ledger", "reading --problem")
     positions = [shown.index(text) for text in texts]
     assert positions == sorted(positions)

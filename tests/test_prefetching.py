@@ -133,6 +133,7 @@ def test_two_ranks_sample_ahead_what_one_does_and_go_on(finished: Path, tmp_path
 # --- the thread -------------------------------------------------------------------------------------------------------
 
 STALENESS = 2
+FEW = ("train.problems_per_step=2", "train.samples_per_problem=2")
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class Parts:
 
 @pytest.fixture
 def parts(finished: Path, tmp_path: Path) -> Iterator[Parts]:
-    config = load_config(find_config("quickstart"), [*ONE[1:-1], f"rollout.staleness={STALENESS}"])
+    config = load_config(find_config("quickstart"), [*ONE[1:-1], f"rollout.staleness={STALENESS}", *FEW])
     folder, source = RunFolder.create(tmp_path / "run"), str(finished / "origin/warm")
     components, sampler = build(config), open_sampler(config, source)
     settings = PlayerSettings(config=config, source=source, temperature=config.rollout.temperature)
@@ -212,12 +213,12 @@ def test_sampling_goes_on_while_no_batch_is_taken(parts: Parts) -> None:
 
     counting = replace(parts.rollout, player=cast(GroupPlayer, Counting(parts.rollout.player)))
     with replace(parts, rollout=counting).prefetcher() as prefetcher:
-        assert len(prefetcher.take(1).kept) == 16
+        assert len(prefetcher.take(1).kept) == 4
         deadline = time.monotonic() + 60
-        while scored != {1: 16, 2: 16, 3: 16}:
+        while scored != {1: 4, 2: 4, 3: 4}:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        assert len(read_trajectories(parts.folder.trajectories(1))) == 16
+        assert len(read_trajectories(parts.folder.trajectories(1))) == 4
         assert not parts.folder.trajectories(2).exists()  # no step has taken it
         assert sorted(prefetcher.finish()) == [2, 3]  # no further than rollout.staleness
 

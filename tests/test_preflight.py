@@ -519,8 +519,9 @@ def test_the_check_of_room_names_the_smallest_context_that_works() -> None:
 def hub_error(call: str, **variables: str) -> tuple[str, float]:
     """What a fresh interpreter with these variables says to a call, and the seconds that the call took."""
     code = (
-        "import time; import datasets; from condensegrpo.storage.rows import read_rows\n"
-        "from condensegrpo.storage.hub import model_fault\nbegan = time.monotonic()\n"
+        f"import time{', datasets' if call.startswith('read') else ''}\n"
+        "from condensegrpo.storage.rows import read_rows\nfrom condensegrpo.storage.hub import model_fault\n"
+        "began = time.monotonic()\n"
         f"try: print({call})\nexcept Exception as error: print(error)\nprint(time.monotonic() - began)"
     )
     environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"} | variables
