@@ -89,9 +89,9 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Every condenser that is installed, and the one that the environment names."""
-    named = [os.environ["CONDENSER"]] if "CONDENSER" in os.environ else []
-    names = [*(point.name for point in plugins.installed("condensers")), *named]
+    """Every condenser that is installed, or the one that the environment names."""
+    installed = [point.name for point in plugins.installed("condensers")]
+    names = [os.environ["CONDENSER"]] if "CONDENSER" in os.environ else installed
     return [Case(name, options) for name in names for options in OPTIONS.get(name, [{}])]
 
 

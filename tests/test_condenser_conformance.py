@@ -26,7 +26,7 @@ from conformance import (
     turns,
     unit,
 )
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from talk import Counting, agent, last_count, play_all, problem, tokenizer
 from talk import engine as talking
@@ -37,7 +37,6 @@ from condensegrpo.core.messages import History, Message, flatten
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.episodes.render import Renderer
 
-EVERY = [pytest.param(case, id=str(case)) for case in cases()]
 ONE_EACH = [pytest.param(case, id=case.name) for case in rule_based()]
 CUTTING = [pytest.param(case, id=case.name) for case in rule_based() if case.name not in NEVER_CUTS]
 OLDEST_FIRST = [case for case in CUTTING if case.id not in CHOOSING]
@@ -60,38 +59,40 @@ def check_contract(case: Case, past: History, tokens: int) -> None:
 # --- laws -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", EVERY)
 @settings(max_examples=8)
 @given(past=histories(), tokens=st.integers(0, 2000))
-def test_every_condenser_keeps_the_contract(case: Case, past: History, tokens: int) -> None:
-    check_contract(case, past, tokens)
+def test_every_condenser_keeps_the_contract(past: History, tokens: int) -> None:
+    for case in cases():
+        note(f"{case}")
+        check_contract(case, past, tokens)
 
 
-@pytest.mark.parametrize("case", ONE_EACH)
-@settings(max_examples=6)
+@settings(max_examples=8)
 @given(
     past=histories(most=12, results=st.text(max_size=40) | st.sampled_from(["<|im_end|>", "x " * 300])),
     tokens=st.integers(0, 900),
 )
-def test_the_budget_is_kept_by_the_policys_own_tokenizer_and_template(case: Case, past: History, tokens: int) -> None:
+def test_the_budget_is_kept_by_the_policys_own_tokenizer_and_template(past: History, tokens: int) -> None:
     real = Renderer(tokenizer()).count
-    found = condense(case.build(), past, tokens, real)
-    check_account(past, found, real)
-    check_placeholders(past, found, real)
-    check_budget(case.name, past, found, tokens, real)
+    for case in rule_based():
+        note(f"{case}")
+        found = condense(case.build(), past, tokens, real)
+        check_account(past, found, real)
+        check_placeholders(past, found, real)
+        check_budget(case.name, past, found, tokens, real)
 
 
 @pytest.mark.parametrize("case", CUTTING)
-def test_over_200_turns_no_context_grows_beyond_its_budget(case: Case) -> None:
+def test_over_100_turns_no_context_grows_beyond_its_budget(case: Case) -> None:
     """Contexts that embed condensed contexts grow geometrically: 12, 103, 323, 672, 1241 tokens in the original."""
     condenser, past, sizes = case.build(), history(), []
-    for turn in range(200):  # as the engine does it: raw units, and the last note
+    for turn in range(100):  # as the engine does it: raw units, and the last note
         past = with_tokens(past.add(unit(turn, f"step {turn}", "result " * 6)), count)
         found = condense(condenser, past, 400)
         past = past if found.note is None else replace(past, note=found.note)
         sizes.append(count(flatten(PINNED, found.units)))
     assert max(sizes) <= 400
-    assert max(sizes[-20:]) <= 1.2 * max(sizes[100:180])
+    assert max(sizes[-20:]) <= 1.2 * max(sizes[50:80])
 
 
 @pytest.mark.parametrize("case", OLDEST_FIRST)

@@ -2,7 +2,7 @@
 
     python verifiers_runner.py SERVER PLAN OTHERS
 
-    PLAN    {"module": "shop", "class": "Questions", "config": {…}, "replies": […]}
+    PLAN    {"module": "shop", "class": "Questions", "config": {…}, "replies": […]}, or null: nothing is played
     OTHERS  {"others.py:Name": {…}, …}      configs by taskset
 
 prints, in its last line, the trace of the first task, played by verifiers' runner with its harness ``null`` and a
@@ -81,7 +81,7 @@ async def refusal(server: ModuleType, taskset: str, config: dict[str, Any]) -> s
     return ""
 
 
-async def main(server: str, plan: dict[str, Any], others: dict[str, dict[str, Any]]) -> None:
+async def main(server: str, plan: dict[str, Any] | None, others: dict[str, dict[str, Any]]) -> None:
     spec = importlib.util.spec_from_file_location("verifiers_server", server)
     assert spec is not None
     assert spec.loader is not None
@@ -89,7 +89,7 @@ async def main(server: str, plan: dict[str, Any], others: dict[str, dict[str, An
     sys.modules["verifiers_server"] = module
     spec.loader.exec_module(module)
     refused = {name: await refusal(module, name, config) for name, config in others.items()}
-    found = {"trace": await played(plan), "refused": refused}
+    found = {"trace": plan and await played(plan), "refused": refused}
     print(f"\n{json.dumps(found)}")  # the taskset may have printed something
 
 
