@@ -52,8 +52,7 @@ class Job:
 
 def our_learner(job: Job) -> Run:
     """The learner of ``train``; a run takes one step with some rows, or profiles one."""
-    overrides = [f"model.path={job.policy}", "sampler.name=transformers", *job.overrides]
-    config = load_config(RAND, overrides)
+    config = load_config(RAND, [f"model.path={job.policy}", *job.overrides])
     ranks.join(config.learner.timeout_minutes)
     began = time.monotonic()
     fitted = config_on_devices(config, ranks=1, memory=ranks.least_device_memory())
@@ -194,7 +193,8 @@ def main() -> None:
                     )
                     measure(record, learner, {**facts, "workload": kind}, load, options)
                 if facts["program"] == "ours":
-                    found = learner.run((load.rows, options.micro_batch, True))
+                    some = load.rows[: 2 * len(load.rows) // max(2, options.questions)]  # about a micro-batch
+                    found = learner.run((some, options.micro_batch, True))
                     record.note("profile", **facts, workload=kind, **found)
             learner.close()
 

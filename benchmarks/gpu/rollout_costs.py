@@ -9,6 +9,7 @@ replies, ``cpu`` the seconds of all threads of the process. Ours also sleeps and
 """
 
 import argparse
+import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -65,6 +66,8 @@ class Params(NamedTuple):
 
 def bare_timed(setting: Setting, *, eager: bool | None, own_process: bool) -> Run:
     """``LLM.generate``; a run is given waves and parameters."""
+    if own_process:  # which a daemon may not have
+        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     generate = bare(setting, eager=eager, own_process=own_process)
 
     def run(request: tuple[Sequence[Wave], Params]) -> dict[str, float]:
@@ -176,7 +179,7 @@ def setting_of(policy: Path, worlds: Sequence[World]) -> Setting:
         folder=policy,
         world=worlds[0],
         dtype=dtype(),
-        threads=torch.get_num_threads(),
+        threads=1,  # as vLLM itself has on a GPU
         longest=asked + said + turns * (worlds[0].reading + 16),
     )
 
