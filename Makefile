@@ -39,7 +39,7 @@ install: $(STAMP)
 
 # What training needs, without the tools of the tests.
 $(TRAIN_STAMP): pyproject.toml
-	@echo "Installing torch, DeepSpeed and what else training needs into $(VENV), once: 1.6 GB on disk, 6 GB with torch for CUDA"
+	@echo "Installing torch, DeepSpeed and what else training needs into $(VENV), once: 1.8 GB on disk, 6 GB with torch for CUDA"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0

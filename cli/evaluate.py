@@ -152,7 +152,7 @@ def evaluate_command(
     if save is not None:
         typer.echo(f"next: {program()} inspect {shlex.quote(str(save))} --tokens")
     elif run is not None and step is not None:
-        typer.echo(f"stored as {result.name}: condensegrpo inspect {shlex.quote(str(run))} --evaluation {result.name}")
+        typer.echo(f"stored as {result.name}: {program()} inspect {shlex.quote(str(run))} --evaluation {result.name}")
 
 
 def _policy(policy: str, arguments: list[str]) -> tuple[RunConfig, str, Path | None]:
