@@ -13,7 +13,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from importlib.metadata import EntryPoint
+from functools import cache
+from importlib.metadata import Distribution, EntryPoint
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
@@ -151,9 +152,9 @@ def plugins(
 
 def describe_plugin(kind: str, point: EntryPoint) -> InstalledPlugin:
     """Describe a plug-in without calling it; one of another package is imported."""
-    package = point.dist
+    package, version = _package(point.dist)
     docstring, error = None, ""
-    if package is not None and package.name == OURS:
+    if package == OURS:
         docstring = docstring_in_source(point)
     if docstring is None:
         try:
@@ -165,10 +166,16 @@ def describe_plugin(kind: str, point: EntryPoint) -> InstalledPlugin:
         kind=kind,
         name=point.name,
         object=point.value,
-        distribution=f"{package.name} {package.version}" if package is not None else "",
+        distribution=f"{package} {version}".strip(),
         summary=docstring.strip().split("\n")[0],
         error=error,
     )
+
+
+@cache  # of its metadata, which are parsed at each access
+def _package(distribution: Distribution | None) -> tuple[str, str]:
+    """The name and the version of a package; both empty if it is not known."""
+    return ("", "") if distribution is None else (distribution.name, distribution.version)
 
 
 def _show(listed: Sequence[InstalledPlugin]) -> None:

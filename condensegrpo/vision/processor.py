@@ -5,6 +5,7 @@ processors in transformers; a test compares the ids. A picture's tokens depend o
 can grow by pictures without changing its beginning.
 """
 
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -198,11 +199,14 @@ def load_picture_processor(source: str, media: MediaStore) -> PictureProcessor |
 
     A folder with a tokenizer alone, of a model that is served elsewhere, sees nothing either.
     """
-    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
+    file = Path(source) / "config.json"
+    if Path(source).is_dir() and not file.is_file():
         return None
     from transformers import AutoConfig
 
     try:
+        if file.is_file() and family_of(json.loads(file.read_text(encoding="utf-8")).get("model_type", "")) is None:
+            return None  # without its configuration, which takes transformers 20 ms: most models are of text alone
         config = AutoConfig.from_pretrained(source)
         family = family_of(config.model_type)
         if family is None:
