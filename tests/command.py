@@ -1,7 +1,6 @@
 """Runs the command line as a user does: a process of its own, one torch thread, plain output.
 
-The process is a fork that has imported the libraries already (``forked.py``) unless ``fresh`` asks for a new
-interpreter.
+The process is a fork that has imported the libraries already (``forked.py``).
 """
 
 import os
@@ -33,8 +32,8 @@ TINY = (
     "configs/quickstart.yaml",
     "model.new.layers=1",
     "task.options={min_ops: 2, max_ops: 3, train_problems: 512, eval_problems: 16}",
-    "warm_start={steps: 60, turns_per_step: 8, probe_target: null}",
-    "warm_start.optimiser={lr: 0.01, betas: [0.9, 0.95], schedule: constant}",
+    "warm_start={steps: 30, turns_per_step: 8, probe_target: null}",
+    "warm_start.optimiser={lr: 0.015, betas: [0.9, 0.95], schedule: constant}",
     "train.steps=4",
     "train.problems_per_step=4",
     "train.samples_per_problem=4",
@@ -55,14 +54,9 @@ def run(
     *arguments: str,
     cwd: Path = ROOT,
     seconds: float = 240,
-    fresh: bool = False,
     program: Callable[[], object] = main,
 ) -> subprocess.CompletedProcess[str]:
     """The command, or another ``program`` with these arguments, to its end."""
-    if fresh:
-        return subprocess.run(
-            command(*arguments), capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=seconds, check=False
-        )
     process = ForkedCommand(arguments, cwd=cwd, environment=ENVIRONMENT, program=program)
     try:
         out, err = process.communicate(timeout=seconds)
@@ -97,8 +91,8 @@ def at_terminal(terminal: Connection) -> None:
     main()
 
 
-def succeed(*arguments: str, cwd: Path = ROOT, fresh: bool = False, program: Callable[[], object] = main) -> str:
-    done = run(*arguments, cwd=cwd, fresh=fresh, program=program)
+def succeed(*arguments: str, cwd: Path = ROOT, program: Callable[[], object] = main) -> str:
+    done = run(*arguments, cwd=cwd, program=program)
     assert done.returncode == 0, f"{done.args}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 

@@ -20,15 +20,23 @@ from condensegrpo.storage.run_folder import read_metrics
 from condensegrpo.tasks.agent_endpoint import DIALECTS
 from condensegrpo.tasks.agent_request import RequestRefused, read_request
 
-anthropic = pytest.importorskip("anthropic", reason="anthropic is not installed: make install")
-openai = pytest.importorskip("openai", reason="openai is not installed: make install")
-
 CHAT, MESSAGES, RESPONSES = DIALECTS
 SCHEMA = UP["function"]["parameters"]
 A_TOOL = {"name": "up", "description": "Counts up.", "input_schema": SCHEMA}
 R_TOOL = {"type": "function", "name": "up", "description": "Counts up.", "parameters": SCHEMA, "strict": False}
 BILLING = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=sdk-cli; cch="
 Agent = Callable[[Problem, str, str], Awaitable[str]]
+anthropic: Any = None
+openai: Any = None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clients() -> None:
+    """Import the clients in the worker that runs this file: that takes seconds."""
+    global anthropic, openai
+    anthropic, openai = (
+        pytest.importorskip(name, reason=f"{name} is not installed: make install") for name in ("anthropic", "openai")
+    )
 
 
 @asynccontextmanager

@@ -37,9 +37,9 @@ from condensegrpo.storage.trajectories import read_trajectories, write_trajector
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four steps without interruption, in an interpreter of its own."""
+    """A run of four steps without interruption."""
     runs = tmp_path_factory.mktemp("runs")
-    assert succeed("train", *TINY, f"runs_dir={runs}", "name=whole", "--quiet", fresh=True) == ""
+    assert succeed("train", *TINY, f"runs_dir={runs}", "name=whole", "--quiet") == ""
     return runs / "whole"
 
 
@@ -397,7 +397,7 @@ def test_what_dynamic_sampling_adds_does_not_depend_on_the_number_of_ranks(finis
         "algorithm={advantage: {estimator: grpo, whiten: true}, resample_rounds: 2, "
         "stops: {handling: {turn_limit: mask}}}"
     )
-    changes = ("reward={name: format}", algorithm)  # hardly any trajectory is well formed yet
+    changes = ("reward={name: correct}", algorithm)  # hardly any trajectory is right yet
     one_step(finished, tmp_path / "one", *changes)
     one_step(finished, tmp_path / "two", *changes, ranks=2)
     assert sampled(tmp_path / "one", 1) == sampled(tmp_path / "two", 1)

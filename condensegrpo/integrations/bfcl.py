@@ -134,7 +134,10 @@ Documents = Mapping[str, Sequence[EnvironmentTool]]  # the functions of each cla
 
 @dataclass(kw_only=True, eq=False)
 class Bfcl(SplitTask):
-    """The task ``bfcl``: 200 scenarios in each of four categories. No scenario is in both splits."""
+    """Multi-turn function calls of the Berkeley leaderboard (BFCL v4): 200 scenarios in each of four categories.
+
+    No scenario is in both splits.
+    """
 
     categories: tuple[Category, ...] = CATEGORIES
     eval_share: Annotated[float, Gt(0), Lt(1)] = 0.3  # of the scenarios, held out by the hash of their number

@@ -34,7 +34,7 @@ NO_TOOLS = ("reset", "get_reward", "close")
 
 @dataclass(kw_only=True, eq=False)
 class EnvClass(ResetRows):
-    """The task ``env_class``. A row is a problem, and its columns are the arguments of ``reset``."""
+    """An environment class as TRL takes it. A row is a problem; its columns are the arguments of ``reset``."""
 
     factory: str | Callable[..., Any]  # path/to/file.py:Class, package.module:Class, or the class itself
     data: str  # training rows, see ``rows.read_rows``

@@ -39,7 +39,7 @@ _resetting = threading.Lock()
 
 @dataclass(kw_only=True, eq=False)
 class Gym(Task):
-    """The task ``gym``. No seed is in both splits."""
+    """Text environments with gymnasium's interface, such as those of GEM and TextArena. No seed is in both splits."""
 
     make: str | Callable[..., Any] = DEFAULT  # package:function or path/to/file.py:Name; or from Python itself
     id: str = ""  # its first argument; empty: none

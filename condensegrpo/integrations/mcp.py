@@ -50,7 +50,7 @@ class OpenServer:
 
 @dataclass(kw_only=True, eq=False)
 class Mcp(Jsonl):
-    """The task ``mcp``: the questions of the task ``jsonl``, and tools of servers."""
+    """Questions as of ``jsonl``, with the tools of servers of the Model Context Protocol."""
 
     servers: Mapping[str, McpServer]  # by a name for messages
     per: Literal["run", "episode"] = "run"  # what a server is opened for; for the run: once in every rollout process

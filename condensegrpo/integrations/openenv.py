@@ -42,7 +42,7 @@ MAX_CHARS = 100_000  # of an observation; of a longer one the policy reads its b
 
 @dataclass(kw_only=True, eq=False)
 class OpenEnv(ResetRows):
-    """The task ``openenv``. No row and no seed is in both splits."""
+    """Environments of OpenEnv servers, started here or elsewhere. No row and no seed is in both splits."""
 
     servers: Mapping[str, OpenEnvServer]  # by a name for messages; episodes are spread over them
     data: str | None = None  # training rows, see ``rows.read_rows``; None: problems are seeds

@@ -199,7 +199,7 @@ RECIPE = re.compile(r"Ingredients:.*?prepare meal", re.DOTALL)
 
 @dataclass(kw_only=True, eq=False)
 class TextWorld(Task):
-    """The task ``textworld``. No seed, and no file, is in both splits."""
+    """Text adventures of TextWorld, made here or before. No seed, and no file, is in both splits."""
 
     game: Literal["cooking", "treasure_hunter", "coin_collector"] = "cooking"
     arguments: Arguments | None = None  # of ``tw-make tw-GAME``, such as {level: 5}; None: those of DEFAULTS

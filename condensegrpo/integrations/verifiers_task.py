@@ -38,7 +38,10 @@ _EPISODES = itertools.count()
 
 @dataclass(kw_only=True, eq=False)
 class Verifiers(SplitTask):
-    """The task ``verifiers``. Without ``eval_config`` a share of the tasks is held out by their hash."""
+    """A taskset of the library verifiers, with its tools and rewards.
+
+    Without ``eval_config`` a share of the tasks is held out by their hash.
+    """
 
     taskset: str  # id of an installed package, as vf-eval takes it; package.module:Class or path/to/file.py:Class
     config: Mapping[str, Any] | None = None  # keys of its config

@@ -142,7 +142,7 @@ class _ServedModel:
 
 
 class OpenAISampler(_ServedModel):
-    """The sampler ``openai``: exact token ids, of servers that return them, such as vLLM and SGLang."""
+    """Samples from a server of OpenAI's interface that returns token ids, such as vLLM and SGLang."""
 
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """One reply to one prompt; SamplerError without its token ids and log-probabilities."""
@@ -192,7 +192,7 @@ class ChatModel(_ServedModel):
 
 @dataclass(eq=False)
 class OpenAIChatSampler(ChatModel):
-    """The sampler ``openai_chat``: text, of any chat model. Tokens are counted by the tokenizer of ``model_path``."""
+    """Samples text from any chat model, to evaluate. Tokens are counted by the tokenizer of ``model_path``."""
 
     _: KW_ONLY
     model_path: str  # folder or Hub id of the run's tokenizer

@@ -120,7 +120,7 @@ class TextSampler(ScriptedSampler):
 
 
 def scripted(replies: Replies | None = None, *, file: str | None = None, model_path: str) -> TextSampler:
-    """The sampler ``scripted``.
+    """Replies with given texts in place of a model, to try a configuration.
 
         replies: ["<note> 3 </note>", "<answer> 3 </answer>"]      the first and second reply of every trajectory
         replies: {"start 1": [...], "start 6": [...]}              of trajectories whose prompts contain that text

@@ -80,7 +80,7 @@ class LimitExceeded(ProgramFailed):
 
 @dataclass(kw_only=True, eq=False)
 class Agent(SplitTask):
-    """The task ``agent``."""
+    """Trains a program or function that calls the policy as a model of OpenAI or Anthropic."""
 
     # a command, in which {question} and {id} are replaced, or a function of the problem, the URL and the key
     program: Command | AgentFunction

@@ -53,9 +53,10 @@ class _Sum:
 
 @dataclass(kw_only=True, eq=False)
 class Gsm8k(QuestionTask):
-    """The task ``gsm8k``. Training questions that are in the evaluation data are left out; ``left_out`` counts them.
+    """Grade-school arithmetic (GSM8K) with a calculator.
 
-    Rows have ``question`` and ``answer``. The expert calls the calculator; in the format ``code`` it gives up.
+    Training questions that are in the evaluation data are left out; ``left_out`` counts them. Rows have
+    ``question`` and ``answer``. The expert calls the calculator; in the format ``code`` it gives up.
     """
 
     data: str  # training rows, see ``rows.read_rows``; ``openai/gsm8k:main`` on a machine with a hub

@@ -27,7 +27,7 @@ LATE = 0.1  # what a guess costs beyond those that halving needs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess(Task):
-    """The task ``guess``. One number in eight is held out for evaluation."""
+    """Find a number with a tool that says higher or lower. One number in eight is held out for evaluation."""
 
     largest: Annotated[int, Ge(8)] = 100
 

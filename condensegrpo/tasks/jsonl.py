@@ -19,7 +19,7 @@ SYSTEM = "Answer the question. Think first, then end with <answer>your answer</a
 
 @dataclass(kw_only=True, eq=False)
 class Jsonl(QuestionTask):
-    """The task ``jsonl``. One reply answers the question, after as many tool calls as the rollout allows.
+    """Questions and answers of your own, in a file or data set. One reply answers, after the tool calls it needs.
 
     Without ``eval_data`` a share of the rows is held out by their hash; with it, training rows that are in the
     evaluation data too are left out (``left_out`` counts them).

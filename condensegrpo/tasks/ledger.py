@@ -50,7 +50,10 @@ _ENUMERABLE = 10**5  # problems of one length are listed up to here, and drawn b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger(Task):
-    """The task ``ledger``. Whether a problem is for training or evaluation does not depend on any option."""
+    """The quickstart's task: carry a value through operations that are each shown once.
+
+    No option moves a problem between training and evaluation.
+    """
 
     min_ops: Annotated[int, Ge(1)] = 3
     max_ops: Annotated[int, Ge(1)] = 6

@@ -27,7 +27,9 @@ TESTS, SETUP, ENTRY = "tests", "test_setup", "entry"  # in Problem.data
 
 @dataclass(kw_only=True, eq=False)
 class Mbpp(QuestionTask):
-    """The task ``mbpp``. Training descriptions that are in the evaluation data too are left out.
+    """Short Python functions (MBPP), judged by their asserts in the sandbox.
+
+    Training descriptions that are in the evaluation data too are left out.
 
     Rows have ``task_id``, ``text`` (or ``prompt``), ``code`` and ``test_list``.
     """

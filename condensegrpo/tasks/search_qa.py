@@ -30,7 +30,7 @@ REMINDER = "Write <reasoning>...</reasoning> and then one <tool>...</tool> or <a
 
 @dataclass(kw_only=True, eq=False)
 class SearchQa(QuestionTask):
-    """The task ``search_qa``. Its expert searches in the format ``tagged``.
+    """Open questions to be looked up with a search tool (TriviaQA, NQ-open). The expert searches as ``tagged``.
 
     A reply without a call and without an answer gets a reminder and counts as a turn. Without ``eval_data`` a share of
     the questions is held out by their hash. Training questions that are in the evaluation data too are left out;

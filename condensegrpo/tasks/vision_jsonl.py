@@ -23,7 +23,7 @@ MARK = "<image>"
 
 @dataclass(kw_only=True, eq=False)
 class VisionJsonl(Jsonl):
-    """The task ``vision_jsonl``. The pictures of a row come before its question, or where it has ``<image>``."""
+    """Questions about pictures, as ``jsonl``: those of a row come before its question, or where it has ``<image>``."""
 
     pictures: str = "pictures"  # column of one picture or a list: paths beside the data file, base64, data URIs
 

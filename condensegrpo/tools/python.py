@@ -11,7 +11,7 @@ from condensegrpo.sandbox.sandbox import Sandbox
 
 @dataclass(eq=False, kw_only=True)
 class Python:
-    """The tool ``python``: every call starts a fresh interpreter, and its result is what the code prints.
+    """Runs Python code in the sandbox: each call starts a fresh interpreter; its result is what the code prints.
 
     ``SandboxError``: no isolation backend works on this machine.
     """

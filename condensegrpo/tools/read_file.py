@@ -16,7 +16,7 @@ MAX_BYTES = 64_000  # of a file that are read
 
 @dataclass(eq=False, kw_only=True)
 class ReadFile:
-    """The tool ``read_file``: reads a text file of a folder. Links that lead out of the folder are not followed."""
+    """Reads a text file of a folder. Links that lead out of the folder are not followed."""
 
     folder: str | None = None  # must not contain ground truth; None: a new empty folder, removed at exit
     max_bytes: Annotated[int, Ge(1)] = MAX_BYTES  # read from a file; longer files are cut, with a note

@@ -168,7 +168,7 @@ MAX_QUERY = 1000  # characters of a query that are read
 
 @dataclass(eq=False, kw_only=True)
 class Search:
-    """The tool ``search``: the best passages of a local corpus for a query.
+    """Finds the best passages of a local corpus for a query.
 
     Its index is built once and then memory-mapped. ``DataError``: the corpus is missing, empty or damaged.
     """
@@ -201,7 +201,7 @@ class Search:
 
 @dataclass(eq=False, kw_only=True)
 class SearchLucene:
-    """The tool ``search_lucene``: the best passages of a Lucene index for a query.
+    """Finds the best passages of a Lucene index for a query.
 
     ``ValueError``: pyserini is not installed, Java is missing, or there is no such index.
     """
