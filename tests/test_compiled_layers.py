@@ -91,13 +91,16 @@ def test_a_trial_is_kept_for_the_model_and_device_that_it_is_of(
     config = qwen3().config
     files = {trial_file(config, dtype, CPU, kernel="auto") for dtype in (torch.float32, torch.bfloat16) for _ in "ab"}
     assert len(files) == 2
+    config._name_or_path = "runs/other/origin/warm"  # of another run
+    assert trial_file(config, torch.float32, CPU, kernel="auto") in files
     file = files.pop()
     assert file.is_relative_to(tmp_path / "condensegrpo")
     ranks.join()
     failed, ran = CompileTrial(0.0, None, None, "a trial failed"), CompileTrial(2e-3, 1e-3, 0.0, None)
     assert [agreed_trial(file, lambda made=made: made) for made in (failed, ran, failed)] == [failed, ran, ran]
-    file.write_text("{")  # damaged: made again
-    assert agreed_trial(file, lambda: ran) == ran
+    for damaged in ("{", '{"seconds": 1.0}'):  # or of a version with other keys: made again
+        file.write_text(damaged)
+        assert agreed_trial(file, lambda: ran) == ran
 
 
 def test_compiled_code_is_kept_in_the_user_s_cache_unless_a_folder_is_set(
@@ -109,6 +112,11 @@ def test_compiled_code_is_kept_in_the_user_s_cache_unless_a_folder_is_set(
         keep_compiled(environment)
     assert unset == {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "condensegrpo" / "inductor")}
     assert chosen == {"TORCHINDUCTOR_CACHE_DIR": "/mine"}
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # no folder: torch's own default stays
+    nowhere = dict[str, str]()
+    keep_compiled(nowhere)
+    assert nowhere == {}
 
 
 def test_layers_whose_weights_are_gathered_inside_are_not_compiled() -> None:

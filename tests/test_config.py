@@ -189,7 +189,15 @@ def test_an_override_without_a_value_says_how_it_is_written(small: Path) -> None
     assert "wanted key=value" in refusal(small, "train.steps")
 
 
-@pytest.mark.parametrize(("text", "wanted"), [("a: [", "not YAML"), ("- 1\n", "found list"), ("", "found NoneType")])
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("a: [1, 2", "not YAML: line 1, column 9: expected ',' or ']', but got '<stream end>'"),
+        ("a: @x", "not YAML: line 1, column 4: found character '@' that cannot start any token"),
+        ("- 1\n", "found list"),
+        ("", "found NoneType"),
+    ],
+)
 def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str, wanted: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(text)
@@ -221,6 +229,10 @@ def test_a_section_that_stands_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "twice.yaml"
     path.write_text(SMALL + "train: {steps: 3}\ntrain: {eval_every: 1}\n")
     assert "the key 'train' stands twice" in refusal(path)
+
+
+def test_bytes_that_are_no_utf_8_are_no_yaml(small: Path) -> None:
+    assert "the value is not YAML" in refusal(small, "name=\udcff")  # as Python reads them from a command line
 
 
 def test_deep_nesting_is_no_yaml(small: Path) -> None:

@@ -138,8 +138,14 @@ def trial_file(config: PretrainedConfig, dtype: torch.dtype, device: torch.devic
     """Where the trial of a model on such a device is kept, for the versions that made it."""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     versions = [__version__, torch.__version__, transformers.__version__]
-    tried = [where, *versions, str(dtype), kernel, config.to_json_string(use_diff=False)]
-    return user_cache() / "compile_trials" / f"{sha256(json.dumps(tried).encode()).hexdigest()[:32]}.json"
+    shape = json.loads(config.to_json_string(use_diff=False), object_hook=_without_path)
+    tried = json.dumps([where, *versions, str(dtype), kernel, shape]).encode()
+    return user_cache() / "compile_trials" / f"{sha256(tried).hexdigest()[:32]}.json"
+
+
+def _without_path(section: dict[str, object]) -> dict[str, object]:
+    """A section of a model's configuration without the folder that it was read from: another one trains alike."""
+    return {key: value for key, value in section.items() if key != "_name_or_path"}
 
 
 def agreed_trial(file: Path, attempt: Callable[[], CompileTrial]) -> CompileTrial:
@@ -148,9 +154,9 @@ def agreed_trial(file: Path, attempt: Callable[[], CompileTrial]) -> CompileTria
     A rank on which layers are not compiled decides for all. A trial that did not run is not kept.
     """
     known = None
-    with suppress(DataError):
-        known = read_object(file)
-    trials = [CompileTrial(**found) for found in gather(known) if found]
+    with suppress(DataError, TypeError):  # TypeError: of a version with other keys
+        known = CompileTrial(**(read_object(file) or {}))
+    trials = [found for found in gather(known) if found]
     if len(trials) < world_size():
         trial = attempt()
         if trial.compiled is not None:

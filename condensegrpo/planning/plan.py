@@ -5,6 +5,7 @@ torch's autograd and DeepSpeed 0.19. docs/results/memory-prediction.md compares 
 """
 
 from bisect import bisect_left
+from copy import deepcopy
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal, NamedTuple
@@ -76,7 +77,7 @@ class Architecture(Decoder):
 def architecture(model: ModelSettings) -> Architecture:
     """The sizes of a policy, built from ``config.json`` or ``model.new`` on torch's meta device, without weights."""
     new, lora = model.new, model.lora
-    config = configuration(str(model.path)) if new is None else new_config(new, vocab_size=new.vocab_size)
+    config = deepcopy(configuration(str(model.path)) if new is None else new_config(new, vocab_size=new.vocab_size))
     text = config.get_text_config()
     try:
         with torch.device("meta"):

@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,16 +24,26 @@ HEAD = 64  # bytes that tell
 
 
 def user_cache() -> Path:
-    """The folder of this package in the user's cache; it may not exist."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "condensegrpo"
+    """The folder of this package in the user's cache; it may not exist. A user without a home has one beside others'
+    temporary files.
+    """
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    except RuntimeError:  # a container's user
+        cache = Path(tempfile.gettempdir()) / f"cache-{os.getuid()}"
+    return cache / "condensegrpo"
 
 
 def keep_compiled(environment: MutableMapping[str, str]) -> None:
     """Let torch keep what it compiles in the user's cache; /tmp, its default, may be empty at the next start.
 
-    Call it before ``torch._dynamo`` is imported, which sets the default.
+    Call it before ``torch._dynamo`` is imported, which sets the default. It stays where no such folder can be made.
     """
-    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "inductor"))
+    with suppress(RunError):
+        folder = user_cache() / "inductor"
+        make_folder(folder)
+        if os.access(folder, os.W_OK):
+            environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
 def append_line(path: Path, line: str) -> None:

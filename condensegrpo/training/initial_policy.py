@@ -93,6 +93,7 @@ def first_policy(
             lora=None if config.model.new else config.model.lora,  # beside random weights adapters learn very little
             total_steps=settings.steps,
             media=folder.media,
+            observer=observer,
         ),
         settings=settings,
         max_tokens=config.learner.tokens_per_micro_batch,
