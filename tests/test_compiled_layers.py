@@ -66,7 +66,7 @@ def test_compiled_attention_along_paths_drops_what_it_is_asked_to_drop() -> None
     assert not torch.allclose(found[1], attend(query, query, query, scaling=None))
 
 
-def test_a_trial_compares_one_layer_and_says_why_layers_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_compares_layers_and_says_why_layers_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("condensegrpo.learner.layers.ROW", 16)
     torch._dynamo.reset()
     found = try_compiling(qwen3().config, torch.float32, CPU, kernel="auto", backend="eager")  # Dynamo alone

@@ -224,7 +224,7 @@ def _step(module: TrainedLogprobs, batch: DeviceBatch) -> None:
 
 
 def _gradient(module: TrainedLogprobs) -> Tensor:
-    """That of the layers."""
+    """The gradient of the weights of all layers, one after another, in fp32."""
     weights = [weight for layer in _layers(module.policy.get_decoder()) for weight in layer.parameters()]
     return torch.cat([weight.grad.flatten().float() for weight in weights if weight.grad is not None])
 
