@@ -328,6 +328,7 @@ def test_vllm_prepares_for_the_requests_that_a_run_can_have() -> None:
     assert requests("rollout.staleness=1") == 256
     assert requests("evaluate.problems=400", "evaluate.samples=2") == 400
     assert requests("sampler.options.engine.max_num_seqs=7") == 7
+    assert requests("sampler.options.engine.max_num_batched_tokens=100") == 100  # vLLM computes a token of each
     assert requests(memory=None) is None
 
 
@@ -393,7 +394,7 @@ def test_keys_and_values_of_vllm_are_those_that_are_set_or_that_all_requests_use
 
 
 def test_a_share_that_holds_no_request_is_refused_and_raised() -> None:
-    small = ("sampler.options.engine.gpu_memory_utilization=0.01", "sampler.options.engine.max_num_batched_tokens=100")
+    small = ("sampler.options.engine.gpu_memory_utilization=0.01", "sampler.options.engine.max_num_batched_tokens=256")
     small = (*small, "sampler.options.engine.enforce_eager=true", "sampler.options.engine.max_num_seqs=256")
     config = vary(CONFIG, [VLLM, *small])
     memory = 32 << 20

@@ -316,7 +316,8 @@ def _requests(plan: Plan) -> int:
         most = sampler.options.get("max_batch", MAX_BATCH)
     elif sampler.name == VLLM:
         trajectories *= plan.engine.tensor_parallel_size
-        most = plan.engine.max_num_seqs or (1024 if (plan.memory or 0) >= 70 * GIB else 256)  # which vLLM chooses
+        chosen = 1024 if (plan.memory or 0) >= 70 * GIB else 256  # by vLLM, which computes a token of each in a step
+        most = plan.engine.max_num_seqs or min(chosen, plan.engine.max_num_batched_tokens or chosen)
     if not isinstance(most, int) or most < 1:
         raise ConfigError(f"planning the sampler: sampler.options.max_batch is {most!r}, wanted a number from 1 on.")
     return min(most, trajectories)

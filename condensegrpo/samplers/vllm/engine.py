@@ -272,6 +272,7 @@ def _create(settings: EngineSettings, **options: object) -> Any:  # noqa: ANN401
 
     on_gpu = torch.cuda.is_available()
     kv_cache_gib = settings.kv_cache_gib or (None if on_gpu else 1.0)
+    running = min(MAX_RUNNING, settings.max_num_batched_tokens or MAX_RUNNING)
     arguments = vllm.EngineArgs(
         **options,
         kv_cache_memory_bytes=None if kv_cache_gib is None else int(kv_cache_gib * GIB),
@@ -282,7 +283,7 @@ def _create(settings: EngineSettings, **options: object) -> Any:  # noqa: ANN401
         enable_prefix_caching=True,
         # on a CPU a seeded request whose prompt is split over two steps crashes the engine
         enable_chunked_prefill=None if on_gpu else False,
-        max_num_seqs=settings.max_num_seqs or (None if on_gpu else MAX_RUNNING),
+        max_num_seqs=settings.max_num_seqs or (None if on_gpu else running),
         max_num_batched_tokens=settings.max_num_batched_tokens,
         tensor_parallel_size=settings.tensor_parallel_size,
         # ranks are workers already: each has an engine, or a share of one, on its own device

@@ -25,7 +25,8 @@ class EngineSettings:
     gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.4
     """Share of the GPU's memory for weights, keys and values of the sampler, in (0, 1]; the learner has the rest."""
     max_num_seqs: Annotated[int, Ge(1)] | None = None
-    """Requests in one step, the others wait; None: 256 on a CPU; on a GPU those that a run can have."""
+    """Requests in one step, the others wait; None: 256, or 1024 on a large GPU, at most max_num_batched_tokens, and in
+    training on a GPU at most those that it can have."""
     max_num_batched_tokens: Annotated[int, Ge(1)] | None = None
     """Tokens that one step computes; None: what vLLM chooses for the device."""
     enforce_eager: bool | None = None
