@@ -1,6 +1,7 @@
 """A new model that sees: its folder loads, prompts show pictures, and a run learns with it under image_mask."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,17 @@ from command import ROOT
 from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerFast
 
 import condensegrpo as cg
+from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import MediaPart, Message
 from condensegrpo.episodes.render import Renderer
-from condensegrpo.learner.new_model import IMAGE, new_model, new_tokenizer, save_new, seeing_tokenizer
+from condensegrpo.learner.new_model import (
+    IMAGE,
+    new_model,
+    new_tokenizer,
+    save_image_processor,
+    save_new,
+    seeing_tokenizer,
+)
 from condensegrpo.learner.settings import NewModel, NewPictures
 from condensegrpo.reporting.model_card import write_card
 from condensegrpo.storage.media import MediaFolder
@@ -90,6 +99,12 @@ def test_weights_depend_on_the_seed_alone(tokenizer: PreTrainedTokenizerFast) ->
 def test_patches_that_do_not_fill_the_square_are_refused() -> None:
     with pytest.raises(ValueError, match=r"size=50 is no multiple of patch=8"):
         NewPictures(size=50, patch=8)
+
+
+def test_an_older_transformers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.models.smolvlm.image_processing_pil_smolvlm", None)
+    with pytest.raises(ConfigError, match=r"pip install 'transformers>=5\.4,<6', or leave out model\.new\.pictures"):
+        save_image_processor(tmp_path, size=32, patch=8)
 
 
 def test_a_run_learns_from_pictures_and_notes(tmp_path: Path) -> None:

