@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 Run = Callable[[Any], Any]
+ENDING = 10.0  # seconds that a process has for its end
 
 
 class Side:
@@ -45,8 +46,11 @@ class Side:
         return received
 
     def close(self) -> None:
-        """End the process."""
-        self._pipe.send(None)  # a closed pipe would not do: sides forked later hold its end as well
+        """End the process, also one that has ended or is still computing."""
+        with suppress(OSError):  # it has ended
+            self._pipe.send(None)  # a closed pipe would not do: sides forked later hold its end as well
+        self._process.join(ENDING)
+        self._process.kill()
         self._process.join()
 
 

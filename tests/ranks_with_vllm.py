@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 
 from condensegrpo.cli import doctor_gpu
 from condensegrpo.samplers.vllm.engine import SETTINGS, _undisturbed
@@ -26,4 +27,7 @@ def _forked(variables: dict[str, str]) -> int:
     try:
         doctor_gpu.main()
     finally:
-        os._exit(sys.exc_info()[0] is not None)
+        failed = sys.exc_info()[0] is not None
+        if failed:
+            traceback.print_exc()
+        os._exit(failed)

@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import time
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +19,7 @@ from gpu.record import recording
 from gpu.training import summary, timeline
 from gpu.trl_learner import padded_batch
 from needs_vllm import needs_vllm
+from sides import Side
 from tiny import segment
 from transformers import AutoConfig, AutoTokenizer
 
@@ -48,6 +51,18 @@ def test_a_script_that_is_over_time_keeps_what_it_found_and_goes_on_after_a_fail
     assert "machine" in first
     assert (failed["event"], failed["of"], failed["error"]) == ("failed", "memory", "OutOfMemoryError: none left")
     assert (found["seconds"], last["event"]) == (1.5, "out of time")
+
+
+def test_a_process_that_is_killed_is_a_failure_and_the_next_part_follows(tmp_path: Path) -> None:
+    with (
+        recording("part", argparse.Namespace(out=tmp_path, seconds=600)) as record,
+        record.attempt(of="killed"),
+        closing(Side(partial(os._exit, 9))) as killed,
+    ):
+        killed.run()
+    _, failed, last = map(json.loads, (tmp_path / "part.jsonl").read_text().splitlines())
+    assert (failed["event"], last["event"]) == ("failed", "ends")
+    assert "ended with exit code 9" in failed["error"]
 
 
 def test_a_policy_is_written_once_with_a_token_a_word(tmp_path: Path) -> None:

@@ -73,8 +73,12 @@ def compilation() -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def unopened() -> dict[str, object]:
-    return compilation()
+def unopened() -> Iterator[dict[str, object]]:
+    """Before an engine is opened, without what every start of one on a CPU sets, and an import of vLLM before it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS"):
+            patch.delenv(name, raising=False)
+        yield compilation()
 
 
 @pytest.fixture(scope="module")

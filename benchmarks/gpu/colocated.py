@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -142,12 +143,10 @@ def main() -> None:
         setting = setting_of(random_policy(options.models, options.shape), worlds)
         starts = {"in process": partial(ours, setting, "vllm"), "server": partial(served, setting)}
         for name, start in starts.items() if "calls" in options.parts else ():
-            with record.attempt(calls=name):
-                sampler = side(start)
+            with record.attempt(calls=name), closing(side(start)) as sampler:
                 for world in worlds:
                     for number in range(1 + options.rounds):
                         record.note("calls", of=name, timed=number > 0, spread=world.spread, **sampler.run(world))
-                sampler.close()
         policy = random_policy(options.models, options.shape, reads=True)
         for name in options.runs if "train" in options.parts else ():
             overrides = [*TRAINED[name], f"train.steps={1 + options.rounds}", *options.overrides]

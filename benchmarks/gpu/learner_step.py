@@ -12,6 +12,7 @@ packing, loss, clipping and AdamW are in the time. MFU counts every token once t
 import argparse
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -186,7 +187,7 @@ def main() -> None:
         for facts, learner in planned:
             shape = str(facts["shape"])
             random_policy(options.models, shape)
-            with record.attempt(**facts):
+            with record.attempt(**facts), closing(learner):
                 for kind in kinds:
                     load = workload(
                         kind, lengths[kind], questions=options.questions, vocabulary=SHAPES[shape].vocabulary, seed=0
@@ -196,7 +197,6 @@ def main() -> None:
                     some = load.rows[: 2 * len(load.rows) // max(2, options.questions)]  # about a micro-batch
                     found = learner.run((some, options.micro_batch, True))
                     record.note("profile", **facts, workload=kind, **found)
-            learner.close()
 
 
 if __name__ == "__main__":

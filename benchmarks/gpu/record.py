@@ -41,7 +41,7 @@ class Record:
         """A part whose failure is noted, such as a lack of memory: the next part follows all the same."""
         try:
             yield
-        except Exception as error:  # of any library on a machine that nobody tried
+        except Exception as error:  # any library may fail on a machine where the script never ran
             traceback.print_exc()
             self.note("failed", **facts, error=f"{type(error).__name__}: {error}"[:1000])
 

@@ -6,7 +6,7 @@ from condensegrpo.core.trajectory import Trajectory
 
 
 class Lottery:
-    """Drawn by the trajectory's name: about no group is without a signal."""
+    """A random number, drawn from the trajectory's name: nearly every group has a learning signal."""
 
     def __call__(self, trajectory: Trajectory, problem: object) -> dict[str, float]:
         """One number in [0, 1)."""

@@ -12,6 +12,7 @@ import argparse
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -120,29 +121,28 @@ def measure(
     record: Record, name: str, variant: Variant, setting: Setting, worlds: Sequence[World], rounds: int
 ) -> None:
     """The rollouts of one process, the first of which is not timed."""
-    sampler = side(partial(variant.start, setting))
-    began: float | None = time.monotonic()
-    for world in worlds:
-        recorded = waves(play(engine(setting.folder, chatter(CHATTER), world), world))
-        steps = max(map(sum, world.lengths()))
-        for number in range(1 + rounds):
-            for params, given in (variant.params or {"": None}).items():
-                found = sampler.run(world if given is None else (recorded, given))
-                if began is not None:
-                    record.note("opened", variant=name, seconds=time.monotonic() - began, with_first_rollout=True)
-                    began = None
-                record.note(
-                    "rollout",
-                    variant=name,
-                    params=params,
-                    timed=number > 0,
-                    spread=world.spread,
-                    sampled=sum(map(sum, world.lengths())),
-                    tokens_per_second=sum(map(sum, world.lengths())) / found["seconds"],
-                    step_ms=1e3 * found["seconds"] / steps,
-                    **found,
-                )
-    sampler.close()
+    with closing(side(partial(variant.start, setting))) as sampler:
+        began: float | None = time.monotonic()
+        for world in worlds:
+            recorded = waves(play(engine(setting.folder, chatter(CHATTER), world), world))
+            steps = max(map(sum, world.lengths()))
+            for number in range(1 + rounds):
+                for params, given in (variant.params or {"": None}).items():
+                    found = sampler.run(world if given is None else (recorded, given))
+                    if began is not None:
+                        record.note("opened", variant=name, seconds=time.monotonic() - began, with_first_rollout=True)
+                        began = None
+                    record.note(
+                        "rollout",
+                        variant=name,
+                        params=params,
+                        timed=number > 0,
+                        spread=world.spread,
+                        sampled=sum(map(sum, world.lengths())),
+                        tokens_per_second=sum(map(sum, world.lengths())) / found["seconds"],
+                        step_ms=1e3 * found["seconds"] / steps,
+                        **found,
+                    )
 
 
 def world_options(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
