@@ -92,15 +92,15 @@ $(VENV)/others/verifiers: Makefile | $(STAMP)
 # Both ends of the ranges of pyproject.toml, each in an environment of its own with TRL beside it: two steps of a run, and
 # two of TRL's trainer with our engine. Not part of `make test`, since it installs torch twice; `make clean` removes them.
 LOWEST := 'torch==2.9.*' 'transformers==5.0.*' 'deepspeed==0.18.*' 'peft==0.19.*'
-compat: $(VENV)/compat/lowest $(VENV)/compat/newest
+compat: $(VENV)/compat/lowest/passed $(VENV)/compat/newest/passed
 
-$(VENV)/compat/lowest: ENDS := $(LOWEST)
-$(VENV)/compat/lowest $(VENV)/compat/newest: pyproject.toml
-	$(PYTHON) -m venv --clear $@
-	$@/bin/python -m pip install --quiet -e '.[train]' trl==1.16.0 pytest hypothesis $(ENDS)
-	$@/bin/condensegrpo train quickstart name=compat-$(@F) train.steps=2 warm_start.steps=20 warm_start.probe_target=null \
+$(VENV)/compat/lowest/passed: ENDS := $(LOWEST)
+$(VENV)/compat/%/passed: pyproject.toml
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet -e '.[train]' trl==1.16.0 pytest hypothesis $(ENDS)
+	$(@D)/bin/condensegrpo train quickstart name=compat-$* train.steps=2 warm_start.steps=20 warm_start.probe_target=null \
 		evaluate.problems=4 --overwrite
-	OMP_NUM_THREADS=1 $@/bin/python -m pytest -q -W default tests/test_trl.py
+	OMP_NUM_THREADS=1 $(@D)/bin/python -m pytest -q -W default tests/test_trl.py
 	touch $@
 
 lint: install
