@@ -16,6 +16,7 @@ from enum import StrEnum
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint
 from importlib.resources import files
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from string import Template
@@ -25,7 +26,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from condensegrpo.cli.options import AsJson, docstring_in_source
+from condensegrpo.cli.options import AsJson, docstring_in_source, program
 from condensegrpo.core.errors import ConfigError, PluginError, RunError
 from condensegrpo.core.plugins import KINDS, installed, load_plugin
 from condensegrpo.display import theme
@@ -89,7 +90,8 @@ def init(
         write_atomically(folder / file, text)
         typer.echo(f"wrote {folder / file}")
     go = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
-    typer.echo(f"next: {go}pytest test_{name}.py && condensegrpo train {name}.yaml")
+    test = f"{program('pytest', start=folder)} test_{name}.py && " if find_spec("pytest") else ""
+    typer.echo(f"next: {go}{test}{program(start=folder)} train {name}.yaml")
 
 
 def _episodes(text: str) -> Episodes:

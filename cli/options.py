@@ -2,6 +2,7 @@
 
 import ast
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
@@ -24,10 +25,13 @@ AnyConfig = Annotated[str, typer.Argument(help="A YAML file, the name of a shipp
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def program() -> str:
-    """The command as a shell finds it here: by its name, or by the path that it was started with."""
-    named = which("condensegrpo") or os.path.basename(sys.argv[0]) != "condensegrpo"
-    return "condensegrpo" if named else os.path.relpath(sys.argv[0])
+def program(name: str = "condensegrpo", *, start: Path = Path()) -> str:
+    """The command, or another of its environment, as a shell in ``start`` finds it: by its name, or by its path."""
+    folder, started = os.path.split(sys.argv[0])
+    if which("condensegrpo") or started != "condensegrpo" or not folder:
+        return name
+    path = os.path.relpath(os.path.join(folder, name), start)
+    return shlex.quote(path if os.path.dirname(path) else os.path.join(os.curdir, path))
 
 
 def check_plot(file: Path | None, *endings: str) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from condensegrpo.cli.options import AsJson, check_plot, run_folders
+from condensegrpo.cli.options import AsJson, check_plot, program, run_folders
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
@@ -64,7 +64,7 @@ def list_runs(
         return
     console = theme.console()
     if not summaries:
-        console.print(f"no runs in {runs_dir}. Start one: condensegrpo train quickstart", soft_wrap=True)
+        console.print(f"no runs in {runs_dir}. Start one: {program()} train quickstart", soft_wrap=True)
         return
     rows = (
         (

@@ -181,7 +181,7 @@ def _train_as_first_rank(prepared: "PreparedRun", folder: RunFolder, output: Out
     elif output is Output.CONSOLE and finished:
         print_summary(folder)
     elif output is Output.CONSOLE:
-        typer.echo(f"stopped. To continue: condensegrpo train --resume {shlex.quote(str(folder.path))}")
+        typer.echo(f"stopped. To continue: {program()} train --resume {shlex.quote(str(folder.path))}")
     return 0 if finished else stop.exit_code
 
 
@@ -213,8 +213,8 @@ def print_summary(folder: RunFolder) -> None:
     path = folder.path
     console.print(f"policy      {path}/checkpoints (newest: a Hugging Face folder in model/)")
     console.print(f"curves      {path}/report.html  {path}/metrics.jsonl")
-    console.print(f"next        {program()} inspect {path}")
-    console.print(f"            {program()} eval {path} --samples 4")
+    console.print(f"next        {program()} inspect {shlex.quote(str(path))}")
+    console.print(f"            {program()} eval {shlex.quote(str(path))} --samples 4")
 
 
 def _table(before: dict[str, float] | None, after: dict[str, float]) -> Table:

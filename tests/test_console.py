@@ -40,7 +40,7 @@ METRICS = {
     "context_tokens": 1234.56,
     "turns": 3.25,
     "output_tokens": 87.0,
-    "price": 1582.4,
+    "price": 1582400.0,
     "groups_of_equal_reward": 0.25,
     "groups_dropped": 0.0,
     "masked": 0.0,
@@ -70,7 +70,7 @@ def test_every_cell_stands_under_its_heading() -> None:
     table = StepTable(60, clock=lambda: 0.0)
     *headed, row = table.lines(7, METRICS, 200)
     assert row.split()[1:] == [
-        "7/60", "0.50", "-0.125", "100%", "1234.6", "3.2", "87", "1582", "25%", "0%", "0%", "38%", "10%", "1.0000",
+        "7/60", "0.50", "-0.125", "100%", "1234.6", "3.2", "87", "1582400", "25%", "0%", "0%", "38%", "10%", "1.0000",
         "0.012", "12.0", "464", "0:10:36",
     ]  # fmt: skip
     end = -GAP

@@ -11,6 +11,7 @@ from command import run
 from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
+from condensegrpo.cli.options import program
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.storage.run_folder import read_metrics
@@ -46,6 +47,21 @@ def test_the_tests_that_it_writes_pass(tmp_path: Path, monkeypatch: pytest.Monke
     tests.test_right_replies_lead_to_the_right_answer()
     tests.test_the_configuration_can_be_trained(monkeypatch)
     monkeypatch.delitem(sys.modules, "counting", raising=False)
+
+
+def test_the_next_commands_are_those_of_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "my env" / "condensegrpo")])
+    monkeypatch.chdir(tmp_path)
+    options = ("--name", "counting", "--episodes", "turns", "--model", "new")
+    assert program() == "'my env/condensegrpo'"
+    train = "'../my env/condensegrpo' train counting.yaml"
+    assert f"next: cd own && '../my env/pytest' test_counting.py && {train}\n" in init("own", *options)
+    monkeypatch.setitem(sys.modules, "pytest", None)
+    assert f"next: cd untested && {train}\n" in init("untested", *options)
+    (tmp_path / "my env").mkdir()
+    monkeypatch.chdir("my env")
+    assert program() == "./condensegrpo"
 
 
 def test_three_questions_are_asked_and_the_result_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

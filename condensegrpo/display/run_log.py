@@ -47,7 +47,7 @@ COLUMNS = (
     Column(("context", "tokens"), "context_tokens", "{:.1f}", 7, 2),
     Column(("turns",), "turns", "{:.1f}", 5, 9),
     Column(("output", "tokens"), "output_tokens", "{:.0f}", 6, 11),
-    Column(("price",), "price", "{:.0f}", 6, 18),
+    Column(("price",), "price", "{:.0f}", 8, 18),
     Column(("groups", "without", "signal"), "groups_of_equal_reward", "{:.0%}", 7, 3),
     Column(("groups", "dropped"), "groups_dropped", "{:.0%}", 7, 14),
     Column(("masked",), "masked", "{:.0%}", 6, 13),
