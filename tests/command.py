@@ -8,7 +8,7 @@ import resource
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -71,15 +71,21 @@ def on_a_full_disk(size: int) -> None:
     main()
 
 
-def without_the_extra() -> None:
-    """The command where the packages of the extra cannot be imported, nor ours that had imported them."""
-    for name in list(sys.modules):
-        if name.startswith("condensegrpo."):
+def without_the_extra(*more: Sequence[str]) -> None:
+    """The command, then those with ``more`` arguments until one fails, without the packages of the extra."""
+    for name in list(sys.modules):  # those that had imported them
+        if name.startswith("condensegrpo.") or name.partition(".")[0] == "transformers":
             del sys.modules[name]
     sys.modules.update(dict.fromkeys(TRAIN))
     from condensegrpo.cli.app import main as imported_again
 
-    imported_again()
+    for arguments in (sys.argv[1:], *more):
+        sys.argv[1:] = arguments
+        try:
+            imported_again()
+        except SystemExit as end:
+            if end.code:
+                raise
 
 
 def at_terminal(terminal: Connection) -> None:

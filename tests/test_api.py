@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from transformers import Qwen3Config
 import condensegrpo as cg
 from condensegrpo.assembly.objects import described_objects
 from condensegrpo.condensers.whole_units import LastK
-from condensegrpo.core.errors import CondenseError, ConfigError
+from condensegrpo.core.errors import CheckpointError, CondenseError, ConfigError
 from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
@@ -230,6 +231,18 @@ def config(tmp_path: Path, model: Path) -> Path:
     path = tmp_path / "own.yaml"
     path.write_text(json.dumps(tree))
     return path
+
+
+def test_a_checkpoints_files_are_compared_with_their_hashes_whatever_samples(config: Path, model: Path) -> None:
+    tmp_path = config.parent
+    shutil.copytree(model, tmp_path / "checkpoint" / "model")
+    size = (model / "config.json").stat().st_size
+    written = {"format": 1, "step": 1, "world_size": 1, "zero_stage": 1, "policy": ""}
+    listed = {"sizes": {"model/config.json": size}, "hashes": {"model/config.json": "of another file"}}
+    (tmp_path / "checkpoint" / "manifest.json").write_text(json.dumps({**written, **listed}))
+    chosen = str(tmp_path / "checkpoint" / "model")
+    with pytest.raises(CheckpointError, match=r"config\.json its SHA-256 begins"):
+        cg.rollout(config, model=chosen, task=Sums(), sampler=ScriptedSampler(talk))
 
 
 def test_objects_are_parts_of_a_rollout_inside_a_running_event_loop(config: Path) -> None:

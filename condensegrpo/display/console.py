@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Self, TextIO, TypeVar
 
 from rich.console import Console, RenderableType
@@ -196,6 +197,8 @@ def quiet_libraries() -> None:
 
     datasets takes half a second to import, and only some tasks do: it reads the variable then.
     """
+    if find_spec("torch") is None:  # transformers advises to install it, which what runs here does not need
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,7 +38,7 @@ from condensegrpo.evaluation.policy import in_use, initial_of
 from condensegrpo.learner.model_folder import max_positions, save_tokenizer, trained_steps
 from condensegrpo.storage.evaluations import destination_of, kept_if_begun, new_name, store_evaluation
 from condensegrpo.storage.media import MediaFolder
-from condensegrpo.storage.run_folder import RunFolder, evaluation_file
+from condensegrpo.storage.run_folder import MANIFEST, RunFolder, evaluation_file
 from condensegrpo.storage.trajectories import part_file, start_file, write_trajectories
 
 EVALUATION_STEP = -1  # names the random streams of evaluations apart from those of training
@@ -107,17 +108,19 @@ def opened_policy(
     Pictures are stored in ``media``, by default in a folder that is removed at the end. A checkpoint's files are
     compared with their hashes, and its run does not remove it meanwhile.
     """
+    given = config.sampler.name in objects
     with ExitStack() as opened:
         opened.enter_context(in_use(source))
-        if config.sampler.name not in objects:
-            from condensegrpo.learner.checkpoint import verify_model  # imports torch and DeepSpeed
-
+        if not given or find_spec("torch") is not None:
             use_threads(config)
+        if not given or ((Path(source).parent / MANIFEST).is_file() and find_spec("deepspeed") is not None):
+            from condensegrpo.learner.checkpoint import verify_model  # imports torch and DeepSpeed, in seconds
+
             verify_model(Path(source))
         if media is None:
             media = MediaFolder(Path(opened.enter_context(TemporaryDirectory(prefix="condensegrpo-media-"))))
         sampler = open_sampler(config, source, objects=objects, media=media)
-        if config.sampler.name not in objects:
+        if not given:
             opened.enter_context(closing(sampler))
         writer = open_writer([config], initial_of(source, config), media)
         yield opened.enter_context(RolloutPlayers(sampler, source, media, writer=writer))
