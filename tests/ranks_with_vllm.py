@@ -14,7 +14,7 @@ def main() -> None:
     """A trial on two forks of this process, with the variables that ``torchrun`` sets."""
     os.environ.update({NO_COMPILER: "1", **SETTINGS})  # as ``VllmEngine`` imports it
     with _undisturbed():
-        import vllm.v1.worker.cpu_worker  # noqa: F401
+        import vllm.v1.worker.cpu_worker  # noqa: F401  before the fork
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     ranks = [_forked({**group, "RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")]
     assert [os.waitpid(rank, 0)[1] for rank in ranks] == [0, 0]

@@ -138,7 +138,7 @@ def test_train_is_timed_from_its_start(tmp_path: Path) -> None:
     found = results(startup, tmp_path, "--runs", "cold", "--", *small)
     (trained,) = [each for each in found if each["event"] == "trained"]
     assert trained["code"] == 0, trained["error"]
-    assert len(trained["steps"]) == 2  # type: ignore[arg-type]
+    assert len(trained["steps"]) == 2  # type: ignore[arg-type]  # JSON
     titles = [each["what"] for each in found if each.get("kind") == "phase"]
     assert {"opening the sampler transformers", "opening the learner"} <= set(titles)
 

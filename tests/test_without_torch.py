@@ -60,7 +60,7 @@ def test_python_and_a_plug_in_name_the_extra(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_another_missing_module_stays_what_it_is() -> None:
     def import_mine() -> None:
-        import a_module_of_mine  # noqa: F401
+        import a_module_of_mine  # noqa: F401  it is missing
 
     with pytest.raises(ModuleNotFoundError, match="a_module_of_mine"):
         concise(import_mine)()

@@ -68,7 +68,7 @@ class Params(NamedTuple):
 def bare_timed(setting: Setting, *, eager: bool | None, own_process: bool) -> Run:
     """``LLM.generate``; a run is given waves and parameters."""
     if own_process:  # which a daemon may not have
-        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # its stub has no _config
     generate = bare(setting, eager=eager, own_process=own_process)
 
     def run(request: tuple[Sequence[Wave], Params]) -> dict[str, float]:

@@ -30,7 +30,7 @@ def padded_batch(rows: Sequence[Segment], *, pad_id: int, trained: int, device: 
 
     def made(parts: Sequence[Sequence[float]], value: float, side: str) -> torch.Tensor:
         tensor: torch.Tensor = pad([torch.tensor(part) for part in parts], padding_value=value, padding_side=side)
-        return tensor.to(device)  # type: ignore[call-overload]
+        return tensor.to(device)  # type: ignore[call-overload]  # its stub wants a device
 
     starts = [row.turns[0].start for row in rows]
     prompts, replies = (
@@ -47,9 +47,9 @@ def padded_batch(rows: Sequence[Segment], *, pad_id: int, trained: int, device: 
         "completion_ids": made(replies, pad_id, "right"),
         "completion_mask": made([[1] * len(part) for part in replies], 0, "right"),
         "tool_mask": made(sampled, 0, "right"),
-        "advantages": torch.tensor([row.turns[0].advantage for row in rows]).to(device),  # type: ignore[call-overload]
+        "advantages": torch.tensor([row.turns[0].advantage for row in rows]).to(device),  # type: ignore[call-overload]  # likewise
         "old_per_token_logps": made([[-1.0 * each for each in mask] for mask in sampled], 0.0, "right"),
-        "num_items_in_batch": torch.tensor(trained).to(device),  # type: ignore[call-overload]
+        "num_items_in_batch": torch.tensor(trained).to(device),  # type: ignore[call-overload]  # likewise
     }
 
 
@@ -90,7 +90,7 @@ def _opened(policy: Path, count: int, micro: int) -> Any:  # noqa: ANN401  TRL's
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    class Learner(GRPOTrainer):  # type: ignore[misc]
+    class Learner(GRPOTrainer):  # type: ignore[misc]  # untyped
         """With rows in place of samples."""
 
         rows: Sequence[Segment] = ()
@@ -108,7 +108,7 @@ def _opened(policy: Path, count: int, micro: int) -> Any:  # noqa: ANN401  TRL's
             self.padded += batch["prompt_ids"].numel() + batch["completion_ids"].numel()
             return batch
 
-    class Timed(TrainerCallback):  # type: ignore[misc]
+    class Timed(TrainerCallback):  # type: ignore[misc]  # untyped
         """Seconds of an optimiser step."""
 
         def on_step_begin(self, *_: object, **__: object) -> None:

@@ -61,7 +61,7 @@ def fetch_model(
             "clone, or pip install gguf."
         )
     try:
-        from transformers import GgufConfig  # noqa: F401
+        from transformers import GgufConfig  # noqa: F401  whether it is there
     except ImportError as error:
         raise RunError(
             f"fetching a model: {error}. Its file is read by transformers from 5.17 on: run pip install "

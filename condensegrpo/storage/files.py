@@ -24,9 +24,7 @@ HEAD = 64  # bytes that tell
 
 
 def user_cache() -> Path:
-    """The folder of this package in the user's cache; it may not exist. A user without a home has one beside others'
-    temporary files.
-    """
+    """The folder of this package in the user's cache, or among temporary files without a home; it may not exist."""
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     except RuntimeError:  # a container's user
