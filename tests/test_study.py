@@ -79,6 +79,16 @@ def test_the_runs_of_a_study_take_turns_over_the_arms(tmp_path: Path) -> None:
     assert runs[0].folder.path == tmp_path / "a-seed3"
 
 
+def test_an_override_may_depend_on_the_seed(tmp_path: Path) -> None:
+    path = study(
+        tmp_path, 'seeds: [3, 5]\noverrides: ["task.options.seed={seed}"]\narms: {a: [], b: ["train.steps={seed}1"]}'
+    )
+    runs = runs_of(load_study(path), tmp_path)
+    assert [run.config.task.options["seed"] for run in runs] == [3, 3, 5, 5]
+    assert [run.config.train.steps for run in runs if run.arm == "b"] == [31, 51]
+    assert "train.steps=51" in runs[-1].arguments
+
+
 def test_the_configuration_is_looked_for_beside_the_study_first(tmp_path: Path) -> None:
     (tmp_path / "quickstart").write_text("extends: quickstart.yaml\ntrain: {steps: 3}\n")
     (run,) = runs_of(load_study(study(tmp_path, "seeds: [0]\narms: {a: []}")), tmp_path)
@@ -143,6 +153,7 @@ def test_a_wrong_study_says_what_is_wrong(tmp_path: Path, text: str, message: st
         ("studies/configs/memory.yaml", []),
         ("studies/configs/stories.yaml", ["task.options.eval_problems=32"]),
         ("studies/configs/story_summaries.yaml", ["task.options.eval_problems=32"]),
+        ("studies/configs/h_demand.yaml", ["task.options.eval_problems=32", "evaluate.problems=32"]),
     ],
 )
 def test_no_held_out_problem_of_a_drawn_task_is_trained_on(config: str, overrides: list[str]) -> None:

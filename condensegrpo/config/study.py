@@ -37,7 +37,7 @@ class Study(Section):
     seeds: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
     """Every arm has a run of each; at least ten for a claim: fewer are noted in the results."""
     overrides: list[str] = []
-    """key=value overrides of every arm."""
+    """key=value overrides of every arm, in which ``{seed}`` is the seed of the run."""
     arms: dict[Name, list[str]] = Field(min_length=1)
     """Name of an arm → its key=value overrides."""
     hours: float | None = Field(default=None, gt=0)
@@ -56,7 +56,8 @@ class Study(Section):
     def run_arguments(self, arm: str, seed: int, out: Path) -> tuple[str, ...]:
         """The arguments of ``condensegrpo train`` for one run; its folder is ``out/ARM-seedN``."""
         identity = (f"seed={seed}", f"name={run_name(arm, seed)}", override("runs_dir", str(out)))
-        return (self.config, *self.overrides, *self.arms[arm], *identity)
+        changes = (each.replace("{seed}", str(seed)) for each in (*self.overrides, *self.arms[arm]))
+        return (self.config, *changes, *identity)
 
     def config_of(self, arm: str, seed: int, out: Path) -> RunConfig:
         """The configuration of one run."""
