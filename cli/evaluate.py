@@ -64,6 +64,7 @@ Column = tuple[str, Callable[[ContenderFigures], str]]  # its head and its cells
 FIGURES: tuple[Column, ...] = (
     ("success [95 %]", lambda each: f"{each.success:.3f}"),
     ("largest\ncontext", lambda each: f"{each.peak_tokens:.1f}"),
+    ("price", lambda each: f"{each.price:.0f}"),
     ("conden-\nsations", lambda each: f"{each.condensations:.1f}"),
     ("re-\nfetched", lambda each: f"{each.refetch_rate:.1%}"),
 )

@@ -34,6 +34,7 @@ CURVES = (  # metric, title, format of a value
     ("groups_of_equal_reward", "groups without signal", "{:.0%}"),
     ("grad_norm", "gradient norm", "{:.2g}"),
 )
+SIZES = (("context_tokens", "{:.1f}"), ("price", "{:.0f}"))  # of an evaluation
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 MOST_CELLS = 60  # characters of a curve
 LONGEST_VALUE = 40  # characters of a setting
@@ -152,17 +153,18 @@ def _print_evaluations(console: Console, compared: RunComparison) -> None:
                 str(result.step),
                 f"{result.success:.3f}",
                 missing if result.difference is None else f"{result.difference:+.3f}",
-                f"{result.metrics['context_tokens']:.1f}" if "context_tokens" in result.metrics else "–",
+                *(form.format(result.metrics[metric]) if metric in result.metrics else "–" for metric, form in SIZES),
             )
         )
-    heads = ("evaluation", "run", "step", "success [95 %]", "difference [95 %]", "context")
+    heads = ("evaluation", "run", "step", "success [95 %]", "difference [95 %]", "context", "price")
     console.print()
     show_fitting(console, table("", heads, rows, left=2), heads=2)
     counts = sorted({result.pairs for result in compared.evaluations if result.pairs})
     if counts:
         console.print(
             f"difference: to {compared.runs[0]}, paired by problem ({', '.join(map(str, counts))} problems)\n"
-            "context: mean of the largest of a trajectory, tokens",
+            "context: mean of the largest of a trajectory, tokens\n"
+            "price: mean of all its calls, in tokens read",
             style=theme.DIM,
             soft_wrap=True,
         )

@@ -50,10 +50,13 @@ METRICS = {
     "grad_norm": 0.0123,
     "seconds": 12.0,
 }
-AT_80 = ["time", "step", "success", "reward", "context tokens", "groups without signal", "tokens per s", "time left"]
+AT_80 = [
+    *("time", "step", "success", "reward", "context tokens", "price", "groups without signal", "tokens per s"),
+    "time left",
+]
 EVALUATION = Evaluation(
     name="held-out", problems=256, samples=1, seed=0, success=0.742, success_low=0.688, success_high=0.79,
-    pass_at={1: 0.742}, metrics={"context_tokens": 24.06, "turns": 5.1}, information=(), seconds=3.44,
+    pass_at={1: 0.742}, metrics={"context_tokens": 24.06, "price": 431.2, "turns": 5.1}, information=(), seconds=3.44,
 )  # fmt: skip
 
 
@@ -134,7 +137,7 @@ def test_a_pipe_gets_plain_lines_of_at_most_100_columns(tmp_path: Path) -> None:
     assert [line[10:] for line in lines if line[2] == line[5] == ":" and "/30" not in line] == [
         "run folder runs/x",
         "evaluating held-out …",
-        "after 20 steps, held-out: success 0.742 [0.688, 0.790], context 24.1 tokens, 3.44 s",
+        "after 20 steps, held-out: success 0.742 [0.688, 0.790], context 24.1, price 431, 3.44 s",
         "1 of 64 trajectories failed␛[2J (--debug shows the traceback)",
     ]
     assert (
@@ -241,6 +244,6 @@ def test_a_terminal_shows_what_fits_it_and_new_headings_when_it_changes() -> Non
     row, *evaluation = lines[len(first) + 1 + len(second) :]
     assert len(row) <= 80
     assert [line[10:] for line in evaluation] == [
-        "after 2 steps, held-out: success 0.742 [0.688, 0.790], context 24.1",
-        "tokens, 3.44 s",
+        "after 2 steps, held-out: success 0.742 [0.688, 0.790], context 24.1,",
+        "price 431, 3.44 s",
     ]

@@ -107,18 +107,20 @@ def match_row(record: IndexedTrajectory, note: str = "") -> Text:
     if record.advantage is not None:
         text.append(" ").append_text(advantage(record, abs(record.advantage)))
     turns, stop = plural(figures.turns, "turn"), one_line(figures.stop, 20)
-    text.append(f"  {figures.context_tokens} ctx  {turns}  {stop}", theme.DIM)
+    text.append(f"  {figures.context_tokens} ctx  price {figures.price:.0f}  {turns}  {stop}", theme.DIM)
     return text.append(f"\n{one_line(note or record.question or figures.problem_id, LONGEST)}", theme.DIM)
 
 
 def sibling_row(record: IndexedTrajectory) -> Text:
-    """One line: sample, verdict, score, advantage, answer or stop, turns and largest context."""
+    """One line: sample, verdict, score, advantage, answer or stop, turns, largest context and price."""
     figures = record.figures
     text = Text.assemble(f"{figures.sample:>2} ", verdict_text(figures)[:1], f" {figures.total:.3f} ")
     if record.advantages is not None:
         text.append_text(advantage(record, abs(record.advantage or 0))).append(" ")
     text.append(one_line(figures.stop, 20) if record.answer is None else repr(one_line(record.answer, 16)))
-    return text.append(f"  {plural(figures.turns, 'turn')} {figures.context_tokens} ctx", theme.DIM)
+    return text.append(
+        f"  {plural(figures.turns, 'turn')} {figures.context_tokens} ctx price {figures.price:.0f}", theme.DIM
+    )
 
 
 def change_row(change: SuccessChange, record: IndexedTrajectory) -> Text:

@@ -92,7 +92,8 @@ v     ready views                 p    this problem through training
 w     problems that got worse     x    write this as a page to send
 Esc   back to the groups          y    copy the command that shows this
 q     quit
-ctx tokens of the largest prompt   ● signal: trains
+ctx tokens of the largest prompt   price of all calls, in tokens read
+● signal: trains
 █ pinned  ■ kept  ▒ rewritten  ░ dropped  + added by the condenser
 """
 LONGEST = 2000  # characters of the fields

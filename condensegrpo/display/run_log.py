@@ -39,25 +39,25 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
-    Column(("time",), "time", "{}", 8, 7),
+    Column(("time",), "time", "{}", 8, 8),
     Column(("step",), "step", "{}", 7, 0),
     Column(("success",), "success", "{:.2f}", 7, 1),
-    Column(("reward",), "reward", "{:.3f}", 6, 5),
-    Column(("valid", "format"), "format_valid", "{:.0%}", 6, 12),
+    Column(("reward",), "reward", "{:.3f}", 6, 6),
+    Column(("valid", "format"), "format_valid", "{:.0%}", 6, 13),
     Column(("context", "tokens"), "context_tokens", "{:.1f}", 7, 2),
-    Column(("turns",), "turns", "{:.1f}", 5, 9),
-    Column(("output", "tokens"), "output_tokens", "{:.0f}", 6, 11),
-    Column(("price",), "price", "{:.0f}", 8, 18),
-    Column(("groups", "without", "signal"), "groups_of_equal_reward", "{:.0%}", 7, 3),
-    Column(("groups", "dropped"), "groups_dropped", "{:.0%}", 7, 14),
-    Column(("masked",), "masked", "{:.0%}", 6, 13),
-    Column(("samples", "without", "gradient"), "trajectories_without_advantage", "{:.0%}", 8, 16),
-    Column(("correct,", "negative", "advantage"), "correct_with_negative_advantage", "{:.0%}", 9, 8),
-    Column(("policy", "ratio"), "ratio", "{:.4f}", 6, 17),
-    Column(("gradient", "norm"), "grad_norm", "{:.2g}", 8, 10),
-    Column(("step", "seconds"), "seconds", "{:.1f}", 7, 15),
-    Column(("tokens", "per s"), "tokens per s", "{:.0f}", 6, 6),
-    Column(("time", "left"), "time left", "{}", 8, 4),
+    Column(("turns",), "turns", "{:.1f}", 5, 10),
+    Column(("output", "tokens"), "output_tokens", "{:.0f}", 6, 12),
+    Column(("price",), "price", "{:.0f}", 8, 3),
+    Column(("groups", "without", "signal"), "groups_of_equal_reward", "{:.0%}", 7, 4),
+    Column(("groups", "dropped"), "groups_dropped", "{:.0%}", 7, 15),
+    Column(("masked",), "masked", "{:.0%}", 6, 14),
+    Column(("samples", "without", "gradient"), "trajectories_without_advantage", "{:.0%}", 8, 17),
+    Column(("correct,", "negative", "advantage"), "correct_with_negative_advantage", "{:.0%}", 9, 9),
+    Column(("policy", "ratio"), "ratio", "{:.4f}", 6, 18),
+    Column(("gradient", "norm"), "grad_norm", "{:.2g}", 8, 11),
+    Column(("step", "seconds"), "seconds", "{:.1f}", 7, 16),
+    Column(("tokens", "per s"), "tokens per s", "{:.0f}", 6, 7),
+    Column(("time", "left"), "time left", "{}", 8, 5),
 )
 
 
@@ -211,9 +211,10 @@ def timestamp() -> str:
 
 
 def evaluation_line(step: int, result: "Evaluation") -> str:
-    """An evaluation in words; its provenance is in ``evaluations/``."""
+    """An evaluation in words, context and price in tokens; its provenance is in ``evaluations/``."""
     return (
         f"after {plural(step, 'step')}, {result.name}: success {result.success:.3f} "
         f"[{result.success_low:.3f}, {result.success_high:.3f}], "
-        f"context {result.metrics['context_tokens']:.1f} tokens, {result.seconds:.3g} s"
+        f"context {result.metrics['context_tokens']:.1f}, price {result.metrics['price']:.0f}, "
+        f"{result.seconds:.3g} s"
     )

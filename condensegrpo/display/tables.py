@@ -17,7 +17,7 @@ from condensegrpo.inspection.records import Group, IndexedTrajectory
 UNLIMITED = 10_000  # columns of a console
 MOST_COMPONENTS = 5  # columns; the rest is in --json
 WIDE = 110  # columns of a console that has room for everything
-NARROW = 80  # columns of a console below which turns and outputs are left out
+NARROW = 80  # columns of a console below which turns and advantages of groups are left out
 DOTS = " … "  # between the ends of a range
 CHOSEN = "▶"
 QUALITIES = {"good": theme.GOOD, "bad": theme.BAD, "partial": theme.WARN}
@@ -80,7 +80,7 @@ def _show_paragraphs(console: Console, drawn: Table, heads: int) -> None:
 def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
     """One row for each group; groups that do not train say why.
 
-    A narrow console has no question and ground truth, ranges without spaces, and only a mark instead of the reason.
+    A narrow console has no question, ground truth and output, ranges without spaces, and a mark instead of the reason.
     """
     credited = any(group.signal is not None for group in groups)
     idle = f", {sum(group.signal is False for group in groups)} without signal" if credited else ""
@@ -93,8 +93,8 @@ def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
     for heading in ("question", "ground truth")[: 2 * with_texts]:
         table.add_column(heading, overflow="fold")
     narrow = width < NARROW
-    sizes = ("context",) if narrow else ("turns", "context", "output", "price")[: 3 + wide]
-    for heading in ("n", "correct", "score", *(["advantage"] if credited else []), *sizes):
+    sizes = ("ctx", "price") if narrow else ("turns", "context", *(["output"] if wide else []), "price")
+    for heading in ("n", "correct", "score", *(["advantage"] if credited and not narrow else []), *sizes):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for group in groups:
@@ -108,11 +108,11 @@ def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
             str(len(members)),
             f"{group.success:.2f}" if group.was_scored else "–",
             _span([each.total for each in figures], ".3f", dots),
-            *([_span(advantages, "+.2f", dots)] if credited else []),
+            *([_span(advantages, "+.2f", dots)] if credited and not narrow else []),
             *([] if narrow else [_span([each.turns for each in figures], "d", dots)]),
             _span([each.context_tokens for each in figures], "d", dots),
-            *([] if narrow else [_span([each.output_tokens for each in figures], "d", dots)]),
-            *([_span([each.price for each in figures], ".0f", dots)] if wide else []),
+            *([_span([each.output_tokens for each in figures], "d", dots)] if wide else []),
+            _span([each.price for each in figures], ".0f", dots),
             Text(f"○ {group.exclusion}"[: None if wide else 1] if group.exclusion else "", theme.WARN),
             style="bold" if group.id == chosen else "",
         )
@@ -120,7 +120,7 @@ def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
 
 
 def sibling_table(title: str, members: Sequence[IndexedTrajectory], chosen: str, width: int) -> Table:
-    """One row for each trajectory. On a narrow console the components and the answer are left out."""
+    """One row for each trajectory. On a narrow console components, output and answer are left out."""
     wide = width >= WIDE
     table = _table(title)
     parts = dict.fromkeys(name for sibling in members for name in sibling.figures.components)
@@ -128,11 +128,14 @@ def sibling_table(title: str, members: Sequence[IndexedTrajectory], chosen: str,
     credited = any(sibling.advantages is not None for sibling in members)
     table.add_column("", no_wrap=True)
     table.add_column("#", justify="right", no_wrap=True)
-    table.add_column("trajectory", overflow="fold", min_width=10)
+    narrow = width < NARROW
+    table.add_column("id" if narrow else "trajectory", overflow="fold", min_width=6 if narrow else 10)
     table.add_column("", no_wrap=True)
     shown = ("score", *(one_line(name, 14) for name in names), *(["advantage"] if credited else []))
-    narrow = width < NARROW
-    for heading in (*shown, *(("context",) if narrow else ("turns", "context", "output", "price")[: 3 + wide])):
+    for heading in (
+        *shown,
+        *(("ctx", "price") if narrow else ("turns", "context", *(["output"] if wide else []), "price")),
+    ):
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for heading in ("stop", "answer")[: 1 + wide]:
         table.add_column(heading, overflow="fold")
@@ -149,8 +152,8 @@ def sibling_table(title: str, members: Sequence[IndexedTrajectory], chosen: str,
             *([advantage(sibling, largest, "…" if narrow else DOTS)] if credited else []),
             *([] if narrow else [str(figures.turns)]),
             str(figures.context_tokens),
-            *([] if narrow else [str(figures.output_tokens)]),
-            *([f"{figures.price:.0f}"] if wide else []),
+            *([str(figures.output_tokens)] if wide else []),
+            f"{figures.price:.0f}",
             Text(
                 f"{figures.stop}{HANDLED.get(sibling.handling or '', '')}",
                 "" if figures.stop.gives_answer else theme.WARN,

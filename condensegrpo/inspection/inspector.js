@@ -92,7 +92,7 @@ function verdictOf({ verdict: [text, quality] }) {
 }
 
 function siblingItem({ figures }, index) {
-  const parts = [`score ${digits(figures.score, 3)}`, figures.advantage === null ? null : `advantage ${signed(figures.advantage)}`, counted(figures.turns, "turn", "turns"), `context ${digits(figures.context)}`, figures.stop.replaceAll("_", " ")];
+  const parts = [`score ${digits(figures.score, 3)}`, figures.advantage === null ? null : `advantage ${signed(figures.advantage)}`, counted(figures.turns, "turn", "turns"), `context ${digits(figures.context)}`, `price ${digits(figures.price)}`, figures.stop.replaceAll("_", " ")];
   return h("button", { type: "button", class: "item", "aria-current": String(index === at.sibling), onclick: () => go({ sibling: index }, false) },
     h("span", { class: "row" }, h("span", {}, `#${figures.sample}`), verdictOf(figures)), h("small", {}, parts.filter(Boolean).join(" · ")));
 }
