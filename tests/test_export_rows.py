@@ -13,7 +13,7 @@ from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.integrations.rows import System, export_rows, exported
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import Credit, Provenance, write_credit, write_trajectories
+from condensegrpo.storage.trajectories import Credit, Provenance, part_file, write_credit, write_trajectories
 
 OPENENV = Path(__file__).parent.parent / ".venv" / "others" / "openenv" / "bin" / "python"  # of `make others`
 
@@ -129,6 +129,14 @@ def test_the_command_writes_the_rows_of_a_run_or_of_a_file(tmp_path: Path) -> No
     lines = succeed("export-rows", str(run.trajectories(1)), "--to", "prime-rl").splitlines()
     assert [json.loads(line) for line in lines] == list(export_rows(run.path, "prime-rl", step=1))
     assert json.loads(lines[0])["temperatures"] == [0.7] * 6
+
+
+def test_the_file_of_one_rank_has_the_credit_of_its_step(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", steps=(1,))
+    whole = [*export_rows(run.path, "trl")]
+    part = run.trajectories(1).rename(part_file(run.trajectories(1), 1))
+    assert [*export_rows(part, "trl")] == whole
+    assert all(row["advantages"] for row in whole)
 
 
 def test_a_step_that_is_not_there_and_an_unknown_trainer_are_refused(tmp_path: Path) -> None:

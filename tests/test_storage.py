@@ -290,6 +290,18 @@ def test_an_edited_row_is_named(tmp_path: Path) -> None:
         read_trajectories(path)
 
 
+@pytest.mark.parametrize("column", ["correct", "turn_count", "messages"])
+def test_a_value_that_was_removed_is_named(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "t.parquet"
+    write_trajectories(path, [example("a"), example("b")])
+    table = pyarrow.parquet.read_table(path)
+    index = table.schema.get_field_index(column)
+    kept = pyarrow.array([table[column][0].as_py(), None], type=table.schema.field(column).type)
+    pyarrow.parquet.write_table(table.set_column(index, table.schema.field(column), kept), path)
+    with pytest.raises(TrajectoryFileError, match=r"t\.parquet, trajectory b: .*The file was edited"):
+        read_trajectories(path)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TrajectoryFileError, match=r"none\.parquet: No such file"):
         read_trajectories(tmp_path / "none.parquet")

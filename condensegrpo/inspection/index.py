@@ -36,6 +36,7 @@ from condensegrpo.storage.trajectories import (
     read_figures,
     read_table,
     read_trajectory,
+    unedited,
 )
 
 if TYPE_CHECKING:
@@ -248,18 +249,19 @@ class _BatchFigures:
         stored = self._rows[number]
         part = bisect_right(self._firsts, stored) - 1
         credit = {name: row[name] for name in CREDIT}
-        return IndexedTrajectory(
-            number=number,
-            step=self.batch.number,
-            evaluation=self.batch.evaluation,
-            figures=figures_in(row),
-            question=row["question"],
-            ground_truth=row["ground_truth"],
-            answer=row["answer"],
-            credit=None if credit["handling"] is None else decode(Credit, {"trajectory": row["id"]} | credit),
-            file=self.batch.file,
-            stored=StoredTrajectory(self._parts[part], stored - self._firsts[part]),
-        )
+        with unedited(self.batch.file, row["id"]):
+            return IndexedTrajectory(
+                number=number,
+                step=self.batch.number,
+                evaluation=self.batch.evaluation,
+                figures=figures_in(row),
+                question=row["question"],
+                ground_truth=row["ground_truth"],
+                answer=row["answer"],
+                credit=None if credit["handling"] is None else decode(Credit, {"trajectory": row["id"]} | credit),
+                file=self.batch.file,
+                stored=StoredTrajectory(self._parts[part], stored - self._firsts[part]),
+            )
 
 
 def _indices(numbers: Sequence[int]) -> "pyarrow.Array":

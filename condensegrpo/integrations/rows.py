@@ -25,7 +25,7 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Segment, Trajectory
 from condensegrpo.core.wording import ranges
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.storage.trajectories import Credit, provenance_of, read_credit, read_figures, read_trajectories
+from condensegrpo.storage.trajectories import PART, Credit, provenance_of, read_credit, read_figures, read_trajectories
 
 System = Literal["trl", "prime-rl", "verl", "openenv"]
 Exported = dict[str, Any]
@@ -160,7 +160,7 @@ def _files(source: Path, step: int | None) -> Iterator[tuple[Path, Path]]:
     if not source.is_dir():
         if step is not None:
             raise ConfigError(f"exporting rows of {source}: found a step, and a file is one step. Leave it out.")
-        yield source, source.parent.parent / "credit" / source.name
+        yield source, source.parent.parent / "credit" / f"{source.stem.partition(PART)[0]}{source.suffix}"
         return
     run = RunFolder.open(source)
     if step is not None and step not in run.steps():

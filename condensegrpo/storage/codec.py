@@ -74,9 +74,16 @@ def _decoder(kind: Any) -> Callable[[Any], object]:  # noqa: ANN401  a type or a
     if is_dataclass(kind):
         made, hints = cast(type, kind), get_type_hints(kind)
         of_field = {name: _decoder(hints[name]) for name in _fields(cast(Any, kind))[0]}
-        return lambda value: (
-            value if isinstance(value, made) else made(**{name: of_field[name](each) for name, each in value.items()})
-        )
+        needed = [name for name in of_field if NoneType not in get_args(hints[name])]
+
+        def built(value: Any) -> object:  # noqa: ANN401
+            if isinstance(value, made):
+                return value
+            if empty := next((name for name in needed if value.get(name, made) is None), None):
+                raise ValueError(f"{empty} has no value")
+            return made(**{name: of_field[name](each) for name, each in value.items()})
+
+        return built
     return kind if isinstance(kind, type) and issubclass(kind, StrEnum) else _same
 
 

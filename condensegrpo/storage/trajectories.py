@@ -460,9 +460,20 @@ def _unpacked(table: "pyarrow.Table") -> Iterator[Row]:
         yield row | {"turns": [next(following) for _ in range(count)]}
 
 
+@contextmanager
+def unedited(path: Path, id: object) -> Iterator[None]:  # noqa: A002  as the column
+    """A block that decodes a trajectory of a file: values that were not written so become a ``TrajectoryFileError``."""
+    try:
+        yield
+    except (ValueError, IndexError, TypeError, OverflowError) as error:
+        raise TrajectoryFileError(
+            f"reading {path}, trajectory {id}: {error}. The file was edited; sample the step again."
+        ) from error
+
+
 def _scored(row: Row, path: Path) -> ScoredTrajectory:
     """The trajectory of a row."""
-    try:
+    with unedited(path, row["id"]):
         figures = figures_in(row)
         messages = [_message(each) for each in row["messages"]]
         last: SharedSequence[int] | None = None  # the prompt before, with its output
@@ -478,10 +489,6 @@ def _scored(row: Row, path: Path) -> ScoredTrajectory:
         trajectory = decode(Trajectory, named)
         score = {each.name: row[each.name] for each in fields(Score)}
         return ScoredTrajectory(trajectory=trajectory, score=decode(Score, score), figures=figures)
-    except (ValueError, IndexError, TypeError, OverflowError) as error:
-        raise TrajectoryFileError(
-            f"reading {path}, trajectory {row['id']}: {error}. The file was edited; sample the step again."
-        ) from error
 
 
 def named(pairs: Sequence[Row]) -> dict[str, Any]:
