@@ -1,5 +1,7 @@
 """Compiled decoder layers: lengths compile nothing, gradients stay, and a trial decides on a GPU."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,10 @@ from condensegrpo.config.load import named_config, vary
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner import ranks
 from condensegrpo.learner.layers import (
+    KEPT_DAYS,
+    TRIED,
     CompileTrial,
+    affordable_layers,
     agreed_trial,
     checkpoint_layers,
     compile_layers,
@@ -78,6 +83,13 @@ def test_a_trial_compares_layers_and_says_why_layers_are_not_compiled(monkeypatc
     assert "are not compiled: a trial failed: " in broken.describe()
 
 
+def test_a_trial_has_fewer_layers_where_four_would_not_fit() -> None:
+    config = qwen3().config
+    a_layer = sum(4 * weight.numel() for weight in qwen3().model.layers[0].parameters())  # fp32
+    for free, layers in ((0, 1), (8 * a_layer, 1), (16 * a_layer, 2), (99 * a_layer, TRIED), (None, TRIED)):
+        assert affordable_layers(config, torch.float32, free=free) == layers
+
+
 def test_ranks_agree_on_a_trial_and_make_it_only_where_one_of_them_has_none(tmp_path: Path) -> None:
     succeed_on_two_ranks("trials", str(tmp_path), program=two_ranks.main)
     for rank in range(2):
@@ -98,6 +110,10 @@ def test_a_trial_is_kept_for_the_model_and_device_that_it_is_of(
     ranks.join()
     failed, ran = CompileTrial(0.0, None, None, "a trial failed"), CompileTrial(2e-3, 1e-3, 0.0, None)
     assert [agreed_trial(file, lambda made=made: made) for made in (failed, ran, failed)] == [failed, ran, ran]
+    month_ago = time.time() - KEPT_DAYS * 24 * 3600 - 60
+    os.utime(file, (month_ago, month_ago))  # another driver may be installed
+    slower = ran._replace(fault="it is slower")
+    assert [agreed_trial(file, lambda: slower), agreed_trial(file, lambda: ran)] == [slower, slower]
     for damaged in ("{", '{"seconds": 1.0}'):  # or of a version with other keys: made again
         file.write_text(damaged)
         assert agreed_trial(file, lambda: ran) == ran

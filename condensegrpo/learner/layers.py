@@ -101,6 +101,7 @@ ROW, ROWS, ROUNDS = 1024, 8, 5  # tokens and rows of the trial's micro-batch; ho
 TRIED = 4  # layers of the trial's model: their computation overlaps with launching it, as in a step
 GAIN = 1.05  # times as fast as uncompiled, at least, for layers to be compiled
 SMALL_VOCABULARY = 64  # the LM head is not tried
+KEPT_DAYS = 30  # that a trial is kept: a driver, of which its file knows nothing, may have changed
 
 
 class CompileTrial(NamedTuple):
@@ -149,13 +150,14 @@ def _without_path(section: dict[str, object]) -> dict[str, object]:
 
 
 def agreed_trial(file: Path, attempt: Callable[[], CompileTrial]) -> CompileTrial:
-    """The trial that was kept on every rank, or one that all of them make now; every rank must call it.
+    """The trial that every rank has kept for at most ``KEPT_DAYS``, or one that all make now; every rank must call it.
 
     A rank on which layers are not compiled decides for all. A trial that did not run is not kept.
     """
     known = None
-    with suppress(DataError, TypeError):  # TypeError: of a version with other keys
-        known = CompileTrial(**(read_object(file) or {}))
+    with suppress(DataError, TypeError, OSError):  # TypeError: of a version with other keys
+        if time.time() - file.stat().st_mtime < KEPT_DAYS * 24 * 3600:
+            known = CompileTrial(**(read_object(file) or {}))
     trials = [found for found in gather(known) if found]
     if len(trials) < world_size():
         trial = attempt()
@@ -177,7 +179,9 @@ def try_compiling(
         kernel: ``model.attention``.
     """
     try:
-        plain, compiled = (_few_layers(config, dtype, device, kernel) for _ in range(2))
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+        count = affordable_layers(config, dtype, free=free)
+        plain, compiled = (_few_layers(config, dtype, device, kernel, count) for _ in range(2))
         compiled.load_state_dict(plain.state_dict())
         compile_layers(compiled.policy, backend=backend)
         row = reply_row(tuple(index % SMALL_VOCABULARY for index in range(ROW - 1)), (0,), weight=1.0)
@@ -203,13 +207,29 @@ def try_compiling(
     return CompileTrial(seconds, fused, difference, fault)
 
 
-def _few_layers(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, kernel: str) -> TrainedLogprobs:
+def affordable_layers(config: PretrainedConfig, dtype: torch.dtype, *, free: int | None) -> int:
+    """The layers of a trial: both models with their gradients take at most half of ``free`` bytes, or have one layer.
+
+    The other half is for what autograd saves. None: as many as a trial has at most.
+    """
+    if free is None:
+        return TRIED
+    meta = torch.device("meta")
+    with meta:
+        layers = _layers(_few_layers(config, dtype, meta, "auto", TRIED).policy.get_decoder())
+    largest = max(sum(weight.nbytes for weight in layer.parameters()) for layer in layers)
+    return max(1, min(TRIED, free // 2 // (4 * largest)))
+
+
+def _few_layers(
+    config: PretrainedConfig, dtype: torch.dtype, device: torch.device, kernel: str, count: int
+) -> TrainedLogprobs:
     few = copy.deepcopy(config)
     text = few.get_text_config()
-    text.num_hidden_layers, text.vocab_size = min(TRIED, text.num_hidden_layers), SMALL_VOCABULARY
+    text.num_hidden_layers, text.vocab_size = min(count, text.num_hidden_layers), SMALL_VOCABULARY
     text.pad_token_id = text.bos_token_id = text.eos_token_id = None
     if text.to_dict().get("layer_types"):
-        text.layer_types = text.layer_types[:TRIED]
+        text.layer_types = text.layer_types[:count]
     if hasattr(few, "vision_config"):
         few.vision_config.depth = few.vision_config.num_hidden_layers = 1  # of families with either name
     module = TrainedLogprobs(auto_class(few).from_config(few, dtype=dtype).eval().to(device))
