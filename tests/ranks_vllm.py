@@ -23,6 +23,7 @@ from vllm_as_on_a_gpu import as_on_a_gpu
 from condensegrpo.core.process import postpone_collections, resume_collections
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner import ranks
+from condensegrpo.samplers.vllm.engine import PLAN
 from condensegrpo.samplers.vllm.sampler import VllmSampler
 from condensegrpo.samplers.vllm.settings import EngineSettings
 
@@ -104,6 +105,7 @@ def main(folder: Path) -> None:
         "v2, asynchronous, compiled": watch.runs,
         "threads": len(watch.threads),
         "decoder remains": watch.decoder() is not None,
+        "takes the plan of an earlier start": os.environ[PLAN] == "1",
     }
     (folder / f"facts_{ranks.rank()}.json").write_text(json.dumps(facts))
 

@@ -3,9 +3,11 @@
 import asyncio
 import importlib
 import json
+import logging
 import math
 import os
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -82,7 +84,13 @@ def unopened() -> Iterator[dict[str, object]]:
 
 
 @pytest.fixture(scope="module")
-def sampler(folder: str, unopened: dict[str, object]) -> Iterator["VllmSampler"]:
+def phases() -> list[str]:
+    """What the start of the engine reports."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def sampler(folder: str, unopened: dict[str, object], phases: list[str]) -> Iterator["VllmSampler"]:
     """One engine for all tests; the keys and values of barely three full prompts fit at once.
 
     llvmlite is loaded before, as it is in a run whose tool is a search by BM25.
@@ -92,6 +100,7 @@ def sampler(folder: str, unopened: dict[str, object]) -> Iterator["VllmSampler"]
         "samplers",
         "vllm",
         {"model_path": folder, "max_model_len": ROOM, "engine": {"kv_cache_gib": 9 * 128 * 1024 / 2**30}},
+        {"progress": phases.append},
     )
     yield made
     made.close()
@@ -463,6 +472,35 @@ def test_vllm_sleeps_at_the_level_of_what_is_kept_and_wakes_weights_load_cache(
     assert gap(policy, MIXED[0], alone(sampler, MIXED[0], params()), 1.0) < 1e-4
 
 
+@pytest.mark.usefixtures("sampler")
+def test_the_start_reports_its_phases(phases: list[str]) -> None:
+    assert phases == [
+        "importing vLLM",
+        "vLLM: starting the engine",
+        "vLLM: loading the weights",
+        "vLLM: warming up and capturing CUDA graphs",
+    ]
+    assert logging.getLogger("vllm").level == logging.ERROR
+
+
+def test_a_start_takes_the_memory_that_an_earlier_one_of_the_same_settings_found(sampler: "VllmSampler") -> None:
+    """On a GPU vLLM then captures its graphs once. Its key of a plan ignores how much of the GPU it may use."""
+    from vllm import envs
+    from vllm.v1.worker.startup_plan import compute_plan_fingerprint
+
+    config = sampler._driver._engine._engine.vllm_config
+    share = config.additional_config["gpu_memory_utilization"]
+    keys = []
+    for settings in ({}, {"gpu_memory_utilization": share / 2}, {"enforce_eager": True}):
+        config.additional_config |= settings
+        keys.append(compute_plan_fingerprint(config, 0, 1))
+    config.additional_config |= {"gpu_memory_utilization": share, "enforce_eager": None}
+    assert envs.VLLM_ENABLE_STARTUP_PLAN
+    assert share == 0.4
+    assert len({*keys}) == 3
+    assert keys[0] == compute_plan_fingerprint(config, 0, 1)
+
+
 # --- last, since there is one engine ----------------------------------------------------------------------------------
 
 
@@ -488,21 +526,31 @@ def test_vllm_leaves_the_learner_s_compiler_alone(unopened: dict[str, object]) -
 
 
 def test_a_closed_sampler_says_so_leaves_torch_alone_and_closes_twice(
-    sampler: "VllmSampler", monkeypatch: pytest.MonkeyPatch
+    sampler: "VllmSampler", policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It wakes first, since CUDA cannot free memory that sleeps, and says what vLLM's allocator could not free."""
+    """It wakes first, since CUDA cannot free memory that sleeps, and says what vLLM's allocator could not free.
+
+    Nothing of the engine is left, though its weights were updated: vLLM's records of a layer then refer to it.
+    """
     from vllm.device_allocator.cumem import CuMemAllocator
 
     assert torch.distributed.is_initialized()
     threads, woken = torch.get_num_threads(), list[str]()
     engine = sampler._driver._engine
+    send(sampler, policy, 12)
     monkeypatch.setattr(engine, "asleep", {"weights", "kv_cache"})
-    monkeypatch.setattr(engine._engine, "wake_up", woken.extend)
+    engine._engine.wake_up = woken.extend  # not by monkeypatch, which would keep the engine
+    runner = engine._engine.model_executor.driver_worker.worker.model_runner
+    parts = [runner, engine._engine, *runner.kv_caches, *runner.model.modules(), *runner.model.parameters()]
+    left = [weakref.ref(each) for each in parts]
+    assert len(left) > 20
+    del runner, parts
     monkeypatch.setattr(CuMemAllocator, "instance", SimpleNamespace(get_current_usage=lambda: 3 << 30))
     with pytest.warns(RuntimeWarning, match=r"closing vLLM: 3\.0 GiB stay in use"):
         sampler.close()
     sampler.close()
     assert woken == ["weights", "kv_cache"]
+    assert not [each() for each in left if each() is not None]
     with pytest.raises(SamplerError, match="was closed"):
         alone(sampler, MIXED[0], params())
     assert torch.distributed.is_initialized()  # the group may be the learner's

@@ -63,14 +63,18 @@ def open_sampler(
     lora: LoraSettings | None = None,
     objects: Objects = NO_OBJECTS,
     media: MediaFolder | None = None,
+    observer: Observer | None = None,
 ) -> Sampler:
     """The sampler, with the weights of a model folder. A sampler among ``objects`` stays as it is.
 
     Args:
         lora: of the adapters that train beside the weights.
         media: where the pictures of prompts are; None: there are none.
+        observer: is told what is waited for.
     """
-    sampler = config.sampler.build(objects, **_sampler_arguments(config, model_path, lora, media))
+    progress = partial((observer or Observer()).phase, total=None)
+    supplied = _sampler_arguments(config, model_path, lora, media) | {"progress": progress}
+    sampler = config.sampler.build(objects, **supplied)
     if not isinstance(version := getattr(sampler, "version", None), int):
         raise ConfigError(
             f"setting up the sampler {config.sampler.name}: its version is {version!r:.80}, wanted the number of the "

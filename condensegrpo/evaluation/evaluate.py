@@ -101,7 +101,12 @@ def evaluate_variant(
 
 @contextmanager
 def opened_policy(
-    config: RunConfig, source: str, *, media: MediaFolder | None = None, objects: Objects = NO_OBJECTS
+    config: RunConfig,
+    source: str,
+    *,
+    media: MediaFolder | None = None,
+    objects: Objects = NO_OBJECTS,
+    observer: Observer | None = None,
 ) -> Iterator[RolloutPlayers]:
     """The players of a policy: a model folder or Hub id. A sampler among ``objects`` is not closed at the end.
 
@@ -119,7 +124,7 @@ def opened_policy(
             verify_model(Path(source))
         if media is None:
             media = MediaFolder(Path(opened.enter_context(TemporaryDirectory(prefix="condensegrpo-media-"))))
-        sampler = open_sampler(config, source, objects=objects, media=media)
+        sampler = open_sampler(config, source, objects=objects, media=media, observer=observer)
         if not given:
             opened.enter_context(closing(sampler))
         writer = open_writer([config], initial_of(source, config), media)
@@ -141,7 +146,7 @@ def evaluate_policy(
     check_model(components, source)
     target = destination_of(save, run, step)
     media = None if target is None else MediaFolder((target if isinstance(target, Path) else target.path) / "media")
-    opening = opened_policy(components.config, source, media=media, objects=components.objects)
+    opening = opened_policy(components.config, source, media=media, objects=components.objects, observer=observer)
     with kept_if_begun(save), opening as players:
         if isinstance(target, RunFolder) and step is not None:
             with new_name(target, step) as name:

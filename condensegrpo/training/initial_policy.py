@@ -102,7 +102,7 @@ def first_policy(
             renderer=renderer,
             stop_strings=components.toolbox.format.stop_strings,
             seed=config.seed,
-            open_sampler=partial(open_sampler, config, media=folder.media),
+            open_sampler=partial(open_sampler, config, media=folder.media, observer=observer),
             turns=settings.probe_turns,
             max_output_tokens=config.rollout.limits.max_output_tokens,
             temperature=config.rollout.temperature,

@@ -168,7 +168,9 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
         lora = config.model.sampled_lora
         fitted = config_on_devices(config, ranks=ranks.world_size(), memory=ranks.least_device_memory())
         observer.phase(f"opening the sampler {config.sampler.name}", None)
-        sampler = open_sampler(fitted, source, lora=lora, objects=components.objects, media=folder.media)
+        sampler = open_sampler(
+            fitted, source, lora=lora, objects=components.objects, media=folder.media, observer=observer
+        )
         opened.callback(close_sampler, sampler, observer)
         _let_sleep(sampler, config.sampler.name, observer)
         learner = open_learner(

@@ -5,13 +5,14 @@ vLLM is imported when an engine is created: the import takes seconds, and vLLM m
 
 import atexit
 import gc
+import logging
 import math
 import os
 import random
 import socket
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -53,6 +54,18 @@ SETTINGS = {  # environment variables, unless the user set them
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_NO_USAGE_STATS": "1",  # no telemetry
 }
+# vLLM takes the memory for keys and values that an earlier start found: to find it, it captures graphs once more
+PLAN = "VLLM_ENABLE_STARTUP_PLAN"
+PHASES = {  # parts of vLLM's messages in the order of a start, and what begins after each
+    "Initializing a V1 LLM engine": "starting the engine",
+    "Loading model from scratch": "loading the weights",
+    "Starting to load model": "loading the weights",  # of its older runner
+    "Model loading took": "a first pass",
+    "Starting torch.compile": "compiling",
+    "Initial profiling/warmup run took": "measuring its memory",
+    "KV cache size": "warming up and capturing CUDA graphs",
+    "Graph capturing finished": "the last warm-ups",
+}
 COMPILER = (  # variables of torch's compiler that vLLM sets for the whole process
     *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
     *("TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS"),
@@ -87,11 +100,14 @@ class VllmEngine:
         can_sleep: bool,
         lora: LoraSettings | None,
         media: MediaFolder | None = None,
+        progress: Callable[[str], object] = str,
     ) -> None:
         """Load the model. See ``VllmSampler`` for the arguments."""
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the learner's tensors are passed without pickling
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
+        # ranks that share a model capture together, and one whose device has less free memory now takes no plan
+        os.environ.setdefault(PLAN, "1" if settings.tensor_parallel_size == 1 else "0")
         self.asleep: set[SleepingPart] = set()
         self._expected = ExpectedWeights(model_path)
         self._pictures = picture_prompts(model_path, media)
@@ -101,6 +117,7 @@ class VllmEngine:
             if settings.tensor_parallel_size > 1:
                 check_sharing(gather(socket.gethostname()), settings.tensor_parallel_size)
             _remove_shared_memory(settings.tensor_parallel_size)
+            progress("importing vLLM")
             import vllm
             from vllm.sampling_params import RequestOutputKind
 
@@ -116,15 +133,16 @@ class VllmEngine:
             rank = native_rank(lora, dtype=dtype, unsupported=unsupported)
             self.adapters = None if lora is None or rank is None else NativeAdapters(lora, rank)  # None: merged weights
             try:
-                self._engine: Any = _create(
-                    settings,
-                    model=model_path,
-                    dtype=dtype,
-                    max_model_len=max_model_len,
-                    enable_sleep_mode=can_sleep,
-                    limit_mm_per_prompt=self._expected.unused_media,
-                    **(self.adapters.options if self.adapters else {}),
-                )
+                with _phases(progress):
+                    self._engine: Any = _create(
+                        settings,
+                        model=model_path,
+                        dtype=dtype,
+                        max_model_len=max_model_len,
+                        enable_sleep_mode=can_sleep,
+                        limit_mm_per_prompt=self._expected.unused_media,
+                        **(self.adapters.options if self.adapters else {}),
+                    )
             except Exception as error:  # the boundary to vLLM: a model it has no code for, too little memory, …
                 raise SamplerError(
                     f"starting vLLM with the model {model_path}: {type(error).__name__}: {error} For memory set "
@@ -288,6 +306,10 @@ def _create(settings: EngineSettings, **options: object) -> Any:  # noqa: ANN401
         tensor_parallel_size=settings.tensor_parallel_size,
         # ranks are workers already: each has an engine, or a share of one, on its own device
         distributed_executor_backend="external_launcher" if distributed.get_world_size() > 1 else None,
+        additional_config={  # the plan of an earlier start would be taken for that of other settings
+            "gpu_memory_utilization": settings.gpu_memory_utilization,
+            "enforce_eager": settings.enforce_eager,
+        },
         disable_log_stats=True,
         use_tqdm_on_load=False,
         seed=0,
@@ -296,17 +318,21 @@ def _create(settings: EngineSettings, **options: object) -> Any:  # noqa: ANN401
 
 
 def _unpin(model: torch.nn.Module) -> None:
-    """Remove the hooks by which Dynamo keeps a compiled model, with its memory, to the end of the process.
+    """Remove what keeps a model, with its memory, to the end of the process.
 
-    vLLM's own clean-up comes when its shutdown has dropped the model, and forgets the first of the two hooks of a class
-    that inherits from a compiled one, such as Qwen3's decoder.
+    Dynamo's hooks keep a compiled one: vLLM's own clean-up comes when its shutdown has dropped the model, and forgets
+    the first of the two hooks of a class that inherits from a compiled one, such as Qwen3's decoder. And vLLM's records
+    of layers, which are to go with them, refer to them once their weights were reloaded.
     """
     from torch._dynamo.convert_frame import _bytecode_hooks
+    from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
 
     modules = set(model.modules())
     for number, hook in list(_bytecode_hooks.items()):
         if getattr(hook, "__self__", None) in modules:
             del _bytecode_hooks[number]
+    for module in modules:
+        LAYERWISE_INFO.pop(module, None)
 
 
 def usage_context(*, on_gpu: bool) -> Any:  # noqa: ANN401  vLLM's classes are untyped
@@ -393,6 +419,33 @@ def _without_compiler(settings: EngineSettings) -> Iterator[None]:
         yield
     finally:
         del os.environ[NO_COMPILER]
+
+
+@contextmanager
+def _phases(report: Callable[[str], object]) -> Iterator[None]:
+    """Report the phases of a start; messages that vLLM would not show are not shown."""
+    from vllm.config.logging import LoggingConfig
+    from vllm.logger import configure_logging_if_needed
+
+    def begins(record: logging.LogRecord) -> None:
+        for phase in [phase for part, phase in PHASES.items() if part in str(record.msg)]:
+            report(f"vLLM: {phase}")
+
+    configure_logging_if_needed(LoggingConfig())  # which the engine does otherwise, and removes the handler
+    logger, handler = logging.getLogger("vllm"), logging.Handler()
+    handler.emit = begins  # type: ignore[method-assign]
+    level, shown = logger.level, [(each, each.level) for each in logger.handlers]
+    for each, own in shown:
+        each.setLevel(max(own, level))
+    logger.setLevel(min(level, logging.INFO))
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        for each, own in shown:
+            each.setLevel(own)
 
 
 @contextmanager

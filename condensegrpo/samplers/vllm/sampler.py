@@ -194,6 +194,7 @@ class VllmSampler(Sampler):
         engine: EngineSettings = ENGINE,
         sleep: bool | None = None,
         media: MediaFolder | None = None,
+        progress: Callable[[str], object] = str,
     ) -> None:
         """Load the model.
 
@@ -204,6 +205,7 @@ class VllmSampler(Sampler):
             engine: memory and batches of vLLM's engine.
             sleep: whether memory is freed while the learner works; by default on a GPU, impossible elsewhere.
             media: where the pictures of prompts are; None: prompts show none.
+            progress: is told what the start of vLLM is doing, in a thread of its own.
         """
         self.check_options(sleep=sleep)
         self._can_sleep = can_sleep = torch.cuda.is_available() if sleep is None else sleep
@@ -217,6 +219,7 @@ class VllmSampler(Sampler):
                 can_sleep=can_sleep,
                 lora=lora,
                 media=media,
+                progress=progress,
             )
         )
         self.takes_adapters = loaded.adapters is not None  # vLLM computes them beside the base
