@@ -55,11 +55,12 @@ class CondenseSettings:
     """When the condenser is called and how much it may leave, as shares of ``rollout.limits.max_context_tokens``."""
 
     when: Literal["every_turn", "over_budget"] = "every_turn"
-    """Before every turn, or only when a prompt would exceed the threshold."""
+    """Before every turn, or only when a prompt would exceed the threshold: a prefix cache holds until then."""
     threshold: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of max_context_tokens beyond which over_budget condenses."""
     target: Annotated[float, Gt(0), Le(1)] | None = None
-    """Share of max_context_tokens that a condensed prompt may take, at most ``threshold``; null: ``threshold``."""
+    """Share of max_context_tokens that a condensed prompt may take, at most ``threshold``; null: ``threshold``. A low
+    one makes rewrites rare, and each of them breaks a prefix cache."""
     jitter: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Maximum random reduction of ``threshold``, drawn per problem: siblings condense at the same length."""
 
