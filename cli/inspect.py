@@ -208,8 +208,7 @@ def _print(
     if as_json:
         typer.echo(view_json(view, shown, tokens=tokens))
         return
-    screen = theme.console()
-    theme.show(screen, parts)
+    theme.show(theme.console(), parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,8 +146,7 @@ def _keys(
         else:
             is_required = name in section.get("required", ()) and name not in defaults
             plain = default if isinstance(default, str) else json.dumps(default, ensure_ascii=False)
-            shown = "required" if is_required else plain
-            yield Key(f"{path}{name}", _type(entry, sections), shown, about)
+            yield Key(f"{path}{name}", _type(entry, sections), "required" if is_required else plain, about)
 
 
 def _line(text: str) -> str:

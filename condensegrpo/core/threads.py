@@ -56,8 +56,7 @@ class DaemonThread:
     @property
     def stack(self) -> str:
         """Where the thread is, as a traceback shows it."""
-        frame = sys._current_frames().get(self.thread.ident or 0)
-        return "".join(traceback.format_stack(frame))
+        return "".join(traceback.format_stack(sys._current_frames().get(self.thread.ident or 0)))
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Make a call after those that wait; returns at once. The future holds any exception, also ``SystemExit``."""

@@ -179,8 +179,8 @@ class JsonLines(Observer):
 
     def emit(self, event: str, **fields: object) -> None:
         """Write an event."""
-        line = json.dumps({"event": event, "time": timestamp(), **fields})  # ASCII: a terminal obeys U+009B
-        self._stream.write(f"{line}\n")
+        # ASCII: a terminal obeys U+009B
+        self._stream.write(json.dumps({"event": event, "time": timestamp(), **fields}) + "\n")
         self._stream.flush()
 
     def phase(self, title: str, total: int | None) -> None:

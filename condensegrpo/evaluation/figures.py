@@ -50,8 +50,7 @@ def evaluation_of(
 
 def evaluation_metrics(result: Evaluation) -> dict[str, float]:
     """An evaluation as metrics: ``eval/success``, or ``eval/<variant>/success`` for a variant."""
-    prefix = metric_prefix(result.name)
-    return {f"{prefix}/{key}": value for key, value in result.figures().items()}
+    return {f"{metric_prefix(result.name)}/{key}": value for key, value in result.figures().items()}
 
 
 def metric_prefix(evaluation: str) -> str:

@@ -171,8 +171,7 @@ def fuzzy(index: Index, query: str) -> tuple[Hit, ...]:
         if matches:
             length, text, first, end = min(matches)
             hits.append((length, number, key, _excerpt(text, first, end)))
-    nearest = heapq.nsmallest(MOST, hits)
-    return tuple(Hit(index.at(key), None, text) for *_, key, text in nearest)
+    return tuple(Hit(index.at(key), None, text) for *_, key, text in heapq.nsmallest(MOST, hits))
 
 
 def _in_order(text: str, letters: str) -> Iterator[tuple[int, int]]:

@@ -71,7 +71,13 @@ class Verifiers(SplitTask):
             except (EnvironmentLost, Refused) as error:
                 self._end()
                 raise PluginError(redacted(f"setting up the task verifiers with {self.taskset}: {error}")) from error
-        self._splits = split(train, held_out, source=self.taskset, share=self.eval_share, identity=_identity)
+        self._splits = split(
+            train,
+            held_out,
+            source=self.taskset,
+            share=self.eval_share,
+            identity=lambda problem: row_identity({**problem.data["task"], "idx": None}),
+        )
 
     def environment(self, problem: Problem) -> "TasksetEpisode":
         """A fresh episode."""
@@ -165,10 +171,6 @@ def _observed(result: Message, ids: Mapping[str, str]) -> Json:
     if called is None:
         return {"role": "user", "content": without_meter(result.text)}
     return {"role": "tool", "tool_call_id": called, "name": result.name, "content": bare(result)}
-
-
-def _identity(problem: Problem) -> str:
-    return row_identity({**problem.data["task"], "idx": None})
 
 
 def _prompt(task: Json) -> tuple[Message, ...]:

@@ -139,14 +139,12 @@ def trial_file(config: PretrainedConfig, dtype: torch.dtype, device: torch.devic
     """Where the trial of a model on such a device is kept, for the versions that made it."""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     versions = [__version__, torch.__version__, transformers.__version__]
-    shape = json.loads(config.to_json_string(use_diff=False), object_hook=_without_path)
+    shape = json.loads(  # without the folder that it was read from: another one trains alike
+        config.to_json_string(use_diff=False),
+        object_hook=lambda section: {key: value for key, value in section.items() if key != "_name_or_path"},
+    )
     tried = json.dumps([where, *versions, str(dtype), kernel, shape]).encode()
     return user_cache() / "compile_trials" / f"{sha256(tried).hexdigest()[:32]}.json"
-
-
-def _without_path(section: dict[str, object]) -> dict[str, object]:
-    """A section of a model's configuration without the folder that it was read from: another one trains alike."""
-    return {key: value for key, value in section.items() if key != "_name_or_path"}
 
 
 def agreed_trial(file: Path, attempt: Callable[[], CompileTrial]) -> CompileTrial:

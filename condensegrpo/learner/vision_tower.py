@@ -154,8 +154,7 @@ def decoder_inputs(
 def _parts(token_ids: Tensor) -> tuple[Tensor, Tensor]:
     """The number of the picture that each token shows, −1 for none, and the index of the token in it."""
     numbers = ~token_ids.clamp(max=-1)
-    picture = torch.where(token_ids < 0, numbers >> INDEX_BITS, -1)
-    return picture, numbers & ((1 << INDEX_BITS) - 1)
+    return torch.where(token_ids < 0, numbers >> INDEX_BITS, -1), numbers & ((1 << INDEX_BITS) - 1)
 
 
 def _before(values: Sequence[int], depths: Sequence[int]) -> list[int]:

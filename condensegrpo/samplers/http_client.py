@@ -122,5 +122,5 @@ def reason(text: str) -> str:
         message = json.loads(text)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = text
-    shown = str(message).strip()[: 2 * SHOWN]  # so that a credential which is cut is not shown
-    return redacted(shown)[:SHOWN] or "it gave no reason"
+    # redacted before it is cut: half a credential would not be known as one
+    return redacted(str(message).strip()[: 2 * SHOWN])[:SHOWN] or "it gave no reason"

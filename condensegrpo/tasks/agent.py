@@ -257,8 +257,8 @@ class AgentEpisode(Environment):
             said = f": {inbox.hidden(written)[-300:]}" if written else ""
             raise ProgramFailed(f"{failure}{said}") from failure
         answers = log.with_suffix(".out") if self.task.answer_file is None else folder / self.task.answer_file
-        answer = self._text(answers) or None  # before the command that judges can change it
-        return Step(answer=answer, outcome=await self._outcome(failure))
+        # the answer is read before the command that judges can change it
+        return Step(answer=self._text(answers) or None, outcome=await self._outcome(failure))
 
     def _made(self) -> Path:
         """The folder that the program works in."""

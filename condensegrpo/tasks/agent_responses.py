@@ -83,7 +83,8 @@ class Responses(Dialect):
             content = [{"type": "output_text", "text": said.text, "annotations": [], "logprobs": []}]
             about = {"id": f"msg_{secrets.token_hex(8)}", "role": "assistant", "status": status}
             output.append({"type": "message", **about, "content": content})
-        custom = {entry.get("name") for entry in _declared(given) if entry.get("type") == "custom"}
+        declared = (mapping(entry, "tools") for entry in as_list(given.get("tools"), "tools"))
+        custom = {entry.get("name") for entry in declared if entry.get("type") == "custom"}
         for made in said.tool_calls:
             about = {"call_id": made.id, "name": made.name, "status": "completed"}
             if made.name in custom:
@@ -171,10 +172,6 @@ def _item_events(index: int, item: Json) -> Iterator[tuple[str, Json]]:
     yield "response.output_item.added", {"output_index": index, "item": empty}
     yield from inner
     yield "response.output_item.done", {"output_index": index, "item": item}
-
-
-def _declared(given: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    return (mapping(entry, "tools") for entry in as_list(given.get("tools"), "tools"))
 
 
 def _tool(given: Mapping[str, Any], where: str) -> EnvironmentTool | None:

@@ -95,8 +95,7 @@ def _square(image_processor: Any, picture: "Image") -> Prepared:  # noqa: ANN401
 def _expand_square(config: "PretrainedConfig", token: str, grid: tuple[int, int]) -> str:
     """One token for each patch of a square of fixed size, and one for the end of the row."""
     side: int = config.vision_config.image_size // config.vision_config.patch_size
-    class_token = config.vision_feature_select_strategy == "default"
-    return token * (side**2 if class_token else side**2 + 1)
+    return token * (side**2 if config.vision_feature_select_strategy == "default" else side**2 + 1)
 
 
 FAMILIES = (
